@@ -1,0 +1,1 @@
+"""The nouns: data types, tensors, requests, states, errors. Imports numpy and nothing of ours."""

@@ -1,0 +1,103 @@
+"""BYTES tensors on the wire: for each element, in C order, a little-endian uint32 length and then the bytes.
+
+The layout is the binary tensor extension's (HTTP spec, section 8) and ``serialize_byte_tensor``'s (model API, 5.2).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+
+_LENGTH = struct.Struct("<I")
+
+
+def to_bytes(element: Any) -> bytes:
+    """One element as a model may leave it: bytes stay, everything else is ``str(x)`` in UTF-8 (``None`` is b'None')."""
+    return (
+        element if type(element) is bytes else bytes(element) if isinstance(element, bytes) else str(element).encode()
+    )
+
+
+def encode(elements: Iterable[Any]) -> bytes:
+    """Serialise *elements* (any iterable, taken in its own order) with their length prefixes."""
+    pack = _LENGTH.pack
+    parts: list[bytes] = []
+    for element in elements:
+        data = to_bytes(element)
+        parts.append(pack(len(data)))
+        parts.append(data)
+    return b"".join(parts)
+
+
+def encode_array(array: np.ndarray[Any, Any]) -> bytes:
+    """Serialise an object or ``S<n>`` array in C order."""
+    return encode(array.ravel(order="C").tolist())
+
+
+def decode_list(data: bytes | bytearray | memoryview) -> list[bytes]:
+    """The elements of *data*. Raises struct.error where a length prefix or an element is cut short."""
+    elements: list[bytes] = []
+    view = memoryview(data)
+    end = len(view)
+    unpack = _LENGTH.unpack_from
+    at = 0
+    while at < end:
+        (length,) = unpack(view, at)
+        at += 4
+        if at + length > end:
+            raise struct.error(f"element of {length} bytes at offset {at} exceeds the buffer of {end} bytes")
+        elements.append(bytes(view[at : at + length]))
+        at += length
+    return elements
+
+
+def decode_array(data: bytes | bytearray | memoryview, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """An object array of ``bytes`` with *shape*. The element count must match; the caller checked it with `check`."""
+    elements = decode_list(data)
+    array = np.empty(len(elements), dtype=object)
+    array[:] = elements
+    return array.reshape(shape)
+
+
+def check(data: bytes | bytearray | memoryview, *, count: int, input_name: str, model_name: str, prefix: str) -> None:
+    """Refuse *data* unless it holds exactly *count* elements. *prefix* is Triton's ``[request id: …] ``.
+
+    Raises InferenceError(INVALID_ARG) with the texts of the HTTP spec, 7.7. A last element shorter than its prefix is
+    found only at execution by Triton; we find it here, with the same text.
+    """
+    view = memoryview(data)
+    end = len(view)
+    unpack = _LENGTH.unpack_from
+    at = found = 0
+    where = f"inference input '{input_name}' for model '{model_name}'"
+    while at < end:
+        if found == count:
+            raise InferenceError(
+                ErrorCode.INVALID_ARG,
+                f"{prefix}unexpected number of string elements {count + 1} for {where}, expecting {count}",
+            )
+        if end - at < 4:
+            raise InferenceError(
+                ErrorCode.INVALID_ARG,
+                f"{prefix}incomplete string length indicator for {where}, expecting 4 bytes but only {end - at} bytes "
+                "available. Please make sure the string length indicator is in one buffer.",
+            )
+        (length,) = unpack(view, at)
+        at += 4
+        if length > end - at:
+            raise InferenceError(
+                ErrorCode.INVALID_ARG,
+                f"incomplete string data for inference input '{input_name}', expecting string of length {length} but "
+                f"only {end - at} bytes available",
+            )
+        at += length
+        found += 1
+    if found != count:
+        raise InferenceError(
+            ErrorCode.INVALID_ARG, f"{prefix}expected {count} string elements for {where}, got {found}"
+        )

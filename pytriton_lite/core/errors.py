@@ -1,0 +1,54 @@
+"""Errors have a code, a sentence, and no transport. Each front end has one table from code to status."""
+
+from __future__ import annotations
+
+import enum
+
+
+class ErrorCode(enum.IntEnum):
+    """Triton's error categories, with the numbers that ``TritonError`` gives them (model API, section 2.6)."""
+
+    UNKNOWN = 0
+    INTERNAL = 1
+    NOT_FOUND = 2
+    INVALID_ARG = 3
+    UNAVAILABLE = 4
+    UNSUPPORTED = 5
+    ALREADY_EXISTS = 6
+    CANCELLED = 7
+
+    @property
+    def label(self) -> str:
+        """The category as Triton prints it in front of a load failure, ``Invalid argument`` for instance."""
+        return _LABELS[self]
+
+
+_LABELS = {
+    ErrorCode.UNKNOWN: "Unknown",
+    ErrorCode.INTERNAL: "Internal",
+    ErrorCode.NOT_FOUND: "Not found",
+    ErrorCode.INVALID_ARG: "Invalid argument",
+    ErrorCode.UNAVAILABLE: "Unavailable",
+    ErrorCode.UNSUPPORTED: "Unsupported",
+    ErrorCode.ALREADY_EXISTS: "Already exists",
+    ErrorCode.CANCELLED: "<invalid code>",  # Triton has no name for it in this place
+}
+
+
+class InferenceError(Exception):
+    """A failure that a caller is told about: a category and a sentence that names model, field, expected and got."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __repr__(self) -> str:
+        return f"InferenceError({self.code.name}, {self.message!r})"
+
+
+class BugError(Exception):
+    """A broken promise inside pytriton-lite itself, never the fault of a client, a model or a configuration."""

@@ -1,0 +1,110 @@
+"""What a client asks and what it is answered, free of any protocol."""
+
+from __future__ import annotations
+
+import re
+
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.tensor import Tensor
+
+ParameterValue = bool | int | float | str
+
+_LEADING_NUMBER = re.compile(r"\s*[+-]?[0-9]+", re.ASCII)
+
+SEQUENCE_START = 1
+SEQUENCE_END = 2
+
+
+class InferenceRequest:
+    """One inference request. Front ends build it, the engine checks it and ends it exactly once.
+
+    ``version`` is the version asked for, None for the newest ready one. ``requested_outputs`` empty means all.
+    ``parameters`` are the custom ones only, in the client's order. ``timeout_us`` and ``priority`` are 0 when absent.
+    """
+
+    __slots__ = (
+        "correlation_id",
+        "inputs",
+        "model_name",
+        "parameters",
+        "priority",
+        "request_id",
+        "requested_outputs",
+        "sequence_flags",
+        "timeout_us",
+        "version",
+    )
+
+    def __init__(
+        self,
+        model_name: str,
+        version: int | None,
+        *,
+        request_id: str = "",
+        inputs: list[Tensor] | None = None,
+        requested_outputs: list[str] | None = None,
+        parameters: dict[str, ParameterValue] | None = None,
+        correlation_id: int | str = 0,
+        sequence_flags: int = 0,
+        priority: int = 0,
+        timeout_us: int = 0,
+    ) -> None:
+        self.model_name = model_name
+        self.version = version
+        self.request_id = request_id
+        self.inputs: list[Tensor] = [] if inputs is None else inputs
+        self.requested_outputs: list[str] = [] if requested_outputs is None else requested_outputs
+        self.parameters: dict[str, ParameterValue] = {} if parameters is None else parameters
+        self.correlation_id = correlation_id
+        self.sequence_flags = sequence_flags
+        self.priority = priority
+        self.timeout_us = timeout_us
+
+    @property
+    def error_prefix(self) -> str:
+        """``[request id: abc] ``, the way Triton's core starts most of its texts; an absent id prints ``<id_unknown>``."""
+        return f"[request id: {self.request_id or '<id_unknown>'}] "
+
+
+class InferenceResponse:
+    """One answer. ``outputs`` keep the order in which the model produced them; ``parameters`` are the model's."""
+
+    __slots__ = ("model_name", "outputs", "parameters", "request_id", "version")
+
+    def __init__(
+        self,
+        model_name: str,
+        version: int,
+        request_id: str,
+        outputs: list[Tensor],
+        parameters: dict[str, ParameterValue],
+    ) -> None:
+        self.model_name = model_name
+        self.version = version
+        self.request_id = request_id
+        self.outputs = outputs
+        self.parameters = parameters
+
+
+def parse_version(text: str) -> int | None:
+    """The model version that a client wrote; None for an empty text, the newest ready version.
+
+    Reads a leading number as C's ``stol`` does: ``1abc`` is 1 (gRPC spec, section 2).
+    Raises InferenceError(INVALID_ARG) with Triton's texts.
+    """
+    if not text:
+        return None
+    found = _LEADING_NUMBER.match(text)
+    if found is None or not -(1 << 63) <= int(found.group()) < 1 << 63:
+        raise InferenceError(
+            ErrorCode.INVALID_ARG,
+            f"failed to get model version from specified version string '{text}' (details: stol), version should be an "
+            "integral value > 0",
+        )
+    version = int(found.group())
+    if version < 0:
+        raise InferenceError(
+            ErrorCode.INVALID_ARG,
+            f"invalid model version specified '{text}' , version should be an integral value > 0",
+        )
+    return version

@@ -1,0 +1,81 @@
+"""State machines: an enum, a table of legal moves, and one function that moves."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import TypeVar
+
+from pytriton_lite.core.errors import BugError
+
+State = TypeVar("State", bound=enum.Enum)
+Transitions = Mapping[State, frozenset[State]]
+
+
+class VersionState(enum.Enum):
+    """A model version, as the repository index prints it (repository spec, section 2)."""
+
+    UNKNOWN = "UNKNOWN"
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+VERSION_TRANSITIONS: Transitions[VersionState] = {
+    VersionState.UNKNOWN: frozenset({VersionState.LOADING}),
+    VersionState.LOADING: frozenset({VersionState.READY, VersionState.UNAVAILABLE, VersionState.UNLOADING}),
+    # READY to UNAVAILABLE: its workers died again and again without serving a request.
+    VersionState.READY: frozenset({VersionState.UNLOADING, VersionState.UNAVAILABLE}),
+    VersionState.UNLOADING: frozenset({VersionState.UNAVAILABLE}),
+    # UNAVAILABLE to READY: a worker of a crashing model came back and stayed.
+    VersionState.UNAVAILABLE: frozenset({VersionState.LOADING, VersionState.READY, VersionState.UNLOADING}),
+}
+
+
+class InstanceState(enum.Enum):
+    """One model instance and the worker process behind it."""
+
+    STARTING = "STARTING"
+    """A process was asked for and has not said READY."""
+    READY = "READY"
+    """Takes batches."""
+    BACKING_OFF = "BACKING_OFF"
+    """The process died; the next one starts when the back-off has passed."""
+    STOPPING = "STOPPING"
+    """Told to finalize; takes no batches."""
+    STOPPED = "STOPPED"
+    """No process. The end."""
+
+
+INSTANCE_TRANSITIONS: Transitions[InstanceState] = {
+    InstanceState.STARTING: frozenset({InstanceState.READY, InstanceState.BACKING_OFF, InstanceState.STOPPED}),
+    InstanceState.READY: frozenset({InstanceState.BACKING_OFF, InstanceState.STOPPING, InstanceState.STOPPED}),
+    InstanceState.BACKING_OFF: frozenset({InstanceState.STARTING, InstanceState.STOPPED}),
+    InstanceState.STOPPING: frozenset({InstanceState.STOPPED}),
+    InstanceState.STOPPED: frozenset(),
+}
+
+
+class ServerState(enum.Enum):
+    """The server as health reports it."""
+
+    STARTING = "STARTING"
+    READY = "READY"
+    EXITING = "EXITING"
+    STOPPED = "STOPPED"
+
+
+SERVER_TRANSITIONS: Transitions[ServerState] = {
+    ServerState.STARTING: frozenset({ServerState.READY, ServerState.EXITING, ServerState.STOPPED}),
+    ServerState.READY: frozenset({ServerState.EXITING}),
+    ServerState.EXITING: frozenset({ServerState.STOPPED}),
+    ServerState.STOPPED: frozenset(),
+}
+
+
+def move(table: Transitions[State], current: State, target: State) -> State:
+    """Return *target* if *table* allows it after *current*; raise BugError with both names if not."""
+    if target not in table[current]:
+        raise BugError(f"illegal move of {type(current).__name__}: {current.name} -> {target.name}")
+    return target

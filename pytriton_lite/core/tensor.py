@@ -1,0 +1,43 @@
+"""A tensor as the protocols see it: a name, a type, a shape, and bytes that somebody owns."""
+
+from __future__ import annotations
+
+from pytriton_lite.core.dtypes import DataType
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Tensor:
+    """Name, data type, shape and little-endian row-major bytes.
+
+    ``data`` is a view of the received body for an input and of the worker's memory, or a copy of it, for an output; it
+    stays valid for as long as this object (or any view of ``data``) is referenced. ``nbytes`` is its length; a codec
+    that has read only the header sets ``nbytes`` from the declaration and leaves ``data`` None until the bytes are there.
+    """
+
+    __slots__ = ("data", "datatype", "name", "nbytes", "shape")
+
+    def __init__(
+        self, name: str, datatype: DataType, shape: tuple[int, ...], data: Buffer | None, nbytes: int | None = None
+    ) -> None:
+        self.name = name
+        self.datatype = datatype
+        self.shape = shape
+        self.data = data
+        self.nbytes = (len(data) if data is not None else 0) if nbytes is None else nbytes
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.name!r}, {self.datatype}, {list(self.shape)}, {self.nbytes} bytes)"
+
+
+def element_count(shape: tuple[int, ...]) -> int:
+    """The product of *shape* in unbounded integers, so that no shape overflows; 1 for a scalar."""
+    count = 1
+    for dim in shape:
+        count *= dim
+    return count
+
+
+def format_shape(shape: tuple[int, ...] | list[int]) -> str:
+    """``[1,4]``: as Triton prints shapes in its texts, without blanks."""
+    return "[" + ",".join(map(str, shape)) + "]"
