@@ -1,0 +1,224 @@
+"""An arena: the shared memory that one process writes tensors into and others read.
+
+```
+   one process allocates          another maps and reads
+  ┌──────────────────────┐
+  │ ring segment         │   slots of any size, next-fit, freed in any order
+  ├──────────────────────┤
+  │ retired ring, ...    │   outgrown; goes with its last slot
+  ├──────────────────────┤
+  │ segment of its own   │   one large tensor each; goes when that is released
+  └──────────────────────┘
+```
+
+* Only the owner allocates and frees; readers send the slot's number back.
+* Slot numbers are never used twice, which is what a generation is for: a late or second release is a BugError.
+* Nothing is reserved before the first tensor that needs it. The ring grows while tensors do not fit and is given back by
+  `trim`, so that a burst is not paid for afterwards.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pytriton_lite.core.errors import BugError
+from pytriton_lite.ipc.segment import Segment
+
+ALIGNMENT = 64
+"""A cache line; also what DLPack consumers like."""
+
+DEFAULT_BYTES = 1 << 20
+"""First size of the ring: Triton's ``shm-default-byte-size``."""
+
+LARGEST_RING_BYTES = 64 << 20
+"""The ring doubles up to here. Above a quarter of it a tensor gets a segment of its own."""
+
+CreateSegment = Callable[[int], Segment]
+
+
+class Extents:
+    """Free ranges of one segment, kept sorted and merged; next-fit, so that it walks round like a ring.
+
+    With the few slots that are in flight at a time the lists hold a handful of entries, whatever order frees come in.
+    """
+
+    __slots__ = ("_ends", "_next", "_starts", "nbytes", "used")
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.used = 0
+        self._starts = [0]
+        self._ends = [nbytes]
+        self._next = 0
+
+    def take(self, nbytes: int) -> int | None:
+        """The offset of *nbytes* free bytes, or None. *nbytes* is a multiple of ALIGNMENT."""
+        starts, ends = self._starts, self._ends
+        count = len(starts)
+        first = bisect_left(starts, self._next)
+        for step in range(count):
+            at = (first + step) % count
+            start = starts[at]
+            if ends[at] - start >= nbytes:
+                if ends[at] - start == nbytes:
+                    del starts[at], ends[at]
+                else:
+                    starts[at] = start + nbytes
+                self._next = start + nbytes
+                self.used += nbytes
+                return start
+        return None
+
+    def give_back(self, offset: int, nbytes: int) -> None:
+        """Return what `take` gave."""
+        starts, ends = self._starts, self._ends
+        end = offset + nbytes
+        at = bisect_left(starts, offset)
+        joins_left = at > 0 and ends[at - 1] == offset
+        joins_right = at < len(starts) and starts[at] == end
+        if joins_left and joins_right:
+            ends[at - 1] = ends[at]
+            del starts[at], ends[at]
+        elif joins_left:
+            ends[at - 1] = end
+        elif joins_right:
+            starts[at] = offset
+        else:
+            starts.insert(at, offset)
+            ends.insert(at, end)
+        self.used -= nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Room for tensors. ``view`` has exactly the bytes asked for; write, then send ``number`` with the reference."""
+
+    number: int
+    segment_id: int
+    offset: int
+    view: memoryview
+
+
+@dataclass(slots=True)
+class _Block:
+    """A segment of the arena and what is free in it; ``extents`` is None for a segment of its own."""
+
+    segment_id: int
+    segment: Segment
+    extents: Extents | None
+
+
+@dataclass(slots=True)
+class _Live:
+    block: _Block
+    offset: int
+    nbytes: int
+
+
+class Arena:
+    """The owner's side. *create* reserves a segment; ``announced`` and ``dropped`` collect what readers must be told.
+
+    The owner drains both before it sends a reference: ``announced`` are segments that readers have to map first,
+    ``dropped`` are numbers of segments that no reference will name again.
+    """
+
+    def __init__(self, create: CreateSegment, *, ring_bytes: int = DEFAULT_BYTES) -> None:
+        self._create = create
+        self._ring_bytes = ring_bytes
+        self._ring: _Block | None = None
+        self._blocks: dict[int, _Block] = {}
+        self._live: dict[int, _Live] = {}
+        self._next_slot = 1
+        self._next_segment = 1
+        self.announced: list[tuple[int, Segment]] = []
+        self.dropped: list[int] = []
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Shared memory held at this moment."""
+        return sum(block.segment.nbytes for block in self._blocks.values())
+
+    @property
+    def live_slots(self) -> int:
+        return len(self._live)
+
+    def place(self, nbytes: int) -> Slot:
+        """Reserve *nbytes* until `release`. Raises InferenceError(INTERNAL) when the machine has no memory left."""
+        room = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
+        block, offset = self._find(room)
+        number = self._next_slot
+        self._next_slot += 1
+        self._live[number] = _Live(block, offset, room)
+        return Slot(number, block.segment_id, offset, block.segment.view[offset : offset + nbytes])
+
+    def release(self, number: int) -> None:
+        """Take a slot back. Raises BugError for a number that is not live."""
+        live = self._live.pop(number, None)
+        if live is None:
+            raise BugError(f"slot {number} was released twice or never placed")
+        block = live.block
+        if block.extents is None:
+            self._drop(block)
+            return
+        block.extents.give_back(live.offset, live.nbytes)
+        if block is not self._ring and block.extents.used == 0:
+            self._drop(block)
+
+    def trim(self) -> None:
+        """Give the ring back if nothing is in it and it has grown; the next tensor starts with a small one again."""
+        ring = self._ring
+        if (
+            ring is not None
+            and ring.segment.nbytes > self._ring_bytes
+            and ring.extents is not None
+            and not ring.extents.used
+        ):
+            self._ring = None
+            self._drop(ring)
+
+    def close(self) -> None:
+        """Give everything back. Readers' views stay valid."""
+        for block in self._blocks.values():
+            block.segment.close()
+        self._blocks.clear()
+        self._live.clear()
+        self._ring = None
+
+    def _find(self, room: int) -> tuple[_Block, int]:
+        if room * 4 > LARGEST_RING_BYTES:
+            return self._add(room, dedicated=True), 0
+        ring = self._ring
+        if ring is not None and ring.extents is not None:
+            offset = ring.extents.take(room)
+            if offset is not None:
+                return ring, offset
+            size = ring.segment.nbytes * 2
+        else:
+            size = self._ring_bytes
+        while size < room * 4:
+            size *= 2
+        if size > LARGEST_RING_BYTES:
+            return self._add(room, dedicated=True), 0
+        grown = self._add(size, dedicated=False)
+        self._ring = grown
+        if ring is not None and ring.extents is not None and ring.extents.used == 0:
+            self._drop(ring)
+        assert grown.extents is not None
+        offset = grown.extents.take(room)
+        assert offset is not None
+        return grown, offset
+
+    def _add(self, nbytes: int, *, dedicated: bool) -> _Block:
+        segment = self._create(nbytes)
+        block = _Block(self._next_segment, segment, None if dedicated else Extents(nbytes))
+        self._next_segment += 1
+        self._blocks[block.segment_id] = block
+        self.announced.append((block.segment_id, segment))
+        return block
+
+    def _drop(self, block: _Block) -> None:
+        del self._blocks[block.segment_id]
+        block.segment.close()
+        self.dropped.append(block.segment_id)

@@ -1,0 +1,81 @@
+"""The byte stream between engine and worker: frames over one Unix socket pair, descriptors over a second.
+
+A frame is ``<length:u32> <kind:u32> <body>``. End-of-file means that the peer is gone. Descriptors have a socket of their
+own because a plain ``recv`` on a stream throws away those that come with it, and ``recvmsg`` costs more than ``recv`` on
+every message for the sake of the rare one. A descriptor is sent before the frame that announces it, so whoever reads that
+frame finds it waiting.
+"""
+
+from __future__ import annotations
+
+import array
+import socket
+import struct
+
+HEADER = struct.Struct("<II")
+LARGEST_FRAME = 1 << 30
+"""A length above this is garbage on the channel, not a message."""
+
+RECEIVE_BYTES = 1 << 18
+
+
+class ProtocolError(Exception):
+    """The peer sent something that is no frame of ours."""
+
+
+class FrameReader:
+    """Cuts a byte stream into frames. Feed it whatever ``recv`` returned."""
+
+    __slots__ = ("_pending",)
+
+    def __init__(self) -> None:
+        self._pending = b""
+
+    def feed(self, data: bytes) -> list[tuple[int, memoryview]]:
+        """The frames that *data* completes, as (kind, body); bodies are views that keep the received bytes alive.
+
+        Raises ProtocolError for an impossible length; the stream cannot be used after that.
+        """
+        if self._pending:
+            data = self._pending + data
+        frames: list[tuple[int, memoryview]] = []
+        view = memoryview(data)
+        end = len(data)
+        at = 0
+        while end - at >= 8:
+            length, kind = HEADER.unpack_from(data, at)
+            if length > LARGEST_FRAME:
+                raise ProtocolError(f"frame of {length} bytes and kind {kind}")
+            if end - at - 8 < length:
+                break
+            frames.append((kind, view[at + 8 : at + 8 + length]))
+            at += 8 + length
+        self._pending = data[at:] if at < end else b""
+        return frames
+
+    @property
+    def is_between_frames(self) -> bool:
+        return not self._pending
+
+
+def frame(kind: int, parts: list[bytes]) -> bytes:
+    """One frame from the parts of its body."""
+    body = b"".join(parts)
+    return HEADER.pack(len(body), kind) + body
+
+
+def send_descriptor(sock: socket.socket, fd: int) -> None:
+    """Pass *fd*; ours stays open."""
+    sock.sendmsg([b"f"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+
+
+def receive_descriptor(sock: socket.socket) -> int:
+    """The next descriptor, which is ours from now on. Raises ProtocolError if the peer sent none."""
+    flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+    data, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_LEN(array.array("i").itemsize), flags)
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds = array.array("i")
+            fds.frombytes(payload[: fds.itemsize])
+            return fds[0]
+    raise ProtocolError(f"expected a descriptor, got {data!r}")

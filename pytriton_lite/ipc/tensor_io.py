@@ -1,0 +1,34 @@
+"""What both ends of the channel do alike with an arena."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pytriton_lite.ipc import messages
+from pytriton_lite.ipc.arena import ALIGNMENT, Arena
+
+
+def aligned(nbytes: int) -> int:
+    """*nbytes* rounded up to where the next tensor of the same slot may begin."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def arena_frames(arena: Arena, send_descriptor: Callable[[int], None]) -> list[bytes]:
+    """The frames that tell the reader of *arena* what changed since the last call; to be sent before any reference.
+
+    Descriptors of new segments are sent by this call. A segment that came and went in between is not mentioned.
+    """
+    if not arena.announced and not arena.dropped:
+        return []
+    frames: list[bytes] = []
+    never_seen: set[int] = set()
+    for segment_id, segment in arena.announced:
+        if segment.fd < 0:
+            never_seen.add(segment_id)
+        else:
+            send_descriptor(segment.fd)
+            frames.append(messages.segment_frame(segment_id, segment.nbytes))
+    frames += [messages.drop_frame(number) for number in arena.dropped if number not in never_seen]
+    arena.announced.clear()
+    arena.dropped.clear()
+    return frames

@@ -1,0 +1,220 @@
+"""The fork server: one process per interpreter, from which workers are forked in milliseconds with numpy already imported.
+
+Started by path, ``<interpreter> bootstrap.py <descriptor of the control socket>``, because the package need not be
+installed there. On the control socket:
+
+* in: one byte ``f`` with five descriptors (channel, descriptors, control page, stdout, stderr), once per worker to fork;
+  ``k`` and a pid: kill that worker and everything it started
+* out: ``<kind:u8> <pid:i32> <status:i32>``: ``s`` spawned (in the order of the requests), ``x`` exited with a wait status
+
+End-of-file on it means that the server is gone: kill every worker and exit. Every worker leads a process group of its own,
+so that what a model started ends with it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+from pathlib import Path
+
+_REPORT = struct.Struct("<Bii")
+_DESCRIPTORS = 5
+_BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+
+
+def _import_package() -> None:
+    """Make ``pytriton_lite`` importable here without putting its neighbours, the server's packages, on the path."""
+    import importlib.util
+
+    folder = Path(__file__).resolve().parent.parent
+    spec = importlib.util.spec_from_file_location(
+        "pytriton_lite", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None and spec.loader is not None
+    package = importlib.util.module_from_spec(spec)
+    sys.modules["pytriton_lite"] = package
+    spec.loader.exec_module(package)
+
+
+def _import_numpy_with_one_thread() -> None:
+    """Import numpy and the worker. A BLAS that started its threads here would have lost them in every child."""
+    before = {name: os.environ.get(name) for name in _BLAS_THREADS}
+    os.environ.update(dict.fromkeys(_BLAS_THREADS, "1"))
+    try:
+        import numpy as np  # noqa: F401
+
+        import pytriton_lite.worker.main  # noqa: F401
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _restore_blas_threads() -> None:
+    """Give OpenBLAS, if numpy brought it, the number of threads that it would have chosen in a fresh process."""
+    wanted = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS")
+    if wanted is not None and wanted.isdigit():
+        threads = int(wanted)
+    else:
+        threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if threads == 1:
+        return
+    try:
+        mapped = Path("/proc/self/maps").read_text()
+    except OSError:
+        return
+    import ctypes
+
+    for path in {line.split(None, 5)[5] for line in mapped.splitlines() if "openblas" in line}:
+        library = ctypes.CDLL(path)
+        for prefix, suffix in (("scipy_", "64_"), ("scipy_", ""), ("", "64_"), ("", "")):
+            function = getattr(library, f"{prefix}openblas_set_num_threads{suffix}", None)
+            if function is not None:
+                function(threads)
+                break
+
+
+def _die_with(parent: int) -> None:
+    """Ask the kernel to kill us when *parent*, the fork server, dies, however it dies. Linux only."""
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+class ForkServer:
+    """The loop of this process."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._children: set[int] = set()
+        self._wake_read, self._wake_write = socket.socketpair()
+        for sock in (self._wake_read, self._wake_write):
+            sock.setblocking(False)
+        # The server alone decides when workers end; the terminal's Ctrl-C reaches us too.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        """Fork and reap until the server is gone."""
+        while True:
+            ready, _, _ = select.select([self._control, self._wake_read], [], [])
+            if self._wake_read in ready:
+                self._wake_read.recv(4096)
+                self._reap()
+            if self._control in ready and not self._handle_request():
+                break
+        for pid in self._children:
+            _kill_group(pid)
+
+    def _handle_request(self) -> bool:
+        data, descriptors, _, _ = socket.recv_fds(self._control, 1, _DESCRIPTORS)
+        if not data:
+            return False
+        if data == b"k":
+            (pid,) = struct.unpack("<i", self._control.recv(4, socket.MSG_WAITALL))
+            if pid in self._children:
+                _kill_group(pid)
+            return True
+        self._fork(descriptors)
+        for fd in descriptors:
+            os.close(fd)
+        return True
+
+    def _fork(self, descriptors: list[int]) -> None:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(parent, descriptors)
+        try:
+            os.setpgid(pid, pid)  # in both processes, so that it holds whichever runs first
+        except OSError:
+            pass
+        self._children.add(pid)
+        self._report(b"s", pid, 0)
+
+    def _become_worker(self, parent: int, descriptors: list[int]) -> None:
+        """Never returns. In the child: leave everything of the fork server behind and live as a worker."""
+        status = 1
+        try:
+            os.setpgid(0, 0)
+            _die_with(parent)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for sock in (self._control, self._wake_read, self._wake_write):
+                sock.close()
+            _live_as_worker(descriptors)
+            status = 0
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            from pytriton_lite.worker.main import exit_process
+
+            exit_process(status)
+
+    def _reap(self) -> None:
+        while self._children:
+            # Seen before it is reaped, so that the number of its process group cannot be anybody else's yet.
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if found is None:
+                return
+            _kill_group(found.si_pid)
+            _, status = os.waitpid(found.si_pid, 0)
+            self._children.discard(found.si_pid)
+            self._report(b"x", found.si_pid, status)
+
+    def _report(self, kind: bytes, pid: int, status: int) -> None:
+        try:
+            self._control.sendall(_REPORT.pack(kind[0], pid, status))
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the next read of the control socket says so, too
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def _live_as_worker(descriptors: list[int]) -> None:
+    import mmap
+
+    from pytriton_lite.ipc.messages import CONTROL_BYTES
+    from pytriton_lite.worker import main, stdio
+
+    channel_fd, descriptors_fd, control_fd, stdout_fd, stderr_fd = descriptors
+    stdio.redirect(stdout_fd, stderr_fd)
+    control = memoryview(mmap.mmap(control_fd, CONTROL_BYTES)).cast("Q")
+    os.close(control_fd)
+    sys.argv = [""]
+    _restore_blas_threads()
+    main.run(socket.socket(fileno=channel_fd), socket.socket(fileno=descriptors_fd), control)
+
+
+def _main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    # Python put our own folder first; a model sees the current directory there (model API, 1.2).
+    sys.path[0] = ""
+    # Bytecode beside model.py would look like a changed model (repository spec, 3.1).
+    sys.dont_write_bytecode = True
+    _import_package()
+    _import_numpy_with_one_thread()
+    ForkServer(control).serve()
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,104 @@
+"""The worker's two sides of shared memory: the engine's arena, which it reads, and its own, which it writes."""
+
+from __future__ import annotations
+
+import socket
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pytriton_lite.core.errors import BugError
+from pytriton_lite.ipc import messages
+from pytriton_lite.ipc.arena import Arena
+from pytriton_lite.ipc.channel import receive_descriptor, send_descriptor
+from pytriton_lite.ipc.messages import Place, TensorRef
+from pytriton_lite.ipc.segment import Segment
+from pytriton_lite.ipc.tensor_io import arena_frames
+
+Array = np.ndarray[Any, Any]
+
+
+class InputMemory:
+    """The engine's segments as mapped here, and which of its slots the model still looks at.
+
+    A slot is held by every array, and every tensor, that was made from it; when the last one is garbage its number goes
+    into ``released``, in the usual case before the answer is sent. list.append is atomic, so any thread may drop the last
+    reference.
+    """
+
+    def __init__(self, descriptors: socket.socket) -> None:
+        self._descriptors = descriptors
+        self._segments: dict[int, Array] = {}
+        self._held: dict[int, weakref.ref[Array]] = {}
+        self.released: list[int] = []
+
+    def attach(self, segment_id: int, nbytes: int) -> None:
+        segment = Segment.attach(receive_descriptor(self._descriptors), nbytes)
+        self._segments[segment_id] = np.frombuffer(segment.view, np.uint8)
+        segment.close()
+
+    def drop(self, segment_id: int) -> None:
+        """Forget a segment; arrays that the model kept go on holding their pages."""
+        del self._segments[segment_id]
+
+    def hold(self, ref: TensorRef) -> Array:
+        """An array over the segment of *ref* that keeps its slot reserved while it, or a view of it, is referenced."""
+        known = self._held.get(ref.slot)
+        lease = known() if known is not None else None
+        if lease is None:
+            segment = self._segments.get(ref.segment)
+            if segment is None:
+                raise BugError(f"input '{ref.name}' is in segment {ref.segment}, which was never announced")
+            lease = np.frombuffer(segment.data, np.uint8)
+            slot, released, held = ref.slot, self.released, self._held
+
+            def give_back(_: weakref.ref[Array]) -> None:
+                held.pop(slot, None)
+                released.append(slot)
+
+            held[slot] = weakref.ref(lease, give_back)
+        return lease
+
+
+class OutputMemory:
+    """The worker's own arena. What was put since `commit` can be taken back by `undo`, while nobody was told of it."""
+
+    def __init__(self, descriptors: socket.socket, *, prefix: str, ring_bytes: int) -> None:
+        self._descriptors = descriptors
+        self._arena = Arena(lambda nbytes: Segment.create(nbytes, prefix=prefix), ring_bytes=ring_bytes)
+        self._uncommitted: list[int] = []
+
+    def put(self, parts: list[bytes], spec: bytes, array: Array) -> None:
+        """Copy *array*, which is C-contiguous, into a slot and append its reference."""
+        slot = self._arena.place(array.nbytes)
+        np.copyto(np.frombuffer(slot.view, array.dtype).reshape(array.shape), array)
+        self._put_slot(parts, spec, slot.segment_id, slot.number, slot.offset, array.nbytes)
+
+    def put_bytes(self, parts: list[bytes], spec: bytes, data: bytes | bytearray | memoryview) -> None:
+        slot = self._arena.place(len(data))
+        slot.view[:] = data
+        self._put_slot(parts, spec, slot.segment_id, slot.number, slot.offset, len(data))
+
+    def _put_slot(self, parts: list[bytes], spec: bytes, segment: int, slot: int, offset: int, nbytes: int) -> None:
+        messages.put_reference(parts, spec, place=Place.SLOT, segment=segment, slot=slot, offset=offset, nbytes=nbytes)
+
+    def commit(self) -> None:
+        """What was put stays until the engine releases it."""
+        self._uncommitted.clear()
+
+    def undo(self) -> None:
+        """Take back what was put since `commit`."""
+        self.release(self._uncommitted)
+
+    def release(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self._arena.release(slot)
+
+    def trim(self) -> None:
+        self._arena.trim()
+
+    def announcements(self) -> list[bytes]:
+        """Frames for new and dropped segments since the last call; descriptors of new ones are sent by this call."""
+        return arena_frames(self._arena, lambda fd: send_descriptor(self._descriptors, fd))

@@ -1,0 +1,33 @@
+"""Exceptions of user code as the text that crosses to the client: the original may not unpickle, and need not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+_OURS = str(Path(__file__).parent)
+
+
+def describe(error: BaseException) -> str:
+    """``ValueError: boom`` and the frames, innermost first, in Triton's layout (model API, shorthand TB).
+
+    Frames of the worker itself and of importlib are left out; an exception without others is its first line alone.
+    """
+    text = str(error)
+    if isinstance(error, SyntaxError) and error.filename:
+        text = f"{error.msg} ({Path(error.filename).name}, line {error.lineno})"
+    head = f"{type(error).__name__}: {text or '<EMPTY MESSAGE>'}"
+    frames = _frames(error.__traceback__)
+    if not frames:
+        return head
+    return head + "\n\nAt:\n" + "".join(f"  {file}({line}): {function}\n" for file, line, function in reversed(frames))
+
+
+def _frames(traceback: TracebackType | None) -> list[tuple[str, int, str]]:
+    frames: list[tuple[str, int, str]] = []
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if not code.co_filename.startswith((_OURS, "<frozen importlib")):
+            frames.append((code.co_filename, traceback.tb_lineno, code.co_name))
+        traceback = traceback.tb_next
+    return frames
