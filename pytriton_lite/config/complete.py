@@ -1,0 +1,65 @@
+"""What the server fills in by itself before anything is checked (model_config.md, section 6.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pytriton_lite.config.errors import PollError
+from pytriton_lite.proto import model_config_pb
+
+PYTHON = "python"
+ENSEMBLE = "ensemble"
+
+_MODEL_FILES = (
+    ("model.savedmodel", "tensorflow"),
+    ("model.graphdef", "tensorflow"),
+    ("model.plan", "tensorrt"),
+    ("model.onnx", "onnxruntime"),
+    ("model.xml", "openvino"),
+    ("model.pt", "pytorch"),
+    ("model.py", PYTHON),
+)
+
+
+def complete(message: model_config_pb.ModelConfig, *, model_dir: Path, versions: Sequence[int]) -> None:
+    """Fill in name, backend and file name of *message*.
+
+    *versions* are the numeric version directories; the lowest one tells the backend where the file does not.
+    Raises PollError where nothing tells it.
+    """
+    if not message.name:
+        message.name = model_dir.name
+    if message.platform == ENSEMBLE:
+        return
+    if not message.backend:
+        _complete_backend(message, model_dir, versions)
+    if message.backend == PYTHON and not message.default_model_filename:
+        message.default_model_filename = "model.py"
+
+
+def _complete_backend(message: model_config_pb.ModelConfig, model_dir: Path, versions: Sequence[int]) -> None:
+    if message.default_model_filename == "model.py":
+        message.backend = PYTHON
+    if message.backend or message.platform or message.default_model_filename:
+        return
+    file_name, backend = _from_content(model_dir, versions) or _from_name(message.name)
+    message.backend = backend
+    message.default_model_filename = file_name
+
+
+def _from_content(model_dir: Path, versions: Sequence[int]) -> tuple[str, str] | None:
+    if not versions:
+        return None
+    version_dir = model_dir / str(min(versions))
+    return next((pair for pair in _MODEL_FILES if (version_dir / pair[0]).exists()), None)
+
+
+def _from_name(model_name: str) -> tuple[str, str]:
+    _, dot, backend = model_name.partition(".")
+    if not dot:
+        raise PollError(
+            f"Invalid model name: Could not determine backend for model '{model_name}' with no backend in model "
+            "configuration. Expected model name of the form 'model.<backend_name>'."
+        )
+    return f"model.{backend}", backend

@@ -1,0 +1,68 @@
+"""Which fields of a configuration are read and do nothing, for ever or until a later release."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytriton_lite.proto import model_config_pb
+
+_NOT_YET_HONOURED = (
+    "output.label_filename",
+    "instance_group.rate_limiter",
+    "dynamic_batching.priority_levels",
+    "dynamic_batching.default_priority_level",
+    "dynamic_batching.priority_queue_policy",
+    "sequence_batching",
+    "ensemble_scheduling",
+    "model_warmup",
+    "model_transaction_policy.decoupled",
+    "response_cache.enable",
+    "model_metrics.metric_control",
+)
+
+# Class I in model_config.md, section 4: checked, shown in the JSON form, and without meaning for a Python model.
+_WITHOUT_EFFECT = (
+    "input.format",
+    "batch_input",
+    "batch_output",
+    "optimization.graph",
+    "optimization.priority",
+    "optimization.cuda",
+    "optimization.execution_accelerators",
+    "optimization.gather_kernel_buffer_threshold",
+    "optimization.eager_batching",
+    "instance_group.secondary_devices",
+    "instance_group.host_policy",
+    "cc_model_filenames",
+    "model_operations.op_library_filename",
+)
+_OPTIMIZATION_ON = ("input_pinned_memory", "output_pinned_memory")  # the default is true, unlike everybody else's
+
+_ENVIRONMENT = "EXECUTION_ENV_PATH"
+
+
+def not_yet_honoured(message: model_config_pb.ModelConfig) -> tuple[str, ...]:
+    """The paths of the fields that are set and whose feature this release does not have."""
+    return tuple(path for path in _NOT_YET_HONOURED if _is_set(message, path))
+
+
+def without_effect(message: model_config_pb.ModelConfig) -> tuple[str, ...]:
+    """The paths of the fields that are set, differ from their default, and mean nothing to a Python model."""
+    paths = [path for path in _WITHOUT_EFFECT if _is_set(message, path)]
+    for name in _OPTIMIZATION_ON:
+        if message.HasField("optimization") and not getattr(message.optimization, name).enable:
+            paths.append(f"optimization.{name}.enable")
+    if _ENVIRONMENT in message.parameters:
+        paths.append(f"parameters['{_ENVIRONMENT}']")
+    return tuple(paths)
+
+
+def _is_set(message: Any, path: str) -> bool:
+    name, _, rest = path.partition(".")
+    field = message.DESCRIPTOR.fields_by_name[name]
+    value = getattr(message, name)
+    if field.has_presence:
+        return bool(message.HasField(name)) and (not rest or _is_set(value, rest))
+    if rest:
+        return any(_is_set(element, rest) for element in value)
+    return bool(value)

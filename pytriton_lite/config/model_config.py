@@ -1,0 +1,308 @@
+"""A model's configuration: the noun, and the two steps that make it.
+
+`read_model_config` is the way of a config.pbtxt through parsing, completion, normalisation and the rules for a
+configuration as a whole (model_config.md, section 3, steps 1 to 7). `check_for_load` is what follows when a version is
+loaded (step 9): the instances on this machine, the tensors, the files that the configuration names.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pytriton_lite.config import effects, load_checks
+from pytriton_lite.config.complete import complete
+from pytriton_lite.config.errors import PollError
+from pytriton_lite.config.instances import (
+    InstanceGroup,
+    InstanceKind,
+    InstanceSpec,
+    group_from_message,
+    instances_of,
+    resolve_instance_groups,
+)
+from pytriton_lite.config.json_form import json_form
+from pytriton_lite.config.normalise import normalise
+from pytriton_lite.config.text import parse_model_config
+from pytriton_lite.config.validate import validate_model
+from pytriton_lite.config.validate_tensors import validate_tensors
+from pytriton_lite.core import dtypes
+from pytriton_lite.core.dtypes import DataType
+from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.proto import model_config_pb
+
+__all__ = [
+    "DynamicBatching",
+    "InstanceGroup",
+    "InstanceKind",
+    "InstanceSpec",
+    "ModelConfig",
+    "PollError",
+    "QueuePolicy",
+    "TensorSpec",
+    "TimeoutAction",
+    "check_for_load",
+    "instance_names",
+    "parse_model_config",
+    "read_model_config",
+]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or output as declared. ``dims`` and ``reshape`` are without the batch dimension, -1 is any size.
+
+    An output is never ``optional`` nor ``allow_ragged_batch``; an input has no ``label_filename``.
+    """
+
+    name: str
+    datatype: DataType
+    dims: tuple[int, ...]
+    reshape: tuple[int, ...] | None
+    optional: bool
+    allow_ragged_batch: bool
+    label_filename: str
+
+
+class TimeoutAction(enum.Enum):
+    """What becomes of a request whose time in the queue is over."""
+
+    REJECT = "REJECT"
+    DELAY = "DELAY"
+
+
+@dataclass(frozen=True)
+class QueuePolicy:
+    """``default_timeout_us`` 0 is no timeout, ``max_queue_size`` 0 is no limit."""
+
+    timeout_action: TimeoutAction = TimeoutAction.REJECT
+    default_timeout_us: int = 0
+    allow_timeout_override: bool = False
+    max_queue_size: int = 0
+
+
+@dataclass(frozen=True)
+class DynamicBatching:
+    """``priority_levels`` 0 is no priorities; ``priority_queue_policies`` are by level, 1 the highest."""
+
+    preferred_batch_sizes: tuple[int, ...]
+    max_queue_delay_us: int
+    preserve_ordering: bool
+    priority_levels: int
+    default_priority_level: int
+    default_queue_policy: QueuePolicy
+    priority_queue_policies: dict[int, QueuePolicy]
+
+
+@dataclass(frozen=True, eq=False)
+class ModelConfig:
+    """A completed and normalised configuration. Make it with `from_message`; nobody changes it or its ``message``.
+
+    ``instance_groups`` are decided (names, kinds, counts, GPUs) once `check_for_load` has returned it.
+    """
+
+    message: model_config_pb.ModelConfig
+    name: str
+    backend: str
+    platform: str
+    max_batch_size: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    inputs_by_name: dict[str, TensorSpec]
+    outputs_by_name: dict[str, TensorSpec]
+    required_inputs: tuple[str, ...]
+    dynamic_batching: DynamicBatching | None
+    instance_groups: tuple[InstanceGroup, ...]
+    parameters: dict[str, str]
+    metric_tags: dict[str, str]
+    default_model_filename: str
+    decoupled: bool
+    has_sequence_batching: bool
+    has_ensemble: bool
+    not_yet_honoured: tuple[str, ...]
+    """Paths of fields that are set and whose feature a later release brings."""
+    without_effect: tuple[str, ...]
+    """Paths of fields that are not at their default and mean nothing to a Python model."""
+
+    @classmethod
+    def from_message(cls, message: model_config_pb.ModelConfig) -> ModelConfig:
+        """Take over *message*, which must be normalised and must not be changed afterwards."""
+        inputs = tuple(_input_spec(tensor) for tensor in message.input)
+        outputs = tuple(_output_spec(tensor) for tensor in message.output)
+        return cls(
+            message=message,
+            name=message.name,
+            backend=message.backend,
+            platform=message.platform,
+            max_batch_size=message.max_batch_size,
+            inputs=inputs,
+            outputs=outputs,
+            inputs_by_name={spec.name: spec for spec in inputs},
+            outputs_by_name={spec.name: spec for spec in outputs},
+            required_inputs=tuple(spec.name for spec in inputs if not spec.optional),
+            dynamic_batching=_dynamic_batching(message.dynamic_batching)
+            if message.HasField("dynamic_batching")
+            else None,
+            instance_groups=tuple(group_from_message(group) for group in message.instance_group),
+            parameters={key: value.string_value for key, value in sorted(message.parameters.items())},
+            metric_tags=dict(sorted(message.metric_tags.items())),
+            default_model_filename=message.default_model_filename,
+            decoupled=message.model_transaction_policy.decoupled,
+            has_sequence_batching=message.HasField("sequence_batching"),
+            has_ensemble=message.HasField("ensemble_scheduling"),
+            not_yet_honoured=effects.not_yet_honoured(message),
+            without_effect=effects.without_effect(message),
+        )
+
+    def metadata_shape(self, spec: TensorSpec) -> tuple[int, ...]:
+        """The shape of *spec* as clients see it: with a leading -1 where the model batches."""
+        return (-1, *spec.dims) if self.max_batch_size else spec.dims
+
+    @cached_property
+    def json(self) -> dict[str, Any]:
+        """The JSON form of section 2.1, shared by everybody who asks: copy it before a change."""
+        return json_form(self.message)
+
+    @cached_property
+    def json_text(self) -> str:
+        """The JSON form without blanks."""
+        return json.dumps(self.json, separators=(",", ":"), ensure_ascii=False)
+
+
+def instance_names(config: ModelConfig) -> Iterator[InstanceSpec]:
+    """The instances of a *config* that `check_for_load` has returned, in the order in which they are created."""
+    return instances_of(config.instance_groups)
+
+
+def read_model_config(
+    model_dir: Path, *, strict: bool = False, config_name: str = "", versions: Sequence[int]
+) -> ModelConfig:
+    """Read and check the configuration of the model in *model_dir*, which has the directories of *versions*.
+
+    *strict* asks for a complete file (``--disable-auto-complete-config``): it must be there, and its tensors are checked
+    at once. *config_name* chooses ``configs/<config_name>.pbtxt`` where the model has one.
+    Raises PollError.
+    """
+    message = _read(_config_path(model_dir, config_name), must_exist=strict)
+    _refuse_repository_agents(message)
+    complete(message, model_dir=model_dir, versions=versions)
+    normalise(message)
+    try:
+        validate_model(message)
+        if strict:
+            validate_tensors(message)
+    except InferenceError as error:
+        raise PollError(error.message) from None
+    if message.name != model_dir.name:
+        raise PollError(
+            f"unexpected directory name '{model_dir.name}' for model '{message.name}', directory name must equal model "
+            "name"
+        )
+    return ModelConfig.from_message(message)
+
+
+def check_for_load(
+    config: ModelConfig, *, model_dir: Path, gpu_ids: Sequence[int], backends: Collection[str] = ("python",)
+) -> ModelConfig:
+    """Check what depends on this machine and on the model's files; return *config* with its instance groups decided.
+
+    *gpu_ids* are the GPUs that the server may use. The order of the checks is Triton's, which can be seen where a
+    configuration breaks several rules.
+    Raises InferenceError, the reason of a failed load.
+    """
+    message = model_config_pb.ModelConfig()
+    message.CopyFrom(config.message)
+    load_checks.check_backend(message, model_dir, backends)
+    resolve_instance_groups(message, gpu_ids)
+    load_checks.check_python_parameters(message)
+    validate_tensors(message)
+    load_checks.check_label_files(message, model_dir)
+    load_checks.check_batching_library(message)
+    load_checks.check_metric_tags(message)
+    return ModelConfig.from_message(message)
+
+
+def _config_path(model_dir: Path, config_name: str) -> Path:
+    if config_name:
+        chosen = model_dir / "configs" / f"{config_name}.pbtxt"
+        if chosen.exists():
+            return chosen
+    return model_dir / "config.pbtxt"
+
+
+def _read(path: Path, *, must_exist: bool) -> model_config_pb.ModelConfig:
+    try:
+        text = path.read_bytes().decode("utf-8", "surrogateescape")
+    except FileNotFoundError as error:
+        if not must_exist:
+            return model_config_pb.ModelConfig()
+        raise _cannot_open(path, error) from None
+    except OSError as error:
+        raise _cannot_open(path, error) from None
+    return parse_model_config(text, source=str(path))
+
+
+def _cannot_open(path: Path, error: OSError) -> PollError:
+    return PollError(f"failed to open text file for read {path}: {error.strerror}")
+
+
+def _refuse_repository_agents(message: model_config_pb.ModelConfig) -> None:
+    """Section 4.12: an agent is a native library, and none can be loaded here."""
+    for agent in message.model_repository_agents.agents:
+        raise PollError(
+            f"unable to find 'libtritonrepoagent_{agent.name}.so' for repo agent '{agent.name}', searched: nowhere, "
+            "pytriton-lite loads no native repository agents"
+        )
+
+
+def _input_spec(tensor: model_config_pb.ModelInput) -> TensorSpec:
+    return TensorSpec(
+        name=tensor.name,
+        datatype=dtypes.BY_NUMBER.get(tensor.data_type, dtypes.INVALID),
+        dims=tuple(tensor.dims),
+        reshape=tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None,
+        optional=tensor.optional,
+        allow_ragged_batch=tensor.allow_ragged_batch,
+        label_filename="",
+    )
+
+
+def _output_spec(tensor: model_config_pb.ModelOutput) -> TensorSpec:
+    return TensorSpec(
+        name=tensor.name,
+        datatype=dtypes.BY_NUMBER.get(tensor.data_type, dtypes.INVALID),
+        dims=tuple(tensor.dims),
+        reshape=tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None,
+        optional=False,
+        allow_ragged_batch=False,
+        label_filename=tensor.label_filename,
+    )
+
+
+def _dynamic_batching(batching: model_config_pb.ModelDynamicBatching) -> DynamicBatching:
+    return DynamicBatching(
+        preferred_batch_sizes=tuple(batching.preferred_batch_size),
+        max_queue_delay_us=batching.max_queue_delay_microseconds,
+        preserve_ordering=batching.preserve_ordering,
+        priority_levels=batching.priority_levels,
+        default_priority_level=batching.default_priority_level,
+        default_queue_policy=_queue_policy(batching.default_queue_policy),
+        priority_queue_policies={
+            level: _queue_policy(policy) for level, policy in sorted(batching.priority_queue_policy.items())
+        },
+    )
+
+
+def _queue_policy(policy: model_config_pb.ModelQueuePolicy) -> QueuePolicy:
+    delays = policy.timeout_action == model_config_pb.ModelQueuePolicy.DELAY
+    return QueuePolicy(
+        timeout_action=TimeoutAction.DELAY if delays else TimeoutAction.REJECT,
+        default_timeout_us=policy.default_timeout_microseconds,
+        allow_timeout_override=policy.allow_timeout_override,
+        max_queue_size=policy.max_queue_size,
+    )
