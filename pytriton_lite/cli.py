@@ -1,0 +1,262 @@
+"""The command ``pytriton-lite``: Triton's command line, read by Triton's rules.
+
+tritonserver reads its options with getopt_long, whose rules are not argparse's: an option's argument is the next word
+whatever it looks like, options and repositories mix, a boolean needs its word, an error prints the usage first and the
+message last and ends with status 1. Start scripts lean on these rules, and they fit in a page (CLI spec, section 1).
+
+What ranks higher is taken whole: an option on the command line, then its environment variable, then its default.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytriton_lite import __version__, logs
+from pytriton_lite.settings import (
+    BY_ENVIRONMENT,
+    BY_FLAG,
+    ENVIRONMENT_PREFIX,
+    HONOURED_BACKEND_KEYS,
+    OPTIONS,
+    Group,
+    Option,
+    Settings,
+    Standing,
+    UsageError,
+    nearest,
+    show,
+)
+
+USAGE = "Usage: pytriton-lite serve [options] [REPOSITORY ...]\n       pytriton-lite --version | --help"
+
+_HELP_COLUMNS = 100
+
+# A Kubernetes service named pytriton-lite puts these into every container of its namespace.
+_SERVICE_LINK = re.compile(r"PYTRITON_LITE_(PORT(_[0-9]+_.*)?|SERVICE_(HOST|PORT(_.*)?))")
+
+
+@dataclass(frozen=True)
+class Given:
+    """An option and the text that was given for it."""
+
+    option: Option
+    text: str
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """``settings`` is None where help was asked for. ``warnings`` are sentences for the log."""
+
+    settings: Settings | None
+    warnings: tuple[str, ...] = ()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; *argv* is without the program's name, None for this process's own. Returns the exit status."""
+    try:
+        return _run(sys.argv[1:] if argv is None else argv)
+    except UsageError as error:
+        print(f"{USAGE}\n\n{error}", file=sys.stderr)
+        return 1
+
+
+def _run(argv: Sequence[str]) -> int:
+    if not argv:
+        raise UsageError("Error: no command given; the commands are: serve")
+    command = argv[0]
+    if command == "serve":
+        return _serve(argv[1:], os.environ)
+    if not command.startswith("-"):
+        raise UsageError(f"Unexpected argument: {command}; the nearest known command is 'serve'")
+    flag = _resolve(command.removeprefix("--"), ("help", "version")) if command.startswith("--") else None
+    if flag is None:
+        hint = "; options of the server follow the command 'serve'" if _flag_name(command) in BY_FLAG else ""
+        raise UsageError(f"{_unrecognized(command, ('help', 'version'))}{hint}")
+    print(help_text() if flag == "help" else f"pytriton-lite {__version__}")
+    return 0
+
+
+def _serve(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    parsed = parse(argv, environ)
+    settings = parsed.settings
+    if settings is None:
+        print(help_text())
+        return 0
+    if not settings.model_repository:
+        raise UsageError(
+            "error: creating server: Invalid argument - --model-repository must be specified\n"
+            "Name a directory of models, as in: pytriton-lite serve model_repository"
+        )
+    try:
+        logs.configure(settings)
+    except OSError as error:
+        raise UsageError(f'Bad option: "--log-file".\ncannot append to {settings.log_file}: {error.strerror}') from None
+    for warning in parsed.warnings:
+        logs.LOGGER.warning(warning)
+    # Late, so that --help, --version and a misspelt flag do not wait for the web frameworks to be imported.
+    from pytriton_lite.app import serve
+
+    return serve(settings)
+
+
+# Reading ------------------------------------------------------------------------------------------------------------
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
+    """Read the arguments of ``serve`` and the environment. Raises UsageError."""
+    given = _read_arguments(argv)
+    if given is None:
+        return Parsed(None)
+    typed = {entry.option.field for entry in given}
+    inherited = [entry for entry in _read_environment(environ) if entry.option.field not in typed]
+    values: dict[str, Any] = {}
+    for entry in inherited:
+        _take(values, entry, source=f" (environment variable {entry.option.environment})")
+    for entry in given:
+        _take(values, entry, source="")
+    settings = Settings(**values)  # each option's kind makes its field's type, which a test compares
+    return Parsed(settings, tuple(_warnings(settings, [*inherited, *given], environ)))
+
+
+def _take(values: dict[str, Any], entry: Given, *, source: str) -> None:
+    option = entry.option
+    try:
+        value = option.parse(entry.text)
+    except UsageError as error:
+        heading, _, message = str(error).partition("\n")
+        raise UsageError(f"{heading.removesuffix('.')}{source}.\n{message}") from None
+    if option.repeatable:
+        value = (*values.get(option.field, ()), value)
+    values[option.field] = value
+
+
+def _read_arguments(argv: Sequence[str]) -> list[Given] | None:
+    """Options and repositories in the order in which they were typed; None for ``--help``."""
+    given: list[Given] = []
+    words = iter(argv)
+    for word in words:
+        if word == "--":
+            given.extend(_repository(rest) for rest in words)
+        elif word.startswith("--"):
+            name, equals, text = word[2:].partition("=")
+            flag = _resolve_option(word, name)
+            if flag == "help":
+                return None
+            option = BY_FLAG[flag]
+            if option.kind.takes_argument and not equals:
+                following = next(words, None)
+                if following is None:
+                    raise UsageError(f"option '--{flag}' requires an argument")
+                text = following
+            elif equals and not option.kind.takes_argument:
+                raise UsageError(f"option '--{flag}' doesn't allow an argument")
+            given.append(Given(option, text if option.kind.takes_argument else "true"))
+        elif word.startswith("-") and word != "-":
+            raise UsageError(f"invalid option -- '{word[1]}': options are long, as in --{nearest(word[1:], BY_FLAG)}")
+        else:
+            given.append(_repository(word))
+    return given
+
+
+def _repository(word: str) -> Given:
+    return Given(BY_FLAG["model-repository"], word)
+
+
+def _resolve_option(word: str, name: str) -> str:
+    flag = _resolve(name, (*BY_FLAG, "help"))
+    if flag is None:
+        raise UsageError(_unrecognized(word, BY_FLAG))
+    return flag
+
+
+def _resolve(name: str, flags: Iterable[str]) -> str | None:
+    """The flag that *name* is, or is the beginning of; None if there is none. Raises UsageError if there are several."""
+    matches = [flag for flag in flags if flag.startswith(name)]
+    if name in matches:
+        return name
+    if len(matches) > 1 and name:
+        possibilities = " ".join(f"'--{flag}'" for flag in matches)
+        raise UsageError(f"option '--{name}' is ambiguous; possibilities: {possibilities}")
+    return matches[0] if len(matches) == 1 else None
+
+
+def _flag_name(word: str) -> str:
+    return word.lstrip("-").partition("=")[0]
+
+
+def _unrecognized(word: str, flags: Iterable[str]) -> str:
+    return f"unrecognized option '{word}'; the nearest known one is '--{nearest(_flag_name(word), flags)}'"
+
+
+def _read_environment(environ: Mapping[str, str]) -> list[Given]:
+    """The options that *environ* sets. An empty variable is none; several values of one option stand between ``;``."""
+    given: list[Given] = []
+    for option in OPTIONS:
+        text = environ.get(option.environment, "")
+        texts = text.split(";") if option.repeatable else [text]
+        given.extend(Given(option, part) for part in texts if part)
+    return given
+
+
+def _warnings(settings: Settings, given: Sequence[Given], environ: Mapping[str, str]) -> Iterable[str]:
+    for option in dict.fromkeys(entry.option for entry in given):
+        if option.standing is Standing.NO_EFFECT:
+            yield f"--{option.flag} has no effect: {option.note}"
+        if option.instead:
+            yield f"--{option.flag} is deprecated; use --{option.instead}"
+    for setting in dict.fromkeys(settings.backend_config):
+        if (setting.backend, setting.key) not in HONOURED_BACKEND_KEYS:
+            yield f"--backend-config={setting} has no effect: nothing here reads it"
+    for name in environ:
+        is_ours = name.startswith(ENVIRONMENT_PREFIX) and _SERVICE_LINK.fullmatch(name) is None
+        if is_ours and name not in BY_ENVIRONMENT:
+            yield f"environment variable {name} sets no option; the nearest is {nearest(name, BY_ENVIRONMENT)}"
+
+
+# Help ---------------------------------------------------------------------------------------------------------------
+
+
+def help_text() -> str:
+    """Everything that ``--help`` prints, grouped as Triton's."""
+    introduction = textwrap.fill(
+        "Serves the models in each REPOSITORY over HTTP and gRPC. An option may also be set by an environment variable, "
+        f"--http-port by {BY_FLAG['http-port'].environment} for instance; the command line ranks higher. Options that "
+        "may be given several times have their values between semicolons there.",
+        _HELP_COLUMNS,
+    )
+    sections = [
+        f"{USAGE}\n\n{introduction}\n\n  --help\n        Print this text.\n  --version\n        Print the version."
+    ]
+    for group in Group:
+        entries = [_help_entry(option) for option in OPTIONS if option.group is group]
+        sections.append("\n".join([f"{group.value}:", *entries]))
+    return "\n\n".join(sections)
+
+
+def _help_entry(option: Option) -> str:
+    sentences = [option.help]
+    if option.repeatable:
+        sentences.append("May be given several times.")
+    default = show(option.default) if option.shown_default is None else option.shown_default
+    if default and option.kind.takes_argument:
+        sentences.append(f"Default: {default}.")
+    if option.standing is Standing.NO_EFFECT:
+        sentences.append(f"Accepted without effect: {option.note}.")
+    elif option.standing is Standing.NOT_YET:
+        sentences.append(f"Not yet supported{' but for the default' if default else ''}: {option.note}.")
+    indent = " " * 8
+    text = textwrap.fill(
+        " ".join(sentences),
+        _HELP_COLUMNS,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    return f"  --{option.flag} {option.kind.metavar}".rstrip() + "\n" + text

@@ -1,0 +1,1 @@
+"""Models, instances, dispatch, statistics. asyncio lives here; protocols do not."""

@@ -1,0 +1,45 @@
+"""What the engine tells a front end about itself: frozen, free of any protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pytriton_lite.core.dtypes import DataType
+from pytriton_lite.core.states import VersionState
+
+
+@dataclass(frozen=True)
+class ServerMetadata:
+    name: str
+    version: str
+    extensions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TensorMetadata:
+    """``shape`` has the leading -1 of a batching model."""
+
+    name: str
+    datatype: DataType
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ModelMetadata:
+    """``versions`` are all ready ones, ascending; ``platform`` falls back to the backend's name."""
+
+    name: str
+    versions: tuple[int, ...]
+    platform: str
+    inputs: tuple[TensorMetadata, ...]
+    outputs: tuple[TensorMetadata, ...]
+
+
+@dataclass(frozen=True)
+class IndexEntry:
+    """A row of the repository index. A model that was never loaded has neither version nor state."""
+
+    name: str
+    version: int | None = None
+    state: VersionState | None = None
+    reason: str = ""

@@ -1,0 +1,341 @@
+"""One worker process as the engine holds it: channel, descriptors, control page, stdio, and the process's end.
+
+`WorkerProcess.launch` returns when the worker said READY; there is no half-started object. From then on `on_frame` is
+called for what it sends and `on_gone` exactly once, after the last frame, when the process has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.engine.fork_server import ForkServer, WorkerExit
+from pytriton_lite.engine.line_pipe import LinePipe
+from pytriton_lite.ipc import messages
+from pytriton_lite.ipc.channel import (
+    RECEIVE_BYTES,
+    FrameReader,
+    ProtocolError,
+    frame,
+    receive_descriptor,
+    send_descriptor,
+)
+from pytriton_lite.ipc.messages import Kind
+from pytriton_lite.ipc.segment import Segment
+
+logger = logging.getLogger("pytriton_lite.model")
+
+_SOCKET_BUFFER_BYTES = 1 << 20
+"""Room for a burst of coalesced requests, so that the loop seldom has to wait for the worker to read."""
+
+_EXIT_GRACE_S = 0.5
+"""How long a process whose channel has ended may take to end itself before it is killed."""
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """How to start a worker. Deadlines are seconds; ``log_levels`` has bit n set for pb_utils.Logger level n."""
+
+    model: str
+    version: int
+    instance: str
+    args: dict[str, str]
+    filename: str
+    outputs: tuple[str, ...]
+    shm_prefix: str
+    ring_bytes: int
+    hello_timeout_s: float
+    ready_timeout_s: float
+    log_levels: int
+
+    def start_frame(self) -> bytes:
+        body = {
+            "args": self.args,
+            "filename": self.filename,
+            "outputs": self.outputs,
+            "shm_prefix": self.shm_prefix,
+            "ring_bytes": self.ring_bytes,
+        }
+        return frame(Kind.START, [json.dumps(body).encode()])
+
+
+class WorkerProcess:
+    """A worker that is ready, or was."""
+
+    def __init__(self, options: LaunchOptions, fork_server: ForkServer, stack: ExitStack) -> None:
+        self.options = options
+        self.pid = 0
+        self._fork_server = fork_server
+        self._stack = stack
+        self._loop = asyncio.get_running_loop()
+        self._reader = FrameReader()
+        self._unsent = bytearray()
+        self._on_frame: Callable[[int, memoryview], None] = self._expect_hello
+        self._on_gone: Callable[[WorkerExit], None] | None = None
+        self._hello: asyncio.Future[None] = self._loop.create_future()
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._exited: asyncio.Future[WorkerExit] | None = None
+        self._is_reading = False
+        self._has_ended = False
+        # Each end of a pair is closed by the stack, ours when the process has gone, the worker's when it has been forked.
+        self._channel, self._their_channel = self._socket_pair()
+        self._descriptors, self._their_descriptors = self._socket_pair()
+        # An engine that fills this waits for the worker to take a descriptor, never the other way round.
+        self._control_segment = Segment.create(messages.CONTROL_BYTES, prefix=options.shm_prefix)
+        stack.callback(self._control_segment.close)
+        self._control = self._control_segment.view.cast("Q")
+        self._control[messages.CONTROL_LOG_LEVELS] = options.log_levels
+
+    @classmethod
+    async def launch(
+        cls,
+        options: LaunchOptions,
+        fork_server: ForkServer,
+        *,
+        on_frame: Callable[[WorkerProcess, int, memoryview], None],
+        on_gone: Callable[[WorkerProcess, WorkerExit], None],
+    ) -> WorkerProcess:
+        """Start a worker and wait until its model is initialized.
+
+        Raises InferenceError with the model's own failure, ``Stub process '<instance>' is not healthy.`` when the process
+        died first, or a text that names the deadline that passed. Nothing is left behind then.
+        """
+        with ExitStack() as stack:
+            worker = cls(options, fork_server, stack)
+            await worker._spawn()
+            await worker._await_ready()
+            worker._stack = stack.pop_all()
+        worker._on_frame = lambda kind, body: on_frame(worker, kind, body)
+        worker._on_gone = lambda how: on_gone(worker, how)
+        if worker._has_ended:
+            worker._loop.call_soon(worker._report_gone)
+        return worker
+
+    @property
+    def started_batch(self) -> int:
+        """Number of the batch whose execution began last; readable after death, too."""
+        return self._control[messages.CONTROL_STARTED]
+
+    def send(self, data: bytes) -> None:
+        """Send frames, in order, without waiting."""
+        if self._has_ended:
+            return
+        if self._unsent:
+            self._unsent += data
+            return
+        try:
+            sent = self._channel.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            return  # gone; its end is reported by the fork server
+        if sent < len(data):
+            self._unsent += memoryview(data)[sent:]
+            self._loop.add_writer(self._channel.fileno(), self._send_rest)
+
+    def send_descriptor(self, fd: int) -> None:
+        try:
+            send_descriptor(self._descriptors, fd)
+        except OSError:
+            return  # as in `send`
+
+    def receive_descriptor(self) -> int:
+        return receive_descriptor(self._descriptors)
+
+    def kill(self) -> None:
+        """End the process now; `on_gone` follows."""
+        self._fork_server.kill(self.pid)
+
+    async def stop(self, timeout_s: float) -> bool:
+        """Let the model finalize and wait for the end; kill it when *timeout_s* has passed. Whether it ended by itself."""
+        if self._exited is None or self._has_ended:
+            return True
+        self.send(frame(Kind.STOP, []))
+        try:
+            await asyncio.wait_for(asyncio.shield(self._exited), timeout_s)
+            return True
+        except asyncio.TimeoutError:
+            logger.warning("finalize did not end in time, killing the worker", extra=self._log_fields())
+            self.kill()
+            await asyncio.shield(self._exited)
+            return False
+
+    # ------------------------------------------------------------------------------------------ starting
+
+    def _socket_pair(self) -> tuple[socket.socket, socket.socket]:
+        ours, theirs = socket.socketpair()
+        self._stack.callback(ours.close)
+        self._stack.callback(theirs.close)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+        return ours, theirs
+
+    async def _spawn(self) -> None:
+        stdout_write = self._pipe(logging.INFO)
+        stderr_write = self._pipe(logging.WARNING)
+        try:
+            theirs = [
+                self._their_channel.fileno(),
+                self._their_descriptors.fileno(),
+                self._control_segment.fd,
+                stdout_write,
+                stderr_write,
+            ]
+            self.pid, self._exited = await self._fork_server.spawn(theirs)
+        finally:
+            os.close(stdout_write)
+            os.close(stderr_write)
+            self._their_channel.close()
+            self._their_descriptors.close()
+        self._channel.setblocking(False)
+        self._start_reading()
+        self._exited.add_done_callback(self._on_exit)
+
+    def _pipe(self, level: int) -> int:
+        """The writing end of a pipe whose lines go to the log at *level*."""
+        read_fd, write_fd = os.pipe()
+        fields = self._log_fields()
+        pipe = LinePipe(read_fd, lambda line: logger.log(level, "%s", line, extra=fields))
+        self._stack.callback(pipe.close)
+        return write_fd
+
+    def _log_fields(self) -> dict[str, object]:
+        return {"model": self.options.model, "version": self.options.version, "instance": self.options.instance}
+
+    async def _await_ready(self) -> None:
+        try:
+            await self._within(self._hello, self.options.hello_timeout_s, "say that its process is up")
+            self.send(self.options.start_frame())
+            await self._within(self._ready, self.options.ready_timeout_s, "initialize the model")
+        except BaseException:
+            self.kill()
+            self._end()
+            raise
+
+    async def _within(self, condition: asyncio.Future[None], timeout_s: float, what: str) -> None:
+        try:
+            await asyncio.wait_for(condition, timeout_s)
+        except asyncio.TimeoutError:
+            raise InferenceError(
+                ErrorCode.INTERNAL,
+                f"Stub process '{self.options.instance}' is not healthy: it did not {what} within {timeout_s:g} s.",
+            ) from None
+
+    def _expect_hello(self, kind: int, body: memoryview) -> None:
+        if kind != Kind.HELLO:
+            raise ProtocolError(f"frame of kind {kind} before HELLO")
+        messages.read_hello(body)
+        self._on_frame = self._expect_ready
+        if not self._hello.done():
+            self._hello.set_result(None)
+
+    def _expect_ready(self, kind: int, body: memoryview) -> None:
+        if kind == Kind.LOG:
+            self.log(body)
+        elif kind == Kind.FAILED:
+            code, text = messages.read_failed(body)
+            self._fail_start(InferenceError(code, text))
+        elif kind == Kind.READY and not self._ready.done():
+            self._ready.set_result(None)
+
+    def _fail_start(self, error: InferenceError) -> None:
+        for waiting in (self._hello, self._ready):
+            if not waiting.done():
+                waiting.set_exception(error)
+                waiting.exception()  # seen: only one of the two is awaited
+
+    # ------------------------------------------------------------------------------------------ running
+
+    def log(self, body: memoryview) -> None:
+        """A line from pb_utils.Logger into the server's log, with the caller's file and line."""
+        level, filename, line, text = messages.read_log(body)
+        fields = {**self._log_fields(), "user_file": filename, "user_line": line}
+        logger.log(_LOG_LEVELS[level], "%s", text, extra=fields)
+
+    def _start_reading(self) -> None:
+        self._loop.add_reader(self._channel.fileno(), self._read)
+        self._is_reading = True
+
+    def _stop_reading(self) -> None:
+        if self._is_reading:
+            self._is_reading = False
+            self._loop.remove_reader(self._channel.fileno())
+            self._loop.remove_writer(self._channel.fileno())
+
+    def _read(self) -> None:
+        try:
+            data = self._channel.recv(RECEIVE_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._take(data)
+            return
+        # End-of-file: the process is ending. One that only closed its channel is of no use either.
+        self._stop_reading()
+        self._loop.call_later(_EXIT_GRACE_S, self.kill)
+
+    def _take(self, data: bytes) -> None:
+        try:
+            for kind, body in self._reader.feed(data):
+                self._on_frame(kind, body)
+        except ProtocolError as error:
+            logger.error("garbage on the channel, killing the worker: %s", error, extra=self._log_fields())
+            self._stop_reading()
+            self._fail_start(InferenceError(ErrorCode.INTERNAL, f"{self._not_healthy()} {error}"))
+            self.kill()
+
+    def _send_rest(self) -> None:
+        try:
+            sent = self._channel.send(self._unsent)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self._loop.remove_writer(self._channel.fileno())
+            return
+        del self._unsent[:sent]
+        if not self._unsent:
+            self._loop.remove_writer(self._channel.fileno())
+
+    # ------------------------------------------------------------------------------------------ ending
+
+    def _on_exit(self, exited: asyncio.Future[WorkerExit]) -> None:
+        """The process has ended. What it had sent before is answered for first."""
+        while self._is_reading:
+            try:
+                data = self._channel.recv(RECEIVE_BYTES)
+            except OSError:
+                break
+            if not data:
+                break
+            self._take(data)
+        self._end()
+        self._fail_start(InferenceError(ErrorCode.INTERNAL, self._not_healthy()))
+        if self._on_gone is not None:
+            self._report_gone()
+
+    def _not_healthy(self) -> str:
+        return f"Stub process '{self.options.instance}' is not healthy."
+
+    def _report_gone(self) -> None:
+        on_gone, self._on_gone = self._on_gone, None
+        assert self._exited is not None
+        if on_gone is not None:
+            on_gone(self._exited.result())
+            self._stack.close()
+
+    def _end(self) -> None:
+        self._has_ended = True
+        self._stop_reading()
+        self._unsent.clear()
+
+
+_LOG_LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)

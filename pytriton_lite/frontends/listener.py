@@ -1,0 +1,220 @@
+"""One listening socket served by uvicorn's httptools protocol inside a loop that is already running.
+
+uvicorn's own ``Server`` is made to own the process: it installs signal handlers, wakes ten times a second, and polls
+while it shuts down. A listener needs none of that, so this module drives the protocol class itself: connections are
+counted by the set that uvicorn keeps, and the wait for the last one ends when it closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+HEADER_NAMES = "pytriton_lite.header_names"
+"""``scope["extensions"][HEADER_NAMES]["names"]``: the names as received, parallel to ``scope["headers"]``, on request."""
+
+_BACKLOG = 1024  # Triton's own, in evhtp_bind_socket
+# An idle connection outlives the balancer's own idle timeout, or the balancer sends a request into a closing socket:
+# 60 s at AWS's, 600 s at Google's. Triton never closes an idle connection.
+_KEEP_ALIVE_S = 620
+
+logger = logging.getLogger(__name__)
+
+
+class ListenError(Exception):
+    """An address that cannot be bound. The text is Triton's where the port is taken."""
+
+
+class _State(ServerState):
+    """uvicorn's shared state, and whether the listener is closing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closing = False
+        self.cut_off = False
+        self.drained = asyncio.Event()
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's protocol, with two differences.
+
+    It says when the last connection of a closing listener is gone. And it declines an offer to upgrade by carrying on
+    as if there had been none, as Triton does: Java's client offers h2c on every request, and httptools, made to hand
+    the connection over at that point, would lose the body.
+    """
+
+    server_state: _State
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        if self.server_state.closing:  # accepted by the kernel before the socket was closed
+            transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self.server_state.closing and not self.server_state.connections:
+            self.server_state.drained.set()
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._decline_upgrade(data[offer.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
+    def on_headers_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """Parse the request again without its offer, and *rest*, what has come behind its head."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":  # which is an upgrade without any header
+            self.send_400_response("Invalid HTTP request received.")
+            return
+        head = [b"%s %s HTTP/%s\r\n" % (method, self.url, self.parser.get_http_version().encode())]
+        for name, value in self.headers:
+            if name == b"connection":
+                value = b",".join(token for token in value.split(b",") if token.strip().lower() != b"upgrade")
+            if name != b"upgrade":
+                head.append(b"%s: %s\r\n" % (name, value))
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(b"".join([*head, b"\r\n", rest]))
+
+
+class _NameKeepingProtocol(_Protocol):
+    """Keeps header names as the client wrote them, which ASGI lowers, beside the headers."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._names: list[bytes] = []
+        self.scope["extensions"] = {HEADER_NAMES: {"names": self._names}}
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._names.append(name)
+        super().on_header(name, value)
+
+
+class Listener:
+    """A bound and accepting socket. `start_listener` makes one; `close_gracefully` ends it."""
+
+    def __init__(self, name: str, server: asyncio.AbstractServer, state: _State, address: tuple[str, int]) -> None:
+        self.name = name
+        self.host, self.port = address
+        self._server = server
+        self._state = state
+
+    def __repr__(self) -> str:
+        return f"Listener({self.name!r}, {format_address(self.host, self.port)!r})"
+
+    async def close_gracefully(self, timeout_s: float) -> bool:
+        """Stop accepting, close idle connections, let responses in flight finish for up to *timeout_s* seconds.
+
+        True when every connection ended by itself; False when some were cut off. Call it once more to cut off sooner:
+        the second call takes over with its own timeout.
+        """
+        self._server.close()
+        self._state.closing = True
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        if not self._state.connections:
+            self._state.drained.set()
+        try:
+            await asyncio.wait_for(self._state.drained.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            left = len(self._state.connections)
+            logger.warning("%s: %d connection%s cut off after %g s", self.name, left, "s"[: left != 1], timeout_s)
+            self._state.cut_off = True
+            for connection in list(self._state.connections):
+                connection.transport.abort()
+            await self._state.drained.wait()
+        return not self._state.cut_off
+
+
+async def start_listener(
+    app: AsgiApp, *, host: str, port: int, reuse_port: bool, name: str, keep_header_names: bool = False
+) -> Listener:
+    """Serve *app* at *host*:*port* from the running loop. Port 0 takes a free one; `Listener.port` says which.
+
+    *host* is an address or a name; ``ipv6:[::1]`` and ``[::1]`` are taken as ``::1``. *name* is what the log calls it.
+    Raises ListenError where the socket cannot be bound.
+    """
+    loop = asyncio.get_running_loop()
+    listening = await _bind(loop, host, port, reuse_port=reuse_port)
+    protocol_class = _NameKeepingProtocol if keep_header_names else _Protocol
+    config = Config(
+        app,
+        http=protocol_class,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        access_log=False,
+        log_config=None,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+    )
+    config.load()
+    state = _State()
+    try:
+        server = await loop.create_server(
+            lambda: protocol_class(config=config, server_state=state, app_state={}), sock=listening, backlog=_BACKLOG
+        )
+    except BaseException:
+        listening.close()
+        raise
+    bound = listening.getsockname()
+    listener = Listener(name, server, state, (bound[0], bound[1]))
+    logger.info("Started %s at %s", name, format_address(listener.host, listener.port))
+    return listener
+
+
+def format_address(host: str, port: int) -> str:
+    """``127.0.0.1:8000`` or ``[::1]:8000``."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def _bind(loop: asyncio.AbstractEventLoop, host: str, port: int, *, reuse_port: bool) -> socket.socket:
+    bare = host.removeprefix("ipv6:").removeprefix("[").removesuffix("]")
+    try:
+        found = await loop.getaddrinfo(bare, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise ListenError(f"address '{host}' cannot be resolved: {error.strerror}") from error
+    family, kind, protocol, _, address = found[0]
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setblocking(False)
+        # Connections of a server that has just ended keep the port in TIME_WAIT for a minute.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listening.bind(address)
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ListenError(f"Socket '{host}:{port}' already in use ") from error  # the trailing blank is Triton's
+        raise ListenError(f"Socket '{host}:{port}' cannot be bound: {error.strerror}") from error
+    return listening

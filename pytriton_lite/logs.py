@@ -1,0 +1,258 @@
+"""The log: Triton's two line formats and JSON, over the standard library's logging.
+
+Everybody logs through ``logging.getLogger("pytriton_lite...")``; nobody needs to import this module but the composition
+root, which calls `configure` once. What a line is about goes into ``extra``, all of it optional:
+
+====================  ====================================================================================
+``model``             name of the model that the line is about
+``version``           its version, an int or its text
+``instance``          name of its instance, ``add_sub_0``
+``request_id``        of the request
+``user_file``         where user code logged: a path, whose last part is printed, or ``stdout`` and ``stderr``
+                      for a line that it printed; takes the place of the caller's own file and line
+``user_line``         line in that file; none for a printed line
+``table``             a `Table`, printed under the line
+====================  ====================================================================================
+
+So a line of a model's own, ``pb_utils.Logger.log_info("hello")`` in line 12 of its model.py, is logged as
+
+    logger.info("%s", text, extra={"model": "add_sub", "version": 1, "instance": "add_sub_0",
+                                   "user_file": ".../model.py", "user_line": 12})
+
+and reads ``I1121 01:27:47.282570 1234 model.py:12] "hello" [add_sub:1 add_sub_0]``. Levels: Triton's verbose is DEBUG.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import PurePath
+from typing import Any, TextIO
+
+from pytriton_lite.settings import LogFormat, Settings
+
+LOGGER = logging.getLogger("pytriton_lite")
+
+FOREIGN_LOGGERS = ("asyncio", "uvicorn", "grpc")
+"""Libraries under us. Their warnings and errors belong into our log; their chatter does not."""
+
+_HANDLER_NAME = "pytriton_lite"
+
+
+def configure(settings: Settings, stream: TextIO | None = None) -> None:
+    """Send our lines, and the warnings of `FOREIGN_LOGGERS`, to ``--log-file`` or *stream*, by default stderr.
+
+    A second call takes the place of the first. Raises OSError where the file cannot be opened.
+    """
+    handler: logging.Handler
+    if settings.log_file is not None:
+        # A model may print any bytes; a line that cannot be encoded is no reason to lose it.
+        handler = logging.FileHandler(settings.log_file, encoding="utf-8", errors="backslashreplace")
+    else:
+        handler = logging.StreamHandler(sys.stderr if stream is None else stream)
+    handler.set_name(_HANDLER_NAME)
+    handler.setFormatter(FORMATTERS[settings.log_format]())
+    handler.addFilter(SeverityFilter(info=settings.log_info, warning=settings.log_warning, error=settings.log_error))
+    level = _lowest_level(settings)
+    _attach(LOGGER, handler, level)
+    for name in FOREIGN_LOGGERS:
+        _attach(logging.getLogger(name), handler, max(level, logging.WARNING))
+
+
+def _attach(logger: logging.Logger, handler: logging.Handler, level: int) -> None:
+    for earlier in [earlier for earlier in logger.handlers if earlier.get_name() == _HANDLER_NAME]:
+        logger.removeHandler(earlier)
+        earlier.close()
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    logger.propagate = False
+
+
+def _lowest_level(settings: Settings) -> int:
+    """The logger's level, so that a suppressed line costs one comparison and no record."""
+    if settings.log_verbose > 0:
+        return logging.DEBUG
+    for is_enabled, level in (
+        (settings.log_info, logging.INFO),
+        (settings.log_warning, logging.WARNING),
+        (settings.log_error, logging.ERROR),
+    ):
+        if is_enabled:
+            return level
+    return logging.CRITICAL + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeverityFilter:
+    """``--log-info``, ``--log-warning`` and ``--log-error``, each on its own: no level expresses warnings without errors.
+
+    Verbose lines pass: the logger's level keeps them out where they are not wanted.
+    """
+
+    info: bool
+    warning: bool
+    error: bool
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.ERROR:
+            return self.error
+        if record.levelno >= logging.WARNING:
+            return self.warning
+        return self.info or record.levelno < logging.INFO
+
+
+# Formats ------------------------------------------------------------------------------------------------------------
+
+
+class DefaultFormatter(logging.Formatter):
+    """``I1121 01:27:47.282570 <pid> <file>:<line>] "<message>"``, time in UTC, newlines and quotes escaped as in JSON.
+
+    A traceback is part of the message. Behind it stands in brackets what the line is about.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = record.getMessage()
+        failure = _failure(self, record)
+        message = json.dumps(f"{text}\n{failure}" if failure else text, ensure_ascii=False)
+        line = f"{self.preamble(record)} {record.process} {_place(record)}] {message}{_subject(record)}"
+        table = _table(record)
+        return f"{line}\n{table}\n" if table is not None else line
+
+    def preamble(self, record: logging.LogRecord) -> str:
+        return f"{_letter(record)}{_utc(record):%m%d %H:%M:%S.%f}"
+
+
+class ISO8601Formatter(DefaultFormatter):
+    """``2024-11-21T01:27:47Z I <pid> <file>:<line>] "<message>"``."""
+
+    def preamble(self, record: logging.LogRecord) -> str:
+        return f"{_utc(record):%Y-%m-%dT%H:%M:%SZ} {_letter(record)}"
+
+
+class JSONFormatter(logging.Formatter):
+    """One object per line: time, level, pid, logger, file, line, message, then what there is of the rest."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        file, line = _origin(record)
+        members: dict[str, Any] = {
+            "time": f"{_utc(record):%Y-%m-%dT%H:%M:%S.%fZ}",
+            "level": _severity(record),
+            "pid": record.process,
+            "logger": record.name,
+            "file": file,
+            "line": line,
+            "message": record.getMessage(),
+        }
+        extras = {name: getattr(record, name, None) for name in ("model", "version", "instance", "request_id")}
+        members.update((name, value) for name, value in extras.items() if value is not None)
+        failure = _failure(self, record)
+        if failure:
+            members["exception"] = failure
+        table = _table(record)
+        if table is not None:
+            members["table"] = [dict(zip(table.headers, row)) for row in table.rows]
+        return json.dumps({name: value for name, value in members.items() if value is not None}, ensure_ascii=False)
+
+
+FORMATTERS: Mapping[LogFormat, type[logging.Formatter]] = {
+    LogFormat.DEFAULT: DefaultFormatter,
+    LogFormat.ISO8601: ISO8601Formatter,
+    LogFormat.JSON: JSONFormatter,
+}
+
+
+def _severity(record: logging.LogRecord) -> str:
+    if record.levelno >= logging.ERROR:
+        return "error"
+    if record.levelno >= logging.WARNING:
+        return "warning"
+    return "info" if record.levelno >= logging.INFO else "verbose"
+
+
+def _letter(record: logging.LogRecord) -> str:
+    """Triton prints a verbose line as I."""
+    return {"error": "E", "warning": "W"}.get(_severity(record), "I")
+
+
+def _utc(record: logging.LogRecord) -> datetime:
+    return datetime.fromtimestamp(record.created, timezone.utc)
+
+
+def _origin(record: logging.LogRecord) -> tuple[str, int | None]:
+    """File name and line: of the user's code where it spoke, else of the call that logged."""
+    user_file: str | None = getattr(record, "user_file", None)
+    if user_file is None:
+        return record.filename, record.lineno
+    return PurePath(user_file).name, getattr(record, "user_line", None)
+
+
+def _place(record: logging.LogRecord) -> str:
+    file, line = _origin(record)
+    return file if line is None else f"{file}:{line}"
+
+
+def _subject(record: logging.LogRecord) -> str:
+    """`` [add_sub:1 add_sub_0 request abc]``, as much of it as is known."""
+    model, version = getattr(record, "model", None), getattr(record, "version", None)
+    instance, request_id = getattr(record, "instance", None), getattr(record, "request_id", None)
+    parts = [
+        None if model is None else f"{model}" if version is None else f"{model}:{version}",
+        None if instance is None else f"{instance}",
+        f"request {request_id}" if request_id else None,
+    ]
+    words = " ".join(part for part in parts if part is not None)
+    return f" [{words}]" if words else ""
+
+
+def _failure(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    """The traceback of ``exc_info`` and the stack of ``stack_info``, where the call gave them."""
+    traceback = formatter.formatException(record.exc_info) if record.exc_info else ""
+    return "\n".join(part for part in (traceback, record.stack_info) if part)
+
+
+def _table(record: logging.LogRecord) -> Table | None:
+    table: Table | None = getattr(record, "table", None)
+    return table
+
+
+# Tables -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Table:
+    """Headers and rows; as text, a frame in Triton's look. JSON lines keep the cells apart."""
+
+    headers: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def __str__(self) -> str:
+        return table(self.headers, self.rows)
+
+
+def log_table(
+    logger: logging.Logger, title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], level: int = logging.INFO
+) -> None:
+    """Log *title* with a table under it; file and line are the caller's."""
+    content = Table(tuple(headers), tuple(map(tuple, rows)))
+    logger.log(level, "%s", title, extra={"table": content}, stacklevel=2)
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """*rows* in a frame, without a newline at the end. A cell of several lines, a traceback say, stays in its column."""
+    cells = [[cell.splitlines() or [""] for cell in row] for row in (headers, *rows)]
+    widths = [max(len(line) for cell in column for line in cell) for column in zip(*cells)]
+    frame = "+" + "".join("-" * (width + 2) + "+" for width in widths)
+    head, *body = ["\n".join(_row_lines(row, widths)) for row in cells]
+    return "\n".join([frame, head, frame, *body, frame])
+
+
+def _row_lines(row: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:
+    height = max(map(len, row))
+    return [
+        "| " + " | ".join((cell[at] if at < len(cell) else "").ljust(width) for cell, width in zip(row, widths)) + " |"
+        for at in range(height)
+    ]

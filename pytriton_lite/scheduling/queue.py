@@ -1,0 +1,82 @@
+"""What a scheduler holds and what it decides."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pytriton_lite.core.request import InferenceRequest
+
+
+class Cancellable(Protocol):
+    """Whoever waits for the answer. An asyncio future is one."""
+
+    def cancelled(self) -> bool: ...
+
+
+class Ticket:
+    """A request in the hands of a scheduler. Times are nanoseconds of one monotonic clock.
+
+    ``batch_size`` is the first dimension of its inputs, 1 for a model without batching. ``shape_key`` is equal for requests
+    that may share a batch (scheduling spec, 3.3); None when all may.
+    """
+
+    __slots__ = (
+        "accepted_ns",
+        "batch_size",
+        "deadline_ns",
+        "enqueued_ns",
+        "is_queued",
+        "request",
+        "shape_key",
+        "waiter",
+    )
+
+    def __init__(
+        self, request: InferenceRequest, waiter: Cancellable, *, batch_size: int, shape_key: Hashable, accepted_ns: int
+    ) -> None:
+        self.request = request
+        self.waiter = waiter
+        self.batch_size = batch_size
+        self.shape_key = shape_key
+        self.accepted_ns = accepted_ns
+        self.enqueued_ns = 0
+        self.deadline_ns: int | None = None
+        self.is_queued = False
+
+
+@dataclass(slots=True)
+class Decision:
+    """What is to be done now. Every ticket that left the queue is in exactly one of the three lists.
+
+    ``batches`` are in order, for instances as they come: the first ones for those that are idle. ``next_check_ns`` is when
+    to ask again if nothing else happens first, None for never.
+    """
+
+    batches: list[list[Ticket]] = field(default_factory=list)
+    expired: list[Ticket] = field(default_factory=list)
+    cancelled: list[Ticket] = field(default_factory=list)
+    next_check_ns: int | None = None
+
+
+class Scheduler(Protocol):
+    """The queue of one model version, shared by its instances."""
+
+    def __len__(self) -> int:
+        """Requests waiting."""
+
+    def enqueue(self, ticket: Ticket, now_ns: int) -> None:
+        """Take a request. Raises InferenceError when the queue is full; the request never waited then."""
+
+    def put_back(self, tickets: list[Ticket]) -> None:
+        """Return requests of a dead worker that no execution had begun with, to the head of the queue, in order."""
+
+    def drain(self) -> list[Ticket]:
+        """Take everything that waits out of the queue, because nobody will serve it."""
+
+    def decide(self, now_ns: int, *, idle: int, ahead: int) -> Decision:
+        """Fill *idle* instances, and then at most *ahead* places behind executing batches.
+
+        Only a batch that waiting could not improve may go ahead of a free instance.
+        """

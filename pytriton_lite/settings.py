@@ -1,0 +1,1043 @@
+"""The one list of options: every flag is a field of `Settings`, written once.
+
+A field's metadata say how its text is read, what it is for and where it stands; flags, help and environment variables
+are generated from them. The reading of a command line, with Triton's rules, is in `pytriton_lite.cli`.
+
+To add an option, add a field. Its flag is its name with dashes: ``http_port`` is ``--http-port`` on the command line and
+``PYTRITON_LITE_HTTP_PORT`` in the environment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import enum
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ENVIRONMENT_PREFIX = "PYTRITON_LITE_"
+
+
+class UsageError(Exception):
+    """The command line, the environment or a combination of options is refused; the text is for the person who typed it."""
+
+
+class ModelControlMode(enum.Enum):
+    NONE = "none"
+    POLL = "poll"
+    EXPLICIT = "explicit"
+
+
+class LogFormat(enum.Enum):
+    DEFAULT = "default"
+    ISO8601 = "ISO8601"
+    JSON = "json"
+    """Ours: one JSON object per line."""
+
+
+class CompressionLevel(enum.Enum):
+    NONE = "none"
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+
+
+class RateLimitMode(enum.Enum):
+    OFF = "off"
+    EXECUTION_COUNT = "execution_count"
+
+
+@dataclass(frozen=True)
+class BackendSetting:
+    """One ``--backend-config``. *backend* is empty for a setting of all backends."""
+
+    backend: str
+    key: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.backend},{self.key}={self.value}" if self.backend else f"{self.key}={self.value}"
+
+
+class Standing(enum.Enum):
+    """What giving an option does today."""
+
+    HONOURED = "honoured"
+    NO_EFFECT = "accepted without effect"
+    """One warning when given, so that start scripts written for Triton keep working."""
+    NOT_YET = "not yet supported"
+    """Any value but the default refuses to start: to go on without what was asked for would be a lie."""
+
+
+class Group(enum.Enum):
+    """The headings of ``--help``, in Triton's order."""
+
+    SERVER = "Server"
+    LOGGING = "Logging"
+    REPOSITORY = "Model Repository"
+    HTTP = "HTTP"
+    GRPC = "GRPC"
+    SAGEMAKER = "Sagemaker"
+    VERTEX = "Vertex"
+    METRICS = "Metrics"
+    TRACING = "Tracing"
+    BACKEND = "Backend"
+    AGENT = "Repository Agent"
+    CACHE = "Response Cache"
+    RATE_LIMIT = "Rate Limiter"
+    MEMORY = "Memory/Device Management"
+    DEPRECATED = "DEPRECATED"
+
+
+# How texts are read -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How the text of an option becomes its value. ``parse`` raises ValueError with the sentence for the user."""
+
+    metavar: str
+    parse: Callable[[str], object]
+    takes_argument: bool = True
+
+
+TRUE_WORDS = ("true", "on", "1")
+FALSE_WORDS = ("false", "off", "0")
+
+INT32_MAX = (1 << 31) - 1
+INT64_MAX = (1 << 63) - 1
+
+_INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
+_SCHEME = re.compile(r"[a-z][a-z0-9]*://")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The one of *known* that looks most like *word*."""
+    return difflib.get_close_matches(word, list(known), n=1, cutoff=0.0)[0]
+
+
+def parse_bool(text: str) -> bool:
+    word = text.lower()
+    if word in TRUE_WORDS:
+        return True
+    if word in FALSE_WORDS:
+        return False
+    raise ValueError(
+        f"invalid value for bool option: {text}; expected one of {', '.join(TRUE_WORDS + FALSE_WORDS)}, "
+        f"the nearest is '{nearest(word, TRUE_WORDS + FALSE_WORDS)}'"
+    )
+
+
+def parse_integer(text: str, *, low: int, high: int) -> int:
+    """A whole decimal number. Stricter than Triton's stoi, which reads ``80a0`` as 80."""
+    if _INTEGER.fullmatch(text) is None:
+        raise ValueError(f"Invalid option value. Got {text}")
+    # Python refuses to convert thousands of digits (CVE-2020-10735), and no bound has more than nineteen.
+    digits = text.lstrip("+-").lstrip("0")
+    if len(digits) > 19 or not low <= int(text) <= high:
+        raise ValueError(f"Provided option value is out of bound. Got {text}")
+    return int(text)
+
+
+def _integer(low: int = 0, high: int = INT32_MAX) -> Kind:
+    return Kind("<integer>", lambda text: parse_integer(text, low=low, high=high))
+
+
+def _parse_thread_count(text: str) -> int:
+    """Triton takes 0 and uses one thread."""
+    return max(1, parse_integer(text, low=0, high=INT32_MAX))
+
+
+def _parse_verbosity(text: str) -> int:
+    if text.lower() in ("true", "false"):
+        return int(parse_bool(text))
+    return parse_integer(text, low=0, high=INT32_MAX)
+
+
+def _parse_positive_size(text: str) -> int:
+    size = parse_integer(text, low=-INT64_MAX - 1, high=INT64_MAX)
+    if size <= 0:
+        raise ValueError("Error: --http-max-input-size must be greater than 0.")
+    return size
+
+
+def _parse_float(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError(f"Invalid option value. Got {text}") from None
+    if not math.isfinite(number):
+        raise ValueError(f"Provided option value is out of bound. Got {text}")
+    return number
+
+
+def _parse_config_name(text: str) -> str:
+    if not text:
+        raise ValueError("Error: empty argument for --model-config-name")
+    if any(character.isspace() for character in text):
+        raise ValueError(f"Error: --model-config-name must not contain blanks. Got '{text}'")
+    return text
+
+
+def _parse_address(text: str) -> str:
+    """A host name, an IPv4 or an IPv6 address; ``ipv6:[::1]`` is what Triton's HTTP server wants for ``::1``."""
+    address = text.removeprefix("ipv4:").removeprefix("ipv6:")
+    if address.startswith("[") and address.endswith("]"):
+        address = address[1:-1]
+    if not address:
+        raise ValueError(f"Invalid option value. Got {text}")
+    return address
+
+
+def _parse_repository(text: str) -> Path:
+    if not text:
+        raise ValueError("Invalid option value. Got an empty path")
+    if _SCHEME.match(text):
+        raise ValueError(f"cloud storage is not yet supported, expected a directory. Got {text}")
+    return Path(text)
+
+
+def _parse_backend_setting(text: str) -> BackendSetting:
+    """``BACKEND,K=V`` or ``K=V``. As in Triton the backend ends at the first comma, wherever that is."""
+    backend, comma, rest = text.partition(",")
+    if not comma:
+        backend, rest = "", text
+    elif not backend:
+        raise ValueError(
+            "No backend specified. --backend-config option format is <backend name>,<setting>=<value> or "
+            f"<setting>=<value>. Got {text}"
+        )
+    key, _, value = rest.partition("=")
+    if not key or not value:
+        raise ValueError(f"--backend-config option format is '<backend name>,<setting>=<value>'. Got {text}")
+    return BackendSetting(backend, key, value)
+
+
+def _choice(flag: str, choices: type[enum.Enum]) -> Kind:
+    """One value of an enum, in any case. *flag* is as Triton spells it in this text."""
+    names = [member.value for member in choices]
+    by_word = {member.value.lower(): member for member in choices}
+
+    def parse(text: str) -> enum.Enum:
+        found = by_word.get(text.lower())
+        if found is None:
+            raise ValueError(
+                f"invalid argument for --{flag}: {text}; expected one of {', '.join(names)}, "
+                f"the nearest is '{nearest(text.lower(), by_word)}'"
+            )
+        return found
+
+    return Kind("{" + ",".join(names) + "}", parse)
+
+
+BOOL = Kind("<boolean>", parse_bool)
+SWITCH = Kind("", parse_bool, takes_argument=False)
+"""A flag without an argument; its environment variable takes a boolean."""
+COUNT = _integer()
+PORT = _integer(high=65535)
+BYTE_SIZE = _integer(high=INT64_MAX)
+MILLISECONDS = _integer()
+FLOAT = Kind("<float>", _parse_float)
+TEXT = Kind("<string>", str)
+PATH = Kind("<path>", lambda text: Path(text) if text else None)
+ADDRESS = Kind("<address>", _parse_address)
+
+
+# How options are declared -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A second flag for the same field. A deprecated one is taken with a warning that names the flag to use."""
+
+    flag: str
+    kind: Kind
+    help: str
+    group: Group
+    is_deprecated: bool = False
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What a field's metadata hold under ``"option"``."""
+
+    group: Group
+    kind: Kind
+    help: str
+    standing: Standing = Standing.HONOURED
+    note: str = ""
+    """NO_EFFECT: the reason, for the warning. NOT_YET: the feature's name."""
+    repeatable: bool = False
+    aliases: tuple[Alias, ...] = ()
+    shown_default: str | None = None
+    """What help prints where the default is worked out later."""
+
+
+def _option(group: Group, kind: Kind, help: str, **more: Any) -> Mapping[str, Declaration]:
+    return {"option": Declaration(group, kind, help, **more)}
+
+
+def _unused(group: Group, kind: Kind, help: str, note: str, **more: Any) -> Mapping[str, Declaration]:
+    return {"option": Declaration(group, kind, help, Standing.NO_EFFECT, note, **more)}
+
+
+def _later(group: Group, kind: Kind, help: str, note: str, **more: Any) -> Mapping[str, Declaration]:
+    return {"option": Declaration(group, kind, help, Standing.NOT_YET, note, **more)}
+
+
+# Why an option changes nothing here, where several share the reason.
+_ONE_LOOP = "one event loop serves every connection"
+_NO_PLUGINS = "this server loads no shared libraries"
+_NO_GPU_POOLS = "this server keeps no memory pools of its own on devices"
+_NO_SAGEMAKER = "there is no SageMaker front end"
+_NO_VERTEX = "there is no Vertex AI front end"
+_NO_TRACING = "request tracing is not yet supported"
+_NO_RATE_LIMIT = "rate limiting is not yet supported"
+
+# Features that later versions bring.
+_TLS = "TLS for gRPC"
+_FORWARDING = "forwarding of headers"
+_RESTRICTION = "restriction of protocols"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the server was told. Construction refuses unknown names, contradictions and what is not yet supported.
+
+    Raises UsageError with Triton's texts (CLI spec, section 1). Values, not texts, are expected: see each field's kind.
+    """
+
+    id: str = field(default="triton", metadata=_option(Group.SERVER, TEXT, "Name of this server in its metadata."))
+    exit_timeout_secs: int = field(
+        default=30,
+        metadata=_option(
+            Group.SERVER,
+            COUNT,
+            "Seconds that a shutdown may take in all: closing connections, finishing requests, unloading models.",
+        ),
+    )
+
+    log_verbose: int = field(
+        default=0,
+        metadata=_option(
+            Group.LOGGING,
+            Kind("<integer>", _parse_verbosity),
+            "Verbosity: 0 (or false) is off, 1 (or true) and up is on.",
+        ),
+    )
+    log_info: bool = field(default=True, metadata=_option(Group.LOGGING, BOOL, "Write lines of severity info."))
+    log_warning: bool = field(default=True, metadata=_option(Group.LOGGING, BOOL, "Write lines of severity warning."))
+    log_error: bool = field(default=True, metadata=_option(Group.LOGGING, BOOL, "Write lines of severity error."))
+    log_format: LogFormat = field(
+        default=LogFormat.DEFAULT,
+        metadata=_option(
+            Group.LOGGING,
+            _choice("log-format", LogFormat),
+            'How lines begin. default: "LMMDD hh:mm:ss.ssssss", ISO8601: "YYYY-MM-DDThh:mm:ssZ L", both in UTC and with '
+            "L the severity's letter; json: one object per line.",
+        ),
+    )
+    log_file: Path | None = field(
+        default=None,
+        metadata=_option(Group.LOGGING, PATH, "File to which lines are appended. Without it they go to stderr."),
+    )
+
+    model_repository: tuple[Path, ...] = field(
+        default=(),
+        metadata=_option(
+            Group.REPOSITORY,
+            Kind("<path>", _parse_repository),
+            "Directory of models; the same as a REPOSITORY argument. A model that is found in two of them is unavailable.",
+            repeatable=True,
+            aliases=(
+                Alias(
+                    "model-store",
+                    Kind("<path>", _parse_repository),
+                    "The same as --model-repository.",
+                    Group.REPOSITORY,
+                ),
+            ),
+        ),
+    )
+    exit_on_error: bool = field(
+        default=True,
+        metadata=_option(
+            Group.REPOSITORY, BOOL, "Exit when a start-up model does not load. If false, serve the others, not ready."
+        ),
+    )
+    disable_auto_complete_config: bool = field(
+        default=False,
+        metadata=_option(
+            Group.REPOSITORY,
+            SWITCH,
+            "Require a complete config.pbtxt of every model; derive no missing field.",
+            aliases=(
+                Alias(
+                    "strict-model-config",
+                    BOOL,
+                    "If true, the same as --disable-auto-complete-config.",
+                    Group.DEPRECATED,
+                    is_deprecated=True,
+                ),
+            ),
+        ),
+    )
+    strict_readiness: bool = field(
+        default=True,
+        metadata=_option(
+            Group.REPOSITORY,
+            BOOL,
+            "If true, the server is ready when it answers and all its models are ready. If false, when it answers.",
+        ),
+    )
+    model_control_mode: ModelControlMode = field(
+        default=ModelControlMode.NONE,
+        metadata=_later(
+            Group.REPOSITORY,
+            _choice("model-control-mode", ModelControlMode),
+            "none: load every model at start, and no more. poll: follow changes in the repository. explicit: load what "
+            "--load-model names, then what the model control API asks for.",
+            "loading and unloading of models while serving",
+        ),
+    )
+    repository_poll_secs: int = field(
+        default=15,
+        metadata=_unused(
+            Group.REPOSITORY,
+            COUNT,
+            "Seconds between two looks at the repository in mode poll.",
+            "only --model-control-mode=poll looks at the repository again",
+        ),
+    )
+    load_model: tuple[str, ...] = field(
+        default=(),
+        metadata=_later(
+            Group.REPOSITORY,
+            TEXT,
+            "Model to load at start in mode explicit; * alone is all of them.",
+            "--model-control-mode=explicit",
+            repeatable=True,
+        ),
+    )
+    model_config_name: str = field(
+        default="",
+        metadata=_option(
+            Group.REPOSITORY,
+            Kind("<string>", _parse_config_name),
+            "Use configs/<string>.pbtxt in a model's directory, where there is one, instead of config.pbtxt.",
+        ),
+    )
+    model_load_thread_count: int = field(
+        default=4,
+        metadata=_option(
+            Group.REPOSITORY, Kind("<integer>", _parse_thread_count), "How many models load at a time, at least 1."
+        ),
+    )
+    model_load_retry_count: int = field(
+        default=0,
+        metadata=_unused(
+            Group.REPOSITORY, COUNT, "How often a failed load is tried again.", "a failed load is not tried again"
+        ),
+    )
+    model_namespacing: bool = field(
+        default=False,
+        metadata=_unused(
+            Group.REPOSITORY,
+            BOOL,
+            "Let two repositories hold models of the same name.",
+            "a model's name must be unique over all repositories",
+        ),
+    )
+    enable_peer_access: bool = field(
+        default=True,
+        metadata=_unused(
+            Group.REPOSITORY, BOOL, "Direct access of one GPU to another.", "that is left to the models' own libraries"
+        ),
+    )
+
+    allow_http: bool = field(default=True, metadata=_option(Group.HTTP, BOOL, "Serve HTTP."))
+    http_address: str = field(
+        default="0.0.0.0", metadata=_option(Group.HTTP, ADDRESS, "Address that HTTP listens on; ::1 or ipv6:[::1] too.")
+    )
+    http_port: int = field(
+        default=8000, metadata=_option(Group.HTTP, PORT, "Port that HTTP listens on; 0 picks a free one and prints it.")
+    )
+    reuse_http_port: bool = field(
+        default=False, metadata=_option(Group.HTTP, BOOL, "Let several servers that all say so listen on this port.")
+    )
+    http_header_forward_pattern: str = field(
+        default="",
+        metadata=_later(
+            Group.HTTP, TEXT, "Regular expression; headers that match become request parameters.", _FORWARDING
+        ),
+    )
+    http_thread_count: int = field(
+        default=8, metadata=_unused(Group.HTTP, COUNT, "Threads that handle HTTP requests.", _ONE_LOOP)
+    )
+    http_restricted_api: tuple[str, ...] = field(
+        default=(),
+        metadata=_later(
+            Group.HTTP,
+            Kind("<api>,...:<header>=<value>", str),
+            "Answer requests to these APIs only where the header has the value.",
+            _RESTRICTION,
+            repeatable=True,
+        ),
+    )
+    http_max_input_size: int = field(
+        default=64 << 20,
+        metadata=_option(
+            Group.HTTP,
+            Kind("<integer>", _parse_positive_size),
+            "Bytes that the JSON of a request, or a decompressed or raw body, may have.",
+        ),
+    )
+
+    allow_grpc: bool = field(default=True, metadata=_option(Group.GRPC, BOOL, "Serve gRPC."))
+    grpc_address: str = field(
+        default="0.0.0.0", metadata=_option(Group.GRPC, ADDRESS, "Address that gRPC listens on; ::1 or ipv6:[::1] too.")
+    )
+    grpc_port: int = field(
+        default=8001, metadata=_option(Group.GRPC, PORT, "Port that gRPC listens on; 0 picks a free one and prints it.")
+    )
+    reuse_grpc_port: bool = field(
+        default=False, metadata=_option(Group.GRPC, BOOL, "Let several servers that all say so listen on this port.")
+    )
+    grpc_header_forward_pattern: str = field(
+        default="",
+        metadata=_later(
+            Group.GRPC, TEXT, "Regular expression; metadata that match become request parameters.", _FORWARDING
+        ),
+    )
+    grpc_infer_allocation_pool_size: int = field(
+        default=8,
+        metadata=_unused(
+            Group.GRPC, COUNT, "Request objects kept for reuse.", "request objects are not kept for reuse"
+        ),
+    )
+    grpc_infer_thread_count: int = field(
+        default=2, metadata=_unused(Group.GRPC, COUNT, "Threads that handle inference requests.", _ONE_LOOP)
+    )
+    grpc_max_response_pool_size: int = field(
+        default=INT32_MAX,
+        metadata=_unused(
+            Group.GRPC, COUNT, "Unsent responses that a stream may hold.", "unsent responses are not limited"
+        ),
+    )
+    grpc_use_ssl: bool = field(default=False, metadata=_later(Group.GRPC, BOOL, "Encrypt gRPC with TLS.", _TLS))
+    grpc_use_ssl_mutual: bool = field(
+        default=False, metadata=_later(Group.GRPC, BOOL, "TLS that also asks clients for a certificate.", _TLS)
+    )
+    grpc_server_cert: str = field(
+        default="", metadata=_later(Group.GRPC, TEXT, "PEM file of the server's certificate.", _TLS)
+    )
+    grpc_server_key: str = field(default="", metadata=_later(Group.GRPC, TEXT, "PEM file of the server's key.", _TLS))
+    grpc_root_cert: str = field(
+        default="", metadata=_later(Group.GRPC, TEXT, "PEM file of the authority that signs clients.", _TLS)
+    )
+    grpc_infer_response_compression_level: CompressionLevel = field(
+        default=CompressionLevel.NONE,
+        metadata=_option(
+            Group.GRPC,
+            _choice("grpc_infer_response_compression_level", CompressionLevel),  # Triton's text has underscores
+            "How hard inference responses are compressed.",
+        ),
+    )
+    grpc_keepalive_time: int = field(
+        default=7_200_000,
+        metadata=_option(Group.GRPC, MILLISECONDS, "Milliseconds after which a keepalive ping is sent."),
+    )
+    grpc_keepalive_timeout: int = field(
+        default=20_000,
+        metadata=_option(
+            Group.GRPC,
+            MILLISECONDS,
+            "Milliseconds that the answer to a keepalive ping may take before the connection is closed.",
+        ),
+    )
+    grpc_keepalive_permit_without_calls: bool = field(
+        default=False, metadata=_option(Group.GRPC, BOOL, "Send keepalive pings on connections without calls too.")
+    )
+    grpc_http2_max_pings_without_data: int = field(
+        default=2,
+        metadata=_option(Group.GRPC, COUNT, "Pings that may be sent while there is nothing else to send; 0 is any."),
+    )
+    grpc_http2_min_recv_ping_interval_without_data: int = field(
+        default=300_000,
+        metadata=_option(
+            Group.GRPC, MILLISECONDS, "Milliseconds between two pings of an idle client; a shorter time is a strike."
+        ),
+    )
+    grpc_http2_max_ping_strikes: int = field(
+        default=2,
+        metadata=_option(Group.GRPC, COUNT, "Strikes after which a client's connection is closed; 0 is never."),
+    )
+    grpc_max_connection_age: int = field(
+        default=0, metadata=_option(Group.GRPC, MILLISECONDS, "Milliseconds that a connection may live; 0 is for ever.")
+    )
+    grpc_max_connection_age_grace: int = field(
+        default=0,
+        metadata=_option(
+            Group.GRPC, MILLISECONDS, "Milliseconds that the calls of a connection too old have left; 0 is any time."
+        ),
+    )
+    grpc_restricted_protocol: tuple[str, ...] = field(
+        default=(),
+        metadata=_later(
+            Group.GRPC,
+            Kind("<protocol>,...:<key>=<value>", str),
+            "Answer calls of these protocols only where the metadata key has the value.",
+            _RESTRICTION,
+            repeatable=True,
+        ),
+    )
+
+    allow_sagemaker: bool = field(
+        default=False, metadata=_unused(Group.SAGEMAKER, BOOL, "Serve SageMaker's routes.", _NO_SAGEMAKER)
+    )
+    sagemaker_port: int = field(
+        default=8080, metadata=_unused(Group.SAGEMAKER, PORT, "Port of SageMaker's routes.", _NO_SAGEMAKER)
+    )
+    sagemaker_safe_port_range: str = field(
+        default="",
+        metadata=_unused(
+            Group.SAGEMAKER, Kind("<integer>-<integer>", str), "Ports that other listeners may have.", _NO_SAGEMAKER
+        ),
+    )
+    sagemaker_thread_count: int = field(
+        default=8, metadata=_unused(Group.SAGEMAKER, COUNT, "Threads of SageMaker's routes.", _NO_SAGEMAKER)
+    )
+
+    allow_vertex_ai: bool = field(
+        default=False, metadata=_unused(Group.VERTEX, BOOL, "Serve Vertex AI's routes.", _NO_VERTEX)
+    )
+    vertex_ai_port: int = field(
+        default=8080, metadata=_unused(Group.VERTEX, PORT, "Port of Vertex AI's routes.", _NO_VERTEX)
+    )
+    vertex_ai_thread_count: int = field(
+        default=8, metadata=_unused(Group.VERTEX, COUNT, "Threads of Vertex AI's routes.", _NO_VERTEX)
+    )
+    vertex_ai_default_model: str = field(
+        default="", metadata=_unused(Group.VERTEX, TEXT, "Model that the predict route asks.", _NO_VERTEX)
+    )
+
+    allow_metrics: bool = field(default=True, metadata=_option(Group.METRICS, BOOL, "Serve Prometheus metrics."))
+    allow_gpu_metrics: bool = field(
+        default=True,
+        metadata=_unused(Group.METRICS, BOOL, "Export GPU metrics.", "GPU metrics are not exported yet"),
+    )
+    allow_cpu_metrics: bool = field(
+        default=True,
+        metadata=_unused(Group.METRICS, BOOL, "Export CPU metrics.", "CPU metrics are not exported yet"),
+    )
+    metrics_address: str = field(
+        default="",
+        metadata=_option(
+            Group.METRICS, ADDRESS, "Address that metrics listen on.", shown_default="that of --http-address"
+        ),
+    )
+    metrics_port: int = field(
+        default=8002,
+        metadata=_option(Group.METRICS, PORT, "Port that metrics listen on; 0 picks a free one and prints it."),
+    )
+    metrics_interval_ms: float = field(
+        default=2000.0,
+        metadata=_unused(
+            Group.METRICS,
+            FLOAT,
+            "Milliseconds between two readings of polled metrics.",
+            "every metric is read when it is scraped",
+        ),
+    )
+    metrics_config: tuple[str, ...] = field(
+        default=(),
+        metadata=_later(
+            Group.METRICS,
+            Kind("<setting>=<value>", str),
+            "Choice of metric families and their settings.",
+            "the choice of metric families",
+            repeatable=True,
+        ),
+    )
+
+    trace_config: tuple[str, ...] = field(
+        default=(),
+        metadata=_later(
+            Group.TRACING,
+            Kind("[<mode>,]<setting>=<value>", str),
+            "What is traced, how often and to where.",
+            "request tracing",
+            repeatable=True,
+        ),
+    )
+    trace_file: str = field(
+        default="", metadata=_unused(Group.DEPRECATED, TEXT, "Use --trace-config triton,file=<string>.", _NO_TRACING)
+    )
+    trace_level: tuple[str, ...] = field(
+        default=(),
+        metadata=_unused(Group.DEPRECATED, TEXT, "Use --trace-config level=<string>.", _NO_TRACING, repeatable=True),
+    )
+    trace_rate: int = field(
+        default=1000, metadata=_unused(Group.DEPRECATED, COUNT, "Use --trace-config rate=<integer>.", _NO_TRACING)
+    )
+    trace_count: int = field(
+        default=-1,
+        metadata=_unused(
+            Group.DEPRECATED, _integer(low=-1), "Use --trace-config count=<integer>; -1 is no limit.", _NO_TRACING
+        ),
+    )
+    trace_log_frequency: int = field(
+        default=0,
+        metadata=_unused(Group.DEPRECATED, COUNT, "Use --trace-config triton,log-frequency=<integer>.", _NO_TRACING),
+    )
+
+    backend_config: tuple[BackendSetting, ...] = field(
+        default=(),
+        metadata=_option(
+            Group.BACKEND,
+            Kind("[<backend>,]<setting>=<value>", _parse_backend_setting),
+            "Setting of a backend. Used are python,stub-timeout-seconds (30; how long a worker may take to be ready), "
+            "python,shm-default-byte-size (1048576; the arena's first size) and python,shm-region-prefix-name.",
+            repeatable=True,
+        ),
+    )
+    backend_directory: str = field(
+        default="/opt/tritonserver/backends",
+        metadata=_unused(Group.BACKEND, TEXT, "Directory of backends.", _NO_PLUGINS),
+    )
+
+    repoagent_directory: str = field(
+        default="/opt/tritonserver/repoagents",
+        metadata=_unused(Group.AGENT, TEXT, "Directory of repository agents.", _NO_PLUGINS),
+    )
+
+    cache_config: tuple[str, ...] = field(
+        default=(),
+        metadata=_later(
+            Group.CACHE,
+            Kind("<cache>,<setting>=<value>", str),
+            "Setting of a response cache: local,size=<bytes> turns it on.",
+            "the response cache",
+            repeatable=True,
+        ),
+    )
+    cache_directory: str = field(
+        default="/opt/tritonserver/caches",
+        metadata=_unused(Group.CACHE, TEXT, "Directory of cache implementations.", _NO_PLUGINS),
+    )
+    response_cache_byte_size: int = field(
+        default=0,
+        metadata=_unused(
+            Group.DEPRECATED,
+            BYTE_SIZE,
+            "Use --cache-config local,size=<integer>.",
+            "the response cache is not yet supported",
+        ),
+    )
+
+    rate_limit: RateLimitMode = field(
+        default=RateLimitMode.OFF,
+        metadata=_unused(
+            Group.RATE_LIMIT,
+            _choice("rate-limit", RateLimitMode),
+            "Whether instances wait for resources before they execute.",
+            _NO_RATE_LIMIT,
+        ),
+    )
+    rate_limit_resource: tuple[str, ...] = field(
+        default=(),
+        metadata=_unused(
+            Group.RATE_LIMIT,
+            Kind("<name>:<count>[:<device>]", str),
+            "Resource that the rate limiter has to give.",
+            _NO_RATE_LIMIT,
+            repeatable=True,
+        ),
+    )
+
+    allow_client_shm: bool = field(
+        default=False,
+        metadata=_later(
+            Group.MEMORY,
+            BOOL,
+            "Let clients register shared memory regions.",
+            "shared memory of clients",
+        ),
+    )
+    pinned_memory_pool_byte_size: int = field(
+        default=256 << 20, metadata=_unused(Group.MEMORY, BYTE_SIZE, "Bytes of pinned memory.", _NO_GPU_POOLS)
+    )
+    cuda_memory_pool_byte_size: tuple[str, ...] = field(
+        default=(),
+        metadata=_unused(
+            Group.MEMORY,
+            Kind("<device>:<bytes>", str),
+            "Bytes of memory on a GPU.",
+            _NO_GPU_POOLS,
+            repeatable=True,
+        ),
+    )
+    cuda_virtual_address_size: tuple[str, ...] = field(
+        default=(),
+        metadata=_unused(
+            Group.MEMORY,
+            Kind("<device>:<bytes>", str),
+            "Bytes of address space that a growing state has on a GPU.",
+            _NO_GPU_POOLS,
+            repeatable=True,
+        ),
+    )
+    min_supported_compute_capability: float = field(
+        default=6.0,
+        metadata=_unused(
+            Group.MEMORY, FLOAT, "Least compute capability of a GPU.", "models choose among all GPUs they see"
+        ),
+    )
+    buffer_manager_thread_count: int = field(
+        default=0,
+        metadata=_unused(Group.MEMORY, COUNT, "Threads that copy tensors.", "tensors are copied without threads"),
+    )
+    host_policy: tuple[str, ...] = field(
+        default=(),
+        metadata=_unused(
+            Group.MEMORY,
+            Kind("<policy>,<setting>=<value>", str),
+            "NUMA node and cores of instances.",
+            "instances are not bound to cores or nodes",
+            repeatable=True,
+        ),
+    )
+    model_load_gpu_limit: tuple[str, ...] = field(
+        default=(),
+        metadata=_unused(
+            Group.MEMORY,
+            Kind("<device>:<fraction>", str),
+            "Share of a GPU's memory above which models are not loaded.",
+            "the memory of GPUs is not watched",
+            repeatable=True,
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        # Sets that keep their order. Paths are compared whole and kept as written: texts show what was typed.
+        repositories: dict[Path, Path] = {}
+        for path in self.model_repository:
+            repositories.setdefault(path.absolute(), path)
+        object.__setattr__(self, "model_repository", tuple(repositories.values()))
+        object.__setattr__(self, "load_model", tuple(dict.fromkeys(self.load_model)))
+        object.__setattr__(self, "metrics_address", self.metrics_address or self.http_address)
+        _check_combinations(self)
+        _check_supported(self)
+
+    @property
+    def worker_ready_timeout_s(self) -> int:
+        """Deadline for ``initialize``: ``python,ready-timeout-seconds``, ours, half an hour. Triton waits for ever."""
+        return _python_integer(
+            self,
+            "ready-timeout-seconds",
+            1800,
+            1,
+            "ready-timeout-seconds can't be smaller than or equal to zero.",
+        )
+
+    @property
+    def worker_hello_timeout_s(self) -> int:
+        """Deadline for a worker's first sign of life: ``python,stub-timeout-seconds``, 30."""
+        return _python_integer(
+            self, "stub-timeout-seconds", 30, 1, "stub-timeout-seconds can't be smaller than or equal to zero."
+        )
+
+    @property
+    def arena_bytes(self) -> int:
+        """First size of a worker's arena: ``python,shm-default-byte-size``, 1 MiB and at least that."""
+        # Triton compares with 1 MiB and says 4.
+        return _python_integer(
+            self, "shm-default-byte-size", 1 << 20, 1 << 20, "shm-default-byte-size can't be smaller than 4 MiBs"
+        )
+
+    @property
+    def segment_prefix(self) -> str | None:
+        """First part of the names of segments: ``python,shm-region-prefix-name``; None leaves it to the arena."""
+        return self.backend_value("python", "shm-region-prefix-name")
+
+    def backend_value(self, backend: str, key: str) -> str | None:
+        """The last value given for *key* of *backend*; None if there is none."""
+        for setting in reversed(self.backend_config):
+            if setting.backend == backend and setting.key == key:
+                return setting.value
+        return None
+
+
+HONOURED_BACKEND_KEYS = frozenset(
+    {
+        ("python", "stub-timeout-seconds"),
+        ("python", "ready-timeout-seconds"),
+        ("python", "shm-default-byte-size"),
+        ("python", "shm-region-prefix-name"),
+    }
+)
+"""The settings of ``--backend-config`` that do something; the others are accepted with a warning."""
+
+
+# Options, generated from the fields ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Option:
+    """One flag: what the command line, the help and the environment know of a field."""
+
+    flag: str
+    field: str
+    kind: Kind
+    help: str
+    group: Group
+    default: Any
+    repeatable: bool
+    standing: Standing
+    note: str
+    shown_default: str | None = None
+    instead: str = ""
+    """The flag to use, where this one is deprecated in favour of another of the same field."""
+
+    @property
+    def environment(self) -> str:
+        return ENVIRONMENT_PREFIX + self.flag.upper().replace("-", "_")
+
+    def parse(self, text: str) -> object:
+        """The value of *text*. Raises UsageError in Triton's wrapped form."""
+        try:
+            return self.kind.parse(text)
+        except ValueError as error:
+            raise UsageError(f'Bad option: "--{self.flag}".\n{error}') from None
+
+
+def declaration_of(name: str) -> Declaration:
+    """The metadata of the field *name* of Settings."""
+    declaration: Declaration = Settings.__dataclass_fields__[name].metadata["option"]
+    return declaration
+
+
+def flag_of(name: str) -> str:
+    """The flag of the field *name*, without its dashes in front."""
+    return name.replace("_", "-")
+
+
+def _options_of(entry: dataclasses.Field[Any]) -> list[Option]:
+    declared = declaration_of(entry.name)
+    option = Option(
+        flag=flag_of(entry.name),
+        field=entry.name,
+        kind=declared.kind,
+        help=declared.help,
+        group=declared.group,
+        default=entry.default,
+        repeatable=declared.repeatable,
+        standing=declared.standing,
+        note=declared.note,
+        shown_default=declared.shown_default,
+    )
+    aliases = [
+        dataclasses.replace(
+            option,
+            flag=alias.flag,
+            kind=alias.kind,
+            help=alias.help,
+            group=alias.group,
+            instead=option.flag if alias.is_deprecated else "",
+        )
+        for alias in declared.aliases
+    ]
+    return [option, *aliases]
+
+
+OPTIONS: tuple[Option, ...] = tuple(option for entry in dataclasses.fields(Settings) for option in _options_of(entry))
+
+BY_FLAG: Mapping[str, Option] = {option.flag: option for option in OPTIONS}
+BY_ENVIRONMENT: Mapping[str, Option] = {option.environment: option for option in OPTIONS}
+
+
+def show(value: object) -> str:
+    """A value as it would be typed."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, enum.Enum):
+        return str(value.value)
+    if isinstance(value, tuple):
+        return " ".join(map(show, value))
+    return f"{value:g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+# What the parser cannot see in one option ---------------------------------------------------------------------------
+
+
+def endpoint(address: str, port: int) -> str:
+    """``0.0.0.0:8000``, ``[::1]:8000``."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _check_combinations(settings: Settings) -> None:
+    """Triton's cross checks, in its order and with its texts (CLI spec, section 1)."""
+    if settings.load_model and settings.model_control_mode is not ModelControlMode.EXPLICIT:
+        raise UsageError("Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
+    if settings.response_cache_byte_size and settings.cache_config:
+        raise UsageError(
+            "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. Please provide one "
+            "or the other."
+        )
+    _check_endpoints(settings)
+    _check_python_backend(settings)
+
+
+def _check_endpoints(settings: Settings) -> None:
+    """Two listeners at one address and port. Port 0 collides in Triton; here it is another port each time."""
+    listeners: dict[str, str] = {}
+    for is_allowed, name, address, port in (
+        (settings.allow_http, "HTTP", settings.http_address, settings.http_port),
+        (settings.allow_grpc, "GRPC", settings.grpc_address, settings.grpc_port),
+        (settings.allow_metrics, "metrics", settings.metrics_address, settings.metrics_port),
+    ):
+        if not is_allowed or port == 0:
+            continue
+        place = endpoint(address, port)
+        other = listeners.setdefault(place, name)
+        if other != name:
+            raise UsageError(
+                f"The server cannot listen to {other} requests and {name} requests at the same address and port {place}"
+            )
+
+
+def _check_python_backend(settings: Settings) -> None:
+    """Read what the workers will be started with; in Triton these errors fail each model (model API, 7.2)."""
+    try:
+        _ = settings.worker_ready_timeout_s, settings.arena_bytes
+        prefix = settings.segment_prefix
+        if prefix is not None and "/" in prefix:
+            raise ValueError(f"shm-region-prefix-name must not contain '/'. Got {prefix}")
+    except ValueError as error:
+        raise UsageError(f'Bad option: "--backend-config".\n{error}') from None
+
+
+def _python_integer(settings: Settings, key: str, default: int, low: int, too_small: str) -> int:
+    text = settings.backend_value("python", key)
+    if text is None:
+        return default
+    try:
+        number = parse_integer(text, low=-INT64_MAX - 1, high=INT64_MAX)
+    except ValueError as error:
+        raise ValueError(f"python,{key}: {error}") from None
+    if number < low:
+        raise ValueError(f"{too_small} Got python,{key}={text}")
+    return number
+
+
+def _check_supported(settings: Settings) -> None:
+    for entry in dataclasses.fields(settings):
+        declared = declaration_of(entry.name)
+        value = getattr(settings, entry.name)
+        if declared.standing is Standing.NOT_YET and value != entry.default:
+            flag = flag_of(entry.name)
+            raise UsageError(f'Bad option: "--{flag}".\n{declared.note}: not yet supported. Got {show(value)}')

@@ -1,0 +1,357 @@
+"""The parsing rules of cli.md section 1, the ranking of sources, help and exit statuses."""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from pytriton_lite import __version__, logs
+from pytriton_lite.cli import USAGE, Parsed, help_text, main, parse
+from pytriton_lite.settings import OPTIONS, BackendSetting, Group, LogFormat, Option, Settings, Standing, UsageError
+
+
+def read(*argv: str, environ: Mapping[str, str] | None = None) -> Settings:
+    settings = parse(argv, environ or {}).settings
+    assert settings is not None
+    return settings
+
+
+def refusal(*argv: str, environ: Mapping[str, str] | None = None) -> str:
+    with pytest.raises(UsageError) as raised:
+        parse(argv, environ or {})
+    return str(raised.value)
+
+
+# Parsing rules ------------------------------------------------------------------------------------------------------
+
+
+def test_an_argument_follows_an_equals_sign_or_is_the_next_word() -> None:
+    assert read("--http-port=9000").http_port == 9000
+    assert read("--http-port", "9000").http_port == 9000
+    assert read("--id=a=b").id == "a=b"
+    assert read("--id=").id == ""
+
+
+def test_the_next_word_is_the_argument_whatever_it_looks_like() -> None:
+    assert read("--id", "--http-port=1").id == "--http-port=1"
+    assert "invalid value for bool option: --allow-grpc" in refusal("--allow-http", "--allow-grpc", "true")
+
+
+def test_an_unambiguous_beginning_of_a_flag_will_do() -> None:
+    assert read("--http-po=9000", "--model-st", "models").http_port == 9000
+    assert read("--model-st", "models").model_repository == (Path("models"),)
+
+
+def test_an_ambiguous_beginning_lists_the_candidates() -> None:
+    message = refusal("--http=1")
+    assert message.startswith("option '--http' is ambiguous; possibilities: '--http-address' '--http-port' ")
+    assert set(re.findall(r"'--([a-z-]+)'", message)) - {"http"} == {
+        option.flag for option in OPTIONS if option.flag.startswith("http")
+    }
+
+
+def test_a_whole_flag_is_not_ambiguous_with_a_longer_one() -> None:
+    assert read("--grpc-use-ssl=false", "--grpc-max-connection-age=5").grpc_max_connection_age == 5
+
+
+def test_an_option_needs_its_argument() -> None:
+    assert refusal("--allow-http") == "option '--allow-http' requires an argument"
+
+
+def test_the_one_switch_takes_no_argument() -> None:
+    assert read("--disable-auto-complete-config").disable_auto_complete_config is True
+    settings = read("--disable-auto-complete-config", "models")
+    assert (settings.disable_auto_complete_config, settings.model_repository) == (True, (Path("models"),))
+    assert (
+        refusal("--disable-auto-complete-config=true")
+        == "option '--disable-auto-complete-config' doesn't allow an argument"
+    )
+
+
+def test_the_last_one_wins() -> None:
+    assert read("--http-port=1", "--id=x", "--http-port=2").http_port == 2
+
+
+def test_repeatable_options_add_up() -> None:
+    settings = read("--backend-config=python,a=1", "--backend-config", "b=2")
+    assert settings.backend_config == (BackendSetting("python", "a", "1"), BackendSetting("", "b", "2"))
+
+
+def test_repositories_come_from_arguments_and_both_flags_in_the_order_typed() -> None:
+    settings = read("b", "--model-repository=a", "--http-port=1", "c", "--model-store", "d", "--model-repository=b")
+    assert settings.model_repository == (Path("b"), Path("a"), Path("c"), Path("d"))
+
+
+def test_two_dashes_end_the_options() -> None:
+    assert read("--id=x", "--", "--id=y").model_repository == (Path("--id=y"),)
+    assert read("-").model_repository == (Path("-"),)
+
+
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [("--http-prot=1", "http-port"), ("--frobnicate", None), ("--logverbose", "log-verbose"), ("--=1", None)],
+)
+def test_an_unknown_flag_is_refused_with_the_nearest_known_one(word: str, near: str | None) -> None:
+    message = refusal(word)
+    found = re.fullmatch(r"unrecognized option '(.*)'; the nearest known one is '--([a-z-]+)'", message)
+    assert found is not None and found.group(1) == word
+    assert near in (None, found.group(2))
+
+
+def test_a_short_option_is_refused() -> None:
+    assert refusal("-x").startswith("invalid option -- 'x'")
+
+
+def test_the_deprecated_strict_model_config_is_the_switch_with_a_boolean() -> None:
+    assert read("--strict-model-config=true").disable_auto_complete_config is True
+    assert read("--strict-model-config=false").disable_auto_complete_config is False
+    assert parse(["--strict-model-config=true"], {}).warnings == (
+        "--strict-model-config is deprecated; use --disable-auto-complete-config",
+    )
+
+
+def test_a_later_feature_refuses_from_the_command_line() -> None:
+    assert refusal("--model-control-mode=explicit") == (
+        'Bad option: "--model-control-mode".\nloading and unloading of models while serving: not yet supported. Got '
+        "explicit"
+    )
+    assert refusal("--trace-config", "level=TIMESTAMPS", "--trace-config=rate=1").endswith(
+        "request tracing: not yet supported. Got level=TIMESTAMPS rate=1"
+    )
+    assert read("--allow-client-shm=false", "--model-control-mode=NONE").allow_client_shm is False
+
+
+# Environment --------------------------------------------------------------------------------------------------------
+
+
+def test_the_environment_ranks_above_the_default_and_below_the_command_line() -> None:
+    environ = {"PYTRITON_LITE_HTTP_PORT": "9000", "PYTRITON_LITE_ID": "env"}
+    assert (read().http_port, read().id) == (8000, "triton")
+    assert (read(environ=environ).http_port, read(environ=environ).id) == (9000, "env")
+    settings = read("--http-port=9001", environ=environ)
+    assert (settings.http_port, settings.id) == (9001, "env")
+
+
+def test_an_empty_variable_is_none() -> None:
+    assert read(environ={"PYTRITON_LITE_HTTP_PORT": "", "PYTRITON_LITE_MODEL_REPOSITORY": ";"}) == Settings()
+
+
+def test_a_repeatable_variable_has_its_values_between_semicolons() -> None:
+    settings = read(environ={"PYTRITON_LITE_BACKEND_CONFIG": "python,a=1;b=2", "PYTRITON_LITE_MODEL_STORE": "x;y"})
+    assert settings.backend_config == (BackendSetting("python", "a", "1"), BackendSetting("", "b", "2"))
+    assert settings.model_repository == (Path("x"), Path("y"))
+
+
+def test_the_command_line_replaces_a_repeatable_variable_whole() -> None:
+    environ = {"PYTRITON_LITE_MODEL_REPOSITORY": "env", "PYTRITON_LITE_MODEL_STORE": "store"}
+    assert read("typed", environ=environ).model_repository == (Path("typed"),)
+    assert read(environ=environ).model_repository == (Path("env"), Path("store"))
+
+
+def test_the_switch_is_a_boolean_in_the_environment() -> None:
+    assert read(environ={"PYTRITON_LITE_DISABLE_AUTO_COMPLETE_CONFIG": "on"}).disable_auto_complete_config is True
+    assert read(environ={"PYTRITON_LITE_DISABLE_AUTO_COMPLETE_CONFIG": "0"}).disable_auto_complete_config is False
+
+
+def test_a_bad_variable_is_named() -> None:
+    assert refusal(environ={"PYTRITON_LITE_HTTP_PORT": "tcp://10.0.0.1:8000"}) == (
+        'Bad option: "--http-port" (environment variable PYTRITON_LITE_HTTP_PORT).\n'
+        "Invalid option value. Got tcp://10.0.0.1:8000"
+    )
+
+
+def test_a_bad_variable_that_the_command_line_outranks_is_not_read() -> None:
+    assert read("--http-port=1", environ={"PYTRITON_LITE_HTTP_PORT": "x"}).http_port == 1
+
+
+def test_a_misspelt_variable_warns_with_the_nearest_and_service_links_do_not() -> None:
+    environ = {
+        "PYTRITON_LITE_HTP_PORT": "1",
+        "PYTRITON_LITE_PORT": "tcp://10.0.0.1:8000",
+        "PYTRITON_LITE_PORT_8000_TCP_ADDR": "10.0.0.1",
+        "PYTRITON_LITE_SERVICE_HOST": "10.0.0.1",
+        "PYTRITON_LITE_SERVICE_PORT_HTTP": "8000",
+        "HOME": "/",
+    }
+    assert parse([], environ).warnings == (
+        "environment variable PYTRITON_LITE_HTP_PORT sets no option; the nearest is PYTRITON_LITE_HTTP_PORT",
+    )
+
+
+# Warnings -----------------------------------------------------------------------------------------------------------
+
+
+def _some_text(option: Option) -> str:
+    for text in ("1", "off", "a:1"):
+        try:
+            option.parse(text)
+        except UsageError:
+            continue
+        return text
+    raise AssertionError(option.flag)
+
+
+WITHOUT_EFFECT = [option for option in OPTIONS if option.standing is Standing.NO_EFFECT]
+
+
+@pytest.mark.parametrize("option", WITHOUT_EFFECT, ids=lambda option: option.flag)
+def test_an_option_without_effect_is_taken_with_one_warning_however_often_it_is_given(option: Option) -> None:
+    text = _some_text(option)
+    warning = (f"--{option.flag} has no effect: {option.note}",)
+    assert parse([f"--{option.flag}={text}", f"--{option.flag}", text], {}).warnings == warning
+    assert parse([], {option.environment: text}).warnings == warning
+
+
+def test_an_honoured_option_does_not_warn() -> None:
+    argv = ["m", "--http-port=1", "--backend-config=python,stub-timeout-seconds=3", "--allow-client-shm=false"]
+    assert parse(argv, {}).warnings == ()
+
+
+def test_a_backend_setting_that_nothing_reads_warns_once() -> None:
+    argv = ["--backend-config=tensorflow,version=2", "--backend-config=tensorflow,version=2"]
+    assert parse(argv, {}).warnings == ("--backend-config=tensorflow,version=2 has no effect: nothing here reads it",)
+
+
+# Help and the command -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.flag)
+def test_every_option_stands_in_the_help_once_and_under_its_heading(option: Option) -> None:
+    text = help_text()
+    assert len(re.findall(rf"^  --{option.flag}( |$)", text, re.MULTILINE)) == 1
+    before = text[: re.search(rf"^  --{option.flag}( |$)", text, re.MULTILINE).start()]  # type: ignore[union-attr]
+    headings = re.findall(rf"^({'|'.join(group.value for group in Group)}):$", before, re.MULTILINE)
+    assert headings[-1] == option.group.value
+
+
+def test_help_shows_defaults_and_standings() -> None:
+    text = " ".join(help_text().split())
+    assert "--http-port <integer> Port that HTTP listens on; 0 picks a free one and prints it. Default: 8000." in text
+    assert "Default: that of --http-address." in text
+    assert "Accepted without effect: one event loop serves every connection." in text
+    assert "Not yet supported but for the default: shared memory of clients." in text
+    assert max(map(len, help_text().splitlines())) <= 100
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["serve", "--help"], ["serve", "m", "--he", "--nonsense"], ["--h"]])
+def test_help_goes_to_stdout_with_status_0(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 0
+    out, err = capsys.readouterr()
+    assert (out, err) == (help_text() + "\n", "")
+
+
+def test_help_has_no_settings() -> None:
+    assert parse(["--help"], {}) == Parsed(None)
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"pytriton-lite {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "last"),
+    [
+        ([], "Error: no command given; the commands are: serve"),
+        (["sevre"], "Unexpected argument: sevre; the nearest known command is 'serve'"),
+        (["--vresion"], "unrecognized option '--vresion'; the nearest known one is '--version'"),
+        (
+            ["--http-port=1", "serve"],
+            "unrecognized option '--http-port=1'; the nearest known one is '--help'; options of the server follow the "
+            "command 'serve'",
+        ),
+        (["serve"], "Name a directory of models, as in: pytriton-lite serve model_repository"),
+        (["serve", "m", "--http-port=abc"], "Invalid option value. Got abc"),
+        (
+            ["serve", "m", "--grpc-port=8000"],
+            "The server cannot listen to HTTP requests and GRPC requests at the same address and port 0.0.0.0:8000",
+        ),
+    ],
+)
+def test_an_error_prints_usage_first_and_the_message_last_on_stderr_with_status_1(
+    argv: list[str], last: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTRITON_LITE_MODEL_REPOSITORY", raising=False)
+    assert main(argv) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(USAGE + "\n\n")
+    assert err.splitlines()[-1] == last
+
+
+def test_no_repository_has_tritons_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTRITON_LITE_MODEL_REPOSITORY", raising=False)
+    main(["serve"])
+    assert (
+        "error: creating server: Invalid argument - --model-repository must be specified\n" in capsys.readouterr().err
+    )
+
+
+@pytest.fixture
+def quiet_logging() -> Iterator[None]:
+    """Take back what configure did to the loggers."""
+    loggers = [logging.getLogger(name) for name in ("pytriton_lite", *logs.FOREIGN_LOGGERS)]
+    before = [(logger, logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
+    yield
+    for logger, handlers, level, propagate in before:
+        for handler in set(logger.handlers) - set(handlers):
+            handler.close()
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
+        logger.propagate = propagate
+
+
+def test_serve_hands_the_settings_to_the_app_and_returns_its_status(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quiet_logging: None
+) -> None:
+    served: list[Settings] = []
+
+    def serve(settings: Settings) -> int:
+        served.append(settings)
+        return 7
+
+    app = types.ModuleType("pytriton_lite.app")
+    app.serve = serve  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pytriton_lite.app", app)
+    monkeypatch.setenv("PYTRITON_LITE_ID", "from-environment")
+    log = tmp_path / "server.log"
+
+    assert main(["serve", "models", f"--log-file={log}", "--log-format=json", "--http-thread-count=4"]) == 7
+
+    (settings,) = served
+    assert (settings.id, settings.model_repository) == ("from-environment", (Path("models"),))
+    assert settings.log_format is LogFormat.JSON
+    assert '"message": "--http-thread-count has no effect: one event loop serves every connection"' in log.read_text()
+
+
+def test_a_log_file_that_cannot_be_opened_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], quiet_logging: None
+) -> None:
+    assert main(["serve", "models", f"--log-file={tmp_path / 'absent' / 'a.log'}"]) == 1
+    assert capsys.readouterr().err.endswith(
+        f'Bad option: "--log-file".\ncannot append to {tmp_path / "absent" / "a.log"}: No such file or directory\n'
+    )
+
+
+def test_the_module_runs_as_a_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytriton_lite", "serve", "m", "--no-such-flag"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1].startswith("unrecognized option '--no-such-flag'; the nearest known one is")
+
+
+def test_help_does_not_wait_for_the_web_frameworks() -> None:
+    code = "import sys; from pytriton_lite.cli import main; main(['--version']); print('uvicorn' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.splitlines()[-1] == "False"

@@ -1,0 +1,391 @@
+"""The list of options and what it refuses, without a command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytriton_lite.settings import (
+    BY_ENVIRONMENT,
+    BY_FLAG,
+    INT32_MAX,
+    OPTIONS,
+    BackendSetting,
+    LogFormat,
+    ModelControlMode,
+    Option,
+    Settings,
+    Standing,
+    UsageError,
+    endpoint,
+    nearest,
+    show,
+)
+
+# The rows of cli.md, sections 2 to 9.
+FLAGS_OF_THE_SPEC = """
+    id exit-timeout-secs log-verbose log-info log-warning log-error log-format log-file
+    model-repository model-store model-control-mode repository-poll-secs load-model exit-on-error strict-readiness
+    disable-auto-complete-config strict-model-config model-config-name model-load-thread-count model-load-retry-count
+    model-namespacing enable-peer-access repoagent-directory
+    allow-http http-address http-port reuse-http-port http-thread-count http-header-forward-pattern http-restricted-api
+    http-max-input-size
+    allow-grpc grpc-address grpc-port reuse-grpc-port grpc-header-forward-pattern grpc-restricted-protocol grpc-use-ssl
+    grpc-use-ssl-mutual grpc-server-cert grpc-server-key grpc-root-cert grpc-infer-response-compression-level
+    grpc-keepalive-time grpc-keepalive-timeout grpc-keepalive-permit-without-calls grpc-http2-max-pings-without-data
+    grpc-http2-min-recv-ping-interval-without-data grpc-http2-max-ping-strikes grpc-max-connection-age
+    grpc-max-connection-age-grace grpc-infer-allocation-pool-size grpc-infer-thread-count grpc-max-response-pool-size
+    allow-metrics allow-gpu-metrics allow-cpu-metrics metrics-address metrics-port metrics-interval-ms metrics-config
+    trace-config trace-file trace-level trace-rate trace-count trace-log-frequency
+    backend-config backend-directory cache-config cache-directory response-cache-byte-size rate-limit
+    rate-limit-resource allow-client-shm pinned-memory-pool-byte-size cuda-memory-pool-byte-size
+    cuda-virtual-address-size min-supported-compute-capability buffer-manager-thread-count host-policy
+    model-load-gpu-limit
+    allow-sagemaker sagemaker-port sagemaker-safe-port-range sagemaker-thread-count
+    allow-vertex-ai vertex-ai-port vertex-ai-thread-count vertex-ai-default-model
+"""
+
+# One value of each field that a later version brings, as it would be constructed.
+NOT_YET: dict[str, Any] = {
+    "model_control_mode": ModelControlMode.POLL,
+    "http_header_forward_pattern": "x-.*",
+    "http_restricted_api": ("health:k=v",),
+    "grpc_header_forward_pattern": "x-.*",
+    "grpc_use_ssl": True,
+    "grpc_use_ssl_mutual": True,
+    "grpc_server_cert": "cert.pem",
+    "grpc_server_key": "key.pem",
+    "grpc_root_cert": "root.pem",
+    "grpc_restricted_protocol": ("health:k=v",),
+    "metrics_config": ("counter_latencies=false",),
+    "trace_config": ("level=TIMESTAMPS",),
+    "cache_config": ("local,size=1048576",),
+    "allow_client_shm": True,
+}
+
+
+def test_every_flag_of_the_spec_is_an_option_and_no_other_is() -> None:
+    """cli.md, sections 2 to 9."""
+    assert sorted(option.flag for option in OPTIONS) == sorted(FLAGS_OF_THE_SPEC.split())
+
+
+def test_flags_and_environment_variables_are_distinct() -> None:
+    assert len(BY_FLAG) == len(BY_ENVIRONMENT) == len(OPTIONS)
+    assert BY_ENVIRONMENT["PYTRITON_LITE_HTTP_PORT"] is BY_FLAG["http-port"]
+
+
+def test_every_field_has_exactly_one_option_but_for_its_aliases() -> None:
+    fields = {field.name for field in dataclasses.fields(Settings)}
+    own = [option.field for option in OPTIONS if option.flag == option.field.replace("_", "-")]
+    assert sorted(own) == sorted(fields)
+    assert {
+        option.flag: option.field for option in OPTIONS if option.flag not in {f.replace("_", "-") for f in own}
+    } == {
+        "model-store": "model_repository",
+        "strict-model-config": "disable_auto_complete_config",
+    }
+
+
+def test_an_option_that_is_not_honoured_says_why() -> None:
+    assert [option.flag for option in OPTIONS if (option.standing is Standing.HONOURED) is bool(option.note)] == []
+
+
+# Texts, one of which every option takes.
+EXAMPLES = ("1", "none", "off", "default", "a,b=c")
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.flag)
+def test_what_an_option_reads_and_its_default_have_the_type_of_its_field(option: Option) -> None:
+    declared = get_type_hints(Settings)[option.field]
+    if option.repeatable:
+        assert get_origin(declared) is tuple and option.default == ()
+        declared = get_args(declared)[0]
+    else:
+        assert isinstance(option.default, declared)
+    for text in EXAMPLES:
+        try:
+            value = option.parse(text)
+        except UsageError:
+            continue
+        assert isinstance(value, declared)
+        break
+    else:
+        pytest.fail(f"--{option.flag} takes none of the examples")
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.flag)
+def test_a_default_reads_back_as_itself(option: Option) -> None:
+    shown = show(option.default)
+    if shown:
+        assert option.parse(shown) == option.default
+
+
+def test_settings_refuse_unknown_names_and_changes() -> None:
+    with pytest.raises(TypeError, match="htpp_port"):
+        Settings(htpp_port=1)  # type: ignore[call-arg]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Settings().http_port = 1  # type: ignore[misc]
+
+
+def test_metrics_listen_where_http_does_unless_told_otherwise() -> None:
+    assert Settings().metrics_address == "0.0.0.0"
+    assert Settings(http_address="127.0.0.1").metrics_address == "127.0.0.1"
+    assert Settings(http_address="127.0.0.1", metrics_address="::1").metrics_address == "::1"
+
+
+def test_repositories_are_a_set_that_keeps_its_order_and_spelling() -> None:
+    here = Path("a").absolute()
+    assert Settings(model_repository=(Path("b"), Path("a"), here, Path("b"))).model_repository == (Path("b"), Path("a"))
+
+
+# Reading of values --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["true", "TRUE", "On", "1"])
+def test_words_that_are_true(word: str) -> None:
+    assert BY_FLAG["allow-http"].parse(word) is True
+
+
+@pytest.mark.parametrize("word", ["false", "False", "OFF", "0"])
+def test_words_that_are_false(word: str) -> None:
+    assert BY_FLAG["allow-http"].parse(word) is False
+
+
+REFUSED = [
+    ("allow-http", "maybe", "invalid value for bool option: maybe"),
+    ("allow-http", "", "invalid value for bool option: ; expected one of true, on, 1, false, off, 0"),
+    ("allow-http", "ture", "the nearest is 'true'"),
+    ("http-port", "abc", "Invalid option value. Got abc"),
+    ("http-port", "", "Invalid option value. Got "),
+    ("http-port", "80a0", "Invalid option value. Got 80a0"),
+    ("http-port", "1_000", "Invalid option value. Got 1_000"),
+    ("http-port", "٣", "Invalid option value. Got ٣"),
+    ("http-port", "65536", "Provided option value is out of bound. Got 65536"),
+    ("http-port", "-1", "Provided option value is out of bound. Got -1"),
+    ("exit-timeout-secs", "99999999999999", "Provided option value is out of bound. Got 99999999999999"),
+    ("exit-timeout-secs", "9" * 5000, "Provided option value is out of bound. Got 9"),
+    ("log-verbose", "maybe", "Invalid option value. Got maybe"),
+    ("metrics-interval-ms", "abc", "Invalid option value. Got abc"),
+    ("metrics-interval-ms", "inf", "Provided option value is out of bound. Got inf"),
+    ("http-max-input-size", "0", "Error: --http-max-input-size must be greater than 0."),
+    ("http-max-input-size", "-5", "Error: --http-max-input-size must be greater than 0."),
+    ("http-max-input-size", str(1 << 63), "Provided option value is out of bound. Got 9223372036854775808"),
+    ("model-control-mode", "explict", "invalid argument for --model-control-mode: explict"),
+    ("model-control-mode", "explict", "the nearest is 'explicit'"),
+    ("log-format", "foo", "invalid argument for --log-format: foo; expected one of default, ISO8601, json"),
+    (
+        "grpc-infer-response-compression-level",
+        "foo",
+        "invalid argument for --grpc_infer_response_compression_level: foo",
+    ),
+    ("rate-limit", "foo", "invalid argument for --rate-limit: foo"),
+    ("model-config-name", "", "Error: empty argument for --model-config-name"),
+    ("model-config-name", "a b", "must not contain blanks. Got 'a b'"),
+    ("http-address", "", "Invalid option value. Got "),
+    ("http-address", "ipv6:[]", "Invalid option value. Got ipv6:[]"),
+    ("model-repository", "", "Got an empty path"),
+    ("model-repository", "s3://bucket/models", "cloud storage is not yet supported"),
+    ("model-store", "gs://bucket", "cloud storage is not yet supported, expected a directory. Got gs://bucket"),
+    ("backend-config", "foo", "--backend-config option format is '<backend name>,<setting>=<value>'. Got foo"),
+    ("backend-config", "python,foo", "option format is '<backend name>,<setting>=<value>'. Got python,foo"),
+    ("backend-config", "python,foo=", "option format is '<backend name>,<setting>=<value>'. Got python,foo="),
+    ("backend-config", "=", "option format is '<backend name>,<setting>=<value>'. Got ="),
+    (
+        "backend-config",
+        ",=",
+        "No backend specified. --backend-config option format is <backend name>,<setting>=<value> or <setting>=<value>. "
+        "Got ,=",
+    ),
+]
+
+
+@pytest.mark.parametrize(("flag", "text", "message"), REFUSED)
+def test_a_bad_value_is_refused_with_tritons_text_and_the_flags_name(flag: str, text: str, message: str) -> None:
+    """cli.md section 1, the wrapped form."""
+    with pytest.raises(UsageError) as raised:
+        BY_FLAG[flag].parse(text)
+    heading, body = str(raised.value).split("\n", 1)
+    assert heading == f'Bad option: "--{flag}".'
+    assert message in body
+
+
+READ = [
+    ("http-port", "+9", 9),
+    ("http-port", "0", 0),
+    ("exit-timeout-secs", str(INT32_MAX), INT32_MAX),
+    ("exit-timeout-secs", "00000000000000000000000030", 30),
+    ("log-verbose", "true", 1),
+    ("log-verbose", "FALSE", 0),
+    ("log-verbose", "2", 2),
+    ("model-load-thread-count", "0", 1),
+    ("http-max-input-size", "1", 1),
+    ("metrics-interval-ms", "0.5", 0.5),
+    ("trace-count", "-1", -1),
+    ("model-control-mode", "EXPLICIT", ModelControlMode.EXPLICIT),
+    ("log-format", "iso8601", LogFormat.ISO8601),
+    ("log-format", "json", LogFormat.JSON),
+    ("log-file", "", None),
+    ("log-file", "a.log", Path("a.log")),
+    ("http-address", "ipv6:[::1]", "::1"),
+    ("grpc-address", "[::1]", "::1"),
+    ("http-address", "::1", "::1"),
+    ("http-address", "localhost", "localhost"),
+    ("backend-config", "python,a=b=c", BackendSetting("python", "a", "b=c")),
+    ("backend-config", "default-max-batch-size=4", BackendSetting("", "default-max-batch-size", "4")),
+]
+
+
+@pytest.mark.parametrize(("flag", "text", "value"), READ)
+def test_a_good_value_is_read(flag: str, text: str, value: object) -> None:
+    assert BY_FLAG[flag].parse(text) == value
+
+
+@given(st.integers(min_value=0, max_value=65535))
+def test_every_port_is_read(port: int) -> None:
+    assert BY_FLAG["http-port"].parse(str(port)) == port
+
+
+@given(st.text())
+def test_a_value_is_read_or_refused_and_nothing_else(text: str) -> None:
+    for option in OPTIONS:
+        try:
+            value = option.parse(text)
+        except UsageError as error:
+            assert str(error).startswith(f'Bad option: "--{option.flag}".\n')
+        else:
+            assert value is None or isinstance(value, (bool, int, float, str, Path, enum.Enum, BackendSetting))
+
+
+def test_there_is_always_a_nearest_word() -> None:
+    assert nearest("http-prot", BY_FLAG) == "http-port"
+    assert nearest("", BY_FLAG) in BY_FLAG
+    assert nearest("%%%", BY_FLAG) in BY_FLAG
+
+
+# Combinations -------------------------------------------------------------------------------------------------------
+
+COLLISIONS: list[tuple[dict[str, Any], str]] = [
+    ({"grpc_port": 8000}, "The server cannot listen to HTTP requests and GRPC requests"),
+    ({"metrics_port": 8000}, "The server cannot listen to HTTP requests and metrics requests"),
+    ({"metrics_port": 8001}, "The server cannot listen to GRPC requests and metrics requests"),
+]
+
+
+@pytest.mark.parametrize(("given_values", "text"), COLLISIONS)
+def test_two_listeners_at_one_address_and_port_are_refused(given_values: dict[str, Any], text: str) -> None:
+    """cli.md section 1, cross checks."""
+    port = next(iter(given_values.values()))
+    with pytest.raises(UsageError) as raised:
+        Settings(**given_values)
+    assert str(raised.value) == f"{text} at the same address and port 0.0.0.0:{port}"
+
+
+@pytest.mark.parametrize(
+    "given_values",
+    [
+        {"http_port": 0, "grpc_port": 0, "metrics_port": 0},
+        {"grpc_port": 8000, "grpc_address": "127.0.0.1"},
+        {"grpc_port": 8000, "allow_grpc": False},
+        {"grpc_port": 8000, "allow_http": False},
+        {"metrics_port": 8000, "allow_metrics": False},
+    ],
+)
+def test_listeners_that_cannot_meet_are_not_refused(given_values: dict[str, Any]) -> None:
+    assert dataclasses.asdict(Settings(**given_values)).items() >= given_values.items()
+
+
+def test_load_model_needs_the_explicit_mode() -> None:
+    """cli.md section 1: this text comes before 'not yet supported'."""
+    with pytest.raises(UsageError) as raised:
+        Settings(load_model=("add_sub",))
+    assert str(raised.value) == "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well."
+
+
+def test_load_model_in_the_explicit_mode_is_not_yet_supported() -> None:
+    with pytest.raises(UsageError, match=r'^Bad option: "--model-control-mode"\.\n.*not yet supported\. Got explicit$'):
+        Settings(load_model=("add_sub",), model_control_mode=ModelControlMode.EXPLICIT)
+
+
+def test_two_ways_to_size_the_cache_are_refused_together() -> None:
+    """cli.md section 8: this text comes before 'not yet supported'."""
+    with pytest.raises(UsageError) as raised:
+        Settings(response_cache_byte_size=1, cache_config=("local,size=3",))
+    assert str(raised.value) == (
+        "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. Please provide one or "
+        "the other."
+    )
+
+
+@pytest.mark.parametrize("field", NOT_YET)
+def test_a_feature_that_a_later_version_brings_refuses_to_start(field: str) -> None:
+    flag = field.replace("_", "-")
+    with pytest.raises(UsageError) as raised:
+        Settings(**{field: NOT_YET[field]})
+    assert str(raised.value).startswith(f'Bad option: "--{flag}".\n')
+    assert str(raised.value).endswith(f"not yet supported. Got {show(NOT_YET[field])}")
+
+
+def test_no_feature_of_a_later_version_is_missing_above() -> None:
+    later = {option.field for option in OPTIONS if option.standing is Standing.NOT_YET}
+    assert later == {*NOT_YET, "load_model"}
+
+
+@pytest.mark.parametrize("field", NOT_YET)
+def test_the_default_of_a_feature_to_come_is_taken(field: str) -> None:
+    default = BY_FLAG[field.replace("_", "-")].default
+    assert getattr(Settings(**{field: default}), field) == default
+
+
+# Backend settings ---------------------------------------------------------------------------------------------------
+
+
+def _backend(*texts: str) -> Settings:
+    parse: Any = BY_FLAG["backend-config"].parse
+    return Settings(backend_config=tuple(parse(text) for text in texts))
+
+
+def test_workers_have_tritons_defaults() -> None:
+    """model_api.md section 7.2."""
+    settings = Settings()
+    assert (settings.worker_ready_timeout_s, settings.arena_bytes, settings.segment_prefix) == (30, 1 << 20, None)
+
+
+def test_backend_settings_reach_the_workers_and_the_last_one_wins() -> None:
+    settings = _backend(
+        "python,stub-timeout-seconds=5",
+        "python,shm-default-byte-size=2097152",
+        "python,shm-region-prefix-name=mine",
+        "python,stub-timeout-seconds=6",
+        "onnxruntime,stub-timeout-seconds=7",
+        "stub-timeout-seconds=8",
+    )
+    assert (settings.worker_ready_timeout_s, settings.arena_bytes, settings.segment_prefix) == (6, 2 << 20, "mine")
+    assert settings.backend_value("", "stub-timeout-seconds") == "8"
+    assert settings.backend_value("python", "other") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("python,stub-timeout-seconds=0", "stub-timeout-seconds can't be smaller than or equal to zero."),
+        ("python,stub-timeout-seconds=soon", "python,stub-timeout-seconds: Invalid option value. Got soon"),
+        ("python,shm-default-byte-size=4096", "shm-default-byte-size can't be smaller than 4 MiBs"),
+        ("python,shm-region-prefix-name=a/b", "shm-region-prefix-name must not contain '/'. Got a/b"),
+    ],
+)
+def test_a_backend_setting_that_would_fail_every_model_is_refused_at_once(text: str, message: str) -> None:
+    """model_api.md section 7.2."""
+    with pytest.raises(UsageError) as raised:
+        _backend(text)
+    assert str(raised.value).startswith(f'Bad option: "--backend-config".\n{message}')
+
+
+def test_an_endpoint_brackets_an_ipv6_address() -> None:
+    assert endpoint("0.0.0.0", 8000) == "0.0.0.0:8000"
+    assert endpoint("::1", 8000) == "[::1]:8000"
