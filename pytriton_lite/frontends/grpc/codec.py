@@ -1,0 +1,200 @@
+"""ModelInfer: a request message to core nouns, core nouns to a response message (gRPC spec, 3.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from pytriton_lite.core import bytes_tensor, dtypes
+from pytriton_lite.core.dtypes import DataType
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse, ParameterValue
+from pytriton_lite.core.tensor import Buffer, Tensor, format_shape
+from pytriton_lite.frontends.grpc.parameters import (
+    check_output_parameters,
+    read_request_parameters,
+    shared_memory_region,
+    unknown_region,
+)
+from pytriton_lite.proto.grpc_service_pb import (
+    InferParameter,
+    InferTensorContents,
+    ModelInferRequest,
+    ModelInferResponse,
+)
+
+MAX_MESSAGE_BYTES = (1 << 31) - 1
+"""The largest message that protobuf can make, and that the server receives."""
+
+_MAX_INT64 = (1 << 63) - 1
+_RAW_OUTPUT_CONTENTS_TAG = 0x32  # field 6, length-delimited
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """A field of InferTensorContents: what its elements are, and the data types that may be sent in it."""
+
+    datatype: DataType
+    accepts: tuple[DataType, ...]
+
+
+_CONTENTS = {
+    "bool_contents": _Contents(dtypes.BOOL, (dtypes.BOOL,)),
+    "int_contents": _Contents(dtypes.INT32, (dtypes.INT8, dtypes.INT16, dtypes.INT32)),
+    "int64_contents": _Contents(dtypes.INT64, (dtypes.INT64,)),
+    "uint_contents": _Contents(dtypes.UINT32, (dtypes.UINT8, dtypes.UINT16, dtypes.UINT32)),
+    "uint64_contents": _Contents(dtypes.UINT64, (dtypes.UINT64,)),
+    "fp32_contents": _Contents(dtypes.FP32, (dtypes.FP32,)),
+    "fp64_contents": _Contents(dtypes.FP64, (dtypes.FP64,)),
+    "bytes_contents": _Contents(dtypes.BYTES, (dtypes.BYTES,)),
+}
+
+
+def decode_request(message: ModelInferRequest, version: int | None) -> InferenceRequest:
+    """The request in *message*; *version* is its ``model_version``, parsed.
+
+    Refuses, in Triton's order (gRPC spec, 3.1), what cannot be understood. Whether the tensors are what the model
+    expects is for the core to say. Raises InferenceError.
+    """
+    request = InferenceRequest(message.model_name, version, request_id=message.id)
+    if message.parameters:
+        read_request_parameters(message.parameters, request)
+    raw = message.raw_input_contents
+    raw_count = len(raw)
+    taken = 0
+    for tensor in message.inputs:
+        name = tensor.name
+        datatype = dtypes.BY_NAME.get(tensor.datatype, dtypes.INVALID)
+        shape = tuple(tensor.shape)
+        if tensor.parameters:
+            _refuse_shared_memory(tensor, message.model_name)
+        data: Buffer
+        if tensor.HasField("contents"):
+            if raw_count:
+                raise InferenceError(
+                    ErrorCode.INVALID_ARG,
+                    f"contents field must not be specified when using raw_input_contents for '{name}' for model "
+                    f"'{message.model_name}'",
+                )
+            data = _typed_data(tensor.contents, datatype, name, message.model_name)
+        elif taken < raw_count:
+            data = raw[taken]
+            taken += 1
+        else:
+            raise InferenceError(
+                ErrorCode.INVALID_ARG,
+                f"unable to find data for input tensor '{name}' for model '{message.model_name}' in request.",
+            )
+        if min(shape, default=0) < 0 or prod(shape) > _MAX_INT64 // (datatype.itemsize or 1):
+            _refuse_shape(name, datatype, shape)
+        request.inputs.append(Tensor(name, datatype, shape, data))
+    for output in message.outputs:
+        request.requested_outputs.append(output.name)
+        if output.parameters:
+            check_output_parameters(output.name, output.parameters)
+    return request
+
+
+def encode_response(response: InferenceResponse) -> bytes:
+    """The serialized ModelInferResponse.
+
+    Tensor data go from where they lie straight into the result, in one copy. Protobuf takes ``bytes`` alone and copies
+    twice more: 4 MiB cost 0.08 ms in this way, 8 ms in that. ``raw_output_contents`` has the highest field number, so
+    appending its entries to the serialized rest gives what protobuf gives. Raises InferenceError where the message
+    would be too large.
+    """
+    message = ModelInferResponse(
+        model_name=response.model_name, model_version=str(response.version), id=response.request_id
+    )
+    if response.parameters:
+        for key, value in response.parameters.items():
+            _set_parameter(message.parameters[key], value)
+    outputs = message.outputs
+    parts: list[Buffer] = [b""]
+    size = 0
+    for tensor in response.outputs:
+        outputs.add(name=tensor.name, datatype=tensor.datatype.name, shape=tensor.shape)
+        header = _raw_header(tensor.nbytes)
+        size += len(header) + tensor.nbytes
+        parts.append(header)
+        if tensor.data:
+            parts.append(tensor.data)
+    parts[0] = rest = message.SerializeToString()
+    size += len(rest)
+    if size > MAX_MESSAGE_BYTES:
+        raise InferenceError(
+            ErrorCode.INVALID_ARG,
+            f"Response has byte size {size} which exceeds gRPC's byte size limit {MAX_MESSAGE_BYTES}.",
+        )
+    return b"".join(parts)
+
+
+def _raw_header(nbytes: int) -> bytes:
+    """Tag and varint length of one entry of raw_output_contents."""
+    header = [_RAW_OUTPUT_CONTENTS_TAG]
+    while nbytes > 0x7F:
+        header.append(nbytes & 0x7F | 0x80)
+        nbytes >>= 7
+    header.append(nbytes)
+    return bytes(header)
+
+
+def _set_parameter(parameter: InferParameter, value: ParameterValue) -> None:
+    if isinstance(value, bool):  # before int, which bool is
+        parameter.bool_param = value
+    elif isinstance(value, int):
+        parameter.int64_param = value
+    elif isinstance(value, float):
+        parameter.double_param = value
+    else:
+        parameter.string_param = value
+
+
+def _refuse_shared_memory(tensor: ModelInferRequest.InferInputTensor, model_name: str) -> None:
+    region = shared_memory_region(tensor.name, tensor.parameters)
+    if region is None:
+        return
+    if tensor.HasField("contents"):
+        raise InferenceError(
+            ErrorCode.INVALID_ARG,
+            f"unexpected 'content' provided when using shared memory for input tensor '{tensor.name}' for model "
+            f"'{model_name}'",
+        )
+    raise unknown_region(region)
+
+
+def _typed_data(contents: InferTensorContents, datatype: DataType, name: str, model_name: str) -> bytes:
+    """The elements of *contents* in the raw encoding; nothing where no field is filled."""
+    data = b""
+    where = f"unexpected explicit tensor data for input tensor '{name}' for model '{model_name}'"
+    for field, values in contents.ListFields():  # the filled ones, by number, the order in which Triton looks at them
+        kind = _CONTENTS[field.name]
+        if data:
+            raise InferenceError(ErrorCode.INVALID_ARG, f"{where}, binary data was already supplied.")
+        if datatype not in kind.accepts:
+            raise InferenceError(
+                ErrorCode.INVALID_ARG,
+                f"{where} of type '{kind.datatype.name}', expected datatype '{datatype.name}'",
+            )
+        data = bytes_tensor.encode(values) if datatype is dtypes.BYTES else _packed(values, kind.datatype, datatype)
+    return data
+
+
+def _packed(values: Any, sent: DataType, wanted: DataType) -> bytes:
+    """Numbers as little-endian bytes; of an integer wider than *wanted* the low bytes are taken."""
+    return np.array(values[:], dtype=sent.numpy).astype(wanted.numpy, copy=False).tobytes()
+
+
+def _refuse_shape(name: str, datatype: DataType, shape: tuple[int, ...]) -> None:
+    """Raise for a negative dimension or a size above int64, of which Triton 2.51 makes nonsense; the texts are later ones."""
+    if -1 in shape:
+        return  # the core has a text for it
+    if min(shape) < 0:
+        raise InferenceError(
+            ErrorCode.INVALID_ARG, f"tensor '{name}' contains an invalid dimension {format_shape(shape)}"
+        )
+    what = "byte size" if datatype.itemsize else "element count"
+    raise InferenceError(ErrorCode.INVALID_ARG, f"{what} for tensor '{name}' exceeds maximum size of {_MAX_INT64}")

@@ -1,0 +1,63 @@
+"""From an error's category to a gRPC status (gRPC spec, section 1), and texts that fit where gRPC carries them."""
+
+from __future__ import annotations
+
+import enum
+
+from pytriton_lite.core.errors import ErrorCode
+
+
+class Status(enum.IntEnum):
+    """The status codes that this server sends, with their numbers on the wire."""
+
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+
+
+STATUS = {
+    ErrorCode.UNKNOWN: Status.UNKNOWN,
+    ErrorCode.INTERNAL: Status.INTERNAL,
+    ErrorCode.NOT_FOUND: Status.NOT_FOUND,
+    ErrorCode.INVALID_ARG: Status.INVALID_ARGUMENT,
+    ErrorCode.UNAVAILABLE: Status.UNAVAILABLE,
+    ErrorCode.UNSUPPORTED: Status.UNIMPLEMENTED,
+    ErrorCode.ALREADY_EXISTS: Status.ALREADY_EXISTS,
+    ErrorCode.CANCELLED: Status.CANCELLED,
+}
+
+UNDECODABLE = "Unable to parse request"
+BUG = "internal error of the server; its log has the details"
+
+# Status details travel in a header. gRPC clients refuse headers above 16 KiB, and above 8 KiB at random, and then report
+# RESOURCE_EXHAUSTED in place of the error; Triton's answers to a model error of 20,000 characters end so.
+MAX_DETAILS_BYTES = 7 * 1024
+
+
+def details(text: str) -> str:
+    """*text* as it can be sent: valid Unicode, and cut where its percent-encoding would be too long for a header."""
+    data = text.encode("utf-8", "replace")
+    if 3 * len(data) <= MAX_DETAILS_BYTES or _encoded_length(data) <= MAX_DETAILS_BYTES:
+        return data.decode()
+    note = f" ... (cut, {len(data)} bytes in all)"
+    room = MAX_DETAILS_BYTES - len(note)
+    kept = bytearray()
+    for byte in data:
+        room -= _encoded_byte_length(byte)
+        if room < 0:
+            break
+        kept.append(byte)
+    return kept.decode("utf-8", "ignore") + note  # the last character may have been cut in two
+
+
+def _encoded_length(data: bytes) -> int:
+    return sum(map(_encoded_byte_length, data))
+
+
+def _encoded_byte_length(byte: int) -> int:
+    return 1 if 0x20 <= byte <= 0x7E and byte != 0x25 else 3

@@ -1,0 +1,222 @@
+"""The methods of inference.GRPCInferenceService and grpc.health.v1.Health over the engine's door."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.request import parse_version
+from pytriton_lite.frontends.grpc.codec import decode_request, encode_response
+from pytriton_lite.proto import grpc_service_pb as pb
+from pytriton_lite.proto import health_pb
+from pytriton_lite.proto.message import Message
+
+if TYPE_CHECKING:
+    from pytriton_lite.engine.server import Server
+    from pytriton_lite.engine.statistics import BatchStatistics, Duration, ModelStatistics
+
+INFERENCE_SERVICE = "inference.GRPCInferenceService"
+HEALTH_SERVICE = "grpc.health.v1.Health"
+
+NOT_YET_SUPPORTED = (
+    "ModelStreamInfer",
+    "SystemSharedMemoryStatus",
+    "SystemSharedMemoryRegister",
+    "SystemSharedMemoryUnregister",
+    "CudaSharedMemoryStatus",
+    "CudaSharedMemoryRegister",
+    "CudaSharedMemoryUnregister",
+    "TraceSetting",
+    "LogSettings",
+)
+"""Methods of the inference service that are answered with UNIMPLEMENTED and `not_yet_supported`."""
+
+
+class Method(NamedTuple):
+    """A unary method that answers at once."""
+
+    request: type[Message]
+    serve: Callable[[Any], Message]
+
+
+class Servicer:
+    """A method takes a parsed message and returns the answer; it knows nothing of the transport.
+
+    Failure is a raised InferenceError, to be mapped with `errors.STATUS`. `model_infer` is the one that waits: whoever
+    runs it cancels its task when the client cancels or its deadline passes, and with it the request in the engine.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def inference_methods(self) -> Mapping[str, Method]:
+        """The methods of the inference service by name, except ModelInfer."""
+        return {
+            "ServerLive": Method(pb.ServerLiveRequest, self.server_live),
+            "ServerReady": Method(pb.ServerReadyRequest, self.server_ready),
+            "ModelReady": Method(pb.ModelReadyRequest, self.model_ready),
+            "ServerMetadata": Method(pb.ServerMetadataRequest, self.server_metadata),
+            "ModelMetadata": Method(pb.ModelMetadataRequest, self.model_metadata),
+            "ModelConfig": Method(pb.ModelConfigRequest, self.model_config),
+            "ModelStatistics": Method(pb.ModelStatisticsRequest, self.model_statistics),
+            "RepositoryIndex": Method(pb.RepositoryIndexRequest, self.repository_index),
+            "RepositoryModelLoad": Method(pb.RepositoryModelLoadRequest, self.repository_model_load),
+            "RepositoryModelUnload": Method(pb.RepositoryModelUnloadRequest, self.repository_model_unload),
+        }
+
+    def health_methods(self) -> Mapping[str, Method]:
+        return {"Check": Method(health_pb.HealthCheckRequest, self.health_check)}
+
+    async def model_infer(self, message: pb.ModelInferRequest) -> bytes:
+        """Serve one request; returns the serialized ModelInferResponse."""
+        server = self._server
+        version = parse_version(message.model_version)
+        served = server.find(message.model_name, version)
+        if served.config.decoupled:
+            raise InferenceError(
+                ErrorCode.UNSUPPORTED, "ModelInfer RPC doesn't support models with decoupled transaction policy"
+            )
+        return encode_response(await server.infer(served, decode_request(message, version)))
+
+    def server_live(self, message: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
+        self._refuse_while_exiting("Server exiting")
+        return pb.ServerLiveResponse(live=self._server.is_live())
+
+    def server_ready(self, message: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
+        self._refuse_while_exiting("Server exiting")
+        return pb.ServerReadyResponse(ready=self._server.is_ready())
+
+    def health_check(self, message: health_pb.HealthCheckRequest) -> health_pb.HealthCheckResponse:
+        self._refuse_while_exiting("Server exiting")
+        response = health_pb.HealthCheckResponse
+        return response(status=response.SERVING if self._server.is_ready() else response.NOT_SERVING)
+
+    def model_ready(self, message: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
+        self._refuse_while_exiting()
+        return pb.ModelReadyResponse(ready=self._server.is_model_ready(message.name, parse_version(message.version)))
+
+    def server_metadata(self, message: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
+        metadata = self._server.metadata()
+        return pb.ServerMetadataResponse(name=metadata.name, version=metadata.version, extensions=metadata.extensions)
+
+    def model_metadata(self, message: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
+        self._refuse_while_exiting()
+        metadata = self._server.model_metadata(message.name, parse_version(message.version))
+        response = pb.ModelMetadataResponse(
+            name=metadata.name, versions=map(str, metadata.versions), platform=metadata.platform
+        )
+        for tensors, place in ((metadata.inputs, response.inputs), (metadata.outputs, response.outputs)):
+            for tensor in tensors:
+                place.add(name=tensor.name, datatype=tensor.datatype.name, shape=tensor.shape)
+        return response
+
+    def model_config(self, message: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
+        config = self._server.model_config(message.name, parse_version(message.version))
+        return pb.ModelConfigResponse(config=config.message)
+
+    def model_statistics(self, message: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
+        self._refuse_while_exiting()
+        version = parse_version(message.version)
+        response = pb.ModelStatisticsResponse()
+        for statistics in self._server.statistics(message.name, version):
+            _fill_statistics(response.model_stats.add(), statistics)
+        return response
+
+    def repository_index(self, message: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
+        _refuse_repository_name(message.repository_name)
+        self._refuse_while_exiting()
+        response = pb.RepositoryIndexResponse()
+        for entry in self._server.repository_index(ready=message.ready):
+            response.models.add(
+                name=entry.name,
+                version="" if entry.version is None else str(entry.version),
+                state="" if entry.state is None else entry.state.value,
+                reason=entry.reason,
+            )
+        return response
+
+    def repository_model_load(self, message: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
+        _refuse_repository_name(message.repository_name)
+        for key, parameter in message.parameters.items():
+            _check_load_parameter(key, parameter)
+        raise self._not_allowed()
+
+    def repository_model_unload(self, message: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
+        _refuse_repository_name(message.repository_name)
+        dependents = message.parameters.get("unload_dependents")
+        if dependents is not None and dependents.WhichOneof("parameter_choice") != "bool_param":
+            raise InferenceError(
+                ErrorCode.INVALID_ARG, "invalid value type for 'unload_dependents' parameter, expected bool_param."
+            )
+        raise self._not_allowed()
+
+    def _not_allowed(self) -> InferenceError:
+        """Models are loaded when the server starts and stay: what Triton says in its control mode ``none``."""
+        self._refuse_while_exiting()
+        return InferenceError(
+            ErrorCode.UNAVAILABLE, "explicit model load / unload is not allowed if polling is enabled"
+        )
+
+    def _refuse_while_exiting(self, text: str = "Server not ready") -> None:
+        """Repository spec, section 7: two texts, for the health of the server and for everything about its models."""
+        if self._server.is_exiting():
+            raise InferenceError(ErrorCode.UNAVAILABLE, text)
+
+
+def not_yet_supported(method: str) -> InferenceError:
+    return InferenceError(ErrorCode.UNSUPPORTED, f"{method} is not yet supported")
+
+
+def _refuse_repository_name(name: str) -> None:
+    if name:
+        raise InferenceError(ErrorCode.UNSUPPORTED, "'repository_name' specification is not supported")
+
+
+def _check_load_parameter(key: str, parameter: pb.ModelRepositoryParameter) -> None:
+    if key == "config":
+        expected = "string_param"
+    elif key.startswith("file:"):
+        expected = "bytes_param"
+    else:
+        raise InferenceError(ErrorCode.INVALID_ARG, f"unrecognized load parameter '{key}'.")
+    if parameter.WhichOneof("parameter_choice") != expected:
+        raise InferenceError(
+            ErrorCode.INVALID_ARG, f"invalid value type for load parameter '{key}', expected {expected}."
+        )
+
+
+def _fill_statistics(place: pb.ModelStatistics, statistics: ModelStatistics) -> None:
+    """Every duration is present in the message, zero ones too (gRPC spec, section 2)."""
+    place.name = statistics.name
+    place.version = str(statistics.version)
+    place.last_inference = statistics.last_inference_ms
+    place.inference_count = statistics.inference_count
+    place.execution_count = statistics.execution_count
+    place.inference_stats.CopyFrom(
+        pb.InferStatistics(
+            success=_duration(statistics.success),
+            fail=_duration(statistics.fail),
+            queue=_duration(statistics.queue),
+            compute_input=_duration(statistics.compute_input),
+            compute_infer=_duration(statistics.compute_infer),
+            compute_output=_duration(statistics.compute_output),
+            cache_hit=_duration(statistics.cache_hit),
+            cache_miss=_duration(statistics.cache_miss),
+        )
+    )
+    for batch_size in sorted(statistics.batches):
+        place.batch_stats.append(_batch(statistics.batches[batch_size]))
+
+
+def _batch(row: BatchStatistics) -> pb.InferBatchStatistics:
+    return pb.InferBatchStatistics(
+        batch_size=row.batch_size,
+        compute_input=_duration(row.compute_input),
+        compute_infer=_duration(row.compute_infer),
+        compute_output=_duration(row.compute_output),
+    )
+
+
+def _duration(duration: Duration) -> pb.StatisticDuration:
+    return pb.StatisticDuration(count=duration.count, ns=duration.ns)

@@ -1,0 +1,146 @@
+"""An engine in memory, and a loop in a thread to serve it from: sockets, transport and client in these tests are real."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pytriton_lite.core import dtypes
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.states import VersionState
+from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.engine import views
+from pytriton_lite.engine.statistics import FailureReason, ModelStatistics
+from pytriton_lite.proto import model_config_pb
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop that runs in a thread until it is closed."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(30)
+        self.loop.close()
+
+
+@dataclass
+class FakeConfig:
+    message: model_config_pb.ModelConfig
+    decoupled: bool = False
+
+
+@dataclass
+class FakeServed:
+    name: str
+    version: int
+    config: FakeConfig
+
+
+def fake_statistics() -> list[ModelStatistics]:
+    busy = ModelStatistics("echo", 3, {})
+    busy.add_success(batch_size=2, total_ns=9_000, queue_ns=1_000, input_ns=2_000, infer_ns=3_000, output_ns=500)
+    busy.add_execution(batch_size=2, input_ns=2_000, infer_ns=3_000, output_ns=500, now_ms=1_795_224_537_508)
+    busy.add_execution(batch_size=1, input_ns=2, infer_ns=3, output_ns=5, now_ms=1_795_224_537_509)
+    busy.add_failure(FailureReason.BACKEND, 700)
+    return [busy, ModelStatistics("idle", 1, {})]
+
+
+@dataclass
+class FakeServer:
+    """Models: ``echo`` answers with its inputs, ``waiting`` answers when the test says so, ``decoupled`` is decoupled."""
+
+    ready: bool = True
+    exiting: bool = False
+    server_name: str = "triton"
+    error: Exception | None = None
+    """Raised by `find` when set."""
+    parameters: dict[str, bool | int | float | str] = field(default_factory=dict)
+    """Of every response."""
+    seen: list[InferenceRequest] = field(default_factory=list)
+    waiting: list[asyncio.Future[InferenceResponse]] = field(default_factory=list)
+    entered: threading.Event = field(default_factory=threading.Event)
+    """Set when ``waiting`` has got a request."""
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    """Set when the future of a request of ``waiting`` was cancelled."""
+
+    def metadata(self) -> views.ServerMetadata:
+        return views.ServerMetadata(self.server_name, "9.8.7", ("binary_tensor_data", "statistics"))
+
+    def is_live(self) -> bool:
+        return True
+
+    def is_ready(self) -> bool:
+        return self.ready
+
+    def is_exiting(self) -> bool:
+        return self.exiting
+
+    def is_model_ready(self, name: str, version: int | None) -> bool:
+        return name == "echo" and version in (None, 3)
+
+    def model_metadata(self, name: str, version: int | None) -> views.ModelMetadata:
+        self.find(name, version)
+        tensor = views.TensorMetadata("X", dtypes.BYTES, (-1, 4))
+        return views.ModelMetadata(name, (1, 3), "python", (tensor,), (tensor, tensor))
+
+    def model_config(self, name: str, version: int | None) -> FakeConfig:
+        return self.find(name, version).config
+
+    def statistics(self, name: str = "", version: int | None = None) -> list[ModelStatistics]:
+        found = [row for row in fake_statistics() if name in ("", row.name)]
+        if not found:
+            raise InferenceError(ErrorCode.INVALID_ARG, f"requested model '{name}' is not available")
+        return found
+
+    def repository_index(self, *, ready: bool = False) -> list[views.IndexEntry]:
+        rows = [
+            views.IndexEntry("echo", 3, VersionState.READY),
+            views.IndexEntry("broken", 1, VersionState.UNAVAILABLE, "it does not import"),
+            views.IndexEntry("never loaded"),
+        ]
+        return [row for row in rows if row.state is VersionState.READY] if ready else rows
+
+    def find(self, name: str, version: int | None) -> FakeServed:
+        if self.error is not None:
+            raise self.error
+        if name not in ("echo", "waiting", "decoupled"):
+            raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
+        message = model_config_pb.ModelConfig(name=name, backend="python", max_batch_size=8)
+        message.input.add(name="X", data_type=model_config_pb.TYPE_STRING, dims=[4])
+        return FakeServed(name, 3, FakeConfig(message, decoupled=name == "decoupled"))
+
+    def check(self, served: FakeServed, request: InferenceRequest) -> None:
+        """Every request is right."""
+
+    def infer(self, served: FakeServed, request: InferenceRequest) -> asyncio.Future[InferenceResponse]:
+        self.seen.append(request)
+        future: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
+        if served.name == "waiting":
+            future.add_done_callback(lambda ended: self.cancelled.set() if ended.cancelled() else None)
+            self.waiting.append(future)
+            self.entered.set()
+        else:
+            future.set_result(self.echo(served, request))
+        return future
+
+    def echo(self, served: FakeServed, request: InferenceRequest) -> InferenceResponse:
+        """Views, as the engine's outputs are views of a worker's memory."""
+        outputs = [
+            Tensor(tensor.name, tensor.datatype, tensor.shape, memoryview(tensor.data or b""))
+            for tensor in request.inputs
+        ]
+        return InferenceResponse(served.name, served.version, request.request_id, outputs, self.parameters)
