@@ -1,0 +1,238 @@
+"""A worker that dies: what it had fails at once, the rest is served, and the model comes back."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.harness import MODEL_REPOSITORY, RunningServer, tensor, write_model
+
+CLIENTS = 32
+REQUESTS = 10_000
+KILLS = 10
+BODY = json.dumps(
+    {
+        "inputs": [
+            tensor("INPUT0", "FP32", [4], [1, 2, 3, 4]),
+            tensor("INPUT1", "FP32", [4], [10, 20, 30, 40]),
+        ]
+    }
+)
+NOT_HEALTHY = "Stub process 'add_sub_0_0' is not healthy."
+
+ONE_INPUT = """
+    backend: "python"
+    input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }
+    output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
+"""
+
+DIES_ON_DEMAND = """
+    import os
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            value = requests[0].inputs()[0].as_numpy()
+            if value[0] < 0:
+                os._exit(-int(value[0]))
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)])]
+"""
+
+
+@pytest.fixture
+def add_sub(tmp_path: Path) -> Path:
+    (tmp_path / "add_sub").symlink_to(MODEL_REPOSITORY / "add_sub")
+    return tmp_path
+
+
+def only_pid(server: RunningServer, instance: str) -> int:
+    (pid,) = server.worker_pids(instance)
+    return pid
+
+
+def wait_ready_again(server: RunningServer, instance: str, old_pid: int, *, limit_s: float) -> float:
+    """Seconds until another worker than *old_pid* serves; fails after *limit_s*."""
+    begin = time.monotonic()
+    while True:
+        pids = server.worker_pids(instance)
+        is_ready = server.get("/v2/models/add_sub/ready").status == 200
+        took = time.monotonic() - begin
+        if is_ready and pids and old_pid not in pids:
+            return took
+        assert took < limit_s, f"not ready {took:.2f} s after the kill:\n{server.log}"
+
+
+class Load:
+    """Clients that each send their share of requests and note every outcome."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.outcomes: Counter[tuple[int, str]] = Counter()
+        self.ended = threading.Semaphore(0)
+        self._threads = [threading.Thread(target=self._run, args=(share,)) for share in self._shares()]
+
+    @staticmethod
+    def _shares() -> list[int]:
+        return [REQUESTS // CLIENTS + (1 if at < REQUESTS % CLIENTS else 0) for at in range(CLIENTS)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, count: int) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+        for _ in range(count):
+            connection.request("POST", "/v2/models/add_sub/infer", BODY)
+            reply = connection.getresponse()
+            document = json.loads(reply.read())
+            text = document["error"] if reply.status != 200 else str(document["outputs"][0]["data"])
+            self.outcomes[(reply.status, text)] += 1
+            self.ended.release()
+        connection.close()
+
+
+def test_every_request_ends_while_the_worker_is_killed_ten_times(add_sub: Path) -> None:
+    with RunningServer(add_sub) as server:
+        back_after_s = []
+        with Load(server.http_port) as load:
+            for _ in range(KILLS):
+                for _ in range(REQUESTS // (KILLS + 1)):
+                    load.ended.acquire()
+                pid = only_pid(server, "add_sub")
+                os.kill(pid, signal.SIGKILL)
+                back_after_s.append(wait_ready_again(server, "add_sub", pid, limit_s=1.0))
+        statistics = server.get("/v2/models/add_sub/stats").json["model_stats"][0]["inference_stats"]
+        metrics = server.get(server.metrics_url).body.decode()
+    assert load.outcomes.total() == REQUESTS
+    assert load.outcomes[(200, "[11.0, 22.0, 33.0, 44.0]")] >= REQUESTS - KILLS * CLIENTS
+    others = {outcome for outcome in load.outcomes if outcome[0] != 200}
+    assert all(status == 503 and text.startswith(NOT_HEALTHY) for status, text in others), others
+    assert statistics["success"]["count"] + statistics["fail"]["count"] == REQUESTS
+    assert f'restarts{{model="add_sub",version="1"}} {KILLS}' in metrics
+    print(f"killed {KILLS} times: {load.outcomes}; back after at most {max(back_after_s):.3f} s")
+
+
+def test_the_request_in_hand_fails_with_the_exit_code_and_the_next_one_is_served(tmp_path: Path) -> None:
+    """model_api.md rows 103 and 104, and section 3.6."""
+    write_model(tmp_path, "m", DIES_ON_DEMAND, ONE_INPUT)
+    with RunningServer(tmp_path) as server:
+        assert server.infer("m", [tensor("IN", "INT32", [1], [1])]).status == 200
+        died = server.infer("m", [tensor("IN", "INT32", [1], [-7])])
+        assert died.status == 503
+        assert died.error.startswith("Stub process 'm_0' is not healthy.")
+        assert "exited with code 7" in died.error
+        again = server.infer("m", [tensor("IN", "INT32", [1], [5])])
+        assert (again.status, again.json["outputs"][0]["data"]) == (200, [5])
+
+
+def test_a_model_that_dies_before_it_ever_served_becomes_not_ready_with_the_reason(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", DIES_ON_DEMAND, ONE_INPUT)
+    with RunningServer(tmp_path) as server:
+        seen = [server.infer("m", [tensor("IN", "INT32", [1], [-9])]) for _ in range(3)]
+        assert [reply.status for reply in seen] == [503, 503, 503]
+        row = server.post("/v2/repository/index").json[0]
+        assert row["state"] == "UNAVAILABLE"
+        assert row["reason"].startswith("Internal: Stub process 'm_0' is not healthy.")
+        assert server.get("/v2/models/m/ready").status == 400
+        assert server.get("/v2/health/ready").status == 400
+        refused = server.infer("m", [tensor("IN", "INT32", [1], [1])])
+        assert refused.error == "Request for unknown model: 'm' has no available versions"
+        server.wait_for_log(
+            r"instance 'm_0' is back .*\n(.*\n)*.*instance 'm_0' is back .*\n(.*\n)*.*instance 'm_0' is back"
+        )
+        assert server.infer("m", [tensor("IN", "INT32", [1], [4])]).status == 200
+
+
+def test_requests_that_the_dead_worker_had_not_begun_with_are_served_by_the_next(tmp_path: Path) -> None:
+    """One instance holds a request for ever; those queued behind it survive its death."""
+    write_model(
+        tmp_path,
+        "m",
+        """
+        import threading
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                value = requests[0].inputs()[0].as_numpy()
+                if value[0] == 0:
+                    print("holding", flush=True)
+                    threading.Event().wait()
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)])]
+        """,
+        ONE_INPUT,
+    )
+    with RunningServer(tmp_path) as server:
+        replies = {}
+
+        def ask(value: int) -> None:
+            replies[value] = server.infer("m", [tensor("IN", "INT32", [1], [value])])
+
+        threads = [threading.Thread(target=ask, args=(value,)) for value in range(5)]
+        threads[0].start()
+        server.wait_for_log("holding")
+        for thread in threads[1:]:
+            thread.start()
+        while server.get("/v2/models/m/stats").status == 200:
+            page = server.get(server.metrics_url).body.decode()
+            if 'nv_inference_pending_request_count{model="m",version="1"} 4' in page:
+                break
+        os.kill(only_pid(server, "m"), signal.SIGKILL)
+        for thread in threads:
+            thread.join()
+    assert replies[0].status == 503
+    assert "was killed by signal 9" in replies[0].error
+    assert [replies[value].status for value in range(1, 5)] == [200] * 4
+
+
+def test_garbage_on_the_channel_ends_the_worker_and_not_the_server(tmp_path: Path) -> None:
+    """User code that writes to descriptors it does not own."""
+    write_model(
+        tmp_path,
+        "m",
+        """
+        import os, socket
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                value = requests[0].inputs()[0].as_numpy()
+                if value[0] == 0:
+                    for fd in range(3, 64):
+                        try:
+                            os.write(fd, b"\\xff" * 64)
+                        except OSError:
+                            pass
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)])]
+        """,
+        ONE_INPUT,
+    )
+    with RunningServer(tmp_path) as server:
+        assert server.infer("m", [tensor("IN", "INT32", [1], [1])]).status == 200
+        garbled = server.infer("m", [tensor("IN", "INT32", [1], [0])])
+        assert garbled.status == 503
+        assert garbled.error.startswith("Stub process 'm_0' is not healthy.")
+        assert server.infer("m", [tensor("IN", "INT32", [1], [2])]).status == 200
+        assert "garbage on the channel" in server.log
+
+
+def test_a_dead_fork_server_is_replaced_with_its_workers(add_sub: Path) -> None:
+    with RunningServer(add_sub) as server:
+        worker = only_pid(server, "add_sub")
+        fork_server = int(Path(f"/proc/{worker}/stat").read_text().rsplit(")", 1)[1].split()[1])
+        os.kill(fork_server, signal.SIGKILL)
+        wait_ready_again(server, "add_sub", worker, limit_s=20)
+        assert server.post("/v2/models/add_sub/infer", BODY.encode()).status == 200
