@@ -20,6 +20,7 @@ from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.engine.model import WorkerSettings
 from pytriton_lite.engine.server import Server, ServerOptions
 from pytriton_lite.frontends.grpc.server import GrpcListener, GrpcOptions, start_grpc
+from pytriton_lite.frontends.http.hot_path import hot_path
 from pytriton_lite.frontends.http.server import HttpOptions, http_app
 from pytriton_lite.frontends.listener import Listener, ListenError, start_listener
 from pytriton_lite.frontends.metrics import metrics_app
@@ -157,6 +158,7 @@ class App:
                     port=settings.http_port,
                     reuse_port=settings.reuse_http_port,
                     name="HTTPService",
+                    protocol=hot_path(engine, options),
                 )
             if settings.allow_metrics:
                 self._metrics = await start_listener(

@@ -1013,7 +1013,7 @@ def _check_endpoints(settings: Settings) -> None:
 def _check_python_backend(settings: Settings) -> None:
     """Read what the workers will be started with; in Triton these errors fail each model (model API, 7.2)."""
     try:
-        _ = settings.worker_ready_timeout_s, settings.arena_bytes
+        _ = settings.worker_hello_timeout_s, settings.worker_ready_timeout_s, settings.arena_bytes
         prefix = settings.segment_prefix
         if prefix is not None and "/" in prefix:
             raise ValueError(f"shm-region-prefix-name must not contain '/'. Got {prefix}")

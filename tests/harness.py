@@ -75,7 +75,11 @@ class RunningServer:
         flags: tuple[str, ...] = (),
         environ: dict[str, str] | None = None,
         python: tuple[str, ...] = (sys.executable,),
+        cwd: Path = PROJECT,
+        user: int | None = None,
     ) -> None:
+        self._cwd = cwd
+        self._user = user
         self._command = [
             *python, "-m", "pytriton_lite", "serve", *map(str, repositories),
             "--http-address=127.0.0.1", "--grpc-address=127.0.0.1",
@@ -94,7 +98,10 @@ class RunningServer:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=self._environ,
-            cwd=PROJECT,
+            cwd=self._cwd,
+            user=self._user,
+            group=self._user,
+            extra_groups=None if self._user is None else [],
             text=True,
             errors="replace",
         )

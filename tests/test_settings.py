@@ -353,7 +353,8 @@ def _backend(*texts: str) -> Settings:
 def test_workers_have_tritons_defaults() -> None:
     """model_api.md section 7.2."""
     settings = Settings()
-    assert (settings.worker_ready_timeout_s, settings.arena_bytes, settings.segment_prefix) == (30, 1 << 20, None)
+    assert (settings.worker_hello_timeout_s, settings.arena_bytes, settings.segment_prefix) == (30, 1 << 20, None)
+    assert settings.worker_ready_timeout_s == 1800
 
 
 def test_backend_settings_reach_the_workers_and_the_last_one_wins() -> None:
@@ -365,7 +366,7 @@ def test_backend_settings_reach_the_workers_and_the_last_one_wins() -> None:
         "onnxruntime,stub-timeout-seconds=7",
         "stub-timeout-seconds=8",
     )
-    assert (settings.worker_ready_timeout_s, settings.arena_bytes, settings.segment_prefix) == (6, 2 << 20, "mine")
+    assert (settings.worker_hello_timeout_s, settings.arena_bytes, settings.segment_prefix) == (6, 2 << 20, "mine")
     assert settings.backend_value("", "stub-timeout-seconds") == "8"
     assert settings.backend_value("python", "other") is None
 

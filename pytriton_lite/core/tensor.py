@@ -23,7 +23,7 @@ class Tensor:
         self.name = name
         self.datatype = datatype
         self.shape = shape
-        self.data = data
+        self.data = b"" if data is None and not nbytes else data  # an empty tensor has nothing to wait for
         self.nbytes = (len(data) if data is not None else 0) if nbytes is None else nbytes
 
     def __repr__(self) -> str:

@@ -20,6 +20,12 @@ _BATCHING_NOTE = (
     "max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
 )
 
+_OBJECT_BYTES = 8
+"""Of one element of an object array, which BYTES tensors become."""
+
+_LARGEST_ARRAY_BYTES = (1 << 63) - 1
+"""numpy's limit, and that of the dims of a message; it counts the dims that are not 0."""
+
 
 class Admission:
     """The rules of one model version, worked out once from its configuration."""
@@ -40,22 +46,21 @@ class Admission:
 
     def check(self, request: InferenceRequest) -> int:
         """Refuse what the model cannot take. Returns the request's batch size, 1 for a model without batching."""
+        inputs = request.inputs
+        names = {tensor.name for tensor in inputs}
+        if len(names) != len(inputs):
+            raise self._given_twice(request)
         for name in request.requested_outputs:
             if name not in self._outputs:
                 raise _refusal(f"unexpected inference output '{name}' for model '{self._model}'")
         if len(request.requested_outputs) > 1 and len(set(request.requested_outputs)) != len(request.requested_outputs):
             raise self._requested_twice(request)
-        inputs = request.inputs
         if not self._least <= len(inputs) <= self._most:
             raise self._wrong_count(request)
-        seen: set[str] = set()
         for tensor in inputs:
             if tensor.name not in self._inputs:
                 raise _refusal(f"unexpected inference input '{tensor.name}' for model '{self._model}'")
-            seen.add(tensor.name)
-        if len(seen) != len(inputs):
-            raise self._given_twice(request)
-        if self._has_optional and not seen.issuperset(self._required):
+        if self._has_optional and not names.issuperset(self._required):
             raise self._wrong_count(request)
         batch_size = self._batch_size(request) if self._max_batch_size else 1
         for tensor in inputs:
@@ -106,11 +111,10 @@ class Admission:
             )
         if not self._fits(shape[1:] if self._max_batch_size else shape, spec.dims):
             raise self._unexpected_shape(request, tensor, spec)
-        count = element_count(shape)
-        itemsize = spec.datatype.itemsize
+        is_of_none = self._max_batch_size > 0 and shape[0] == 0
+        # Triton counts a batch of none as unbatched, and takes what fits then; we refuse that as well (section 1).
+        count = element_count(shape[1:] if is_of_none else shape)
         if spec.datatype is dtypes.BYTES:
-            if shape and shape[0] == 0 and self._max_batch_size:
-                raise self._wrong_size(request, tensor, 4 * element_count(shape[1:]))
             if tensor.data is not None:
                 bytes_tensor.check(
                     tensor.data,
@@ -119,11 +123,12 @@ class Admission:
                     model_name=self._model,
                     prefix=request.error_prefix,
                 )
-        elif self._max_batch_size and shape[0] == 0:
-            # A batch of none is counted as unbatched, so its size cannot be right (model API, 5.3).
-            raise self._wrong_size(request, tensor, itemsize * element_count(shape[1:]))
-        elif tensor.nbytes != count * itemsize:
-            raise self._wrong_size(request, tensor, count * itemsize)
+        elif tensor.nbytes != count * spec.datatype.itemsize:
+            raise self._wrong_size(request, tensor, count * spec.datatype.itemsize)
+        if is_of_none:
+            raise self._wrong_size(request, tensor, 0)
+        if not count:
+            _refuse_vast(tensor)
 
     @staticmethod
     def _fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
@@ -159,8 +164,6 @@ class Admission:
 
     def _wrong_count(self, request: InferenceRequest) -> InferenceError:
         names = [tensor.name for tensor in request.inputs]
-        if len(set(names)) != len(names):
-            return self._given_twice(request)  # found while the request is built, so before the count
         missing = [name for name in self._required if name not in names]
         wanted = (
             f"number of inputs between {self._least} and {self._most}" if self._has_optional else f"{self._most} inputs"
@@ -171,6 +174,18 @@ class Admission:
         return _refusal(
             f"{request.error_prefix}expected {wanted} but got {len(names)} inputs for model '{self._model}'. "
             f"Got input(s) {got}, but missing required input(s) {lacking}. Please provide all required input(s)."
+        )
+
+
+def _refuse_vast(tensor: Tensor) -> None:
+    """Refuse an empty shape like [4611686018427387904,0]: its size is right, but neither a message nor numpy can hold it."""
+    largest = tensor.datatype.itemsize or _OBJECT_BYTES
+    for dim in tensor.shape:
+        largest *= dim or 1
+    if largest > _LARGEST_ARRAY_BYTES:
+        raise _refusal(
+            f"invalid shape for input '{tensor.name}': shape {format_shape(tensor.shape)} causes total element count to "
+            f"exceed maximum size of {_LARGEST_ARRAY_BYTES}"
         )
 
 

@@ -38,11 +38,13 @@ class Dispatcher:
         statistics: ModelStatistics,
         *,
         preserve_ordering: bool = False,
+        is_eager: bool = False,
         clock: Clock = time.monotonic_ns,
     ) -> None:
         self._scheduler = scheduler
         self._statistics = statistics
         self._order = AnswerOrder() if preserve_ordering else None
+        self._is_eager = is_eager
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._instances: list[Instance] = []
@@ -69,7 +71,9 @@ class Dispatcher:
     def submit(self, ticket: Ticket) -> None:
         """Take a request; its waiter, an asyncio future, carries the answer. Raises InferenceError when the queue is full."""
         self._scheduler.enqueue(ticket, self._clock())
-        if not self._turn_is_due:
+        if self._is_eager and self._idle and len(self._scheduler) == 1:
+            self._turn()
+        elif not self._turn_is_due:
             self._turn_is_due = True
             self._loop.call_soon(self._turn)
 
@@ -130,6 +134,8 @@ class Dispatcher:
         for instance, own in share.items():
             for tickets, error in instance.dispatch(own):
                 self._fail(tickets, error, FailureReason.BACKEND, self._clock())
+            if instance.is_idle():  # nothing could be sent, so nothing will come back to say that there is room
+                self._idle.append(instance)
 
     def _check_again_at(self, check_ns: int | None, now_ns: int) -> None:
         if self._timer is not None:

@@ -47,6 +47,9 @@ _TRIM_AFTER_S = 5.0
 """Idle for so long, an instance gives back memory that a burst had made it reserve."""
 
 
+_CANNOT_ENCODE = "internal error of the server: the request cannot be handed to the model; the log has the details"
+
+
 class Batch:
     """Requests on their way through one ``execute``."""
 
@@ -176,7 +179,7 @@ class Instance:
     # ------------------------------------------------------------------------------------------ requests
 
     def dispatch(self, batches: list[list[Ticket]]) -> list[tuple[list[Ticket], InferenceError]]:
-        """Send *batches* in one message. Those for which there is no memory come back with the error, unsent."""
+        """Send *batches* in one message. Those that cannot be sent, for want of memory mostly, come back with the error."""
         parts: list[bytes] = []
         refused: list[tuple[list[Ticket], InferenceError]] = []
         sent = 0
@@ -187,10 +190,20 @@ class Instance:
                 refused.append((tickets, error))
                 continue
             number = self._next_batch
+            written = len(parts)
+            try:
+                messages.put_batch(parts, number, len(tickets))
+                for ticket in tickets:
+                    self._put_request(parts, ticket.request, writer)
+            except Exception:
+                # A hole in admission or in a front end. The requests end here, and the instance serves the next ones.
+                logger.exception("requests to instance '%s' cannot be encoded", self.name)
+                del parts[written:]
+                if writer is not None:
+                    self._memory.release((slot,))
+                refused.append((tickets, InferenceError(ErrorCode.INTERNAL, _CANNOT_ENCODE)))
+                continue
             self._next_batch += 1
-            messages.put_batch(parts, number, len(tickets))
-            for ticket in tickets:
-                self._put_request(parts, ticket.request, writer)
             self._in_flight[number] = Batch(number, tickets, slot)
             sent += 1
         worker = self._worker

@@ -76,6 +76,8 @@ class ServedVersion(InstanceOwner):
             make_scheduler(config),
             self.statistics,
             preserve_ordering=dynamic is not None and dynamic.preserve_ordering,
+            # A batcher gains by seeing everything that comes in the same turn; a model that takes single requests does not.
+            is_eager=dynamic is None,
             clock=clock,
         )
         self._instances: list[Instance] = []
@@ -203,6 +205,8 @@ class ServedVersion(InstanceOwner):
             self._dispatcher.fail_queued(_stopped_error(self.name))
         remaining = max(0.0, deadline - self._loop.time())
         stopped = await asyncio.gather(*(i.stop(remaining) for i in (*self._instances, *self._passive)))
+        self._instances.clear()
+        self._passive.clear()
         self._move(VersionState.UNAVAILABLE, "unloaded")
         return drained and all(stopped) if was_ready else True
 

@@ -32,6 +32,9 @@ EXTENSIONS = ("model_configuration", "binary_tensor_data", "parameters", "statis
 """Those that are served today, in Triton's order."""
 
 
+_UNLOAD_SIBLING_S = 10.0  # for finalize() of a version whose sibling failed to load; it has served nothing yet
+
+
 @dataclass(frozen=True)
 class ServerOptions:
     """What the composition root decides. ``load_threads`` bounds how many models load at a time."""
@@ -262,7 +265,12 @@ class Server:
         await asyncio.gather(
             *(self._load_version(model, directory, config, version, gpu_ids) for version in selection.selected)
         )
-        return all(served.state is VersionState.READY for served in model.versions.values())
+        loaded = [served for served in model.versions.values() if served.state is VersionState.READY]
+        if len(loaded) == len(model.versions):
+            return True
+        # All versions of a load become READY, or none does (repository spec, section 3, step 5).
+        await asyncio.gather(*(served.unload(_UNLOAD_SIBLING_S) for served in loaded))
+        return False
 
     async def _load_version(
         self, model: _Model, directory: ModelDirectory, config: ModelConfig, version: int, gpu_ids: Sequence[int]

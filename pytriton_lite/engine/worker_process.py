@@ -178,8 +178,8 @@ class WorkerProcess:
         return ours, theirs
 
     async def _spawn(self) -> None:
-        stdout_write = self._pipe(logging.INFO)
-        stderr_write = self._pipe(logging.WARNING)
+        stdout_write = self._pipe("stdout", logging.INFO)
+        stderr_write = self._pipe("stderr", logging.WARNING)
         try:
             theirs = [
                 self._their_channel.fileno(),
@@ -198,10 +198,10 @@ class WorkerProcess:
         self._start_reading()
         self._exited.add_done_callback(self._on_exit)
 
-    def _pipe(self, level: int) -> int:
-        """The writing end of a pipe whose lines go to the log at *level*."""
+    def _pipe(self, stream: str, level: int) -> int:
+        """The writing end of a pipe whose lines go to the log at *level*, as what the model wrote to *stream*."""
         read_fd, write_fd = os.pipe()
-        fields = self._log_fields()
+        fields = {**self._log_fields(), "user_file": stream}
         pipe = LinePipe(read_fd, lambda line: logger.log(level, "%s", line, extra=fields))
         self._stack.callback(pipe.close)
         return write_fd

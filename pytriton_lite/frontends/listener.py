@@ -50,7 +50,7 @@ class _State(ServerState):
         self.drained = asyncio.Event()
 
 
-class _Protocol(HttpToolsProtocol):
+class ListenerProtocol(HttpToolsProtocol):
     """uvicorn's protocol, with two differences.
 
     It says when the last connection of a closing listener is gone. And it declines an offer to upgrade by carrying on
@@ -103,7 +103,7 @@ class _Protocol(HttpToolsProtocol):
         self.data_received(b"".join([*head, b"\r\n", rest]))
 
 
-class _NameKeepingProtocol(_Protocol):
+class _NameKeepingProtocol(ListenerProtocol):
     """Keeps header names as the client wrote them, which ASGI lowers, beside the headers."""
 
     def on_message_begin(self) -> None:
@@ -114,6 +114,10 @@ class _NameKeepingProtocol(_Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._names.append(name)
         super().on_header(name, value)
+
+
+ProtocolFactory = Callable[..., ListenerProtocol]
+"""Called with the keyword arguments of `ListenerProtocol`."""
 
 
 class Listener:
@@ -153,19 +157,27 @@ class Listener:
 
 
 async def start_listener(
-    app: AsgiApp, *, host: str, port: int, reuse_port: bool, name: str, keep_header_names: bool = False
+    app: AsgiApp,
+    *,
+    host: str,
+    port: int,
+    reuse_port: bool,
+    name: str,
+    keep_header_names: bool = False,
+    protocol: ProtocolFactory | None = None,
 ) -> Listener:
     """Serve *app* at *host*:*port* from the running loop. Port 0 takes a free one; `Listener.port` says which.
 
     *host* is an address or a name; ``ipv6:[::1]`` and ``[::1]`` are taken as ``::1``. *name* is what the log calls it.
+    *protocol* makes the protocol of each connection, one that answers some requests itself for instance.
     Raises ListenError where the socket cannot be bound.
     """
     loop = asyncio.get_running_loop()
     listening = await _bind(loop, host, port, reuse_port=reuse_port)
-    protocol_class = _NameKeepingProtocol if keep_header_names else _Protocol
+    make_protocol = protocol or (_NameKeepingProtocol if keep_header_names else ListenerProtocol)
     config = Config(
         app,
-        http=protocol_class,
+        http=ListenerProtocol,
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -180,7 +192,7 @@ async def start_listener(
     state = _State()
     try:
         server = await loop.create_server(
-            lambda: protocol_class(config=config, server_state=state, app_state={}), sock=listening, backlog=_BACKLOG
+            lambda: make_protocol(config=config, server_state=state, app_state={}), sock=listening, backlog=_BACKLOG
         )
     except BaseException:
         listening.close()

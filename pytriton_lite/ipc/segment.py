@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 
-DEFAULT_PREFIX = "triton_python_backend_shm_region_"
+DEFAULT_PREFIX = "pytriton_lite_shm_region_"
 _SHM_FOLDER = "/dev/shm"
 
 FreeSpace = Callable[[], int]
@@ -62,9 +62,8 @@ class Segment:
         if nbytes * 2 <= free_bytes():
             try:
                 return cls._reserved(_open_shm(prefix + secrets.token_hex(12)), nbytes, "shm")
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EACCES, errno.ENOENT, errno.EPERM):
-                    raise
+            except OSError:
+                pass  # full after all, not mounted, not allowed: whatever it is, a memory file may do
         try:
             return cls._reserved(_open_memory_file(prefix), nbytes, "memfd")
         except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import CoroutineType
 from typing import Any
 
 from pytriton_lite.worker.pb_utils import InferenceRequest, InferenceResponse
@@ -31,7 +32,9 @@ def call_execute(model: Any, requests: list[InferenceRequest], *, path: str) -> 
     if returned is None:
         return [None] * len(requests)
     if type(returned) is not list:
-        _close_coroutine(returned)
+        if isinstance(returned, CoroutineType):
+            returned.close()  # nobody runs it, and Python would warn of that
+            raise ExecuteFailed("`async def execute` is not yet supported by pytriton-lite.")
         raise ExecuteFailed(f"Expected a list in the execute return, found type '{type(returned)}'.")
     if len(returned) != len(requests):
         raise ExecuteFailed(
@@ -45,10 +48,3 @@ def call_execute(model: Any, requests: list[InferenceRequest], *, path: str) -> 
                 f"found type '{type(response)}'."
             )
     return returned
-
-
-def _close_coroutine(returned: object) -> None:
-    """An ``async def execute`` gave a coroutine that nobody runs; closing it spares the "never awaited" warning."""
-    close = getattr(returned, "close", None)
-    if close is not None and hasattr(returned, "cr_frame"):
-        close()

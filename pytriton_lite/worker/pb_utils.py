@@ -43,6 +43,14 @@ def _refuse_arguments(function: str, signature: str, arguments: Sequence[object]
     )
 
 
+def _no_attribute(thing: object, name: str, not_yet: frozenset[str]) -> AttributeError:
+    """What reading a name that *thing* lacks raises; ``hasattr`` stays truthful about names of later releases."""
+    kind = type(thing).__name__
+    if name in not_yet:
+        return AttributeError(f"{kind}.{name} is not yet supported by pytriton-lite")
+    return AttributeError(f"'{kind}' object has no attribute '{name}'")
+
+
 # ---------------------------------------------------------------------------------------------- tensors
 
 
@@ -107,6 +115,13 @@ class Tensor:
     def is_cpu(self) -> bool:
         return True
 
+    @staticmethod
+    def from_dlpack(name: str, source: object) -> NoReturn:
+        raise TritonModelException("Tensor.from_dlpack is not yet supported by pytriton-lite.")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise _no_attribute(self, name, _NOT_YET_OF_TENSOR)
+
     def as_numpy(self) -> Array:
         """The array, the same object on every call; BYTES as an object array of ``bytes``."""
         if self._array is None:
@@ -125,6 +140,9 @@ class Tensor:
             return bytes_tensor.decode_array(buffer, self._shape)
         array: Array = np.frombuffer(buffer, dtype=self._datatype.numpy).reshape(self._shape)
         return array
+
+
+_NOT_YET_OF_TENSOR = frozenset({"to_dlpack", "__dlpack__", "__dlpack_device__"})
 
 
 # ---------------------------------------------------------------------------------------------- errors
@@ -270,6 +288,14 @@ class InferenceRequest:
     def requested_output_names(self) -> set[str]:
         """The outputs the client asked for; all configured ones if it named none."""
         return set(self._requested_outputs)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise _no_attribute(self, name, _NOT_YET_OF_REQUEST)
+
+
+_NOT_YET_OF_REQUEST = frozenset(
+    {"async_exec", "exec", "get_response_sender", "is_cancelled", "set_release_flags", "trace"}
+)
 
 
 class InferenceResponse:

@@ -13,14 +13,20 @@ def describe(error: BaseException) -> str:
 
     Frames of the worker itself and of importlib are left out; an exception without others is its first line alone.
     """
-    text = str(error)
-    if isinstance(error, SyntaxError) and error.filename:
-        text = f"{error.msg} ({Path(error.filename).name}, line {error.lineno})"
-    head = f"{type(error).__name__}: {text or '<EMPTY MESSAGE>'}"
+    head = f"{type(error).__name__}: {_message(error) or '<EMPTY MESSAGE>'}"
     frames = _frames(error.__traceback__)
     if not frames:
         return head
     return head + "\n\nAt:\n" + "".join(f"  {file}({line}): {function}\n" for file, line, function in reversed(frames))
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.msg} ({Path(error.filename).name}, line {error.lineno})"
+    try:
+        return str(error)
+    except Exception:  # user code: its failure must not take the place of the one that we tell of
+        return "<MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>"
 
 
 def _frames(traceback: TracebackType | None) -> list[tuple[str, int, str]]:

@@ -1,0 +1,27 @@
+# pytriton-lite, built from this checkout as a wheel. Models are mounted at /models:
+#
+#   docker build -t pytriton-lite .
+#   docker run --rm -p 8000-8002:8000-8002 -v "$PWD/model_repository:/models:ro" pytriton-lite
+#
+# Docker's 64 MB of /dev/shm are enough: larger tensors go through memory files.
+FROM python:3.11-slim AS build
+WORKDIR /src
+RUN pip install --no-cache-dir build
+COPY pyproject.toml README.md LICENSE ./
+COPY pytriton_lite pytriton_lite
+RUN python -m build --wheel --outdir /dist
+
+FROM python:3.11-slim
+RUN useradd --create-home --uid 1000 triton
+COPY --from=build /dist/*.whl /tmp/
+# The extra brings what the models of model_repository/ import; leave it out for models that need none of it.
+RUN pip install --no-cache-dir "$(ls /tmp/*.whl)[examples]" && rm /tmp/*.whl
+USER triton
+WORKDIR /home/triton
+EXPOSE 8000 8001 8002
+STOPSIGNAL SIGTERM
+# Nothing answers while models load; give large ones time before failures count.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
+  CMD ["python", "-c", "import os, urllib.request as u; u.urlopen('http://127.0.0.1:%s/v2/health/ready' % os.environ.get('PYTRITON_LITE_HTTP_PORT', '8000'), timeout=4)"]
+ENTRYPOINT ["pytriton-lite", "serve"]
+CMD ["/models"]

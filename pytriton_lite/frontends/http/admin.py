@@ -1,0 +1,284 @@
+"""Every route but infer: health, metadata, configuration, statistics, repository (HTTP spec, sections 2 to 6 and 13).
+
+FastAPI routes them and documents them at ``/docs``. Handlers stay on the loop (``async def``): the engine's state is
+plain and belongs to it. Nothing here is ever compressed, because the asyncio client of Triton undoes compression only for
+infer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+
+import pytriton_lite
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.engine.statistics import Duration, ModelStatistics
+from pytriton_lite.engine.views import IndexEntry, ModelMetadata, TensorMetadata
+from pytriton_lite.frontends.http import json_dialect, openapi
+from pytriton_lite.frontends.http.errors import BUG, METHOD_NOT_ALLOWED, NOT_FOUND, STATUS, error_body
+from pytriton_lite.frontends.http.options import HttpOptions
+from pytriton_lite.frontends.http.routes import is_version, parse_version
+
+if TYPE_CHECKING:
+    from pytriton_lite.engine.server import Server
+
+_NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"
+_NO_REPOSITORY_NAME = "'repository_name' specification is not supported"
+
+logger = logging.getLogger(__name__)
+
+
+class _Api(FastAPI):
+    """FastAPI, with the infer routes, which it does not serve, in its document."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            document = get_openapi(
+                title=self.title, version=self.version, description=self.description, routes=self.routes
+            )
+            self.openapi_schema = openapi.with_infer(document)
+        return self.openapi_schema
+
+
+def admin_app(server: Server, options: HttpOptions) -> FastAPI:
+    """The FastAPI application of all routes but infer."""
+    app = _Api(
+        title="pytriton-lite",
+        version=pytriton_lite.__version__,
+        description="A model server that speaks the KServe v2 protocol with Triton's extensions.",
+        redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
+        redirect_slashes=False,
+    )
+    _answer_errors(app)
+    _add_health(app, server)
+    _add_metadata(app, server)
+    _add_repository(app, server, options)
+    return app
+
+
+def _answer_errors(app: FastAPI) -> None:
+    @app.exception_handler(InferenceError)
+    async def refused(request: Request, error: InferenceError) -> Response:
+        return _error(STATUS[error.code], error.message)
+
+    @app.exception_handler(HTTPException)
+    async def not_routed(request: Request, error: HTTPException) -> Response:
+        text = {404: NOT_FOUND, 405: METHOD_NOT_ALLOWED}.get(error.status_code, error.detail)
+        return _error(error.status_code, text)
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        logger.error("%s %s failed inside the server", request.method, request.url.path, exc_info=error)
+        return _error(500, BUG)
+
+
+def _add_health(app: FastAPI, server: Server) -> None:
+    def answer(*, good: bool) -> Response:
+        return Response(status_code=200 if good else 400, media_type="text/plain")
+
+    def refuse_when_exiting() -> None:
+        if server.is_exiting():
+            raise InferenceError(ErrorCode.UNAVAILABLE, "Server exiting")
+
+    @app.get("/v2/health/live", tags=["health"], summary="Server live", responses=openapi.HEALTH)
+    async def live() -> Response:
+        refuse_when_exiting()
+        return answer(good=server.is_live())
+
+    @app.get("/v2/health/ready", tags=["health"], summary="Server ready", responses=openapi.HEALTH)
+    async def ready() -> Response:
+        refuse_when_exiting()
+        return answer(good=server.is_ready())
+
+    def model_ready(model: str, version: int | None) -> Response:
+        refuse_when_exiting()
+        if not server.is_model_ready(model, version):
+            return _error(400, "Model version not ready")
+        return answer(good=True)
+
+    _add_for_models(app, "/ready", model_ready, tag="health", what="Readiness", responses=openapi.HEALTH)
+
+
+def _add_metadata(app: FastAPI, server: Server) -> None:
+    @app.get("/v2", tags=["metadata"], summary="Server metadata", responses=openapi.JSON)
+    async def metadata() -> Response:
+        found = server.metadata()
+        return _json({"name": found.name, "version": found.version, "extensions": found.extensions})
+
+    # Before the models' own routes: to Triton, too, a model called "stats" has no metadata route.
+    @app.get("/v2/models/stats", tags=["statistics"], summary="Statistics of all models", responses=openapi.JSON)
+    async def all_statistics() -> Response:
+        return _statistics(server.statistics())
+
+    def statistics(model: str, version: int | None) -> Response:
+        return _statistics(server.statistics(model, version))
+
+    def config(model: str, version: int | None) -> Response:
+        return _json(server.model_config(model, version).json)
+
+    def model_metadata(model: str, version: int | None) -> Response:
+        return _json(_model_metadata(server.model_metadata(model, version)))
+
+    _add_for_models(app, "/stats", statistics, tag="statistics", what="Statistics", responses=openapi.JSON)
+    _add_for_models(app, "/config", config, tag="metadata", what="Configuration", responses=openapi.JSON)
+    _add_for_models(app, "", model_metadata, tag="metadata", what="Metadata", responses=openapi.JSON)
+
+
+def _add_for_models(
+    app: FastAPI,
+    suffix: str,
+    answer: Callable[[str, int | None], Response],
+    *,
+    tag: str,
+    what: str,
+    responses: dict[int | str, dict[str, Any]],
+) -> None:
+    """Route a question about a model, with and without a version in the path."""
+
+    @app.get(f"/v2/models/{{model}}{suffix}", tags=[tag], summary=f"{what} of a model", responses=responses)
+    async def of_model(model: str) -> Response:
+        return answer(model, None)
+
+    @app.get(
+        f"/v2/models/{{model}}/versions/{{version}}{suffix}",
+        tags=[tag],
+        summary=f"{what} of a model version",
+        responses=responses,
+    )
+    async def of_version(model: str, version: str) -> Response:
+        if not is_version(version):
+            raise HTTPException(404)  # to Triton it is another path, which nobody serves
+        return answer(model, parse_version(version))
+
+
+def _add_repository(app: FastAPI, server: Server, options: HttpOptions) -> None:
+    # Triton takes a repository name here, and ignores it.
+    @app.post("/v2/repository/{repository}/index", include_in_schema=False)
+    @app.post(
+        "/v2/repository/index",
+        tags=["repository"],
+        summary="Models of the repository",
+        responses=openapi.JSON,
+        openapi_extra=openapi.INDEX_BODY,
+    )
+    async def index(request: Request) -> Response:
+        ready = await _read_ready(request, options.max_input_size)
+        return _json([_index_entry(entry) for entry in server.repository_index(ready=ready)])
+
+    @app.post(
+        "/v2/repository/models/{model}/unload",
+        tags=["repository"],
+        summary="Unload a model",
+        responses=openapi.NOT_EXPLICIT,
+    )
+    @app.post(
+        "/v2/repository/models/{model}/load",
+        tags=["repository"],
+        summary="Load a model",
+        responses=openapi.NOT_EXPLICIT,
+    )
+    async def change(model: str) -> Response:
+        raise InferenceError(ErrorCode.UNAVAILABLE, _NOT_EXPLICIT)
+
+    @app.post("/v2/repository/{repository}/models/{model}/unload", include_in_schema=False)
+    @app.post("/v2/repository/{repository}/models/{model}/load", include_in_schema=False)
+    async def change_in_repository(repository: str, model: str) -> Response:
+        raise InferenceError(ErrorCode.UNSUPPORTED, _NO_REPOSITORY_NAME)
+
+
+async def _read_ready(request: Request, max_size: int) -> bool:
+    """The option of the index request. An empty body has none, nor has one that is no object."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > max_size:
+            raise InferenceError(
+                ErrorCode.INVALID_ARG,
+                f"request JSON size of {len(body)} bytes exceeds the maximum allowed input size of {max_size} bytes. "
+                "Use --http-max-input-size to increase the limit.",
+            )
+    options = json_dialect.loads(body) if body else {}
+    ready = options.get("ready", False) if type(options) is dict else False
+    if type(ready) is not bool:
+        raise InferenceError(ErrorCode.INVALID_ARG, "Invalid value for 'ready': expected a boolean")
+    return ready
+
+
+def _json(value: object) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")
+
+
+def _error(status: int, text: str) -> Response:
+    return Response(error_body(text), status_code=status, media_type="application/json")
+
+
+def _model_metadata(found: ModelMetadata) -> dict[str, object]:
+    return {
+        "name": found.name,
+        "versions": [str(version) for version in found.versions],
+        "platform": found.platform,
+        "inputs": [_tensor_metadata(tensor) for tensor in found.inputs],
+        "outputs": [_tensor_metadata(tensor) for tensor in found.outputs],
+    }
+
+
+def _tensor_metadata(tensor: TensorMetadata) -> dict[str, object]:
+    return {"name": tensor.name, "datatype": tensor.datatype.name, "shape": tensor.shape}
+
+
+def _index_entry(entry: IndexEntry) -> dict[str, object]:
+    row: dict[str, object] = {"name": entry.name}
+    if entry.version is not None:
+        row["version"] = str(entry.version)
+    if entry.state is not None:
+        row["state"] = entry.state.value
+    if entry.reason:
+        row["reason"] = entry.reason
+    return row
+
+
+def _statistics(models: list[ModelStatistics]) -> Response:
+    return _json({"model_stats": [_model_statistics(model) for model in models]})
+
+
+def _model_statistics(model: ModelStatistics) -> dict[str, object]:
+    return {
+        "name": model.name,
+        "version": str(model.version),
+        "last_inference": model.last_inference_ms,
+        "inference_count": model.inference_count,
+        "execution_count": model.execution_count,
+        "inference_stats": {
+            "success": _duration(model.success),
+            "fail": _duration(model.fail),
+            "queue": _duration(model.queue),
+            "compute_input": _duration(model.compute_input),
+            "compute_infer": _duration(model.compute_infer),
+            "compute_output": _duration(model.compute_output),
+            "cache_hit": _duration(model.cache_hit),
+            "cache_miss": _duration(model.cache_miss),
+        },
+        # Triton's Python backend reports none either (section 6).
+        "response_stats": {},
+        "batch_stats": [
+            {
+                "batch_size": batch.batch_size,
+                "compute_input": _duration(batch.compute_input),
+                "compute_infer": _duration(batch.compute_infer),
+                "compute_output": _duration(batch.compute_output),
+            }
+            for _, batch in sorted(model.batches.items())
+        ],
+        "memory_usage": [],
+    }
+
+
+def _duration(duration: Duration) -> dict[str, int]:
+    return {"count": duration.count, "ns": duration.ns}

@@ -1,0 +1,30 @@
+"""From an error's category to an HTTP status (HTTP spec, section 1), and the body of every error."""
+
+from __future__ import annotations
+
+import orjson
+
+from pytriton_lite.core.errors import ErrorCode
+
+STATUS = {
+    ErrorCode.UNKNOWN: 400,
+    ErrorCode.INTERNAL: 500,
+    ErrorCode.NOT_FOUND: 404,
+    ErrorCode.INVALID_ARG: 400,
+    ErrorCode.UNAVAILABLE: 503,
+    ErrorCode.UNSUPPORTED: 501,
+    ErrorCode.ALREADY_EXISTS: 400,
+    ErrorCode.CANCELLED: 400,
+}
+
+NOT_FOUND = "Not Found"
+METHOD_NOT_ALLOWED = "Method Not Allowed"
+BUG = "internal error of the server; its log has the details"
+
+
+def error_body(text: str) -> bytes:
+    """``{"error":"…"}``. What is no valid Unicode in *text*, because a client sent it, becomes a question mark."""
+    try:
+        return orjson.dumps({"error": text})
+    except orjson.JSONEncodeError:
+        return orjson.dumps({"error": text.encode("utf-8", "replace").decode()})

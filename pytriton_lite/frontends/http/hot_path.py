@@ -1,0 +1,207 @@
+"""Ordinary infer requests, answered in the protocol itself: no ASGI scope, cycle, task or second write.
+
+An ASGI request costs uvicorn more than everything that we do for it (benchmarks/README.md). So the commonest kind, a small
+complete ``POST …/infer`` on a keep-alive connection without compression, is decoded as soon as its last byte is parsed, and
+answered from the future's callback. Whatever is in any way unusual goes the way through the application that any other
+request goes; the bytes on the wire are the same.
+
+Order on a connection: a request that comes while an answer is due waits in uvicorn's own pipeline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.core.request import InferenceResponse
+from pytriton_lite.frontends.http import codec
+from pytriton_lite.frontends.http.codec import OutputForms
+from pytriton_lite.frontends.http.errors import BUG, STATUS, error_body
+from pytriton_lite.frontends.http.infer import Reading, join_small, refuse_decoupled
+from pytriton_lite.frontends.http.options import HttpOptions
+from pytriton_lite.frontends.http.routes import parse_version, split_infer_path
+from pytriton_lite.frontends.listener import ListenerProtocol, ProtocolFactory
+
+if TYPE_CHECKING:
+    from pytriton_lite.engine.server import Server
+
+logger = logging.getLogger(__name__)
+
+_LARGEST_BODY = 64 << 10
+"""Above this the body is checked before it is buffered, which the application does."""
+
+_UNUSUAL = frozenset({b"content-encoding", b"transfer-encoding", b"accept-encoding", b"expect", b"upgrade"})
+_REASONS = {200: b"OK", 400: b"Bad Request", 404: b"Not Found", 500: b"Internal Server Error"}
+_REASONS |= {501: b"Not Implemented", 503: b"Service Unavailable"}
+
+
+def hot_path(server: Server, options: HttpOptions) -> ProtocolFactory:
+    """The ``protocol`` for `start_listener`, in front of `http_app` with the same arguments.
+
+    With a header pattern every request is unusual, and uvicorn's own way is the shorter one.
+    """
+    if options.header_forward_pattern:
+        return ListenerProtocol
+    return partial(InferProtocol, server, options.max_input_size)
+
+
+class InferProtocol(ListenerProtocol):
+    """One connection."""
+
+    def __init__(self, server: Server, max_input_size: int, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._server = server
+        self._limit = max_input_size
+        self._target: tuple[str, str | None] = ("", None)
+        self._header_table: dict[bytes, bytes] = {}
+        self._body: bytes | bytearray = b""
+        self._is_reading = False
+        """A body of our own kind is coming in."""
+        self._answer: asyncio.Future[InferenceResponse] | None = None
+        self._forms: OutputForms | None = None
+        self._is_last = False
+        """Close when the answer is written: the listener is closing."""
+
+    # ------------------------------------------------------------------------------------------ in
+
+    def on_message_begin(self) -> None:
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
+
+    def on_headers_complete(self) -> None:
+        if self._is_ordinary():
+            self._body = b""
+            self._is_reading = True
+            return
+        # Begin again, as uvicorn would have, with what was parsed.
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        HttpToolsProtocol.on_message_begin(self)
+        self.url = url
+        self.headers += headers
+        self.expect_100_continue = expects
+        super().on_headers_complete()
+
+    def _is_ordinary(self) -> bool:
+        """Whether this request may be answered here."""
+        url = self.url
+        if not url.endswith(b"/infer") or b"%" in url or b"?" in url or not url.isascii():
+            return False
+        if self._answer is not None or self.pipeline or self._is_last:
+            return False
+        if self.cycle is not None and not self.cycle.response_complete:
+            return False
+        headers = dict(self.headers)
+        length = headers.get(b"content-length", b"")
+        if not length.isdigit() or int(length) > _LARGEST_BODY or not _UNUSUAL.isdisjoint(headers):
+            return False
+        parser = self.parser
+        if parser.get_method() != b"POST" or parser.get_http_version() != "1.1" or not parser.should_keep_alive():
+            return False
+        target = split_infer_path(url.decode())
+        if target is None:
+            return False
+        self._target = target
+        self._header_table = headers
+        return True
+
+    def on_body(self, body: bytes) -> None:
+        if self._is_reading:
+            self._body = self._body + body if self._body else body
+        else:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._is_reading:
+            self._is_reading = False
+            self._infer()
+        else:
+            super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        if self._answer is None:
+            super()._start_asgi_task(cycle, app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cycle, app))
+
+    def _infer(self) -> None:
+        model, version_text = self._target
+        try:
+            version = None if version_text is None else parse_version(version_text)
+            served = self._server.find(model, version)
+            refuse_decoupled(served)
+            reading = Reading(self._server, served, model, version, self._header_table, self._limit)
+            request, self._forms = reading.whole(self._body)
+            self._answer = self._server.infer(served, request)
+        except InferenceError as error:
+            self._write_error(STATUS[error.code], error.message)
+            return
+        except Exception:
+            logger.exception("infer request to model '%s' failed inside the server", model)
+            self._write_error(500, BUG)
+            return
+        self._answer.add_done_callback(self._on_answer)
+
+    # ------------------------------------------------------------------------------------------ out
+
+    def _on_answer(self, answer: asyncio.Future[InferenceResponse]) -> None:
+        self._answer = None
+        if answer.cancelled():
+            return
+        error = answer.exception()
+        if self.transport.is_closing():
+            return
+        if error is None:
+            try:
+                self._write_response(answer.result())
+                return
+            except InferenceError as refusal:  # an output that cannot be written as asked
+                error = refusal
+            except Exception as bug:
+                error = bug
+        if isinstance(error, InferenceError):
+            self._write_error(STATUS[error.code], error.message)
+        else:
+            logger.error("infer request failed inside the server", exc_info=error)
+            self._write_error(500, BUG)
+
+    def _write_response(self, response: InferenceResponse) -> None:
+        assert self._forms is not None
+        head, tensors = codec.encode(response, self._forms)
+        if not tensors:
+            self._write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n", [head])
+            return
+        start = (
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
+            % len(head)
+        )
+        self._write(start, join_small(head, tensors))
+
+    def _write_error(self, status: int, text: str) -> None:
+        start = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\n" % (status, _REASONS[status])
+        self._write(start, [error_body(text)])
+
+    def _write(self, start: bytes, body: list[Any]) -> None:
+        length = len(body[0]) if len(body) == 1 else sum(map(len, body))
+        ending = b"connection: close\r\n" if self._is_last else b""
+        self.transport.write(b"".join((start, b"content-length: %d\r\n" % length, ending, b"\r\n", body[0])))
+        for piece in body[1:]:
+            self.transport.write(piece)
+        self.server_state.total_requests += 1
+        if self._is_last:
+            self.transport.close()
+        elif self.pipeline:
+            self.flow.resume_reading()
+            super()._start_asgi_task(*self.pipeline.pop())
+
+    def shutdown(self) -> None:
+        if self._answer is not None or self._is_reading:
+            self._is_last = True
+        else:
+            super().shutdown()

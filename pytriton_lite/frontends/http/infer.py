@@ -1,0 +1,327 @@
+"""The infer routes: one ASGI callable, in front of everything else, made of as little as possible.
+
+What it costs beside decoding and encoding is one dict of the headers, one ``receive`` and two ``send``.
+
+* A body that arrives in one piece is used in place: its binary tensors are views of it.
+* A body in pieces is not buffered before it is known to be right. As soon as its JSON part is there, the sizes that it
+  declares are compared with Content-Length and the whole request goes through `Server.check`; then the rest is read into
+  one buffer of exactly the size that is due.
+* A request that is refused is answered at once; uvicorn discards the rest of its body as it comes.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.tensor import Buffer
+from pytriton_lite.frontends.http import codec, compression
+from pytriton_lite.frontends.http.codec import OutputForms
+from pytriton_lite.frontends.http.errors import BUG, METHOD_NOT_ALLOWED, STATUS, error_body
+from pytriton_lite.frontends.http.options import HttpOptions
+from pytriton_lite.frontends.http.raw import decode_raw
+from pytriton_lite.frontends.http.routes import parse_version
+from pytriton_lite.frontends.listener import HEADER_NAMES, Receive, Scope, Send
+
+if TYPE_CHECKING:
+    from pytriton_lite.engine.server import ServedVersion, Server
+
+InferApp = Callable[[Scope, Receive, Send, str, "str | None"], Awaitable[None]]
+Decoded = tuple[InferenceRequest, OutputForms]
+Headers = dict[bytes, bytes]
+
+# Binary outputs up to this size are copied into one message with the JSON part; a larger one is sent as it is.
+_JOIN_BYTES = 64 << 10
+_LEADING_INTEGER = re.compile(rb"\s*([+-]?)0*([0-9]+)")
+_INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
+_HEADER_LENGTH = "Inference-Header-Content-Length"
+_JSON_TYPE = (b"content-type", b"application/json")
+_BINARY_TYPE = (b"content-type", b"application/octet-stream")
+
+logger = logging.getLogger(__name__)
+
+
+class _Disconnected(Exception):
+    """The client went away before its request was complete; there is nobody to answer."""
+
+
+def infer_app(server: Server, options: HttpOptions) -> InferApp:
+    """A callable ``(scope, receive, send, model, version text)`` that answers an infer request, whatever is in it.
+
+    Raises ValueError for a header pattern that is no regular expression.
+    """
+    limit = options.max_input_size
+    forwarded = _header_filter(options.header_forward_pattern)
+
+    async def infer(scope: Scope, receive: Receive, send: Send, model: str, version_text: str | None) -> None:
+        if scope["method"] != "POST":
+            await send_error(send, 405, METHOD_NOT_ALLOWED)
+            return
+        try:
+            version = None if version_text is None else parse_version(version_text)
+            served = server.find(model, version)
+            refuse_decoupled(served)
+            headers: Headers = dict(scope["headers"])
+            read = Reading(server, served, model, version, headers, limit)
+            if b"content-encoding" in headers and compression.is_compressed(headers[b"content-encoding"]):
+                request, forms = await read.compressed(receive)
+            else:
+                message = await receive()
+                if message["type"] != "http.request":
+                    return
+                if message.get("more_body"):
+                    request, forms = await read.pieces(message["body"], receive)
+                else:
+                    request, forms = read.whole(message["body"])
+            if forwarded is not None:
+                for name, value in forwarded(scope):
+                    codec.forward_header(request, name, value)
+            response = await server.infer(served, request)
+            await _send_response(send, response, forms, headers.get(b"accept-encoding"))
+        except compression.UnsupportedEncoding as error:
+            await send_error(send, 501, error.message, (b"accept-encoding", b"gzip, deflate"))
+        except InferenceError as error:
+            await send_error(send, STATUS[error.code], error.message)
+        except _Disconnected:
+            return
+        except Exception:
+            logger.exception("infer request to model '%s' failed inside the server", model)
+            await send_error(send, 500, BUG)
+
+    return infer
+
+
+async def send_error(send: Send, status: int, text: str, *extra: tuple[bytes, bytes]) -> None:
+    """Answer with ``{"error": text}``."""
+    body = error_body(text)
+    await _send(send, status, [_JSON_TYPE, (b"content-length", b"%d" % len(body)), *extra], [body])
+
+
+def refuse_decoupled(served: ServedVersion) -> None:
+    """Raise InferenceError for a model that may answer more than once."""
+    if served.config.decoupled:
+        raise InferenceError(
+            ErrorCode.UNSUPPORTED, "HTTP end point doesn't support models with decoupled transaction policy"
+        )
+
+
+class Reading:
+    """Turns one request's body into an InferenceRequest, in one of three ways."""
+
+    __slots__ = ("_headers", "_length_header", "_limit", "_model", "_served", "_server", "_version")
+
+    def __init__(
+        self, server: Server, served: ServedVersion, model: str, version: int | None, headers: Headers, limit: int
+    ) -> None:
+        self._server = server
+        self._served = served
+        self._model = model
+        self._version = version
+        self._headers = headers
+        self._limit = limit
+        self._length_header = headers.get(b"inference-header-content-length")
+
+    def whole(self, body: bytes | bytearray) -> Decoded:
+        """Decode a complete, uncompressed body in place."""
+        length = len(body)
+        json_size = length if self._length_header is None else _json_size(self._length_header, length)
+        if json_size == 0:
+            _check_limit("body", length, self._limit)
+            return decode_raw(
+                memoryview(body), model_name=self._model, version=self._version, config=self._served.config
+            )
+        _check_limit("JSON", json_size, self._limit)
+        if json_size == length:
+            return self._decode(body, 0, None)
+        view = memoryview(body)
+        return self._decode(view[:json_size], length - json_size, view[json_size:])
+
+    async def pieces(self, first: bytes, receive: Receive) -> Decoded:
+        """Decode a body of which *first* has come and more will, checking what can be checked before the rest."""
+        length = self._content_length()
+        if self._length_header is None or (json_size := _json_size(self._length_header, length)) == 0:
+            what = "JSON" if self._length_header is None else "body"
+            return self.whole(await _read_up_to(self._limit, receive, first, length, what))
+        _check_limit("JSON", json_size, self._limit)
+        start = bytearray(first)
+        more = True
+        while more and len(start) < json_size:
+            piece, more = await _next_piece(receive)
+            start += piece
+        if not more:
+            return self.whole(start)
+        document = bytes(memoryview(start)[:json_size])
+        request, forms = self._decode(document, None if length is None else length - json_size, None)
+        self._server.check(self._served, request)
+        due = json_size + codec.missing_bytes(request)
+        view = _allocate(due)
+        piece, at = bytes(start), 0
+        del start
+        while at + len(piece) <= due:
+            view[at : at + len(piece)] = piece
+            at += len(piece)
+            if not more:
+                break
+            piece, more = await _next_piece(receive)
+        else:  # too long, which only a chunked body can be
+            at += len(piece)
+        if at != due:
+            return self._decode(document, at - json_size, view[json_size:])
+        codec.attach(request, view[json_size:])
+        return request, forms
+
+    async def compressed(self, receive: Receive) -> Decoded:
+        """Decode a compressed body; what it expands to is bounded, and so is the body itself."""
+        length = self._content_length()
+        if length is not None and length > self._limit:
+            compression.refuse_size(self._limit)
+        packed = bytearray()
+        more = True
+        while more:
+            piece, more = await _next_piece(receive)
+            packed += piece
+            if len(packed) > self._limit:
+                compression.refuse_size(self._limit)
+        return self.whole(await compression.decompress(packed, self._limit))
+
+    def _decode(self, document: Buffer, available: int | None, binary: memoryview | None) -> Decoded:
+        return codec.decode(
+            document,
+            model_name=self._model,
+            version=self._version,
+            available=available,
+            binary=binary,
+            max_input_size=self._limit,
+        )
+
+    def _content_length(self) -> int | None:
+        """None for a chunked body, whose length only its end tells."""
+        text = self._headers.get(b"content-length")
+        return None if text is None else int(text)
+
+
+async def _next_piece(receive: Receive) -> tuple[bytes, bool]:
+    """More of the body, and whether that was not all. Raises _Disconnected."""
+    message = await receive()
+    if message["type"] != "http.request":
+        raise _Disconnected
+    return message["body"], message.get("more_body", False)
+
+
+def _allocate(size: int) -> memoryview:
+    """Memory that costs nothing before it is written: a client that declares a huge body and sends none takes none."""
+    try:
+        return np.empty(size, dtype=np.uint8).data
+    except MemoryError:
+        raise InferenceError(
+            ErrorCode.UNAVAILABLE, f"no memory for a request body of {size} bytes; send smaller tensors"
+        ) from None
+
+
+async def _read_up_to(limit: int, receive: Receive, first: bytes, length: int | None, what: str) -> bytearray:
+    if length is not None:
+        _check_limit(what, length, limit)
+    body = bytearray(first)
+    more = True
+    while more:
+        piece, more = await _next_piece(receive)
+        body += piece
+        _check_limit(what, len(body), limit)
+    return body
+
+
+def _check_limit(what: str, size: int, limit: int) -> None:
+    if size > limit:
+        raise InferenceError(
+            ErrorCode.INVALID_ARG,
+            f"request {what} size of {size} bytes exceeds the maximum allowed input size of {limit} bytes. Use "
+            "--http-max-input-size to increase the limit.",
+        )
+
+
+def _json_size(value: bytes, length: int | None) -> int:
+    """What Inference-Header-Content-Length says, read as C does, for a body of *length* bytes (None: not known yet)."""
+    found = _LEADING_INTEGER.match(value)
+    text = value.decode("latin-1")
+    if found is None:
+        raise InferenceError(ErrorCode.INVALID_ARG, f"Unable to parse {_HEADER_LENGTH}, got: {text}")
+    sign, digits = found.groups()
+    size = int(digits[:20]) * (-1 if sign == b"-" else 1)  # 20 digits are out of range already
+    if not _INT32_MIN <= size <= _INT32_MAX:
+        raise InferenceError(
+            ErrorCode.INVALID_ARG,
+            f"Unable to parse {_HEADER_LENGTH}, value is out of range [ {_INT32_MIN}, {_INT32_MAX} ], got: {text}",
+        )
+    if size < 0 or (length is not None and size > length):
+        raise InferenceError(
+            ErrorCode.INVALID_ARG, f"inference header size should be in range (0, {length or 0}), got: {size}"
+        )
+    return size
+
+
+async def _send_response(
+    send: Send, response: InferenceResponse, forms: OutputForms, accept_encoding: bytes | None
+) -> None:
+    head, tensors = codec.encode(response, forms)
+    headers = [_BINARY_TYPE, (b"inference-header-content-length", b"%d" % len(head))] if tensors else [_JSON_TYPE]
+    if accept_encoding is not None and (encoding := compression.choose(accept_encoding)) is not None:
+        body: list[Buffer] = [await compression.compress([head, *tensors], encoding)]
+        headers.append((b"content-encoding", encoding.encode()))
+    else:
+        body = join_small(head, tensors)
+    headers.append((b"content-length", b"%d" % (len(body[0]) if len(body) == 1 else sum(map(len, body)))))
+    await _send(send, 200, headers, body)
+
+
+def join_small(head: bytes, tensors: list[Buffer]) -> list[Buffer]:
+    """The body in as few pieces as can be had without copying a large tensor."""
+    if not tensors:
+        return [head]
+    body: list[Buffer] = []
+    small: list[Buffer] = [head]
+    for tensor in tensors:
+        if len(tensor) <= _JOIN_BYTES:
+            small.append(tensor)
+            continue
+        if small:
+            body.append(b"".join(small))
+            small = []
+        body.append(tensor)
+    if small:
+        body.append(b"".join(small))
+    return body
+
+
+async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: list[Buffer]) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    for piece in body[:-1]:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": body[-1]})
+
+
+def _header_filter(pattern: str) -> Callable[[Scope], Iterator[tuple[str, str]]] | None:
+    """A function that picks the headers to forward, names as received; None where none is ever."""
+    if not pattern:
+        return None
+    flags = 0 if pattern.startswith("(?-i)") else re.IGNORECASE
+    try:
+        matcher = re.compile(pattern.removeprefix("(?-i)"), flags)
+    except re.error as error:
+        raise ValueError(f"header forward pattern '{pattern}' is no regular expression: {error}") from error
+
+    def forwarded(scope: Scope) -> Iterator[tuple[str, str]]:
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        kept = scope.get("extensions", {}).get(HEADER_NAMES)
+        names: Iterable[bytes] = kept["names"] if kept is not None else (name for name, _ in headers)
+        for received, (_, value) in zip(names, headers):
+            name = received.decode("latin-1")
+            if matcher.search(name):
+                yield name, value.decode("utf-8", "replace")
+
+    return forwarded

@@ -1,0 +1,270 @@
+"""JSON as Triton reads it (HTTP spec, section 1): standard JSON, and what its parser takes beyond that.
+
+Beyond the standard: bare ``NaN``, ``Inf``, ``Infinity`` and their negatives as numbers, a byte order mark, invalid UTF-8
+inside strings, anything after a NUL behind the document. orjson reads the standard in C; what it refuses goes to the
+parser below, which either reads it or says what is wrong, and at which byte, in Triton's words.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NoReturn
+
+import orjson
+
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.tensor import Buffer
+
+MAX_DEPTH = 1024
+"""Containers inside containers; orjson's own limit, so that both parsers read the same documents."""
+
+_BLANKS = re.compile(rb"[ \t\r\n]*")
+_NUMBER = re.compile(rb"(-?)(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+# Numbers of an array that orjson can read in one go: what makes a large tensor with one NaN in it cheap to parse. The
+# upper bound keeps the regular expression's own stack small.
+_NUMBER_RUN = re.compile(
+    rb"(?:-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?[ \t\r\n]*,[ \t\r\n]*){2,4096}(?=[-0-9NI])"
+)
+_PLAIN = re.compile(rb'[^"\\\x00-\x1f]*')
+_HEX4 = re.compile(rb"[0-9A-Fa-f]{4}")
+_ESCAPES = {
+    b'"': b'"', b"\\": b"\\", b"/": b"/", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t",
+}  # fmt: skip
+_WORDS = {b"n": (b"null", None), b"t": (b"true", True), b"f": (b"false", False)}
+
+
+def loads(data: Buffer) -> object:
+    """The document in *data*. Strings hold invalid UTF-8 as surrogate escapes; integers beyond 64 bits are floats.
+
+    Of duplicate keys the last one counts. Raises InferenceError(INTERNAL) with Triton's text for a syntax error.
+    """
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return _Parser(bytes(data)).parse()
+
+
+class _Parser:
+    """Reads one document without recursion, so that no nesting can exhaust the stack."""
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+        self._at = 3 if text.startswith(b"\xef\xbb\xbf") else 0
+
+    def parse(self) -> object:
+        self._skip_blanks()
+        if self._peek() in (b"", b"\0"):
+            self._fail("The document is empty.")
+        stack: list[list[object] | dict[str, object]] = []
+        keys: list[str] = []  # of the objects on the stack, the member that is being read
+        while True:
+            opened = self._open()
+            if opened is not None:
+                stack.append(opened)
+                if len(stack) > MAX_DEPTH:
+                    self._fail(f"More than {MAX_DEPTH} levels of nesting.")
+                if type(opened) is dict:
+                    keys.append(self._key())
+                continue
+            value = self._value()
+            while stack:
+                container = stack[-1]
+                if isinstance(container, list):
+                    container.append(value)
+                    if self._next_element(container):
+                        break
+                else:
+                    container[keys.pop()] = value
+                    if self._next_member():
+                        keys.append(self._key())
+                        break
+                value = stack.pop()
+            else:
+                return self._finish(value)
+
+    def _open(self) -> list[object] | dict[str, object] | None:
+        """Step into a container that has contents; None where a whole value follows, an empty container included."""
+        first = self._peek()
+        if first not in (b"[", b"{"):
+            return None
+        inside = _BLANKS.match(self._text, self._at + 1).end()  # type: ignore[union-attr]  # matches nothing, too
+        if self._text[inside : inside + 1] == (b"]" if first == b"[" else b"}"):
+            return None
+        self._at = inside
+        if first == b"{":
+            return {}
+        elements: list[object] = []
+        self._take_numbers(elements)
+        return elements
+
+    def _value(self) -> object:
+        first = self._peek()
+        if first == b'"':
+            return self._string()
+        if first in (b"[", b"{"):  # empty: `_open` looked
+            self._at = _BLANKS.match(self._text, self._at + 1).end() + 1  # type: ignore[union-attr]
+            return [] if first == b"[" else {}
+        if first in _WORDS:
+            word, value = _WORDS[first]
+            if not self._consume(word):
+                self._fail("Invalid value.")
+            return value
+        return self._number()
+
+    def _next_element(self, elements: list[object]) -> bool:
+        """After an element: True at the next one, False behind the array's end."""
+        self._skip_blanks()
+        separator = self._peek()
+        if separator == b",":
+            self._at += 1
+            self._skip_blanks()
+            self._take_numbers(elements)
+            return True
+        if separator != b"]":
+            self._fail("Missing a comma or ']' after an array element.")
+        self._at += 1
+        return False
+
+    def _next_member(self) -> bool:
+        self._skip_blanks()
+        separator = self._peek()
+        if separator == b",":
+            self._at += 1
+            self._skip_blanks()
+            return True
+        if separator != b"}":
+            self._fail("Missing a comma or '}' after an object member.")
+        self._at += 1
+        return False
+
+    def _key(self) -> str:
+        if self._peek() != b'"':
+            self._fail("Missing a name for object member.")
+        key = self._string()
+        self._skip_blanks()
+        if self._peek() != b":":
+            self._fail("Missing a colon after a name of object member.")
+        self._at += 1
+        self._skip_blanks()
+        return key
+
+    def _finish(self, value: object) -> object:
+        self._skip_blanks()
+        if self._peek() not in (b"", b"\0"):
+            self._fail("The document root must not be followed by other values.")
+        return value
+
+    def _take_numbers(self, elements: list[object]) -> None:
+        run = _NUMBER_RUN.match(self._text, self._at)
+        if run is None:
+            return
+        try:
+            numbers = orjson.loads(b"[" + run.group().rstrip(b", \t\r\n") + b"]")
+        except orjson.JSONDecodeError:  # a number too big: read them one by one, up to that one
+            return
+        elements.extend(numbers)
+        self._at = run.end()
+
+    def _number(self) -> object:
+        start = self._at
+        found = _NUMBER.match(self._text, start)
+        if found is None:
+            return self._nan_or_infinity()
+        self._at = found.end()
+        sign, digits, fraction, exponent = found.groups()
+        following = self._peek()
+        if exponent is None and following in (b"e", b"E"):
+            self._at += 1
+            if self._peek() in (b"+", b"-"):
+                self._at += 1
+            self._fail("Miss exponent in number.")
+        if fraction is None and exponent is None and following == b".":
+            self._at += 1
+            self._fail("Miss fraction part in number.")
+        if fraction is None and exponent is None and len(digits) <= 20:
+            value = int(digits)
+            if value <= (1 << 63 if sign else (1 << 64) - 1):
+                return -value if sign else value
+        number = float(found.group())
+        if number in (float("inf"), float("-inf")):
+            self._at = start
+            self._fail("Number too big to be stored in double.")
+        return number
+
+    def _nan_or_infinity(self) -> float:
+        sign = -1.0 if self._peek() == b"-" else 1.0
+        if sign < 0:
+            self._at += 1
+        first = self._peek()
+        if first == b"N" and self._consume(b"NaN"):
+            return float("nan")
+        if first != b"I" or not self._consume(b"Inf") or (self._peek() == b"i" and not self._consume(b"inity")):
+            self._fail("Invalid value.")
+        return sign * float("inf")
+
+    def _string(self) -> str:
+        """The string whose opening quotation mark is here."""
+        self._at += 1
+        parts: list[bytes] = []
+        while True:
+            plain = _PLAIN.match(self._text, self._at)
+            parts.append(plain.group())  # type: ignore[union-attr]  # matches nothing, too
+            self._at = plain.end()  # type: ignore[union-attr]
+            stop = self._peek()
+            if stop == b'"':
+                self._at += 1
+                return b"".join(parts).decode("utf-8", "surrogateescape")
+            if stop in (b"", b"\0"):
+                self._at += len(stop)
+                self._fail("Missing a closing quotation mark in string.")
+            if stop != b"\\":
+                self._fail("Invalid encoding in string.")
+            parts.append(self._escape())
+
+    def _escape(self) -> bytes:
+        start = self._at
+        letter = self._text[start + 1 : start + 2]
+        if letter != b"u":
+            if letter not in _ESCAPES:
+                self._fail("Invalid escape character in string.")
+            self._at += 2
+            return _ESCAPES[letter]
+        code = self._code_unit(start, start)
+        self._at = start + 6
+        if 0xD800 <= code <= 0xDFFF:
+            if code > 0xDBFF or self._text[self._at : self._at + 2] != b"\\u":
+                self._fail_at(start, "The surrogate pair in string is invalid.")
+            low = self._code_unit(self._at, start)
+            if not 0xDC00 <= low <= 0xDFFF:
+                self._fail_at(start, "The surrogate pair in string is invalid.")
+            self._at += 6
+            code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00)
+        return chr(code).encode()
+
+    def _code_unit(self, escape_at: int, report_at: int) -> int:
+        digits = _HEX4.match(self._text, escape_at + 2)
+        if digits is None:
+            self._fail_at(report_at, "Incorrect hex digit after \\u escape in string.")
+        return int(digits.group(), 16)
+
+    def _consume(self, word: bytes) -> bool:
+        """Step over as much of *word* as is there; True if all of it is."""
+        for letter in word:
+            if self._text[self._at : self._at + 1] != bytes((letter,)):
+                return False
+            self._at += 1
+        return True
+
+    def _peek(self) -> bytes:
+        return self._text[self._at : self._at + 1]
+
+    def _skip_blanks(self) -> None:
+        self._at = _BLANKS.match(self._text, self._at).end()  # type: ignore[union-attr]  # matches nothing, too
+
+    def _fail(self, detail: str) -> NoReturn:
+        self._fail_at(self._at, detail)
+
+    def _fail_at(self, offset: int, detail: str) -> NoReturn:
+        raise InferenceError(
+            ErrorCode.INTERNAL, f"failed to parse the request JSON buffer: {detail} at {offset}"
+        ) from None

@@ -1,0 +1,39 @@
+"""Paths of the protocol (HTTP spec, section 2)."""
+
+from __future__ import annotations
+
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+
+MODELS = "/v2/models/"
+INFER = "/infer"
+_INT64_MAX = (1 << 63) - 1
+
+
+def split_infer_path(path: str) -> tuple[str, str | None] | None:
+    """Model name and version text of ``/v2/models/M[/versions/V]/infer``; None if *path* is another."""
+    if not path.endswith(INFER) or not path.startswith(MODELS):
+        return None
+    target = path[len(MODELS) : -len(INFER)]
+    if "/" not in target:
+        return (target, None) if target else None
+    parts = target.split("/")
+    if len(parts) != 3 or parts[1] != "versions" or not parts[0] or not is_version(parts[2]):
+        return None
+    return parts[0], parts[2]
+
+
+def is_version(text: str) -> bool:
+    """Whether *text* can stand behind ``/versions/``: digits only, anything else is another path."""
+    return text.isascii() and text.isdigit()
+
+
+def parse_version(text: str) -> int:
+    """The number in *text*, which `is_version`. Raises InferenceError where it does not fit 64 bits."""
+    digits = text.lstrip("0")
+    if len(digits) < len(str(_INT64_MAX)) or (len(digits) == len(str(_INT64_MAX)) and int(digits) <= _INT64_MAX):
+        return int(digits or "0")
+    raise InferenceError(
+        ErrorCode.INVALID_ARG,
+        f"failed to get model version from specified version string '{text}' (details: stol), version should be an "
+        "integral value > 0",
+    )

@@ -1,0 +1,114 @@
+"""What a user installs: the wheel, in an environment of its own, as an ordinary user, and the steps of the Dockerfile."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness import MODEL_REPOSITORY, PROJECT, RunningServer, tensor
+
+DOCKERFILE = (PROJECT / "Dockerfile").read_text()
+ORDINARY_USER = 65534
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clean environment with the wheel and what its ``examples`` extra brings, outside the checkout; its folder."""
+    folder = tmp_path_factory.mktemp("installed")
+    # The copy keeps build artefacts out of the checkout; the image is built from the same files.
+    source = folder / "src"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(PROJECT / name, source)
+    shutil.copytree(PROJECT / "pytriton_lite", source / "pytriton_lite", ignore=shutil.ignore_patterns("__pycache__"))
+    run([sys.executable, "-m", "build", "--wheel", "--outdir", str(folder / "dist"), str(source)])
+    (wheel,) = (folder / "dist").glob("*.whl")
+    environment = str(folder / "env")
+    run([interpreter(), "-m", "venv", "--without-pip", environment])
+    run([sys.executable, "-m", "pip", "--python", environment, "install", "--quiet", f"{wheel}[examples]"])
+    shutil.rmtree(source)
+    shutil.copytree(MODEL_REPOSITORY, folder / "models", ignore=shutil.ignore_patterns("__pycache__"))
+    make_readable(folder)
+    return folder
+
+
+def run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def make_readable(folder: Path) -> None:
+    """Let an ordinary user in: pytest's folders are for their owner alone."""
+    for parent in [folder, *folder.parents]:
+        if os.stat(parent).st_uid == os.getuid():
+            parent.chmod(parent.stat().st_mode | 0o055)
+
+
+def interpreter() -> str:
+    """A Python that an ordinary user may run: ours, unless it lies in somebody's home."""
+    for candidate in (sys.executable, shutil.which("python3", path="/usr/local/bin:/usr/bin")):
+        real = os.path.realpath(candidate or "")
+        command = [real, "-c", "import sys; sys.exit(sys.version_info < (3, 10))"]
+        try:
+            done = subprocess.run(command, capture_output=True, user=ordinary_user(), cwd="/")
+        except PermissionError:
+            continue
+        if candidate and done.returncode == 0:
+            return candidate
+    pytest.skip("no Python 3.10 or later is to be had here that an ordinary user may run")
+
+
+def ordinary_user() -> int | None:
+    """The number of an ordinary user to become; None where we are one."""
+    return ORDINARY_USER if os.getuid() == 0 else None
+
+
+def test_the_wheel_serves_a_copy_of_the_model_repository_as_an_ordinary_user(installed: Path) -> None:
+    python = (str(installed / "env/bin/python"),)
+    with RunningServer(installed / "models", python=python, cwd=installed, user=ordinary_user()) as server:
+        assert "| READY" in server.log
+        assert str(PROJECT / "pytriton_lite") not in server.log
+        owner = Path(f"/proc/{server.process.pid}").stat().st_uid
+        assert owner == (ORDINARY_USER if os.getuid() == 0 else os.getuid())
+        reply = server.infer(
+            "add_sub", [tensor("INPUT0", "FP32", [4], [1, 2, 3, 4]), tensor("INPUT1", "FP32", [4], [4, 3, 2, 1])]
+        )
+        assert [output["data"] for output in reply.json["outputs"]] == [[5.0] * 4, [-3.0, -1.0, 1.0, 3.0]]
+        check_health(server)
+
+
+def check_health(server: RunningServer) -> None:
+    """Run the HEALTHCHECK of the Dockerfile, as it stands there, against *server*."""
+    found = re.search(r"HEALTHCHECK .*?\n\s+CMD (\[.*\])", DOCKERFILE)
+    assert found is not None
+    command = json.loads(found.group(1))
+    command[0] = sys.executable
+    ready = subprocess.run(command, env={**os.environ, "PYTRITON_LITE_HTTP_PORT": str(server.http_port)})
+    assert ready.returncode == 0
+    nobody = subprocess.run(
+        command, env={**os.environ, "PYTRITON_LITE_HTTP_PORT": "9"}, capture_output=True, text=True
+    )
+    assert nobody.returncode != 0
+
+
+def test_the_dockerfile_uses_a_slim_base_an_ordinary_user_and_the_wheel() -> None:
+    assert re.search(r"^FROM python:3\.\d+-slim$", DOCKERFILE, re.MULTILINE)
+    assert re.search(r"^USER triton$", DOCKERFILE, re.MULTILINE)
+    assert "python -m build --wheel" in DOCKERFILE
+    assert "/v2/health/ready" in DOCKERFILE
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(installed: Path) -> None:
+    (wheel,) = (installed / "dist").glob("*.whl")
+    listing = subprocess.run([sys.executable, "-m", "zipfile", "-l", str(wheel)], capture_output=True, text=True).stdout
+    names = [line.split()[0] for line in listing.splitlines()[1:]]
+    assert names
+    assert all(name.startswith(("pytriton_lite/", "pytriton_lite-")) for name in names), names
+    assert "pytriton_lite/py.typed" in names

@@ -1,0 +1,248 @@
+"""The listener: binding, graceful closing, what it adds to a response and what it does not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from pytriton_lite.frontends.listener import HEADER_NAMES, Listener, ListenError, Receive, Scope, Send, start_listener
+
+REQUEST = b"GET /x HTTP/1.1\r\nHost: h\r\n\r\n"
+
+
+async def hello(scope: Scope, receive: Receive, send: Send) -> None:
+    headers = [(b"content-type", b"text/plain"), (b"content-length", b"5")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"hello"})
+
+
+class Held:
+    """An application that answers when it is let go."""
+
+    def __init__(self) -> None:
+        self.entered = asyncio.Event()
+        self.let_go = asyncio.Event()
+        self.left = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.entered.set()
+        await self.let_go.wait()
+        await hello(scope, receive, send)
+        self.left.set()
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(scenario(), 10)
+
+    asyncio.run(bounded())
+
+
+async def listen(
+    app: Callable[[Scope, Receive, Send], Awaitable[None]] = hello, port: int = 0, **more: bool
+) -> Listener:
+    more.setdefault("reuse_port", False)
+    return await start_listener(app, host="127.0.0.1", port=port, name="HTTPService", **more)
+
+
+@contextlib.asynccontextmanager
+async def connect(listener: Listener) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection(listener.host, listener.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def read_answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    head = await reader.readuntil(b"\r\n\r\n")
+    return head, await reader.readexactly(5)
+
+
+def test_a_free_port_is_taken_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        with caplog.at_level(logging.INFO, logger="pytriton_lite.frontends.listener"):
+            listener = await listen()
+        assert listener.host == "127.0.0.1"
+        assert listener.port > 0
+        assert f"Started HTTPService at 127.0.0.1:{listener.port}" in caplog.text
+        assert await listener.close_gracefully(1)
+
+    run(scenario)
+
+
+def test_a_response_has_no_headers_but_its_own() -> None:
+    async def scenario() -> None:
+        listener = await listen()
+        async with connect(listener) as (reader, writer):
+            writer.write(REQUEST)
+            head, body = await read_answer(reader)
+        assert head == b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 5\r\n\r\n"
+        assert body == b"hello"
+        await listener.close_gracefully(1)
+
+    run(scenario)
+
+
+def test_a_port_in_use_is_an_error_with_tritons_text() -> None:
+    async def scenario() -> None:
+        listener = await listen()
+        with pytest.raises(ListenError) as caught:
+            await listen(port=listener.port)
+        assert str(caught.value) == f"Socket '127.0.0.1:{listener.port}' already in use "
+        await listener.close_gracefully(1)
+
+    run(scenario)
+
+
+def test_two_listeners_share_a_port_when_both_reuse_it() -> None:
+    async def scenario() -> None:
+        first = await listen(reuse_port=True)
+        second = await listen(port=first.port, reuse_port=True)
+        assert second.port == first.port
+        await first.close_gracefully(1)
+        await second.close_gracefully(1)
+
+    run(scenario)
+
+
+def test_an_address_that_is_none_is_an_error() -> None:
+    async def scenario() -> None:
+        with pytest.raises(ListenError, match=r"^address '256\.0\.0\.1' cannot be resolved: "):
+            await start_listener(hello, host="256.0.0.1", port=0, reuse_port=False, name="x")
+        with pytest.raises(ListenError, match=r"^Socket '192\.0\.2\.1:0' cannot be bound: "):
+            await start_listener(hello, host="192.0.2.1", port=0, reuse_port=False, name="x")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]", "ipv6:[::1]"])
+def test_ipv6_addresses_are_taken_in_each_spelling(host: str) -> None:
+    if not socket.has_ipv6 or not _has_ipv6_loopback():
+        pytest.skip("no IPv6 loopback on this machine")
+
+    async def scenario() -> None:
+        listener = await start_listener(hello, host=host, port=0, reuse_port=False, name="x")
+        assert listener.host == "::1"
+        assert repr(listener) == f"Listener('x', '[::1]:{listener.port}')"
+        await listener.close_gracefully(1)
+
+    run(scenario)
+
+
+def _has_ipv6_loopback() -> bool:
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            return False
+    return True
+
+
+def test_signal_handlers_are_left_alone() -> None:
+    async def scenario() -> None:
+        before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+        listener = await listen()
+        assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
+        await listener.close_gracefully(1)
+
+    run(scenario)
+
+
+def test_closing_ends_idle_connections_and_refuses_new_ones() -> None:
+    async def scenario() -> None:
+        listener = await listen()
+        async with connect(listener) as (untouched, _), connect(listener) as (used, writer):
+            writer.write(REQUEST)
+            await read_answer(used)
+            assert await listener.close_gracefully(5)
+            assert await untouched.read() == b""
+            assert await used.read() == b""
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(listener.host, listener.port)
+
+    run(scenario)
+
+
+def test_closing_lets_a_response_in_flight_finish_and_then_ends_its_connection() -> None:
+    async def scenario() -> None:
+        app = Held()
+        listener = await listen(app)
+        async with connect(listener) as (reader, writer):
+            writer.write(REQUEST)
+            await app.entered.wait()
+            closing = asyncio.create_task(listener.close_gracefully(5))
+            await asyncio.sleep(0)
+            assert not closing.done()
+            app.let_go.set()
+            head, body = await read_answer(reader)
+            assert b"connection: close\r\n" in head
+            assert body == b"hello"
+            assert await reader.read() == b""
+            assert await closing
+
+    run(scenario)
+
+
+def test_a_response_that_takes_too_long_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        app = Held()
+        listener = await listen(app)
+        async with connect(listener) as (reader, writer):
+            writer.write(REQUEST)
+            await app.entered.wait()
+            assert not await listener.close_gracefully(0.01)
+            assert "1 connection cut off" in caplog.text
+            assert await reader.read() == b""
+        app.let_go.set()
+        await app.left.wait()  # the application ends as it would have; its answer goes nowhere
+
+    run(scenario)
+
+
+def test_a_second_close_takes_over_from_a_patient_first() -> None:
+    async def scenario() -> None:
+        app = Held()
+        listener = await listen(app)
+        async with connect(listener) as (_, writer):
+            writer.write(REQUEST)
+            await app.entered.wait()
+            patient = asyncio.create_task(listener.close_gracefully(3600))
+            await asyncio.sleep(0)
+            assert not await listener.close_gracefully(0)
+            assert not await patient
+        app.let_go.set()
+        await app.left.wait()
+
+    run(scenario)
+
+
+def test_header_names_are_kept_as_received_when_asked_for() -> None:
+    seen: list[Scope] = []
+
+    async def keep(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope)
+        await hello(scope, receive, send)
+
+    async def scenario() -> None:
+        for keep_header_names in (True, False):
+            listener = await listen(keep, keep_header_names=keep_header_names)
+            async with connect(listener) as (reader, writer):
+                for name in (b"X-Foo", b"x-BAR"):
+                    writer.write(b"GET / HTTP/1.1\r\n%s: 1\r\n\r\n" % name)
+                    await read_answer(reader)
+            await listener.close_gracefully(1)
+
+    run(scenario)
+    kept = [scope["extensions"][HEADER_NAMES]["names"] for scope in seen[:2]]
+    assert kept == [[b"X-Foo"], [b"x-BAR"]]
+    assert [scope["headers"] for scope in seen] == [[(b"x-foo", b"1")], [(b"x-bar", b"1")]] * 2
+    assert all("extensions" not in scope for scope in seen[2:])
