@@ -77,6 +77,12 @@ class Dispatcher:
             self._turn_is_due = True
             self._loop.call_soon(self._turn)
 
+    def notice_cancelled(self) -> None:
+        """A waiter was cancelled: look at the queue, where the request may be waiting for company."""
+        if len(self._scheduler) and not self._turn_is_due:
+            self._turn_is_due = True
+            self._loop.call_soon(self._turn)
+
     async def wait_drained(self) -> None:
         """Return when nothing is queued or in flight."""
         while not self.is_empty:
@@ -98,6 +104,9 @@ class Dispatcher:
             self._idle.append(instance)
         if len(self._scheduler):
             self._turn()
+        self._report_drained()
+
+    def _report_drained(self) -> None:
         if self._drained is not None and not self._drained.done() and self.is_empty:
             self._drained.set_result(None)
 
@@ -108,11 +117,14 @@ class Dispatcher:
         while idle and not idle[0].is_idle():
             idle.popleft()
         free = [instance for instance in idle if instance.is_idle()] if len(idle) > 1 else list(idle)
-        is_alone = len(self._instances) == 1
-        rooms = [(instance, instance.room_ahead(is_alone=is_alone)) for instance in self._instances]
+        rooms: list[tuple[Instance, int]] = []
+        if len(self._scheduler) > len(free):
+            is_alone = len(self._instances) == 1
+            rooms = [(instance, instance.room_ahead(is_alone=is_alone)) for instance in self._instances]
         decision = self._scheduler.decide(now_ns, idle=len(free), ahead=sum(room for _, room in rooms))
         if decision.expired or decision.cancelled:
             self._end_dropped(decision.expired, decision.cancelled, now_ns)
+            self._report_drained()
         if decision.batches:
             self._send(decision.batches, free, rooms)
         self._check_again_at(decision.next_check_ns, now_ns)
@@ -212,8 +224,7 @@ class Dispatcher:
             self._scheduler.put_back(batch.tickets)
         if untouched:
             self._turn()
-        if self._drained is not None and not self._drained.done() and self.is_empty:
-            self._drained.set_result(None)
+        self._report_drained()
 
     def _end_dropped(self, expired: list[Ticket], cancelled: list[Ticket], now_ns: int) -> None:
         for ticket in cancelled:

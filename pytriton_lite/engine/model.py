@@ -80,9 +80,12 @@ class ServedVersion(InstanceOwner):
             is_eager=dynamic is None,
             clock=clock,
         )
+        # In every other queue a request that has gone away is met soon enough, and the callback costs a microsecond.
+        self._waits_for_company = dynamic is not None and dynamic.max_queue_delay_us > 0
         self._instances: list[Instance] = []
         self._passive: list[Instance] = []
-        self._is_accepting = True
+        self._closed = ""
+        """Why no request is accepted; empty while they are."""
 
     # ------------------------------------------------------------------------------------------ requests
 
@@ -97,13 +100,11 @@ class ServedVersion(InstanceOwner):
         """
         accepted_ns = self._clock()
         batch_size = self._admission.check(request)
-        if not self._is_accepting:
-            raise InferenceError(
-                ErrorCode.UNAVAILABLE,
-                f"{request.error_prefix}Server is stopping, scheduler for model has stopped accepting new inference "
-                "requests",
-            )
+        if self._closed:
+            raise InferenceError(ErrorCode.UNAVAILABLE, request.error_prefix + self._closed)
         answer: asyncio.Future[InferenceResponse] = self._loop.create_future()
+        if self._waits_for_company:
+            answer.add_done_callback(self._on_answer_done)
         ticket = Ticket(
             request,
             answer,
@@ -113,6 +114,10 @@ class ServedVersion(InstanceOwner):
         )
         self._dispatcher.submit(ticket)
         return answer
+
+    def _on_answer_done(self, answer: asyncio.Future[InferenceResponse]) -> None:
+        if answer.cancelled():
+            self._dispatcher.notice_cancelled()
 
     @property
     def pending(self) -> int:
@@ -153,7 +158,8 @@ class ServedVersion(InstanceOwner):
             if not plan.passive:
                 self._dispatcher.add(instance)
         if not self._instances:
-            logger.warning("model '%s' has only passive instances and will never answer", self.name)
+            self._closed = f"model '{self.name}' has only passive instances, which never execute"
+            logger.warning("%s", self._closed)
 
     def refuse(self, error: InferenceError) -> None:
         """The configuration does not allow a load: UNAVAILABLE, with the reason in the index."""
@@ -187,11 +193,11 @@ class ServedVersion(InstanceOwner):
 
     def stop_accepting(self) -> None:
         """Refuse new requests from now on; those inside are served."""
-        self._is_accepting = False
+        self._closed = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 
     async def unload(self, timeout_s: float) -> bool:
         """Serve what is inside, finalize, end the workers. Whether all of it ended by itself within *timeout_s*."""
-        self._is_accepting = False
+        self.stop_accepting()
         if self.state is VersionState.UNAVAILABLE and not self._instances:
             return True
         deadline = self._loop.time() + timeout_s

@@ -278,6 +278,10 @@ class Server:
         logger.info("loading: %s:%d", model.name, version)
         refusal: InferenceError | None = None
         try:
+            if config.has_ensemble:
+                raise InferenceError(
+                    ErrorCode.UNSUPPORTED, f"ensembles are not yet supported, and '{model.name}' is one"
+                )
             config = check_for_load(config, model_dir=directory.path, gpu_ids=gpu_ids)
         except InferenceError as error:
             refusal = error

@@ -80,6 +80,31 @@ def _restore_blas_threads() -> None:
                 break
 
 
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def _disregard_signals() -> None:
+    """Let SIGINT and SIGTERM do nothing here: the server alone decides when a worker ends (model API, 1.3).
+
+    By a handler, where the fork server has SIG_IGN: programs that the model starts would inherit that, and could not be
+    terminated. The processes that it forks can be, too, from their first moment on.
+    """
+    for number in _ENDING_SIGNALS:
+        signal.signal(number, lambda *_: None)
+        signal.siginterrupt(number, False)
+    os.register_at_fork(
+        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS),
+        after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS),
+        after_in_child=_regard_signals,
+    )
+
+
+def _regard_signals() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS)
+
+
 def _die_with(parent: int) -> None:
     """Ask the kernel to kill us when *parent*, the fork server, dies, however it dies. Linux only."""
     if sys.platform != "linux":
@@ -152,6 +177,7 @@ class ForkServer:
             _die_with(parent)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _disregard_signals()
             for sock in (self._control, self._wake_read, self._wake_write):
                 sock.close()
             _live_as_worker(descriptors)

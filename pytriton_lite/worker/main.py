@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic_ns
+from types import ModuleType
 from typing import Any
 
 from pytriton_lite.core import dtypes
@@ -123,10 +124,27 @@ def _load(start: Start) -> Any:
     model_dir = Path(start.args["model_repository"])
     files = ModelFiles(model_dir, int(start.args["model_version"]), start.filename)
     install_pb_utils(str(files.version_dir))
-    model = construct(import_model(files))
+    module = import_model(files)
+    _look_for_auto_complete(module, start)
+    model = construct(module)
     if hasattr(model, "initialize"):
         _close_if_coroutine(model.initialize(dict(start.args)))
     return model
+
+
+def _look_for_auto_complete(module: ModuleType, start: Start) -> None:
+    """Say that ``auto_complete_config`` is not called yet, and refuse a model that cannot do without."""
+    if not hasattr(getattr(module, "TritonPythonModel", None), "auto_complete_config"):
+        return
+    config = json.loads(start.args["model_config"])
+    if not config["input"] and not config["output"]:
+        raise InferenceError(
+            ErrorCode.UNSUPPORTED,
+            f"auto_complete_config of model '{start.args['model_name']}' is not yet supported by pytriton-lite: write its "
+            "inputs and outputs into config.pbtxt",
+        )
+    path = str(Path(start.args["model_repository"], start.args["model_version"], start.filename))
+    pb_utils._process.log(1, path, 0, "auto_complete_config is not yet honoured; config.pbtxt stands as it is")
 
 
 def _close_if_coroutine(returned: object) -> None:

@@ -48,7 +48,7 @@ def _no_attribute(thing: object, name: str, not_yet: frozenset[str]) -> Attribut
     kind = type(thing).__name__
     if name in not_yet:
         return AttributeError(f"{kind}.{name} is not yet supported by pytriton-lite")
-    return AttributeError(f"'{kind}' object has no attribute '{name}'")
+    return AttributeError(f"'{_COMPILED}.{kind}' object has no attribute '{name}'")
 
 
 # ---------------------------------------------------------------------------------------------- tensors
@@ -161,7 +161,11 @@ class _ErrorCode(enum.IntEnum):
     def __repr__(self) -> str:
         return f"<__ErrorCode.{self.name}: {self.value}>"
 
-    __str__ = __repr__
+    def __str__(self) -> str:
+        return f"__ErrorCode.{self.name}"
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
 
 
 class TritonError:

@@ -5,6 +5,9 @@ complete ``POST …/infer`` on a keep-alive connection without compression, is d
 answered from the future's callback. Whatever is in any way unusual goes the way through the application that any other
 request goes; the bytes on the wire are the same.
 
+A client mostly sends the same head again, byte for byte, and the same JSON part with other tensors. Both are remembered:
+the head by its connection, which then leaves the parser alone, the JSON part by the listener (templates).
+
 Order on a connection: a request that comes while an answer is due waits in uvicorn's own pipeline.
 """
 
@@ -18,22 +21,25 @@ from typing import TYPE_CHECKING, Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pytriton_lite.core.errors import InferenceError
-from pytriton_lite.core.request import InferenceResponse
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.frontends.http import codec
 from pytriton_lite.frontends.http.codec import OutputForms
 from pytriton_lite.frontends.http.errors import BUG, STATUS, error_body
 from pytriton_lite.frontends.http.infer import Reading, join_small, refuse_decoupled
 from pytriton_lite.frontends.http.options import HttpOptions
 from pytriton_lite.frontends.http.routes import parse_version, split_infer_path
+from pytriton_lite.frontends.http.templates import Templates
 from pytriton_lite.frontends.listener import ListenerProtocol, ProtocolFactory
 
 if TYPE_CHECKING:
-    from pytriton_lite.engine.server import Server
+    from pytriton_lite.engine.server import ServedVersion, Server
 
 logger = logging.getLogger(__name__)
 
 _LARGEST_BODY = 64 << 10
 """Above this the body is checked before it is buffered, which the application does."""
+
+_LONGEST_HEAD = 4096
 
 _UNUSUAL = frozenset({b"content-encoding", b"transfer-encoding", b"accept-encoding", b"expect", b"upgrade"})
 _REASONS = {200: b"OK", 400: b"Bad Request", 404: b"Not Found", 500: b"Internal Server Error"}
@@ -47,19 +53,26 @@ def hot_path(server: Server, options: HttpOptions) -> ProtocolFactory:
     """
     if options.header_forward_pattern:
         return ListenerProtocol
-    return partial(InferProtocol, server, options.max_input_size)
+    return partial(InferProtocol, server, options.max_input_size, Templates())
 
 
 class InferProtocol(ListenerProtocol):
     """One connection."""
 
-    def __init__(self, server: Server, max_input_size: int, **arguments: Any) -> None:
+    def __init__(self, server: Server, max_input_size: int, templates: Templates, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._server = server
         self._limit = max_input_size
+        self._templates = templates
+        self._head = b""
+        """The head that `_target` and `_header_table` were read from, if it came in one piece with its body."""
+        self._whole_bytes = 0
+        self._is_between = True
+        """The parser has seen the end of a message and nothing of the next."""
+        self._messages = 0
         self._target: tuple[str, str | None] = ("", None)
         self._header_table: dict[bytes, bytes] = {}
-        self._body: bytes | bytearray = b""
+        self._body = b""
         self._is_reading = False
         """A body of our own kind is coming in."""
         self._answer: asyncio.Future[InferenceResponse] | None = None
@@ -69,7 +82,37 @@ class InferProtocol(ListenerProtocol):
 
     # ------------------------------------------------------------------------------------------ in
 
+    def data_received(self, data: bytes) -> None:
+        head = self._head
+        if head and len(data) == self._whole_bytes and data.startswith(head) and self._is_between and self._is_free():
+            self._unset_keepalive_if_required()
+            self._body = data[len(head) :]
+            self._infer()
+            return
+        was_between, messages = self._is_between, self._messages
+        super().data_received(data)
+        if was_between and self._is_between and self._messages == messages + 1:
+            self._remember_head(data)
+
+    def _remember_head(self, data: bytes) -> None:
+        """*data* was one ordinary request from its first byte to its last."""
+        end = len(data) - len(self._body)
+        if end <= _LONGEST_HEAD and data.endswith(b"\r\n\r\n", 0, end):
+            self._head = data[:end]
+            self._whole_bytes = len(data)
+
+    def _is_free(self) -> bool:
+        """Nothing is being answered on this connection."""
+        return (
+            self._answer is None
+            and not self.pipeline
+            and not self._is_last
+            and (self.cycle is None or self.cycle.response_complete)
+        )
+
     def on_message_begin(self) -> None:
+        self._is_between = False
+        self._head = b""
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
@@ -92,9 +135,7 @@ class InferProtocol(ListenerProtocol):
         url = self.url
         if not url.endswith(b"/infer") or b"%" in url or b"?" in url or not url.isascii():
             return False
-        if self._answer is not None or self.pipeline or self._is_last:
-            return False
-        if self.cycle is not None and not self.cycle.response_complete:
+        if not self._is_free():
             return False
         headers = dict(self.headers)
         length = headers.get(b"content-length", b"")
@@ -117,8 +158,10 @@ class InferProtocol(ListenerProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._is_between = True
         if self._is_reading:
             self._is_reading = False
+            self._messages += 1
             self._infer()
         else:
             super().on_message_complete()
@@ -136,8 +179,7 @@ class InferProtocol(ListenerProtocol):
             version = None if version_text is None else parse_version(version_text)
             served = self._server.find(model, version)
             refuse_decoupled(served)
-            reading = Reading(self._server, served, model, version, self._header_table, self._limit)
-            request, self._forms = reading.whole(self._body)
+            request = self._read(served, model, version)
             self._answer = self._server.infer(served, request)
         except InferenceError as error:
             self._write_error(STATUS[error.code], error.message)
@@ -147,6 +189,20 @@ class InferProtocol(ListenerProtocol):
             self._write_error(500, BUG)
             return
         self._answer.add_done_callback(self._on_answer)
+
+    def _read(self, served: ServedVersion, model: str, version: int | None) -> InferenceRequest:
+        body = self._body
+        length = self._header_table.get(b"inference-header-content-length", b"")
+        document = body[: int(length)] if length.isdigit() and len(length) < 6 else b""
+        template = self._templates.get(document, len(body) - len(document)) if document else None
+        if template is not None:
+            self._forms = template.forms
+            return template.request(model, version, memoryview(body)[len(document) :])
+        reading = Reading(self._server, served, model, version, self._header_table, self._limit)
+        request, self._forms = reading.whole(body)
+        if document:
+            self._templates.keep(document, request, self._forms)
+        return request
 
     # ------------------------------------------------------------------------------------------ out
 

@@ -1,0 +1,126 @@
+"""Finding, importing and constructing a model (model API, 1.1 and 1.2)."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.worker import pb_utils
+from pytriton_lite.worker.loader import ModelFiles, construct, import_model, install_pb_utils
+
+
+@pytest.fixture(autouse=True)
+def interpreter() -> Iterator[None]:
+    """What a worker changes in its own interpreter is put back in ours."""
+    path, modules, model_dir = list(sys.path), set(sys.modules), pb_utils._process.model_dir
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+    pb_utils._process.model_dir = model_dir
+
+
+def write(path: Path, code: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(code))
+    return path
+
+
+def test_the_module_is_named_after_version_and_file(tmp_path: Path) -> None:
+    """model_api.md row 5."""
+    path = write(tmp_path / "2" / "foo.py", "names = __name__, __package__, __file__")
+    module = import_model(ModelFiles(tmp_path, 2, "foo.py"))
+    assert module.names == ("2.foo", "2", str(path))
+    assert sys.modules["2.foo"] is module
+
+
+def test_helpers_of_version_and_model_directory_are_found(tmp_path: Path) -> None:
+    """model_api.md row 11."""
+    write(tmp_path / "1" / "helper_of_version_a.py", "word = 'a'")
+    write(tmp_path / "1" / "helper_of_version_b.py", "word = 'b'")
+    write(tmp_path / "helper_of_model.py", "word = 'top'")
+    write(
+        tmp_path / "1" / "model.py",
+        """
+        import helper_of_model
+        import helper_of_version_a
+        from . import helper_of_version_b
+        words = helper_of_version_a.word, helper_of_version_b.word, helper_of_model.word
+        """,
+    )
+    assert import_model(ModelFiles(tmp_path, 1, "model.py")).words == ("a", "b", "top")
+
+
+def test_an_installed_module_wins_over_one_beside_the_model(tmp_path: Path) -> None:
+    """Model API, 1.2: the directories are appended, version first."""
+    write(tmp_path / "1" / "colorsys.py", "raise AssertionError('taken from beside the model')")
+    write(tmp_path / "1" / "model.py", "import colorsys")
+    before = list(sys.path)
+    import_model(ModelFiles(tmp_path, 1, "model.py"))
+    assert sys.path == [*before, str(tmp_path / "1"), str(tmp_path)]
+
+
+def test_a_file_name_must_end_in_py(tmp_path: Path) -> None:
+    """model_api.md row 6."""
+    with pytest.raises(InferenceError) as caught:
+        import_model(ModelFiles(tmp_path, 1, "foo.txt"))
+    assert caught.value.code is ErrorCode.INTERNAL
+    assert caught.value.message == "Model name must end with '.py'. Model name is \"foo.txt\"."
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    """model_api.md row 7."""
+    with pytest.raises(InferenceError) as caught:
+        import_model(ModelFiles(tmp_path, 1, "model.py"))
+    assert caught.value.message == f"Python model file not found in '{tmp_path / '1' / 'model.py'}'"
+
+
+def test_a_missing_class_is_named(tmp_path: Path) -> None:
+    """model_api.md row 8."""
+    write(tmp_path / "1" / "model.py", "class Model: pass")
+    with pytest.raises(InferenceError) as caught:
+        construct(import_model(ModelFiles(tmp_path, 1, "model.py")))
+    assert caught.value.message == "AttributeError: module '1.model' has no attribute 'TritonPythonModel'"
+
+
+def test_what_the_file_raises_passes_through(tmp_path: Path) -> None:
+    write(tmp_path / "1" / "model.py", "raise SystemExit(4)")
+    with pytest.raises(SystemExit, match="4"):
+        import_model(ModelFiles(tmp_path, 1, "model.py"))
+
+
+def test_the_class_is_constructed_without_arguments(tmp_path: Path) -> None:
+    write(
+        tmp_path / "1" / "model.py",
+        """
+        class TritonPythonModel:
+            def __init__(self, *arguments, **keywords):
+                self.got = arguments, keywords
+        """,
+    )
+    model = construct(import_model(ModelFiles(tmp_path, 1, "model.py")))
+    assert model.got == ((), {})
+
+
+def test_both_names_of_pb_utils_are_installed(tmp_path: Path) -> None:
+    """Model API, 1.2: at module level, too, and for annotations in the class body."""
+    install_pb_utils(str(tmp_path / "1"))
+    write(
+        tmp_path / "1" / "model.py",
+        """
+        import c_python_backend_utils
+        import triton_python_backend_utils as pb_utils
+        from triton_python_backend_utils import Tensor
+
+        class TritonPythonModel:
+            def helper(self, tensor: pb_utils.Tensor) -> c_python_backend_utils.InferenceResponse: ...
+        """,
+    )
+    module = import_model(ModelFiles(tmp_path, 1, "model.py"))
+    assert module.Tensor is pb_utils.Tensor
+    assert pb_utils.get_model_dir() == str(tmp_path / "1")
