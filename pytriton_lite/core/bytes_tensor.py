@@ -76,27 +76,29 @@ def check(data: bytes | bytearray | memoryview, *, count: int, input_name: str, 
     at = found = 0
     where = f"inference input '{input_name}' for model '{model_name}'"
     while at < end:
-        if found == count:
-            raise InferenceError(
-                ErrorCode.INVALID_ARG,
-                f"{prefix}unexpected number of string elements {count + 1} for {where}, expecting {count}",
-            )
         if end - at < 4:
             raise InferenceError(
                 ErrorCode.INVALID_ARG,
                 f"{prefix}incomplete string length indicator for {where}, expecting 4 bytes but only {end - at} bytes "
                 "available. Please make sure the string length indicator is in one buffer.",
             )
+        if found == count:
+            raise InferenceError(
+                ErrorCode.INVALID_ARG,
+                f"{prefix}unexpected number of string elements {count + 1} for {where}, expecting {count}",
+            )
         (length,) = unpack(view, at)
         at += 4
+        found += 1
         if length > end - at:
+            if found < count:
+                break  # for Triton a cut element ends the tensor here, and the count comes first
             raise InferenceError(
                 ErrorCode.INVALID_ARG,
                 f"incomplete string data for inference input '{input_name}', expecting string of length {length} but "
                 f"only {end - at} bytes available",
             )
         at += length
-        found += 1
     if found != count:
         raise InferenceError(
             ErrorCode.INVALID_ARG, f"{prefix}expected {count} string elements for {where}, got {found}"

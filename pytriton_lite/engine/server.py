@@ -106,7 +106,8 @@ class Server:
         config = served.config
         return ModelMetadata(
             served.name,
-            tuple(sorted(v.version for v in self._models[name].versions.values() if v.state is VersionState.READY)),
+            # Triton lists the version that was asked for alone (asked of 2.51; the HTTP spec, section 4, says otherwise).
+            tuple(v.version for v in self._ready(self._models[name])) if version is None else (served.version,),
             config.platform or config.backend,
             tuple(TensorMetadata(s.name, s.datatype, config.metadata_shape(s)) for s in config.inputs),
             tuple(TensorMetadata(s.name, s.datatype, config.metadata_shape(s)) for s in config.outputs),

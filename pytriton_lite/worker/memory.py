@@ -82,6 +82,7 @@ class OutputMemory:
         self._put_slot(parts, spec, slot.segment_id, slot.number, slot.offset, len(data))
 
     def _put_slot(self, parts: list[bytes], spec: bytes, segment: int, slot: int, offset: int, nbytes: int) -> None:
+        self._uncommitted.append(slot)
         messages.put_reference(parts, spec, place=Place.SLOT, segment=segment, slot=slot, offset=offset, nbytes=nbytes)
 
     def commit(self) -> None:
@@ -91,6 +92,7 @@ class OutputMemory:
     def undo(self) -> None:
         """Take back what was put since `commit`."""
         self.release(self._uncommitted)
+        self._uncommitted.clear()
 
     def release(self, slots: Sequence[int]) -> None:
         for slot in slots:

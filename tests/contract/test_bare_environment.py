@@ -1,0 +1,250 @@
+"""A worker runs where there is numpy and nothing else, under any Python that a model may bring.
+
+What the server needs is kept from it: the environments here hold numpy alone. For the Python that runs the tests it is
+linked from its own packages; another Python found on this machine gets it from the package index.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pytriton_lite
+from pytriton_lite.core import dtypes
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.states import VersionState
+from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.engine.model import WorkerSettings
+from pytriton_lite.engine.server import Server, ServerOptions
+from tests.harness import write_model
+
+PACKAGE = Path(pytriton_lite.__file__).parent
+ROOMS = ("core", "ipc", "worker")
+SOURCES = sorted([PACKAGE / "__init__.py", *(path for room in ROOMS for path in (PACKAGE / room).rglob("*.py"))])
+
+Version = tuple[int, int]
+
+
+def version_of(python: str) -> Version | None:
+    """None for what cannot be run, like a shim without a Python behind it."""
+    try:
+        code = "import sys; print(*sys.version_info[:2])"
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=30)
+        major, minor = done.stdout.split()
+        return int(major), int(minor)
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None
+
+
+def other_pythons() -> dict[Version, str]:
+    """One for each other version from 3.10 on: on the PATH, or where pyenv keeps its own."""
+    on_path = [found for minor in range(10, 20) if (found := shutil.which(f"python3.{minor}"))]
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    kept = [str(path) for path in sorted(root.glob("versions/3.*/bin/python"))]
+    found: dict[Version, str] = {}
+    for python in (*kept, *on_path):
+        version = version_of(python)
+        if version is not None and version >= (3, 10) and version != sys.version_info[:2]:
+            found.setdefault(version, python)
+    return dict(sorted(found.items()))
+
+
+PYTHONS: dict[Version, str] = {(sys.version_info.major, sys.version_info.minor): sys.executable, **other_pythons()}
+
+
+def make_environment(folder: Path, python: str) -> str:
+    """A virtual environment without anything in it; its interpreter."""
+    subprocess.run([python, "-m", "venv", "--without-pip", folder], check=True, timeout=120)
+    return str(folder / "bin" / "python")
+
+
+def link_numpy(environment: Path) -> None:
+    (packages,) = environment.glob("lib/python3.*/site-packages")
+    ours = Path(np.__file__).parent
+    packages.joinpath("numpy").symlink_to(ours)
+    libraries = ours.parent / "numpy.libs"
+    if libraries.exists():
+        packages.joinpath("numpy.libs").symlink_to(libraries)
+
+
+def install_numpy(python: str) -> None:
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run([*pip, "--only-binary=:all:", "numpy"], capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        pytest.skip(f"no numpy for {python}: {done.stderr.strip().splitlines()[-1]}")
+
+
+@pytest.fixture(scope="module", params=list(PYTHONS), ids=lambda version: f"python{version[0]}.{version[1]}")
+def bare_python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An interpreter with numpy alone."""
+    folder = tmp_path_factory.mktemp("bare")
+    python = make_environment(folder, PYTHONS[request.param])
+    if request.param == sys.version_info[:2]:
+        link_numpy(folder)
+    else:
+        install_numpy(python)
+    yield python
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_what_workers_run_is_python_3_10(path: Path) -> None:
+    ast.parse(path.read_text(), filename=str(path), feature_version=(3, 10))
+
+
+IMPORT_ALL = """
+import importlib, json, pkgutil, sys
+sys.path.insert(0, sys.argv[1])
+import pytriton_lite
+names = [module.name for module in pkgutil.walk_packages(pytriton_lite.__path__, "pytriton_lite.")]
+for name in names:
+    importlib.import_module(name)
+known = {*sys.stdlib_module_names, "numpy", "pytriton_lite"}
+from_files = [name for name, module in sys.modules.items() if getattr(module, "__file__", None)]
+print(json.dumps({"imported": names, "strangers": [n for n in from_files if n.partition(".")[0] not in known]}))
+"""
+
+
+def test_core_ipc_and_worker_import_where_there_is_numpy_alone(bare_python: str, tmp_path: Path) -> None:
+    """The three rooms stand in a folder without their neighbours."""
+    package = tmp_path / "pytriton_lite"
+    package.mkdir()
+    package.joinpath("__init__.py").symlink_to(PACKAGE / "__init__.py")
+    for room in ROOMS:
+        package.joinpath(room).symlink_to(PACKAGE / room)
+    command = [bare_python, "-I", "-B", "-W", "error", "-c", IMPORT_ALL, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    imported = {name for name in said["imported"] if name.count(".") > 1}
+    assert imported == {
+        "pytriton_lite." + str(path.relative_to(PACKAGE).with_suffix("")).replace("/", ".")
+        for path in SOURCES
+        if path.name != "__init__.py"
+    }
+    assert said["strangers"] == []
+
+
+MODEL = """
+    import importlib.util
+    import json
+    import sys
+
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+
+    def is_here(name):
+        return importlib.util.find_spec(name) is not None
+
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            facts = {
+                "python": list(sys.version_info[:2]),
+                "environment": sys.prefix,
+                "server's packages": [n for n in ("fastapi", "google", "grpc", "orjson", "uvicorn") if is_here(n)],
+            }
+            answers = []
+            for request in requests:
+                array = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+                doubled = pb_utils.Tensor("DOUBLED", array * 2)
+                said = pb_utils.Tensor("FACTS", np.array([json.dumps(facts)], dtype=object))
+                answers.append(pb_utils.InferenceResponse([doubled, said]))
+            return answers
+"""
+
+CONFIG = """
+    backend: "python"
+    input { name: "X" data_type: TYPE_FP32 dims: -1 }
+    output { name: "DOUBLED" data_type: TYPE_FP32 dims: -1 }
+    output { name: "FACTS" data_type: TYPE_STRING dims: 1 }
+"""
+
+
+def make_server(repository: Path, python: str) -> Server:
+    write_model(repository, "facts", MODEL, CONFIG)
+    workers = WorkerSettings(
+        executable=python,
+        shm_prefix="bare_environment_test_",
+        ring_bytes=1 << 20,
+        hello_timeout_s=30,
+        ready_timeout_s=30,
+        log_levels=0b111,
+    )
+    return Server(ServerOptions(repositories=(repository,), workers=workers))
+
+
+async def ask(server: Server, arrays: list[np.ndarray]) -> list[InferenceResponse]:
+    """Load, infer once for each array, stop."""
+    try:
+        assert await server.load_all(), server.load_table()
+        server.start_serving()
+        served = server.find("facts", None)
+        answers = []
+        for array in arrays:
+            tensor = Tensor("X", dtypes.FP32, array.shape, array.tobytes())
+            answers.append(await server.infer(served, InferenceRequest("facts", None, inputs=[tensor])))
+        return answers
+    finally:
+        assert await server.stop(timeout_s=30)
+
+
+def test_a_worker_serves_where_there_is_numpy_alone(bare_python: str, tmp_path: Path) -> None:
+    """Tensors in the message, in slots and in segments of their own cross between the two Pythons."""
+    arrays = [np.arange(count, dtype=np.float32) for count in (4, 5_000, 6_000_000)]
+    answers = asyncio.run(ask(make_server(tmp_path, bare_python), arrays))
+    for array, answer in zip(arrays, answers):
+        doubled, facts = answer.outputs
+        assert doubled.data is not None
+        assert np.array_equal(np.frombuffer(doubled.data, np.float32), array * 2)
+        assert facts.data is not None
+        said = json.loads(bytes(facts.data[4:]))
+        assert tuple(said["python"]) == version_of(bare_python)
+        assert Path(said["environment"]) == Path(bare_python).parent.parent
+        assert said["server's packages"] == []
+
+
+def test_an_interpreter_without_numpy_is_told_in_the_reason(tmp_path: Path) -> None:
+    python = make_environment(tmp_path / "empty", sys.executable)
+
+    async def load() -> tuple[VersionState, str]:
+        server = make_server(tmp_path / "repository", python)
+        try:
+            assert not await server.load_all()
+            (entry,) = server.repository_index()
+            return entry.state, entry.reason
+        finally:
+            await server.stop(timeout_s=30)
+
+    state, reason = asyncio.run(load())
+    assert state is VersionState.UNAVAILABLE
+    assert reason.startswith(f"Internal: the worker interpreter '{python}' ended: Traceback")
+    assert "ModuleNotFoundError: No module named 'numpy'" in reason
+
+
+def test_an_interpreter_that_is_not_there_is_told_in_the_reason(tmp_path: Path) -> None:
+    python = str(tmp_path / "nowhere" / "python")
+
+    async def load() -> str:
+        server = make_server(tmp_path / "repository", python)
+        try:
+            assert not await server.load_all()
+            (entry,) = server.repository_index()
+            return entry.reason
+        finally:
+            await server.stop(timeout_s=30)
+
+    assert asyncio.run(load()) == (
+        f"Internal: the worker interpreter '{python}' cannot be started: No such file or directory"
+    )

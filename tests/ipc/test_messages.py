@@ -1,0 +1,244 @@
+"""The messages: whatever one side writes, the other reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from pytriton_lite.core import dtypes
+from pytriton_lite.core.errors import ErrorCode
+from pytriton_lite.ipc import messages
+from pytriton_lite.ipc.channel import FrameReader, ProtocolError
+from pytriton_lite.ipc.messages import Answer, BatchResult, Kind, Place, RequestMessage, SpecTable, TensorRef
+
+U16 = st.integers(0, (1 << 16) - 1)
+U32 = st.integers(0, (1 << 32) - 1)
+U64 = st.integers(0, (1 << 64) - 1)
+DIMS = st.integers(0, (1 << 63) - 1)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+ANY_BYTES_AS_TEXT = st.binary(max_size=20).map(lambda raw: raw.decode("utf-8", "surrogateescape"))
+"""What a front end makes of ids and parameters that are no UTF-8."""
+
+SPECS = st.tuples(TEXT, st.sampled_from(dtypes.ALL), st.lists(DIMS, max_size=5).map(tuple))
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    spec: messages.Spec
+    place: Place
+    data: bytes = b""
+    segment: int = 0
+    slot: int = 0
+    offset: int = 0
+    nbytes: int = 0
+
+    def put(self, parts: list[bytes], specs: SpecTable) -> None:
+        spec = specs.encode(*self.spec)
+        if self.place is Place.INLINE:
+            messages.put_inline(parts, spec, self.data)
+        else:
+            messages.put_reference(
+                parts,
+                spec,
+                place=self.place,
+                segment=self.segment,
+                slot=self.slot,
+                offset=self.offset,
+                nbytes=self.nbytes,
+            )
+
+
+INLINE = st.builds(TensorPlan, SPECS, st.just(Place.INLINE), st.binary(max_size=50))
+REFERENCES = st.builds(
+    TensorPlan,
+    SPECS,
+    st.sampled_from([Place.SLOT, Place.INPUT]),
+    segment=U32,
+    slot=U64,
+    offset=U64,
+    nbytes=U64,
+)
+TENSORS = st.lists(INLINE | REFERENCES, max_size=4)
+
+
+def plan_of(ref: TensorRef) -> TensorPlan:
+    spec = (ref.name, ref.datatype, ref.shape)
+    if ref.place == Place.INLINE:
+        assert ref.inline is not None
+        assert len(ref.inline) == ref.nbytes
+        return TensorPlan(spec, Place.INLINE, bytes(ref.inline))
+    assert ref.inline is None
+    return TensorPlan(spec, Place(ref.place), b"", ref.segment, ref.slot, ref.offset, ref.nbytes)
+
+
+REQUESTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "request_id": ANY_BYTES_AS_TEXT,
+        "correlation_id": U64 | TEXT.filter(bool),
+        "timeout_us": U64,
+        "sequence_flags": U32,
+        "parameters_json": ANY_BYTES_AS_TEXT,
+        "outputs_mask": st.integers(0, 1 << 200),
+    },
+)
+NOTHING_SAID: dict[str, Any] = {
+    "request_id": "",
+    "correlation_id": 0,
+    "timeout_us": 0,
+    "sequence_flags": 0,
+    "parameters_json": "",
+    "outputs_mask": 0,
+}
+
+BATCHES = st.lists(st.tuples(U64, st.lists(st.tuples(REQUESTS, TENSORS), max_size=3)), max_size=3)
+
+
+def body_of(data: bytes, kind: Kind) -> memoryview:
+    reader = FrameReader()
+    ((found, body),) = reader.feed(data)
+    assert found == kind
+    assert reader.is_between_frames
+    return body
+
+
+def said(message: RequestMessage) -> dict[str, Any]:
+    return {name: getattr(message, name) for name in NOTHING_SAID}
+
+
+@settings(max_examples=200)
+@given(BATCHES)
+def test_execute_arrives_as_it_was_sent(
+    batches: list[tuple[int, list[tuple[dict[str, Any], list[TensorPlan]]]]],
+) -> None:
+    specs = SpecTable()
+    parts: list[bytes] = []
+    for number, requests in batches:
+        messages.put_batch(parts, number, len(requests))
+        for fields, tensors in requests:
+            messages.put_request(parts, **{**NOTHING_SAID, **fields}, input_count=len(tensors))
+            for tensor in tensors:
+                tensor.put(parts, specs)
+    body = body_of(messages.execute_frame(len(batches), parts), Kind.EXECUTE)
+    assert [
+        (number, [(said(request), [plan_of(ref) for ref in request.inputs]) for request in requests])
+        for number, requests in messages.read_execute(body, SpecTable())
+    ] == [
+        (number, [({**NOTHING_SAID, **fields}, tensors) for fields, tensors in requests])
+        for number, requests in batches
+    ]
+
+
+TIMES = st.tuples(U64, U64, U64, U64)
+ANSWERS = st.tuples(TENSORS, ANY_BYTES_AS_TEXT) | st.tuples(st.sampled_from(ErrorCode), TEXT)
+RESULTS = st.lists(st.tuples(U64, TIMES, st.lists(ANSWERS, max_size=3), TEXT), max_size=3)
+
+
+def shown(answer: Answer) -> tuple[object, str]:
+    if answer.error is not None:
+        assert answer.outputs == []
+        return answer.error
+    return [plan_of(ref) for ref in answer.outputs], answer.parameters_json
+
+
+def heads(result: BatchResult) -> tuple[object, ...]:
+    return (result.taken_ns, result.inputs_ns, result.executed_ns, result.placed_ns)
+
+
+@settings(max_examples=200)
+@given(RESULTS)
+def test_result_arrives_as_it_was_sent(results: list[tuple[int, tuple[int, ...], list[tuple[Any, str]], str]]) -> None:
+    specs = SpecTable()
+    parts: list[bytes] = []
+    for number, (taken, inputs, executed, placed), answers, failure in results:
+        messages.put_result(
+            parts,
+            number,
+            taken_ns=taken,
+            inputs_ns=inputs,
+            executed_ns=executed,
+            placed_ns=placed,
+            answers=len(answers),
+            failure=failure,
+        )
+        for first, text in answers:
+            if isinstance(first, ErrorCode):
+                messages.put_error(parts, first, text)
+            else:
+                messages.put_answer(parts, outputs=len(first), parameters_json=text)
+                for tensor in first:
+                    tensor.put(parts, specs)
+    body = body_of(messages.result_frame(len(results), parts), Kind.RESULT)
+    assert [
+        (result.number, heads(result), [shown(answer) for answer in result.answers], result.failure)
+        for result in messages.read_result(body, SpecTable())
+    ] == results
+
+
+@given(st.lists(U64, max_size=20))
+def test_releases_arrive(slots: list[int]) -> None:
+    assert messages.read_release(body_of(messages.release_frame(slots), Kind.RELEASE)) == tuple(slots)
+
+
+@given(U32, U64)
+def test_segments_come_and_go(segment_id: int, nbytes: int) -> None:
+    assert messages.read_segment(body_of(messages.segment_frame(segment_id, nbytes), Kind.SEGMENT)) == (
+        segment_id,
+        nbytes,
+    )
+    assert messages.read_drop(body_of(messages.drop_frame(segment_id), Kind.DROP)) == segment_id
+
+
+@given(st.sampled_from(ErrorCode), TEXT)
+def test_a_failed_start_tells_code_and_text(code: ErrorCode, text: str) -> None:
+    assert messages.read_failed(body_of(messages.failed_frame(code, text), Kind.FAILED)) == (code, text)
+
+
+@given(st.integers(0, 3), TEXT, U32, TEXT)
+def test_log_lines_arrive(level: int, filename: str, line: int, text: str) -> None:
+    data = messages.log_frame(level, filename, line, text)
+    assert messages.read_log(body_of(data, Kind.LOG)) == (level, filename, line, text)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        messages.failed_frame(ErrorCode.INTERNAL, "a \udc80 b"),
+        messages.log_frame(0, "file", 1, "a \udc80 b"),
+    ],
+    ids=["FAILED", "LOG"],
+)
+def test_texts_of_a_model_that_are_no_unicode_still_arrive(data: bytes) -> None:
+    ((_, body),) = FrameReader().feed(data)
+    assert bytes(body).endswith(b"a ? b")
+
+
+def test_the_handshake_tells_the_pid_and_refuses_another_version() -> None:
+    assert messages.read_hello(body_of(messages.hello_frame(4711), Kind.HELLO)) == 4711
+    newer = messages._HELLO.pack(messages.VERSION + 1, 4711)
+    with pytest.raises(ProtocolError, match=f"version {messages.VERSION + 1} of the messages, the engine"):
+        messages.read_hello(memoryview(newer))
+
+
+def test_a_tensor_may_come_from_any_buffer() -> None:
+    for data in (b"abcd", bytearray(b"abcd"), memoryview(b"abcd")):
+        parts: list[bytes] = []
+        messages.put_inline(parts, SpecTable().encode("X", dtypes.UINT8, (4,)), data)
+        assert b"".join(parts).endswith(b"abcd")
+
+
+def test_specs_are_remembered_and_the_table_does_not_grow_without_end() -> None:
+    table = SpecTable()
+    encoded = table.encode("X", dtypes.FP32, (0,))
+    decoded = table.decode(encoded)
+    assert table.encode("X", dtypes.FP32, (0,)) is encoded
+    assert table.decode(encoded) is decoded
+    for size in range(1, messages._LARGEST_TABLE + 1):
+        table.decode(table.encode("X", dtypes.FP32, (size,)))
+    assert max(len(table._encoded), len(table._decoded)) <= messages._LARGEST_TABLE
+    assert table.encode("X", dtypes.FP32, (0,)) == encoded
+    assert table.decode(encoded) == decoded

@@ -1,0 +1,250 @@
+"""The dynamic batcher beside the rules written down once more (scheduling_reference.py), and what holds whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from scheduling_reference import ReferenceBatcher, Waiting
+from scheduling_simulator import MS, Simulation, batching, go_away, make_ticket, name_of, names_of
+
+from pytriton_lite.config.model_config import DynamicBatching, QueuePolicy, TimeoutAction
+from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.scheduling.dynamic_batch import DynamicBatchScheduler
+from pytriton_lite.scheduling.queue import Ticket
+
+MAX_BATCH = st.integers(0, 6)
+DELAYS_US = st.sampled_from([0, 0, 3000, 7000])
+SHAPES = st.sampled_from("xxxy")
+OWN_TIMEOUTS_US = st.sampled_from([0, 0, 1000, 4000, 9000])
+
+
+@st.composite
+def options_for(draw: st.DrawFn, max_batch_size: int) -> DynamicBatching:
+    preferred = draw(st.sets(st.integers(1, max(1, max_batch_size)), max_size=3)) if max_batch_size else set()
+    policy = QueuePolicy(
+        timeout_action=draw(st.sampled_from(TimeoutAction)),
+        default_timeout_us=draw(st.sampled_from([0, 0, 2000, 5000])),
+        allow_timeout_override=draw(st.booleans()),
+        max_queue_size=draw(st.sampled_from([0, 0, 4])),
+    )
+    return batching(*sorted(preferred), delay_us=draw(DELAYS_US), policy=policy)
+
+
+class SideBySide(RuleBasedStateMachine):
+    """Ours and the reference, told the same: they must decide the same at every moment."""
+
+    @initialize(data=st.data(), max_batch_size=MAX_BATCH)
+    def configure(self, data: st.DataObject, max_batch_size: int) -> None:
+        options = data.draw(options_for(max_batch_size))
+        self.largest = max(1, max_batch_size)
+        self.ours = DynamicBatchScheduler(options, max_batch_size=max_batch_size)
+        self.reference = ReferenceBatcher(options, max_batch_size)
+        self.now_ns = 0
+        self.tickets: dict[str, Ticket] = {}
+        self.waiting: dict[str, Waiting] = {}
+        self.ended: set[str] = set()
+        self.reported: set[str] = set()
+        self.executing: list[list[Ticket]] = []
+
+    @rule(steps=st.integers(1, 4))
+    def pass_time(self, steps: int) -> None:
+        self.now_ns += steps * 1000_000
+
+    @rule(size=st.integers(1, 6), shape=SHAPES, timeout_us=OWN_TIMEOUTS_US)
+    def arrive(self, size: int, shape: str, timeout_us: int) -> None:
+        name = str(len(self.tickets))
+        ticket = make_ticket(name, size=min(size, self.largest), shape=shape, timeout_us=timeout_us)
+        refuses = self.reference.would_refuse()
+        try:
+            self.ours.enqueue(ticket, self.now_ns)
+        except InferenceError:
+            assert refuses
+            return
+        assert not refuses
+        self.tickets[name] = ticket
+        self.waiting[name] = Waiting(name, ticket.batch_size, shape, timeout_us)
+        self.reference.enqueue(self.waiting[name], self.now_ns)
+
+    @precondition(lambda self: self.tickets)
+    @rule(data=st.data())
+    def go_away(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.tickets)))
+        go_away(self.tickets[name])
+        self.waiting[name].is_cancelled = True
+
+    @rule(idle=st.integers(0, 3))
+    def decide(self, idle: int) -> None:
+        decision = self.ours.decide(self.now_ns, idle=idle, ahead=0)
+        outcome = self.reference.decide(self.now_ns, idle)
+        assert [names_of(batch) for batch in decision.batches] == outcome.batches
+        assert sorted(names_of(decision.expired)) == sorted(outcome.expired)
+        for ticket in decision.cancelled:
+            assert ticket.waiter.cancelled()
+        ends = [
+            *(name for batch in decision.batches for name in names_of(batch)),
+            *names_of(decision.expired),
+            *names_of(decision.cancelled),
+        ]
+        assert len(ends) == len(set(ends))
+        assert self.ended.isdisjoint(ends), "a request left the queue twice"
+        self.ended.update(ends)
+        self.executing += decision.batches
+        if outcome.next_check_ns is not None:
+            assert decision.next_check_ns is not None
+            assert decision.next_check_ns <= outcome.next_check_ns, "it would be asked too late"
+        assert decision.next_check_ns is None or decision.next_check_ns > self.now_ns, "it would be asked for ever"
+
+    # Deadlines that are equal are told apart by who came first, which a return to the queue may change.
+    @precondition(lambda self: self.executing and self.reference.policy.timeout_action is TimeoutAction.REJECT)
+    @rule()
+    def die(self) -> None:
+        """A worker dies that had not begun with its batch."""
+        batch = self.executing.pop()
+        self.ours.put_back(batch)
+        self.reference.put_back([self.waiting[name] for name in names_of(batch)])
+        self.ended.difference_update(names_of(batch))
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        if hasattr(self, "ours"):
+            cancelled = sum(ticket.waiter.cancelled() for ticket in self.tickets.values())
+            left = len(self.tickets) - len(self.ended)
+            assert left - cancelled <= len(self.ours) <= left
+
+    def teardown(self) -> None:
+        if not hasattr(self, "ours"):
+            return
+        self.pass_time(100)
+        while len(self.ours):
+            before = len(self.ours)
+            self.decide(idle=3)
+            assert len(self.ours) < before, "requests that nobody will ever serve"
+        self.decide(idle=0)
+        assert self.ended == set(self.tickets)
+
+
+TestSideBySide = SideBySide.TestCase
+TestSideBySide.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+@st.composite
+def arrivals(draw: st.DrawFn, largest: int) -> list[tuple[int, int, str, int]]:
+    """(time in ms, size, shape, own timeout in µs)"""
+    one = st.tuples(st.integers(0, 30), st.integers(1, largest), SHAPES, OWN_TIMEOUTS_US)
+    return draw(st.lists(one, min_size=1, max_size=25))
+
+
+def simulate(
+    options: DynamicBatching,
+    max_batch_size: int,
+    requests: list[tuple[int, int, str, int]],
+    *,
+    ahead: int,
+    instances: int = 1,
+    execution_ns: Callable[[list[Ticket]], int],
+    before: Callable[[Simulation], None] = lambda world: None,
+) -> Simulation:
+    world = Simulation(
+        DynamicBatchScheduler(options, max_batch_size=max_batch_size),
+        instances=instances,
+        ahead=ahead,
+        execution_ns=execution_ns,
+    )
+    for number, (at_ms, size, shape, timeout_us) in enumerate(sorted(requests, key=lambda request: request[0])):
+        world.arrive(str(number), at=at_ms * MS, size=size, shape=shape, timeout_us=timeout_us)
+    before(world)
+    return world.run()
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), max_batch_size=MAX_BATCH, ahead=st.integers(1, 4), base_ms=st.integers(1, 12))
+def test_sending_ahead_changes_no_batch(data: st.DataObject, max_batch_size: int, ahead: int, base_ms: int) -> None:
+    """One instance: what is sent early is what would have been sent when it became free, at the same times."""
+    options = data.draw(options_for(max_batch_size))
+    requests = data.draw(arrivals(max(1, max_batch_size)))
+
+    def execution_ns(batch: list[Ticket]) -> int:
+        return base_ms * MS + sum(ticket.batch_size for ticket in batch)
+
+    late = simulate(options, max_batch_size, requests, ahead=0, execution_ns=execution_ns)
+    early = simulate(options, max_batch_size, requests, ahead=ahead, execution_ns=execution_ns)
+    assert early.executions == late.executions
+    assert early.answered == late.answered
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    data=st.data(),
+    max_batch_size=MAX_BATCH,
+    ahead=st.integers(0, 3),
+    instances=st.integers(1, 3),
+    deaths=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40)), max_size=4),
+    leavers=st.lists(st.tuples(st.integers(0, 24), st.integers(0, 40)), max_size=6),
+)
+def test_every_request_ends_once_and_every_batch_is_legal(
+    data: st.DataObject,
+    max_batch_size: int,
+    ahead: int,
+    instances: int,
+    deaths: list[tuple[int, int]],
+    leavers: list[tuple[int, int]],
+) -> None:
+    """Several instances, workers that die, clients that go away."""
+    options = data.draw(options_for(max_batch_size))
+    largest = max(1, max_batch_size)
+    requests = data.draw(arrivals(largest))
+    by_name = {str(n): r for n, r in enumerate(sorted(requests, key=lambda request: request[0]))}
+
+    def adversity(world: Simulation) -> None:
+        for instance, at_ms in deaths:
+            world.kill(instance % instances, at=at_ms * MS)
+        for number, at_ms in leavers:
+            arrived_ms = by_name[str(number % len(by_name))][0]
+            world.go_away(str(number % len(by_name)), at=(arrived_ms + at_ms) * MS)
+
+    world = simulate(
+        options,
+        max_batch_size,
+        requests,
+        ahead=ahead,
+        instances=instances,
+        execution_ns=lambda batch: (3 + int(name_of(batch[0])) % 4) * MS,
+        before=adversity,
+    )
+    ends = [*world.answered, *world.failed, *world.expired, *world.cancelled, *world.refused]
+    assert sorted(ends) == sorted(by_name), "exactly one end for each"
+    executed = [name for names in world.batches for name in names]
+    assert sorted(executed) == sorted([*world.answered, *world.failed])
+    for names in world.batches:
+        assert sum(by_name[name][1] for name in names) <= largest
+        assert len({by_name[name][2] for name in names}) == 1
+    policy = options.default_queue_policy
+    if not policy.default_timeout_us and not deaths:
+        assert world.taken == sorted(world.taken, key=int), "nobody is overtaken"
+    for name, expired_ns in world.expired.items():
+        at_ms, _, _, own_us = by_name[name]
+        allowed = [policy.default_timeout_us] + ([own_us] if policy.allow_timeout_override and own_us else [])
+        assert expired_ns == at_ms * MS + min(allowed) * 1000, "exactly when due"
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), max_batch_size=st.integers(1, 6), delay_us=st.sampled_from([0, 2000, 5000]))
+def test_an_idle_instance_keeps_nobody_waiting_longer_than_the_delay(
+    data: st.DataObject, max_batch_size: int, delay_us: int
+) -> None:
+    """With more instances than requests, none is ever busy when it is wanted."""
+    preferred = data.draw(st.sets(st.integers(1, max_batch_size), max_size=3))
+    requests = data.draw(arrivals(max_batch_size))
+    world = simulate(
+        batching(*sorted(preferred), delay_us=delay_us),
+        max_batch_size,
+        requests,
+        ahead=0,
+        instances=len(requests),
+        execution_ns=lambda batch: 1000 * MS,
+    )
+    for name, request in enumerate(sorted(requests, key=lambda request: request[0])):
+        assert world.starts[str(name)] <= request[0] * MS + delay_us * 1000
