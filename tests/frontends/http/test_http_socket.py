@@ -20,6 +20,7 @@ import tritonclient.http.aio as triton_aio
 from http_fake_server import FakeServer
 from tritonclient.utils import InferenceServerException
 
+from pytriton_lite.frontends.http.hot_path import hot_path
 from pytriton_lite.frontends.http.server import HttpOptions, http_app
 from pytriton_lite.frontends.listener import start_listener
 
@@ -54,7 +55,13 @@ class Running:
         app = http_app(self.server, self._options)
         keep = bool(self._options.header_forward_pattern)
         return await start_listener(
-            app, host="127.0.0.1", port=0, reuse_port=False, name="HTTPService", keep_header_names=keep
+            app,
+            host="127.0.0.1",
+            port=0,
+            reuse_port=False,
+            name="HTTPService",
+            keep_header_names=keep,
+            protocol=None if keep else hot_path(self.server, self._options),
         )
 
     def _call(self, coroutine: Any) -> Any:
@@ -67,10 +74,22 @@ class Running:
         self._loop.close()
 
 
+FORWARDING = HttpOptions(header_forward_pattern="^x-")
+
+
 @pytest.fixture(scope="module", params=["asyncio", "uvloop"])
+def forwarding(request: pytest.FixtureRequest) -> Iterator[Running]:
+    """With a header pattern, where every request goes through the application."""
+    running = Running(FORWARDING, pytest.importorskip(request.param).new_event_loop())
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module", params=["asyncio, application", "asyncio, hot path", "uvloop, hot path"])
 def running(request: pytest.FixtureRequest) -> Iterator[Running]:
-    loops = pytest.importorskip(request.param)
-    running = Running(HttpOptions(header_forward_pattern="^x-"), loops.new_event_loop())
+    loop, _, way = request.param.partition(", ")
+    options = FORWARDING if way == "application" else HttpOptions()
+    running = Running(options, pytest.importorskip(loop).new_event_loop())
     yield running
     running.close()
 
@@ -256,11 +275,12 @@ def test_connect_is_refused(connection: socket.socket) -> None:
     assert (response.status, response.body) == (400, b"Invalid HTTP request received.")
 
 
-def test_forwarded_headers_keep_their_case(running: Running, connection: socket.socket) -> None:
+def test_forwarded_headers_keep_their_case(forwarding: Running) -> None:
     """http.md row 116."""
-    connection.sendall(with_length(len(BODY)).replace(b"Host: h", b"X-Foo: bar") + BODY)
-    assert sums_of(read_reply(connection)) == SUMS
-    assert running.server.requests[-1].parameters == {"X-Foo": "bar"}
+    with socket.create_connection(("127.0.0.1", forwarding.port), timeout=10) as connection:
+        connection.sendall(with_length(len(BODY)).replace(b"Host: h", b"X-Foo: bar") + BODY)
+        assert sums_of(read_reply(connection)) == SUMS
+    assert forwarding.server.requests[-1].parameters == {"X-Foo": "bar"}
 
 
 # Triton's clients

@@ -1,0 +1,319 @@
+"""Infer requests answered in the protocol: what it may remember, when it must not, and who comes first."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from http_fake_server import FakeServer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.frontends.http import codec
+from pytriton_lite.frontends.http.hot_path import hot_path
+from pytriton_lite.frontends.http.server import HttpOptions, http_app
+from pytriton_lite.frontends.http.templates import Templates
+from pytriton_lite.frontends.listener import Listener, start_listener
+
+
+def vector(*values: float) -> bytes:
+    return struct.pack("<4f", *values)
+
+
+def document(**fields: Any) -> bytes:
+    inputs = [
+        {"name": name, "shape": [4], "datatype": "FP32", "parameters": {"binary_data_size": 16}}
+        for name in ("INPUT0", "INPUT1")
+    ]
+    return json.dumps({"inputs": inputs, "outputs": [{"name": "OUTPUT0"}], **fields}).encode()
+
+
+def message(left: bytes, right: bytes, *, model: str = "add_sub", head: str = "", **fields: Any) -> bytes:
+    text = document(**fields)
+    start = (
+        f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: h\r\n{head}"
+        f"Inference-Header-Content-Length: {len(text)}\r\nContent-Length: {len(text) + 32}\r\n\r\n"
+    )
+    return start.encode() + text + left + right
+
+
+class Session:
+    """A listener with the hot path in front, and one connection to it."""
+
+    def __init__(self, server: FakeServer, listener: Listener, streams: tuple[Any, Any]) -> None:
+        self.server = server
+        self.listener = listener
+        self.reader, self.writer = streams
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def reply(self) -> tuple[int, dict[str, str], Any]:
+        status, headers, body = await raw_reply(self)
+        return status, headers, json.loads(body) if body else None
+
+    async def sums(self) -> list[float]:
+        status, _, answer = await self.reply()
+        assert status == 200, answer
+        data: list[float] = answer["outputs"][0]["data"]
+        return data
+
+
+def in_session(scenario: Callable[[Session], Any], server: FakeServer | None = None) -> None:
+    """Run *scenario* with a fresh `Session`."""
+
+    async def run() -> None:
+        fake = server or FakeServer()
+        options = HttpOptions()
+        listener = await start_listener(
+            http_app(fake, options),
+            host="127.0.0.1",
+            port=0,
+            reuse_port=False,
+            name="HTTPService",
+            protocol=hot_path(fake, options),
+        )
+        streams = await asyncio.open_connection("127.0.0.1", listener.port)
+        session = Session(fake, listener, streams)
+        try:
+            await asyncio.wait_for(scenario(session), 20)
+        finally:
+            session.writer.close()
+            await listener.close_gracefully(5)
+
+    asyncio.run(run())
+
+
+class SlowServer(FakeServer):
+    """Answers when the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[tuple[asyncio.Future[Any], Any]] = []
+        self.asked = asyncio.Event()
+
+    def infer(self, served: Any, request: Any) -> Any:
+        answer = super().infer(served, request)
+        held: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.held.append((held, answer))
+        self.asked.set()
+        return held
+
+    async def wait_held(self, count: int) -> None:
+        while len(self.held) < count:
+            self.asked.clear()
+            await self.asked.wait()
+
+    def let_go(self, at: int = 0) -> None:
+        held, answer = self.held.pop(at)
+        held.set_result(answer.result())
+
+
+def test_the_same_head_with_other_tensors_is_answered_with_their_sums() -> None:
+    async def scenario(session: Session) -> None:
+        for step in range(5):
+            session.send(message(vector(1, 2, 3, step), vector(1, 1, 1, 1)))
+            assert await session.sums() == [2.0, 3.0, 4.0, step + 1.0]
+
+    in_session(scenario)
+
+
+def test_heads_that_change_from_request_to_request_are_read_anew() -> None:
+    async def scenario(session: Session) -> None:
+        one = message(vector(1, 1, 1, 1), vector(0, 0, 0, 0))
+        other = message(vector(2, 2, 2, 2), vector(0, 0, 0, 0), model="nope")
+        for _ in range(2):
+            session.send(one)
+            assert await session.sums() == [1.0] * 4
+            session.send(other)
+            assert (await session.reply())[0] == 404
+            session.send(b"GET /v2/health/live HTTP/1.1\r\n\r\n")
+            assert (await session.reply())[0] == 200
+
+    in_session(scenario)
+
+
+def test_another_id_in_a_document_of_the_same_length_is_seen() -> None:
+    async def scenario(session: Session) -> None:
+        for request_id in ("aa", "bb", "aa"):
+            session.send(message(vector(1, 1, 1, 1), vector(1, 1, 1, 1), id=request_id))
+            assert (await session.reply())[2]["id"] == request_id
+
+    in_session(scenario)
+
+
+def test_parameters_of_one_request_are_not_those_of_the_next() -> None:
+    async def scenario(session: Session) -> None:
+        for _ in range(3):
+            session.send(message(vector(1, 1, 1, 1), vector(1, 1, 1, 1), parameters={"a": 1}))
+            await session.reply()
+        seen = [request.parameters for request in session.server.requests]
+        assert seen == [{"a": 1}] * 3
+        assert len({id(parameters) for parameters in seen}) == 3
+
+    in_session(scenario)
+
+
+@pytest.mark.parametrize("cut", [1, 20, 120, -40, -1])
+def test_a_remembered_head_may_come_in_pieces(cut: int) -> None:
+    async def scenario(session: Session) -> None:
+        whole = message(vector(1, 2, 3, 4), vector(0, 0, 0, 0))
+        session.send(whole)
+        assert await session.sums() == [1.0, 2.0, 3.0, 4.0]
+        session.send(whole[:cut])
+        await session.writer.drain()
+        # The server has read the first piece when it has answered on another connection.
+        reader, writer = await asyncio.open_connection("127.0.0.1", session.listener.port)
+        writer.write(b"GET /v2/health/live HTTP/1.1\r\nConnection: close\r\n\r\n")
+        await reader.read()
+        writer.close()
+        session.send(whole[cut:])
+        assert await session.sums() == [1.0, 2.0, 3.0, 4.0]
+        session.send(whole)
+        assert await session.sums() == [1.0, 2.0, 3.0, 4.0]
+
+    in_session(scenario)
+
+
+def test_pipelined_requests_are_answered_in_order() -> None:
+    async def scenario(session: Session) -> None:
+        messages = [message(vector(at, at, at, at), vector(0, 0, 0, 0)) for at in range(4)]
+        session.send(messages[0])
+        assert await session.sums() == [0.0] * 4
+        session.send(b"".join(messages) + b"GET /v2/health/live HTTP/1.1\r\n\r\n")
+        for at in range(4):
+            assert await session.sums() == [float(at)] * 4
+        assert (await session.reply())[0] == 200
+
+    in_session(scenario)
+
+
+def test_a_request_behind_one_that_is_not_answered_waits_for_it() -> None:
+    server = SlowServer()
+
+    async def scenario(session: Session) -> None:
+        session.send(message(vector(1, 1, 1, 1), vector(0, 0, 0, 0)))
+        await server.wait_held(1)
+        session.send(message(vector(2, 2, 2, 2), vector(0, 0, 0, 0)))
+        session.send(b"GET /v2/health/live HTTP/1.1\r\n\r\n")
+        server.let_go()
+        assert await session.sums() == [1.0] * 4
+        await server.wait_held(1)
+        server.let_go()
+        assert await session.sums() == [2.0] * 4
+        assert (await session.reply())[0] == 200
+
+    in_session(scenario, server)
+
+
+def test_a_closing_listener_answers_what_is_in_flight_and_says_close() -> None:
+    server = SlowServer()
+
+    async def scenario(session: Session) -> None:
+        session.send(message(vector(1, 1, 1, 1), vector(0, 0, 0, 0)))
+        await server.wait_held(1)
+        closing = asyncio.ensure_future(session.listener.close_gracefully(10))
+        await asyncio.sleep(0)
+        server.let_go()
+        status, headers, _ = await session.reply()
+        assert (status, headers["connection"]) == (200, "close")
+        assert await session.reader.read() == b""
+        assert await closing
+
+    in_session(scenario, server)
+
+
+def test_a_client_that_goes_away_leaves_nothing_behind(caplog: pytest.LogCaptureFixture) -> None:
+    server = SlowServer()
+
+    async def scenario(session: Session) -> None:
+        session.send(message(vector(1, 1, 1, 1), vector(0, 0, 0, 0)))
+        await server.wait_held(1)
+        session.writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", session.listener.port)
+        writer.write(b"GET /v2/health/live HTTP/1.1\r\nConnection: close\r\n\r\n")
+        await reader.read()
+        writer.close()
+        held, _ = server.held.pop()
+        held.set_exception(InferenceError(ErrorCode.INTERNAL, "too late"))
+
+    in_session(scenario, server)
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "Connection: close\r\n",
+        "Expect: 100-continue\r\n",
+        "Accept-Encoding: gzip\r\n",
+        "Content-Encoding: identity\r\n",
+    ],
+)
+def test_what_is_unusual_is_answered_like_anything_else(head: str) -> None:
+    async def scenario(session: Session) -> None:
+        session.send(message(vector(1, 2, 3, 4), vector(1, 1, 1, 1), head=head))
+        if "100" in head:
+            assert await session.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        status, headers, _ = await raw_reply(session)
+        assert status == 200
+        assert ("gzip" in head) == ("content-encoding" in headers)
+
+    in_session(scenario)
+
+
+async def raw_reply(session: Session) -> tuple[int, dict[str, str], bytes]:
+    head = (await session.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+    return int(head[0].split()[1]), headers, await session.reader.readexactly(int(headers["content-length"]))
+
+
+@given(
+    ids=st.lists(st.text(max_size=3), min_size=1, max_size=4),
+    parameters=st.dictionaries(st.sampled_from(["a", "priority", "timeout"]), st.integers(0, 9)),
+    data=st.binary(min_size=32, max_size=32),
+)
+def test_a_template_gives_the_request_that_decoding_gives(
+    ids: list[str], parameters: dict[str, int], data: bytes
+) -> None:
+    templates = Templates()
+    for request_id in ids * 2:
+        text = document(id=request_id, parameters=parameters)
+        decoded, forms = codec.decode(
+            text, model_name="m", version=3, available=32, binary=memoryview(data), max_input_size=1 << 20
+        )
+        template = templates.get(text, 32)
+        templates.keep(text, decoded, forms)
+        if template is None:
+            continue
+        request = template.request("m", 3, memoryview(data))
+        for field in (
+            "model_name",
+            "version",
+            "request_id",
+            "requested_outputs",
+            "parameters",
+            "priority",
+            "timeout_us",
+        ):
+            assert getattr(request, field) == getattr(decoded, field)
+        assert [(t.name, t.datatype, t.shape, t.nbytes, bytes(t.data)) for t in request.inputs] == [
+            (t.name, t.datatype, t.shape, t.nbytes, bytes(t.data)) for t in decoded.inputs
+        ]
+        assert template.forms.listed == forms.listed
+    assert templates.get(document(id=ids[0], parameters=parameters), 31) is None
+
+
+def test_documents_with_json_tensors_are_not_remembered() -> None:
+    templates = Templates()
+    text = json.dumps({"inputs": [{"name": "A", "shape": [1], "datatype": "FP32", "data": [1]}]}).encode()
+    request, forms = codec.decode(
+        text, model_name="m", version=None, available=0, binary=memoryview(b""), max_input_size=100
+    )
+    templates.keep(text, request, forms)
+    assert templates.get(text, 0) is None
