@@ -278,12 +278,14 @@ class Instance:
             worker.log(body)
 
     def _finish(self, result: BatchResult) -> None:
-        batch = self._in_flight.pop(result.number)
+        batch = self._in_flight[result.number]
         took = result.placed_ns - result.taken_ns
         self._execute_ns = self._execute_ns * 0.9 + took * 0.1 if self._execute_ns else float(took)
         self._has_served = True
         self.deaths_in_a_row = 0
         self._owner.on_result(self, batch, result, [self._outcome(answer, batch) for answer in result.answers])
+        # Last: if anything above fails, the worker is killed, and what is still in flight is answered for.
+        del self._in_flight[result.number]
 
     def _outcome(self, answer: Answer, batch: Batch) -> list[Tensor] | InferenceError:
         if answer.error is not None:
@@ -340,12 +342,16 @@ class Instance:
     async def _launch(self) -> None:
         self._memory = _Memory(self._options)
         self._has_served = False
-        self._worker = await WorkerProcess.launch(
-            self._options,
-            self._fork_servers.get(self._executable),
-            on_frame=self._on_frame,
-            on_gone=self._on_gone,
-        )
+        try:
+            self._worker = await WorkerProcess.launch(
+                self._options,
+                self._fork_servers.get(self._executable),
+                on_frame=self._on_frame,
+                on_gone=self._on_gone,
+            )
+        except OSError as error:  # no descriptors or processes left
+            text = f"the worker of instance '{self.name}' cannot be started: {error}"
+            raise InferenceError(ErrorCode.INTERNAL, text) from error
         self._move(InstanceState.READY)
 
     def _on_gone(self, worker: WorkerProcess, how: WorkerExit) -> None:

@@ -11,9 +11,10 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.fork_server import ForkServer, WorkerExit
@@ -31,6 +32,8 @@ from pytriton_lite.ipc.messages import Kind
 from pytriton_lite.ipc.segment import Segment
 
 logger = logging.getLogger("pytriton_lite.model")
+
+Result = TypeVar("Result")
 
 _SOCKET_BUFFER_BYTES = 1 << 20
 """Room for a burst of coalesced requests, so that the loop seldom has to wait for the worker to read."""
@@ -188,7 +191,9 @@ class WorkerProcess:
                 stdout_write,
                 stderr_write,
             ]
-            self.pid, self._exited = await self._fork_server.spawn(theirs)
+            self.pid, exited = await self._within(
+                self._fork_server.spawn(theirs), self.options.hello_timeout_s, "start its interpreter"
+            )
         finally:
             os.close(stdout_write)
             os.close(stderr_write)
@@ -196,7 +201,8 @@ class WorkerProcess:
             self._their_descriptors.close()
         self._channel.setblocking(False)
         self._start_reading()
-        self._exited.add_done_callback(self._on_exit)
+        self._exited = exited
+        exited.add_done_callback(self._on_exit)
 
     def _pipe(self, stream: str, level: int) -> int:
         """The writing end of a pipe whose lines go to the log at *level*, as what the model wrote to *stream*."""
@@ -219,9 +225,9 @@ class WorkerProcess:
             self._end()
             raise
 
-    async def _within(self, condition: asyncio.Future[None], timeout_s: float, what: str) -> None:
+    async def _within(self, condition: Awaitable[Result], timeout_s: float, what: str) -> Result:
         try:
-            await asyncio.wait_for(condition, timeout_s)
+            return await asyncio.wait_for(condition, timeout_s)
         except asyncio.TimeoutError:
             raise InferenceError(
                 ErrorCode.INTERNAL,
@@ -287,8 +293,12 @@ class WorkerProcess:
         try:
             for kind, body in self._reader.feed(data):
                 self._on_frame(kind, body)
-        except ProtocolError as error:
-            logger.error("garbage on the channel, killing the worker: %s", error, extra=self._log_fields())
+        except Exception as error:
+            # Whatever it is, this worker's requests must end: they do when it dies. A ProtocolError is its own doing.
+            trace = None if isinstance(error, ProtocolError) else error
+            logger.error(
+                "garbage on the channel, killing the worker: %s", error, extra=self._log_fields(), exc_info=trace
+            )
             self._stop_reading()
             self._fail_start(InferenceError(ErrorCode.INTERNAL, f"{self._not_healthy()} {error}"))
             self.kill()

@@ -70,8 +70,15 @@ def send_descriptor(sock: socket.socket, fd: int) -> None:
 
 
 def receive_descriptor(sock: socket.socket) -> int:
-    """The next descriptor, which is ours from now on. Raises ProtocolError if the peer sent none."""
-    flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+    """The next descriptor, which is ours from now on. It is there already; raises ProtocolError if it is not."""
+    flags = socket.MSG_DONTWAIT | getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+    try:
+        return _received(sock, flags)
+    except BlockingIOError:
+        raise ProtocolError("a segment was announced without its descriptor") from None
+
+
+def _received(sock: socket.socket, flags: int) -> int:
     data, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_LEN(array.array("i").itemsize), flags)
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
