@@ -356,7 +356,7 @@ def _read_json_tensor(
     name: str, datatype: DataType, shape: tuple[int, ...], data: object, max_input_size: int
 ) -> Tensor:
     count = _bounded_count(name, datatype, shape, max_input_size)
-    if count == 0:  # Triton does not look at the data then
+    if count == 0 or not shape:  # Triton does not look at the data then
         return Tensor(name, datatype, shape, b"")
     if type(data) is not list:
         _refuse_type("data", _NOT_ARRAY)
