@@ -103,13 +103,15 @@ def test_what_workers_run_is_python_3_10(path: Path) -> None:
 
 
 IMPORT_ALL = """
-import importlib, json, pkgutil, sys
+import sys
+from_the_start = set(sys.modules)  # a distribution's sitecustomize, for instance
+import importlib, json, pkgutil
 sys.path.insert(0, sys.argv[1])
 import pytriton_lite
 names = [module.name for module in pkgutil.walk_packages(pytriton_lite.__path__, "pytriton_lite.")]
 for name in names:
     importlib.import_module(name)
-known = {*sys.stdlib_module_names, "numpy", "pytriton_lite"}
+known = {*sys.stdlib_module_names, *from_the_start, "numpy", "pytriton_lite"}
 from_files = [name for name, module in sys.modules.items() if getattr(module, "__file__", None)]
 print(json.dumps({"imported": names, "strangers": [n for n in from_files if n.partition(".")[0] not in known]}))
 """
