@@ -29,19 +29,23 @@ def run_example(server: RunningServer, script: str, protocol: str, *arguments: s
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_add_sub(server: RunningServer, protocol: str) -> None:
-    printed = run_example(server, "add_sub.py", protocol, *"1 2 3 4 10 20 30 40".split())
+    printed = run_example(server, "add_sub.py", protocol, "1", "2", "3", "4", "10", "20", "30", "40")
     assert "11" in printed
     assert "-36" in printed
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_image_preprocessing(server: RunningServer, protocol: str) -> None:
-    printed = run_example(server, "image_preprocessing.py", protocol, "examples/data/scene.jpg", "examples/data/scene.png")
+    printed = run_example(
+        server, "image_preprocessing.py", protocol, "examples/data/scene.jpg", "examples/data/scene.png"
+    )
     assert printed.count("224, 224, 3") >= 2
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_text_classification(server: RunningServer, protocol: str) -> None:
-    printed = run_example(server, "text_classification.py", protocol, "what a lovely little film", "a dreadful, boring mess")
+    printed = run_example(
+        server, "text_classification.py", protocol, "what a lovely little film", "a dreadful, boring mess"
+    )
     assert "positive" in printed.splitlines()[0]
     assert "negative" in printed.splitlines()[1]

@@ -1,0 +1,43 @@
+"""What only a machine with a CUDA device can show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytriton_lite.ipc import cuda
+from tests.harness import RunningServer, tensor, write_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not cuda.visible_device_ids(), reason="this machine has no CUDA device"),
+]
+
+TELLS_ITS_DEVICE = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.told = np.array([args["model_instance_kind"], args["model_instance_device_id"]], dtype=object)
+
+        def execute(self, requests):
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", self.told)]) for _ in requests]
+"""
+CONFIG = """
+    backend: "python"
+    input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }
+    output { name: "OUT" data_type: TYPE_STRING dims: [ 2 ] }
+"""
+
+
+def test_a_model_without_instance_groups_gets_an_instance_on_each_gpu(tmp_path: Path) -> None:
+    """model_config.md section 4.6."""
+    write_model(tmp_path, "m", TELLS_ITS_DEVICE, CONFIG)
+    with RunningServer(tmp_path) as server:
+        group = server.get("/v2/models/m/config").json["instance_group"][0]
+        assert (group["kind"], group["gpus"]) == ("KIND_GPU", list(cuda.visible_device_ids()))
+        told = server.infer("m", [tensor("IN", "INT32", [1], [1])]).json["outputs"][0]["data"]
+    assert told[0] == "GPU"
+    assert int(told[1]) in cuda.visible_device_ids()
