@@ -19,6 +19,7 @@ import numpy as np
 
 from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.dtypes import DataType
+from pytriton_lite.core.errors import ErrorCode
 
 _COMPILED = "c_python_backend_utils"
 Array = np.ndarray[Any, Any]
@@ -149,14 +150,16 @@ _NOT_YET_OF_TENSOR = frozenset({"to_dlpack", "__dlpack__", "__dlpack_device__"})
 
 
 class _ErrorCode(enum.IntEnum):
-    UNKNOWN = 0
-    INTERNAL = 1
-    NOT_FOUND = 2
-    INVALID_ARG = 3
-    UNAVAILABLE = 4
-    UNSUPPORTED = 5
-    ALREADY_EXISTS = 6
-    CANCELLED = 7
+    """Triton's own enumeration, as it prints there; the numbers are those of `core.errors`."""
+
+    UNKNOWN = int(ErrorCode.UNKNOWN)
+    INTERNAL = int(ErrorCode.INTERNAL)
+    NOT_FOUND = int(ErrorCode.NOT_FOUND)
+    INVALID_ARG = int(ErrorCode.INVALID_ARG)
+    UNAVAILABLE = int(ErrorCode.UNAVAILABLE)
+    UNSUPPORTED = int(ErrorCode.UNSUPPORTED)
+    ALREADY_EXISTS = int(ErrorCode.ALREADY_EXISTS)
+    CANCELLED = int(ErrorCode.CANCELLED)
 
     def __repr__(self) -> str:
         return f"<__ErrorCode.{self.name}: {self.value}>"
