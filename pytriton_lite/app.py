@@ -10,22 +10,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytriton_lite import __version__, logs
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.engine.model import WorkerSettings
 from pytriton_lite.engine.server import Server, ServerOptions
-from pytriton_lite.frontends.grpc.server import GrpcListener, GrpcOptions, start_grpc
+from pytriton_lite.frontends.grpc.http2 import Http2Listener, start_http2
+from pytriton_lite.frontends.grpc.options import GrpcOptions
 from pytriton_lite.frontends.http.hot_path import hot_path
 from pytriton_lite.frontends.http.server import HttpOptions, http_app
 from pytriton_lite.frontends.listener import Listener, ListenError, start_listener
 from pytriton_lite.frontends.metrics import metrics_app
 from pytriton_lite.ipc.segment import DEFAULT_PREFIX
-from pytriton_lite.settings import Settings
+from pytriton_lite.settings import GrpcTransport, Settings
+
+if TYPE_CHECKING:
+    from pytriton_lite.frontends.grpc.server import GrpcListener
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +51,16 @@ def _run(main: Coroutine[Any, Any, int]) -> int:
     return uvloop.run(main)
 
 
+def _raise_file_limit() -> None:
+    """Use as many descriptors as the system allows: connections and segments take them, and 1024 are soon gone."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError):  # macOS says unlimited and means less
+            logger.info("at most %d files can be open", soft)
+
+
 class StartError(Exception):
     """The server cannot start; the text is the reason."""
 
@@ -56,7 +71,7 @@ class App:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._engine: Server | None = None
-        self._grpc: GrpcListener | None = None
+        self._grpc: Http2Listener | GrpcListener | None = None
         self._http: Listener | None = None
         self._metrics: Listener | None = None
         self._signal: asyncio.Future[int] | None = None
@@ -67,6 +82,7 @@ class App:
         self._signal = loop.create_future()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        _raise_file_limit()
         self._engine = engine = Server(self._server_options())
         try:
             try:
@@ -149,7 +165,7 @@ class App:
         settings = self._settings
         try:
             if settings.allow_grpc:
-                self._grpc = await start_grpc(engine, self._grpc_options())
+                self._grpc = await self._listen_grpc(engine)
             if settings.allow_http:
                 options = HttpOptions(max_input_size=settings.http_max_input_size)
                 self._http = await start_listener(
@@ -171,6 +187,13 @@ class App:
         except ListenError as error:
             await self._close_listeners(0.0)
             raise StartError(str(error)) from error
+
+    async def _listen_grpc(self, engine: Server) -> Http2Listener | GrpcListener:
+        if self._settings.grpc_transport is GrpcTransport.HTTP2:
+            return await start_http2(engine, self._grpc_options())
+        from pytriton_lite.frontends.grpc.server import start_grpc  # grpcio, which nobody else needs
+
+        return await start_grpc(engine, self._grpc_options())
 
     def _grpc_options(self) -> GrpcOptions:
         settings = self._settings

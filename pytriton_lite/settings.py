@@ -46,6 +46,12 @@ class CompressionLevel(enum.Enum):
     HIGH = "high"
 
 
+class GrpcTransport(enum.Enum):
+    HTTP2 = "http2"
+    """Ours, in the event loop."""
+    GRPCIO = "grpcio"
+
+
 class RateLimitMode(enum.Enum):
     OFF = "off"
     EXECUTION_COUNT = "execution_count"
@@ -506,6 +512,14 @@ class Settings:
     )
     reuse_grpc_port: bool = field(
         default=False, metadata=_option(Group.GRPC, BOOL, "Let several servers that all say so listen on this port.")
+    )
+    grpc_transport: GrpcTransport = field(
+        default=GrpcTransport.HTTP2,
+        metadata=_option(
+            Group.GRPC,
+            _choice("grpc-transport", GrpcTransport),
+            "What carries gRPC: http2, this server's own transport, or grpcio, the slower library of the gRPC project.",
+        ),
     )
     grpc_header_forward_pattern: str = field(
         default="",

@@ -51,6 +51,11 @@ FLAGS_OF_THE_SPEC = """
     allow-vertex-ai vertex-ai-port vertex-ai-thread-count vertex-ai-default-model
 """
 
+# Flags of our own.
+FLAGS_OF_OURS = """
+    grpc-transport
+"""
+
 # One value of each field that a later version brings, as it would be constructed.
 NOT_YET: dict[str, Any] = {
     "model_control_mode": ModelControlMode.POLL,
@@ -70,9 +75,9 @@ NOT_YET: dict[str, Any] = {
 }
 
 
-def test_every_flag_of_the_spec_is_an_option_and_no_other_is() -> None:
+def test_every_flag_of_the_spec_is_an_option_and_no_other_is_but_ours() -> None:
     """cli.md, sections 2 to 9."""
-    assert sorted(option.flag for option in OPTIONS) == sorted(FLAGS_OF_THE_SPEC.split())
+    assert sorted(option.flag for option in OPTIONS) == sorted((FLAGS_OF_THE_SPEC + FLAGS_OF_OURS).split())
 
 
 def test_flags_and_environment_variables_are_distinct() -> None:
@@ -97,7 +102,7 @@ def test_an_option_that_is_not_honoured_says_why() -> None:
 
 
 # Texts, one of which every option takes.
-EXAMPLES = ("1", "none", "off", "default", "a,b=c")
+EXAMPLES = ("1", "none", "off", "default", "http2", "a,b=c")
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.flag)

@@ -1,6 +1,7 @@
 """From the queue to the instances and back: carries out what the scheduler decides, and counts.
 
-Everything that became dispatchable in one turn of the loop is decided at its end, so that it shares a message.
+Everything that became dispatchable in one turn of the loop is decided at its end, so that it shares a message. Only a
+request that finds an idle instance and no queue goes at once, where no batch could be made of it (``is_eager``).
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ class Dispatcher:
         for ticket in self._scheduler.drain():
             self._statistics.add_failure(FailureReason.BACKEND, now_ns - ticket.accepted_ns)
             _resolve(ticket, error)
+        self._report_drained()
 
     # ------------------------------------------------------------------------------------------ out
 

@@ -37,6 +37,10 @@ class WorkerExit:
         return f"was killed by signal {-self.code}"
 
 
+Spawned = tuple[int, "asyncio.Future[WorkerExit]"]
+"""A worker's process id, and its end."""
+
+
 class ForkServer:
     """A process of *executable* with numpy imported, which forks workers and reports their ends.
 
@@ -52,7 +56,8 @@ class ForkServer:
         self._control = control
         self._loop = asyncio.get_running_loop()
         self._buffer = b""
-        self._spawning: deque[asyncio.Future[int]] = deque()
+        self._spawning: deque[asyncio.Future[Spawned]] = deque()
+        self._asking = asyncio.Lock()
         self._exits: dict[int, asyncio.Future[WorkerExit]] = {}
         self._last_words: deque[str] = deque(maxlen=20)
         self._errors = LinePipe(errors_fd, self._hear)
@@ -88,19 +93,44 @@ class ForkServer:
     def pid(self) -> int:
         return self._process.pid
 
-    async def spawn(self, descriptors: list[int]) -> tuple[int, asyncio.Future[WorkerExit]]:
+    async def spawn(self, descriptors: list[int]) -> Spawned:
         """Fork a worker with *descriptors* (bootstrap.py lists them), which stay ours too; its pid and its end.
 
         Raises InferenceError(INTERNAL) when the interpreter is gone, with the last lines it wrote.
         """
-        spawned: asyncio.Future[int] = self._loop.create_future()
+        spawned: asyncio.Future[Spawned] = self._loop.create_future()
+        async with self._asking:
+            try:
+                while not self._ask(descriptors):
+                    await self._wait_writable()
+            except (BrokenPipeError, ConnectionResetError):
+                raise self._is_gone() from None
+            self._spawning.append(spawned)
+        return await spawned
+
+    def _ask(self, descriptors: list[int]) -> bool:
+        """Ask for a worker; False when so many were asked for that the socket is full."""
+        if not self.is_alive:
+            raise BrokenPipeError
         try:
             socket.send_fds(self._control, [b"f"], descriptors)
-        except OSError:
-            raise self._is_gone() from None
-        self._spawning.append(spawned)
-        pid = await spawned
-        return pid, self._exits[pid]
+        except (BlockingIOError, InterruptedError):
+            return False
+        return True
+
+    async def _wait_writable(self) -> None:
+        writable: asyncio.Future[None] = self._loop.create_future()
+
+        def has_room() -> None:
+            if not writable.done():
+                writable.set_result(None)
+
+        self._loop.add_writer(self._control.fileno(), has_room)
+        try:
+            await writable
+        finally:
+            if self.is_alive:
+                self._loop.remove_writer(self._control.fileno())
 
     def kill(self, pid: int) -> None:
         """End a worker and everything it started, now. Harmless for one that has ended."""
@@ -114,6 +144,8 @@ class ForkServer:
         """End it and every worker it still has."""
         if self.is_alive:
             self._on_end()
+        else:
+            self._process.kill()  # it has closed its socket, so it is ending anyway
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -146,10 +178,11 @@ class ForkServer:
             kind, pid, status = _REPORT.unpack_from(self._buffer)
             self._buffer = self._buffer[_REPORT.size :]
             if kind == ord("s"):
+                # Both at once: the exit may be the next report of the same read.
                 self._exits[pid] = self._loop.create_future()
                 spawned = self._spawning.popleft()
                 if not spawned.done():
-                    spawned.set_result(pid)
+                    spawned.set_result((pid, self._exits[pid]))
                 else:  # whoever asked has gone; nobody would ever stop this worker
                     self.kill(pid)
             else:

@@ -11,7 +11,7 @@ import json
 import logging
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -69,24 +69,20 @@ Outcome = list[Tensor] | InferenceError
 """What became of one request: the tensors that the model gave, or the error that it returned."""
 
 
-class InstanceOwner:
+class InstanceOwner(Protocol):
     """What an instance asks of the version it belongs to."""
 
     def on_result(self, instance: Instance, batch: Batch, result: BatchResult, outcomes: list[Outcome]) -> None:
         """A batch has ended. *outcomes* go with its tickets; empty when ``result.failure`` says why."""
-        raise NotImplementedError
 
     def on_lost(self, instance: Instance, begun: list[Batch], untouched: list[Batch], how: WorkerExit) -> None:
         """The worker died with batches in flight."""
-        raise NotImplementedError
 
     def on_room(self, instance: Instance) -> None:
         """The instance can take batches (again)."""
-        raise NotImplementedError
 
     def on_state(self, instance: Instance) -> None:
         """``state`` or ``deaths_in_a_row`` changed."""
-        raise NotImplementedError
 
 
 class Instance:
@@ -326,7 +322,7 @@ class Instance:
                 self._worker.send(b"".join(frames))
 
     def _trim_later(self) -> None:
-        if self._memory.has_grown and self._trim is None:
+        if self._memory.is_used and self._trim is None:
             self._trim = self._loop.call_later(_TRIM_AFTER_S, self.trim)
 
     def trim(self) -> None:
@@ -384,10 +380,13 @@ class Instance:
             self.restarts += 1
             try:
                 await self._launch()
-            except InferenceError as error:
+            except Exception as error:
+                # Whatever it is, an instance that gave up here would leave its requests waiting for ever.
+                known = error if isinstance(error, InferenceError) else None
                 self.deaths_in_a_row += 1
-                self.last_error = f"{error.code.label}: {error.message}"
-                logger.error("instance '%s' did not come back: %s", self.name, error.message)
+                self.last_error = f"{known.code.label}: {known.message}" if known else f"Internal: {error!r}"
+                trace = None if known else error
+                logger.error("instance '%s' did not come back: %s", self.name, error, exc_info=trace)
                 self._move(InstanceState.BACKING_OFF)
                 continue
             logger.info("instance '%s' is back (pid %s)", self.name, self.pid)
@@ -461,14 +460,17 @@ class _Memory:
         self._leases: dict[int, weakref.ref[np.ndarray[Any, Any]]] = {}
         self._released: list[int] = []
         self._is_closed = False
-        self.has_grown = False
 
     @property
     def reserved_bytes(self) -> int:
         return self._arena.reserved_bytes
 
+    @property
+    def is_used(self) -> bool:
+        """Whether either side has reserved anything that `trim` might give back."""
+        return bool(self._outputs) or self._arena.reserved_bytes > 0
+
     def reserve(self, nbytes: int) -> _SlotWriter:
-        self.has_grown = True
         slot = self._arena.place(nbytes)
         return _SlotWriter(slot.number, slot.segment_id, slot.offset, slot.view)
 
@@ -477,7 +479,6 @@ class _Memory:
             self._arena.release(slot)
 
     def attach(self, segment_id: int, fd: int, nbytes: int) -> None:
-        self.has_grown = True
         segment = Segment.attach(fd, nbytes)
         self._outputs[segment_id] = segment.view
         segment.close()
@@ -509,7 +510,6 @@ class _Memory:
 
     def trim(self) -> None:
         self._arena.trim()
-        self.has_grown = False
 
     def close(self) -> None:
         """The worker is gone. Views of its memory stay valid; nobody is told of their release."""

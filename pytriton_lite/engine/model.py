@@ -15,7 +15,7 @@ from pytriton_lite.core.states import VERSION_TRANSITIONS, InstanceState, Versio
 from pytriton_lite.engine.admission import Admission
 from pytriton_lite.engine.dispatch import Clock, Dispatcher
 from pytriton_lite.engine.fork_server import ForkServers, WorkerExit
-from pytriton_lite.engine.instance import DEATHS_BEFORE_NOT_READY, Batch, Instance, InstanceOwner, Outcome
+from pytriton_lite.engine.instance import DEATHS_BEFORE_NOT_READY, Batch, Instance, Outcome
 from pytriton_lite.engine.statistics import ModelStatistics
 from pytriton_lite.engine.worker_process import LaunchOptions
 from pytriton_lite.ipc.messages import BatchResult
@@ -45,7 +45,7 @@ def make_scheduler(config: ModelConfig) -> Scheduler:
     return DefaultScheduler()
 
 
-class ServedVersion(InstanceOwner):
+class ServedVersion:
     """A model version from the moment its load began. Front ends get it from ``Server.find``; good for one request."""
 
     def __init__(
@@ -102,6 +102,8 @@ class ServedVersion(InstanceOwner):
         batch_size = self._admission.check(request)
         if self._closed:
             raise InferenceError(ErrorCode.UNAVAILABLE, request.error_prefix + self._closed)
+        if self.state is not VersionState.READY:  # it was when it was found, but the body took its time
+            raise _not_ready_error(self.name, self.version)
         answer: asyncio.Future[InferenceResponse] = self._loop.create_future()
         if self._waits_for_company:
             answer.add_done_callback(self._on_answer_done)
@@ -130,6 +132,11 @@ class ServedVersion(InstanceOwner):
         return self.state is VersionState.READY and any(
             instance.state is InstanceState.READY for instance in self._instances
         )
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether it is UNAVAILABLE only because its workers keep dying; they are being restarted."""
+        return self.state is VersionState.UNAVAILABLE and bool(self._instances)
 
     @property
     def worker_pids(self) -> dict[str, int | None]:
@@ -228,6 +235,10 @@ class ServedVersion(InstanceOwner):
     def on_lost(self, instance: Instance, begun: list[Batch], untouched: list[Batch], how: WorkerExit) -> None:
         self._dispatcher.lost(instance, begun, untouched, how)
         self._judge()
+        if self.state is VersionState.UNAVAILABLE:
+            self._dispatcher.fail_queued(_not_ready_error(self.name, self.version))
+        elif all(known.state in _ENDING for known in self._instances):
+            self._dispatcher.fail_queued(_stopped_error(self.name))
 
     def on_room(self, instance: Instance) -> None:
         self._dispatcher.has_room(instance)
@@ -255,6 +266,8 @@ class ServedVersion(InstanceOwner):
 
 
 _STOP_AFTER_FAILED_LOAD_S = 10.0
+
+_ENDING = (InstanceState.STOPPING, InstanceState.STOPPED)
 
 
 def _not_ready_error(name: str, version: int) -> InferenceError:

@@ -50,11 +50,10 @@ class ServerOptions:
 
 @dataclass
 class _Model:
-    """A model that was asked to load: its versions, and why it has none."""
+    """A model that was asked to load, and its versions."""
 
     name: str
     versions: dict[int, ServedVersion] = field(default_factory=dict)
-    failure: str = ""
 
 
 class Server:
@@ -65,6 +64,8 @@ class Server:
         self._clock = clock
         self._fork_servers = ForkServers()
         self._models: dict[str, _Model] = {}
+        self._unreadable: dict[str, str] = {}
+        """Why a directory did not become a model; such a name is not known to anybody but the table at start-up."""
         self._state = ServerState.STARTING
 
     # ------------------------------------------------------------------------------------------ health and views
@@ -136,6 +137,15 @@ class Server:
                 )
         return [self._row(served) for served in rows]
 
+    def loaded_statistics(self) -> list[ModelStatistics]:
+        """One row for each version that has workers, or whose workers keep dying: what the metrics page shows."""
+        return [
+            self._row(served)
+            for model in self._models.values()
+            for served in sorted(model.versions.values(), key=lambda served: served.version)
+            if served.state is VersionState.READY or served.is_recovering
+        ]
+
     @staticmethod
     def _row(served: ServedVersion) -> ModelStatistics:
         served.statistics.pending = served.pending
@@ -149,12 +159,12 @@ class Server:
     def repository_index(self, *, ready: bool = False) -> list[IndexEntry]:
         """The directories on disk now, joined with what is known of them (repository spec, 2.1)."""
         scan = scan_repositories(self._options.repositories)
-        duplicate = IndexEntry("", state=VersionState.UNAVAILABLE, reason="model appears in two or more repositories")
+        duplicate = "model appears in two or more repositories"
         rows: list[IndexEntry] = []
         for name in sorted({*scan.models, *scan.duplicates}):
             model = self._models.get(name)
             if name in scan.duplicates:
-                rows.append(IndexEntry(name, state=duplicate.state, reason=duplicate.reason))
+                rows.append(IndexEntry(name, state=VersionState.UNAVAILABLE, reason=duplicate))
             elif model is None:
                 rows.append(IndexEntry(name))
             else:
@@ -166,14 +176,14 @@ class Server:
 
     def load_table(self) -> list[tuple[str, str, str]]:
         """(model, version, status) of everything that was asked to load, as printed at start-up."""
-        rows: list[tuple[str, str, str]] = []
-        for name, model in sorted(self._models.items()):
+        rows = [(name, "-", f"Not loaded: {reason}") for name, reason in self._unreadable.items()]
+        for name, model in self._models.items():
             if not model.versions:
-                rows.append((name, "-", f"Not loaded: {model.failure or 'No model version was found'}"))
+                rows.append((name, "-", "Not loaded: No model version was found"))
             for version, served in sorted(model.versions.items()):
                 status = served.state.value
                 rows.append((name, str(version), f"{status}: {served.reason}" if served.reason else status))
-        return rows
+        return sorted(rows)
 
     def worker_pids(self, name: str, version: int | None = None) -> dict[str, int | None]:
         """Worker process ids by instance name, for those who want to look at a process or to kill it."""
@@ -196,18 +206,23 @@ class Server:
                     ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' version {version} is not found"
                 )
             if served.state is not VersionState.READY:
-                raise InferenceError(
-                    ErrorCode.UNAVAILABLE,
-                    f"Request for unknown model: '{name}' version {version} is not at ready state",
-                )
+                raise self._not_ready(name, version)
             return served
         newest: ServedVersion | None = None
         for served in model.versions.values():
             if served.state is VersionState.READY and (newest is None or served.version > newest.version):
                 newest = served
         if newest is None:
+            for served in model.versions.values():
+                if served.is_recovering:  # a client should try again, so not Triton's 404
+                    raise self._not_ready(name, served.version)
             raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' has no available versions")
         return newest
+
+    @staticmethod
+    def _not_ready(name: str, version: int) -> InferenceError:
+        text = f"Request for unknown model: '{name}' version {version} is not at ready state"
+        return InferenceError(ErrorCode.UNAVAILABLE, text)
 
     def check(self, served: ServedVersion, request: InferenceRequest) -> None:
         """Every rule of the core that needs no tensor bytes. Raises InferenceError(INVALID_ARG)."""
@@ -254,6 +269,7 @@ class Server:
             )
         except PollError as error:
             logger.error("Poll failed for model directory '%s': %s", name, error.detail)
+            self._unreadable[name] = error.detail
             return False
         model = self._models[name] = _Model(name)
         selection = select_versions(config, directory.versions)

@@ -327,8 +327,11 @@ class WorkerProcess:
             if not data:
                 break
             self._take(data)
+        if not self._reader.is_between_frames:
+            logger.warning("the worker ended in the middle of a message", extra=self._log_fields())
         self._end()
-        self._fail_start(InferenceError(ErrorCode.INTERNAL, self._not_healthy()))
+        text = f"{self._not_healthy()} It {exited.result()} before the model was ready."
+        self._fail_start(InferenceError(ErrorCode.INTERNAL, text))
         if self._on_gone is not None:
             self._report_gone()
 
@@ -341,11 +344,18 @@ class WorkerProcess:
         if on_gone is not None:
             on_gone(self._exited.result())
             self._stack.close()
+            # Break the cycle through the callback, which would keep the control page mapped until a collection.
+            self._on_frame = _ignore
+            self._control.release()
 
     def _end(self) -> None:
         self._has_ended = True
         self._stop_reading()
         self._unsent.clear()
+
+
+def _ignore(kind: int, body: memoryview) -> None:
+    """What a worker that is gone would have to say."""
 
 
 _LOG_LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)

@@ -173,7 +173,7 @@ async def start_listener(
     Raises ListenError where the socket cannot be bound.
     """
     loop = asyncio.get_running_loop()
-    listening = await _bind(loop, host, port, reuse_port=reuse_port)
+    listening = await bind_socket(loop, host, port, reuse_port=reuse_port)
     make_protocol = protocol or (_NameKeepingProtocol if keep_header_names else ListenerProtocol)
     config = Config(
         app,
@@ -208,7 +208,7 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-async def _bind(loop: asyncio.AbstractEventLoop, host: str, port: int, *, reuse_port: bool) -> socket.socket:
+async def bind_socket(loop: asyncio.AbstractEventLoop, host: str, port: int, *, reuse_port: bool) -> socket.socket:
     bare = host.removeprefix("ipv6:").removeprefix("[").removesuffix("]")
     try:
         found = await loop.getaddrinfo(bare, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -130,6 +130,7 @@ class Arena:
         self._ring: _Block | None = None
         self._blocks: dict[int, _Block] = {}
         self._live: dict[int, _Live] = {}
+        self._is_trim_due = False
         self._next_slot = 1
         self._next_segment = 1
         self.announced: list[tuple[int, Segment]] = []
@@ -142,6 +143,7 @@ class Arena:
 
     @property
     def live_slots(self) -> int:
+        """Slots that were placed and not released."""
         return len(self._live)
 
     def place(self, nbytes: int) -> Slot:
@@ -163,18 +165,21 @@ class Arena:
             self._drop(block)
             return
         block.extents.give_back(live.offset, live.nbytes)
-        if block is not self._ring and block.extents.used == 0:
-            self._drop(block)
+        if block.extents.used == 0:
+            if block is not self._ring:
+                self._drop(block)
+            elif self._is_trim_due:
+                self.trim()
 
     def trim(self) -> None:
-        """Give the ring back if nothing is in it and it has grown; the next tensor starts with a small one again."""
+        """Give the ring back if it has grown, now or when its last slot is released; the next one starts small again."""
         ring = self._ring
-        if (
-            ring is not None
-            and ring.segment.nbytes > self._ring_bytes
-            and ring.extents is not None
-            and not ring.extents.used
-        ):
+        self._is_trim_due = False
+        if ring is None or ring.extents is None or ring.segment.nbytes <= self._ring_bytes:
+            return
+        if ring.extents.used:
+            self._is_trim_due = True
+        else:
             self._ring = None
             self._drop(ring)
 
@@ -199,8 +204,7 @@ class Arena:
             size = self._ring_bytes
         while size < room * 4:
             size *= 2
-        if size > LARGEST_RING_BYTES:
-            return self._add(room, dedicated=True), 0
+        size = min(size, LARGEST_RING_BYTES)  # a full one is retired, and another takes its place
         grown = self._add(size, dedicated=False)
         self._ring = grown
         if ring is not None and ring.extents is not None and ring.extents.used == 0:

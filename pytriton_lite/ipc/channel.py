@@ -26,36 +26,48 @@ class ProtocolError(Exception):
 class FrameReader:
     """Cuts a byte stream into frames. Feed it whatever ``recv`` returned."""
 
-    __slots__ = ("_pending",)
+    __slots__ = ("_missing", "_pieces")
 
     def __init__(self) -> None:
-        self._pending = b""
+        self._pieces: list[bytes] = []
+        self._missing = 0
+        """Bytes without which no frame can be complete; they are not looked at before they are there."""
 
     def feed(self, data: bytes) -> list[tuple[int, memoryview]]:
         """The frames that *data* completes, as (kind, body); bodies are views that keep the received bytes alive.
 
         Raises ProtocolError for an impossible length; the stream cannot be used after that.
         """
-        if self._pending:
-            data = self._pending + data
+        if self._pieces:
+            self._pieces.append(data)
+            self._missing -= len(data)
+            if self._missing > 0:
+                return []
+            data = b"".join(self._pieces)
+            self._pieces = []
         frames: list[tuple[int, memoryview]] = []
         view = memoryview(data)
         end = len(data)
         at = 0
+        needed = 8
         while end - at >= 8:
             length, kind = HEADER.unpack_from(data, at)
             if length > LARGEST_FRAME:
                 raise ProtocolError(f"frame of {length} bytes and kind {kind}")
             if end - at - 8 < length:
+                needed = 8 + length
                 break
             frames.append((kind, view[at + 8 : at + 8 + length]))
             at += 8 + length
-        self._pending = data[at:] if at < end else b""
+        if at < end:
+            self._pieces = [data[at:]]
+            self._missing = needed - (end - at)
         return frames
 
     @property
     def is_between_frames(self) -> bool:
-        return not self._pending
+        """False when the beginning of a frame has come and its rest has not."""
+        return not self._pieces
 
 
 def frame(kind: int, parts: list[bytes]) -> bytes:

@@ -223,15 +223,14 @@ def put_request(
     parts.append(raw_id + raw_correlation + raw_parameters + raw_mask)
 
 
-_PLAIN_REQUESTS: dict[int, bytes] = {}
+_PLAIN_REQUESTS = tuple(_REQUEST.pack(0, 0, 0, 0, 0, 0, 0, inputs) for inputs in range(65))
 
 
 def _plain_request(input_count: int) -> bytes:
     """The head of a request without id, parameters and the rest: always the same bytes."""
-    head = _PLAIN_REQUESTS.get(input_count)
-    if head is None:
-        head = _PLAIN_REQUESTS[input_count] = _REQUEST.pack(0, 0, 0, 0, 0, 0, 0, input_count)
-    return head
+    if input_count < len(_PLAIN_REQUESTS):
+        return _PLAIN_REQUESTS[input_count]
+    return _REQUEST.pack(0, 0, 0, 0, 0, 0, 0, input_count)
 
 
 def put_batch(parts: list[bytes], number: int, requests: int) -> None:

@@ -67,10 +67,14 @@ class Segment:
         try:
             return cls._reserved(_open_memory_file(prefix), nbytes, "memfd")
         except OSError as error:
+            advice = (
+                "The limit of open files is reached: raise it with 'ulimit -n'."
+                if error.errno in (errno.EMFILE, errno.ENFILE)
+                else "If you are running inside docker, use '--shm-size' flag to control the shared memory region size."
+            )
             raise InferenceError(
                 ErrorCode.INTERNAL,
-                f"Failed to increase the shared memory pool size to {nbytes} bytes. If you are running inside docker, "
-                f"use '--shm-size' flag to control the shared memory region size. Error: {error.strerror}",
+                f"Failed to increase the shared memory pool size to {nbytes} bytes. {advice} Error: {error.strerror}",
             ) from error
 
     @classmethod

@@ -7,6 +7,9 @@ from types import TracebackType
 
 _OURS = str(Path(__file__).parent)
 
+_LONGEST_MESSAGE = 64 << 10
+"""Characters of an exception's text that cross to the client; gRPC cannot carry as many."""
+
 
 def describe(error: BaseException) -> str:
     """``ValueError: boom`` and the frames, innermost first, in Triton's layout (model API, shorthand TB).
@@ -24,7 +27,9 @@ def _message(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.msg} ({Path(error.filename).name}, line {error.lineno})"
     try:
-        return str(error)
+        text = str(error)
+        rest = len(text) - _LONGEST_MESSAGE
+        return text if rest <= 0 else f"{text[:_LONGEST_MESSAGE]}… ({rest} more characters)"
     except Exception:  # user code: its failure must not take the place of the one that we tell of
         return "<MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>"
 

@@ -149,7 +149,9 @@ def test_a_model_that_dies_before_it_ever_served_becomes_not_ready_with_the_reas
         assert server.get("/v2/models/m/ready").status == 400
         assert server.get("/v2/health/ready").status == 400
         refused = server.infer("m", [tensor("IN", "INT32", [1], [1])])
-        assert refused.error == "Request for unknown model: 'm' has no available versions"
+        assert refused.status == 503
+        assert refused.error == "Request for unknown model: 'm' version 1 is not at ready state"
+        assert 'pytriton_lite_worker_restarts{model="m",version="1"}' in server.get(server.metrics_url).body.decode()
         server.wait_for_log(
             r"instance 'm_0' is back .*\n(.*\n)*.*instance 'm_0' is back .*\n(.*\n)*.*instance 'm_0' is back"
         )

@@ -92,9 +92,7 @@ def check_health(server: RunningServer) -> None:
     command[0] = sys.executable
     ready = subprocess.run(command, env={**os.environ, "PYTRITON_LITE_HTTP_PORT": str(server.http_port)})
     assert ready.returncode == 0
-    nobody = subprocess.run(
-        command, env={**os.environ, "PYTRITON_LITE_HTTP_PORT": "9"}, capture_output=True, text=True
-    )
+    nobody = subprocess.run(command, env={**os.environ, "PYTRITON_LITE_HTTP_PORT": "9"}, capture_output=True, text=True)
     assert nobody.returncode != 0
 
 

@@ -218,16 +218,16 @@ def test_a_large_tensor_leaves_the_ring_alone_even_where_it_would_fit() -> None:
     assert large.segment_id != ring.segment_id
 
 
-def test_a_full_ring_of_the_largest_size_is_not_outgrown() -> None:
-    """Above it every further slot has a segment of its own."""
+def test_a_full_ring_of_the_largest_size_gets_a_successor_and_goes_with_its_last_slot() -> None:
     memory = Memory()
     arena = arena_in(memory, ring_bytes=LARGEST_RING_BYTES)
-    for _ in range(4):
-        arena.place(LARGEST_RING_BYTES // 4)
-    extra = arena.place(100)
-    assert memory.created == [LARGEST_RING_BYTES, 128]
-    arena.release(extra.number)
+    slots = [arena.place(LARGEST_RING_BYTES // 4) for _ in range(4)]
+    small = [arena.place(100) for _ in range(1000)]
+    assert memory.created == [LARGEST_RING_BYTES] * 2, "small tensors share a segment, however many there are"
+    for slot in slots:
+        arena.release(slot.number)
     assert memory.nbytes == LARGEST_RING_BYTES
+    assert len({slot.segment_id for slot in small}) == 1
 
 
 def test_trim_gives_back_only_a_ring_that_has_grown_and_is_empty() -> None:
@@ -239,10 +239,9 @@ def test_trim_gives_back_only_a_ring_that_has_grown_and_is_empty() -> None:
     assert memory.nbytes == 4096
     big = arena.place(5000)
     arena.trim()
-    assert memory.nbytes == 32768
+    assert memory.nbytes == 32768, "somebody looks at it"
     arena.release(big.number)
-    arena.trim()
-    assert memory.nbytes == 0
+    assert memory.nbytes == 0, "the trim was due"
     arena.place(100)
     assert memory.nbytes == 4096, "it starts small again"
 

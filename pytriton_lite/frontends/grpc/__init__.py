@@ -1,5 +1,5 @@
-"""The gRPC front end: messages to core nouns and back (codec, parameters), the methods (servicer), the transport (server).
+"""The gRPC front end: messages to core nouns and back (codec, parameters), the methods (servicer), two transports.
 
-Only ``server`` knows grpcio. The servicer works on messages and bytes, so that another transport can serve the same
-methods.
+``http2`` is the transport of our own, ``server`` the one over grpcio, which nothing else here knows. The servicer works on
+messages and bytes, so that both serve the same methods.
 """

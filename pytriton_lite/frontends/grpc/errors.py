@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import enum
+import logging
 
-from pytriton_lite.core.errors import ErrorCode
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.proto.message import DecodeError
+
+logger = logging.getLogger(__name__)
 
 
 class Status(enum.IntEnum):
@@ -13,8 +17,10 @@ class Status(enum.IntEnum):
     CANCELLED = 1
     UNKNOWN = 2
     INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
     ALREADY_EXISTS = 6
+    RESOURCE_EXHAUSTED = 8
     UNIMPLEMENTED = 12
     INTERNAL = 13
     UNAVAILABLE = 14
@@ -37,6 +43,16 @@ BUG = "internal error of the server; its log has the details"
 # Status details travel in a header. gRPC clients refuse headers above 16 KiB, and above 8 KiB at random, and then report
 # RESOURCE_EXHAUSTED in place of the error; Triton's answers to a model error of 20,000 characters end so.
 MAX_DETAILS_BYTES = 7 * 1024
+
+
+def failure_of(method: str, error: BaseException) -> tuple[Status, str]:
+    """Status and details of an RPC that ended with *error*. It is the edge: what nobody expected is logged, and INTERNAL."""
+    if isinstance(error, InferenceError):
+        return STATUS[error.code], details(error.message)
+    if isinstance(error, DecodeError):
+        return Status.INTERNAL, UNDECODABLE
+    logger.error("%s failed", method, exc_info=error)
+    return Status.INTERNAL, BUG
 
 
 def details(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The transport: grpc.aio carries the servicer's methods. Nothing else in this package knows grpcio."""
+"""The transport over grpcio: grpc.aio carries the servicer's methods. Nothing else in this package knows grpcio."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import errno
 import logging
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
-from pytriton_lite.core.errors import InferenceError
-from pytriton_lite.frontends.grpc import errors
+from pytriton_lite.frontends.grpc.calls import CallsInFlight
 from pytriton_lite.frontends.grpc.codec import MAX_MESSAGE_BYTES
-from pytriton_lite.frontends.grpc.errors import Status
+from pytriton_lite.frontends.grpc.errors import Status, failure_of
+from pytriton_lite.frontends.grpc.options import CompressionLevel, GrpcOptions
 from pytriton_lite.frontends.grpc.servicer import (
     HEALTH_SERVICE,
     INFERENCE_SERVICE,
@@ -26,14 +25,11 @@ from pytriton_lite.frontends.grpc.servicer import (
 )
 from pytriton_lite.frontends.listener import ListenError, format_address
 from pytriton_lite.proto.grpc_service_pb import ModelInferRequest
-from pytriton_lite.proto.message import DecodeError
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import Server
 
 logger = logging.getLogger(__name__)
-
-CompressionLevel = Literal["none", "low", "medium", "high"]
 
 _COMPRESSION_LEVELS: dict[CompressionLevel, int] = {
     "none": 0,
@@ -44,53 +40,6 @@ _COMPRESSION_LEVELS: dict[CompressionLevel, int] = {
 _STATUS_CODES = {status: next(code for code in grpc.StatusCode if code.value[0] == status) for status in Status}
 
 Handler = Callable[[bytes, Any], Awaitable[bytes]]
-
-
-@dataclass(frozen=True)
-class GrpcOptions:
-    """What the gRPC front end can be told; the defaults are tritonserver's (gRPC spec, section 1)."""
-
-    address: str = "0.0.0.0"
-    port: int = 8001
-    """0 takes a free one."""
-    reuse_port: bool = False
-    """Let other processes listen at the same port, too."""
-    keepalive_time_ms: int = 7_200_000
-    keepalive_timeout_ms: int = 20_000
-    keepalive_permit_without_calls: bool = False
-    http2_max_pings_without_data: int = 2
-    http2_min_recv_ping_interval_without_data_ms: int = 300_000
-    http2_max_ping_strikes: int = 2
-    max_connection_age_ms: int = 0
-    """0 sets no limit."""
-    max_connection_age_grace_ms: int = 0
-    """0 sets no limit."""
-    infer_response_compression_level: CompressionLevel = "none"
-    """Of inference responses alone; the algorithm is one that the client says it accepts."""
-
-
-class CallsInFlight:
-    """Counts the inference calls that have begun and not ended, and says when the last one ends."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._drained: asyncio.Event | None = None
-
-    def end_one(self) -> None:
-        self.count -= 1
-        if self._drained is not None and not self.count:
-            self._drained.set()
-
-    async def wait_drained(self, timeout_s: float) -> bool:
-        """Wait until none is left, up to *timeout_s* seconds; False when some were left."""
-        if not self.count:
-            return True
-        self._drained = self._drained or asyncio.Event()
-        try:
-            await asyncio.wait_for(self._drained.wait(), timeout_s)
-        except asyncio.TimeoutError:
-            return False
-        return True
 
 
 class GrpcListener:
@@ -247,13 +196,7 @@ def _refusing_handler(name: str) -> Callable[[Any, Any], Awaitable[None]]:
 
 
 async def _fail(context: Any, method: str, error: Exception) -> NoReturn:
-    """End the RPC with what *error* says. It is the edge: what nobody expected is logged and is INTERNAL."""
-    if isinstance(error, InferenceError):
-        status, text = errors.STATUS[error.code], error.message
-    elif isinstance(error, DecodeError):
-        status, text = Status.INTERNAL, errors.UNDECODABLE
-    else:
-        logger.error("%s failed", method, exc_info=error)
-        status, text = Status.INTERNAL, errors.BUG
-    await context.abort(_STATUS_CODES[status], errors.details(text))
+    """End the RPC with what *error* says."""
+    status, text = failure_of(method, error)
+    await context.abort(_STATUS_CODES[status], text)
     raise AssertionError("abort returned")

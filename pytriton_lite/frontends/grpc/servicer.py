@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.request import parse_version
+from pytriton_lite.core.request import InferenceResponse, parse_version
 from pytriton_lite.frontends.grpc.codec import decode_request, encode_response
 from pytriton_lite.proto import grpc_service_pb as pb
 from pytriton_lite.proto import health_pb
@@ -43,8 +44,9 @@ class Method(NamedTuple):
 class Servicer:
     """A method takes a parsed message and returns the answer; it knows nothing of the transport.
 
-    Failure is a raised InferenceError, to be mapped with `errors.STATUS`. `model_infer` is the one that waits: whoever
-    runs it cancels its task when the client cancels or its deadline passes, and with it the request in the engine.
+    Failure is a raised InferenceError, to be mapped with `errors.failure_of`. Inference is what waits: a transport with
+    callbacks takes the future of `start_infer`, one with tasks awaits `model_infer`, and whoever does cancels it when the
+    client cancels or its deadline passes, and with it the request in the engine.
     """
 
     def __init__(self, server: Server) -> None:
@@ -68,8 +70,8 @@ class Servicer:
     def health_methods(self) -> Mapping[str, Method]:
         return {"Check": Method(health_pb.HealthCheckRequest, self.health_check)}
 
-    async def model_infer(self, message: pb.ModelInferRequest) -> bytes:
-        """Serve one request; returns the serialized ModelInferResponse."""
+    def start_infer(self, message: pb.ModelInferRequest) -> asyncio.Future[InferenceResponse]:
+        """Begin one request. `encode_response` makes the answer; cancelling the future cancels the request."""
         server = self._server
         version = parse_version(message.model_version)
         served = server.find(message.model_name, version)
@@ -77,7 +79,11 @@ class Servicer:
             raise InferenceError(
                 ErrorCode.UNSUPPORTED, "ModelInfer RPC doesn't support models with decoupled transaction policy"
             )
-        return encode_response(await server.infer(served, decode_request(message, version)))
+        return server.infer(served, decode_request(message, version))
+
+    async def model_infer(self, message: pb.ModelInferRequest) -> bytes:
+        """Serve one request; returns the serialized ModelInferResponse."""
+        return encode_response(await self.start_infer(message))
 
     def server_live(self, message: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
         self._refuse_while_exiting("Server exiting")

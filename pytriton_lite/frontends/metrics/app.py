@@ -27,7 +27,7 @@ def metrics_app(server: Server) -> AsgiApp:
         elif scope["method"] != "GET":
             await _respond(send, 405, _ERROR_TYPE, b'{"error":"Method Not Allowed"}')
         else:
-            page = metrics_page(server.statistics())
+            page = metrics_page(server.loaded_statistics())
             await _respond(send, 200, _PAGE_TYPE, page.encode("utf-8", "replace"))
 
     return app

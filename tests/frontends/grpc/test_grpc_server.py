@@ -19,7 +19,9 @@ from tritonclient.utils import InferenceServerException
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.frontends.grpc.errors import BUG
-from pytriton_lite.frontends.grpc.server import GrpcListener, GrpcOptions, channel_arguments, start_grpc
+from pytriton_lite.frontends.grpc.http2 import Http2Listener
+from pytriton_lite.frontends.grpc.options import GrpcOptions
+from pytriton_lite.frontends.grpc.server import GrpcListener, channel_arguments
 from pytriton_lite.frontends.grpc.servicer import NOT_YET_SUPPORTED, Servicer
 from pytriton_lite.frontends.listener import ListenError
 from pytriton_lite.proto import health_pb
@@ -27,6 +29,8 @@ from pytriton_lite.proto.grpc_service_pb import ModelInferRequest
 
 Status = grpc.StatusCode
 LOCAL = GrpcOptions(address="127.0.0.1", port=0)
+
+Listener = Http2Listener | GrpcListener
 
 
 @contextmanager
@@ -404,7 +408,7 @@ class TestInfer:
         with failing(Status.INTERNAL, BUG):
             stub.ModelInfer(request())
         (record,) = caplog.records
-        assert (record.name, record.levelno) == ("pytriton_lite.frontends.grpc.server", logging.ERROR)
+        assert (record.name, record.levelno) == ("pytriton_lite.frontends.grpc.errors", logging.ERROR)
         assert record.exc_info is not None
         assert record.exc_info[1] is engine.error
 
@@ -438,7 +442,7 @@ class TestEndsOfARequest:
         assert caught.value.code() is Status.DEADLINE_EXCEEDED
         assert engine.cancelled.wait(10)
 
-    def test_client_that_goes_away_cancels_its_request(self, engine: FakeServer, listener: GrpcListener) -> None:
+    def test_client_that_goes_away_cancels_its_request(self, engine: FakeServer, listener: Listener) -> None:
         client = InferenceServerClient(listener.address)
         tensor = InferInput("X", [1], "UINT8").set_data_from_numpy(np.zeros(1, np.uint8))
         client.async_infer("waiting", [tensor], callback=lambda result, error: None)
@@ -470,9 +474,9 @@ def answer(loop: LoopThread, engine: FakeServer, index: int) -> None:
 
 class TestListening:
     def test_stop_lets_calls_in_flight_end_and_answers_new_ones_until_then(
-        self, engine: FakeServer, loop: LoopThread
+        self, engine: FakeServer, loop: LoopThread, start: Any
     ) -> None:
-        listener = loop.run(start_grpc(engine, LOCAL))
+        listener = loop.run(start(engine, LOCAL))
         with grpc.insecure_channel(listener.address) as channel, grpc.insecure_channel(listener.address) as other:
             call = infer_on(channel).future(request("waiting"))
             assert engine.entered.wait(10)
@@ -488,8 +492,8 @@ class TestListening:
             assert stopping.result(10) is True
         refuses_connections(listener)
 
-    def test_stop_cuts_off_what_outlasts_the_grace(self, engine: FakeServer, loop: LoopThread) -> None:
-        listener = loop.run(start_grpc(engine, LOCAL))
+    def test_stop_cuts_off_what_outlasts_the_grace(self, engine: FakeServer, loop: LoopThread, start: Any) -> None:
+        listener = loop.run(start(engine, LOCAL))
         with grpc.insecure_channel(listener.address) as channel:
             call = infer_on(channel).future(request("waiting"))
             assert engine.entered.wait(10)
@@ -497,8 +501,8 @@ class TestListening:
             assert engine.cancelled.wait(10)
             assert isinstance(call.exception(10), grpc.RpcError)
 
-    def test_second_stop_cuts_off_sooner(self, engine: FakeServer, loop: LoopThread) -> None:
-        listener = loop.run(start_grpc(engine, LOCAL))
+    def test_second_stop_cuts_off_sooner(self, engine: FakeServer, loop: LoopThread, start: Any) -> None:
+        listener = loop.run(start(engine, LOCAL))
         with grpc.insecure_channel(listener.address) as channel:
             call = infer_on(channel).future(request("waiting"))
             assert engine.entered.wait(10)
@@ -507,10 +511,10 @@ class TestListening:
             first.result(10)
             assert isinstance(call.exception(10), grpc.RpcError)
 
-    def test_answer_on_its_way_is_not_cut_off(self, engine: FakeServer, loop: LoopThread) -> None:
+    def test_answer_on_its_way_is_not_cut_off(self, engine: FakeServer, loop: LoopThread, start: Any) -> None:
         """A large answer is still being written when the last call has ended for the servicer."""
         size = 32 << 20
-        listener = loop.run(start_grpc(engine, LOCAL))
+        listener = loop.run(start(engine, LOCAL))
         unlimited = [("grpc.max_receive_message_length", -1)]
         with grpc.insecure_channel(listener.address, options=unlimited) as channel:
             call = infer_on(channel).future(request("waiting", size=size))
@@ -520,44 +524,48 @@ class TestListening:
             assert len(call.result(20).raw_output_contents[0]) == size
             assert stopping.result(20) is True
 
-    def test_busy_port_is_refused_with_its_number(self, engine: FakeServer, loop: LoopThread) -> None:
+    def test_busy_port_is_refused_with_its_number(self, engine: FakeServer, loop: LoopThread, start: Any) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
             with pytest.raises(ListenError, match=f"^Socket '127.0.0.1:{port}' already in use $"):
-                loop.run(start_grpc(engine, GrpcOptions(address="127.0.0.1", port=port)))
+                loop.run(start(engine, GrpcOptions(address="127.0.0.1", port=port)))
 
-    def test_address_of_another_machine_is_refused_with_the_reason(self, engine: FakeServer, loop: LoopThread) -> None:
+    def test_address_of_another_machine_is_refused_with_the_reason(
+        self, engine: FakeServer, loop: LoopThread, start: Any
+    ) -> None:
         with pytest.raises(ListenError, match=r"^Socket '192\.0\.2\.1:0' cannot be bound: Cannot assign"):
-            loop.run(start_grpc(engine, GrpcOptions(address="192.0.2.1", port=0)))
+            loop.run(start(engine, GrpcOptions(address="192.0.2.1", port=0)))
 
-    def test_port_is_shared_only_when_asked(self, engine: FakeServer, loop: LoopThread) -> None:
-        def start(port: int, *, reuse_port: bool) -> GrpcListener:
-            return loop.run(start_grpc(engine, GrpcOptions(address="127.0.0.1", port=port, reuse_port=reuse_port)))
+    def test_port_is_shared_only_when_asked(self, engine: FakeServer, loop: LoopThread, start: Any) -> None:
+        def listen(port: int, *, reuse_port: bool) -> Listener:
+            return loop.run(start(engine, GrpcOptions(address="127.0.0.1", port=port, reuse_port=reuse_port)))
 
-        first = start(0, reuse_port=True)
-        second = start(first.port, reuse_port=True)
+        first = listen(0, reuse_port=True)
+        second = listen(first.port, reuse_port=True)
         try:
             assert first.port == second.port != 0
         finally:
             loop.run(second.stop(0))
         with pytest.raises(ListenError):
-            start(first.port, reuse_port=False)
+            listen(first.port, reuse_port=False)
         loop.run(first.stop(0))
 
-    def test_ipv6_address(self, engine: FakeServer, loop: LoopThread) -> None:
+    def test_ipv6_address(self, engine: FakeServer, loop: LoopThread, start: Any) -> None:
         try:
             socket.create_server(("::1", 0), family=socket.AF_INET6).close()
         except OSError:
             pytest.skip("this machine has no IPv6 loopback")
-        listener = loop.run(start_grpc(engine, GrpcOptions(address="::1", port=0)))
+        listener = loop.run(start(engine, GrpcOptions(address="::1", port=0)))
         assert listener.address == f"[::1]:{listener.port}"
         with InferenceServerClient(listener.address) as client:
             assert client.is_server_live()
         loop.run(listener.stop(0))
 
-    def test_connection_older_than_its_limit_is_replaced(self, engine: FakeServer, loop: LoopThread) -> None:
+    def test_connection_older_than_its_limit_is_replaced(
+        self, engine: FakeServer, loop: LoopThread, start: Any
+    ) -> None:
         options = GrpcOptions(address="127.0.0.1", port=0, max_connection_age_ms=100, max_connection_age_grace_ms=100)
-        listener = loop.run(start_grpc(engine, options))
+        listener = loop.run(start(engine, options))
         with InferenceServerClient(listener.address) as client:
             tensor = InferInput("X", [1], "UINT8").set_data_from_numpy(np.zeros(1, np.uint8))
             client.async_infer("waiting", [tensor], callback=lambda result, error: None)
@@ -574,7 +582,7 @@ def infer_on(channel: grpc.Channel) -> Any:
     )
 
 
-def refuses_connections(listener: GrpcListener) -> None:
+def refuses_connections(listener: Listener) -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((listener.host, listener.port), 10)
 
@@ -609,10 +617,10 @@ class TestResponseCompression:
         ],
     )
     def test_infer_responses_alone_are_compressed(
-        self, engine: FakeServer, loop: LoopThread, level: Any, accept: str, compressed: bool
+        self, engine: FakeServer, loop: LoopThread, start: Any, level: Any, accept: str, compressed: bool
     ) -> None:
         options = GrpcOptions(address="127.0.0.1", port=0, infer_response_compression_level=level)
-        listener = loop.run(start_grpc(engine, options))
+        listener = loop.run(start(engine, options))
         proxy = loop.run(CountingProxy.start(listener.port))
         # The enabled algorithms as bits: identity 1, deflate 2, gzip 4.
         bits = sum({"identity": 1, "deflate": 2, "gzip": 4}[name] for name in accept.split(", "))

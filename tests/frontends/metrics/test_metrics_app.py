@@ -18,7 +18,7 @@ from pytriton_lite.frontends.metrics.page import metrics_page
 class FakeServer:
     rows: list[ModelStatistics] = field(default_factory=lambda: [ModelStatistics("add_sub", 1, {})])
 
-    def statistics(self) -> list[ModelStatistics]:
+    def loaded_statistics(self) -> list[ModelStatistics]:
         return self.rows
 
 

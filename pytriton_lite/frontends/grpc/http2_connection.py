@@ -1,0 +1,684 @@
+"""One HTTP/2 connection with prior knowledge: frames, flow control, pings, age (RFC 9113; gRPC's own rules beside it).
+
+What holds at any time:
+
+* A call is in `_calls` from its HEADERS until the last byte of its answer was given to the transport, or it was reset. So
+  the limit on concurrent streams is a limit on everything that waits for a slow peer.
+* A call that is in `_unsent` has an answer that waits for windows or for the transport, and is in `_calls`.
+* Nothing is written while the transport says that it is full, except the few bytes of control frames, each of which then
+  counts as a nuisance. A peer that makes too many of those is told ENHANCE_YOUR_CALM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import hpack
+
+from pytriton_lite.core.errors import BugError
+from pytriton_lite.frontends.grpc import http2_frames as frames
+from pytriton_lite.frontends.grpc.http2_call import OK_TRAILERS, Call, Endpoint, Head, MalformedRequest
+from pytriton_lite.frontends.grpc.http2_frames import ConnectionFault, Http2Error
+from pytriton_lite.frontends.grpc.options import GrpcOptions
+
+MAX_CONCURRENT_STREAMS = 1024
+STREAM_WINDOW = 4 << 20
+CONNECTION_WINDOW = 16 << 20
+# A frame that is cut by the end of a read is copied once more, so that longer ones gain nothing.
+MAX_FRAME_BYTES = 64 << 10
+MAX_HEADER_LIST_BYTES = 16 << 10
+"""What is advertised, grpcio's own limit; four times as much ends the connection."""
+_MAX_HEADER_FRAMES = 32
+
+MAX_NUISANCES = 2 * MAX_CONCURRENT_STREAMS
+"""Resets, settings, empty frames and the like that a peer may send in `_NUISANCE_S` seconds, and one more for each answer
+that it got since they are counted. Enough to cancel every call at once, too few to keep the server busy with nothing
+(CVE-2023-44487)."""
+_NUISANCE_S = 10.0
+
+_WRITE_BYTES = 256 << 10
+_HANDSHAKE_S = 120.0  # as grpcio
+_LINGER_S = 1.0  # how long a peer that has read everything may take to close
+_CLOSE_S = 20.0  # the same for one that has not; what is left is at most about 320 KiB
+_GOAWAY_PING_S = 20.0  # as grpcio
+_IDLE_PING_INTERVAL_S = 7_200.0  # as grpcio, between pings of a client without calls
+_LONGEST_CACHED_BLOCK = 256
+_MAX_CACHED_BLOCKS = 64
+
+_KEEPALIVE_PING = b"keepaliv"
+_GOAWAY_PING = b"goaway.."
+
+_GREETING = frames.settings_frame(
+    {
+        frames.SETTINGS_MAX_CONCURRENT_STREAMS: MAX_CONCURRENT_STREAMS,
+        frames.SETTINGS_INITIAL_WINDOW_SIZE: STREAM_WINDOW,
+        frames.SETTINGS_MAX_FRAME_SIZE: MAX_FRAME_BYTES,
+        frames.SETTINGS_MAX_HEADER_LIST_SIZE: MAX_HEADER_LIST_BYTES,
+    }
+) + frames.window_update(0, CONNECTION_WINDOW - frames.DEFAULT_WINDOW)
+
+
+class ConnectionState(Enum):
+    EXPECTING_PREFACE = "expecting preface"
+    EXPECTING_SETTINGS = "expecting settings"
+    OPEN = "open"
+    DRAINING = "draining"
+    """New calls are not taken; it closes behind the last answer."""
+    CLOSED = "closed"
+    """Nothing is read or begun any more; what the transport has is still written."""
+
+
+_TRANSITIONS: dict[ConnectionState, set[ConnectionState]] = {
+    ConnectionState.EXPECTING_PREFACE: {ConnectionState.EXPECTING_SETTINGS, ConnectionState.CLOSED},
+    ConnectionState.EXPECTING_SETTINGS: {ConnectionState.OPEN, ConnectionState.CLOSED},
+    ConnectionState.OPEN: {ConnectionState.DRAINING, ConnectionState.CLOSED},
+    ConnectionState.DRAINING: {ConnectionState.CLOSED},
+    ConnectionState.CLOSED: {ConnectionState.CLOSED},
+}
+
+_CLOSED = ConnectionState.CLOSED
+_DRAINING = ConnectionState.DRAINING
+_EXPECTING_PREFACE = ConnectionState.EXPECTING_PREFACE
+_EXPECTING_SETTINGS = ConnectionState.EXPECTING_SETTINGS
+
+
+class Http2Connection(asyncio.Protocol):
+    """Made by the listener for each connection; *on_lost* is called once when it is over."""
+
+    _transport: asyncio.Transport
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        options: GrpcOptions,
+        on_made: Callable[[Http2Connection], None],
+        on_lost: Callable[[Http2Connection], None],
+    ) -> None:
+        self._endpoint = endpoint
+        self._options = options
+        self._on_made = on_made
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._rest = b""
+        """The beginning of a frame, or of the preface, whose end has not come."""
+        self._state = ConnectionState.EXPECTING_PREFACE
+        self._decoder = hpack.Decoder(4 * MAX_HEADER_LIST_BYTES)
+        self._heads: dict[bytes, Head] = {}
+        """By header block, for blocks that mean the same as long as the decoder's table does not change."""
+        self._header_block: tuple[int, int, bytearray] | None = None
+        """Stream, flags, and what has come of a block that CONTINUATION goes on with."""
+        self._header_frames = 0
+        self._calls: dict[int, Call] = {}
+        self._last_stream_id = 0
+        self._unsent: dict[Call, None] = {}
+        self._has_room = False
+        """Windows have opened since what is unsent was last looked at."""
+        self._is_paused = False
+        self._send_window = frames.DEFAULT_WINDOW
+        self._initial_send_window = frames.DEFAULT_WINDOW
+        self._max_frame = frames.SMALLEST_MAX_FRAME_BYTES
+        self._receive_window = CONNECTION_WINDOW
+        self._nuisances = 0
+        self._nuisances_since = 0.0
+        self._answers = 0
+        self._answers_at_nuisance = 0
+        self._answers_at_strike = 0
+        self._answers_at_ping = 0
+        self._strikes = 0
+        self._last_ping_at: float | None = None
+        self._pings_sent = 0
+        self._is_ping_out = False
+        """A keepalive ping was sent and not answered."""
+        self._read_at = 0.0
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._handlers: tuple[Callable[[bytes, int, int, int, int], None], ...] = (
+            self._on_data,
+            self._on_headers,
+            self._on_priority,
+            self._on_rst_stream,
+            self._on_settings,
+            self._on_push_promise,
+            self._on_ping,
+            self._on_goaway,
+            self._on_window_update,
+            self._on_continuation,
+        )
+
+    # ------------------------------------------------------------------------------------------ the transport's calls
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvloop's is no subclass
+        self._transport = transport
+        self._read_at = self._loop.time()
+        self._on_made(self)
+        transport.write(_GREETING)
+        self._set_timer("handshake", _HANDSHAKE_S, self.abort)
+        self._set_timer("keepalive", self._options.keepalive_time_ms / 1000, self._on_keepalive)
+        if self._options.max_connection_age_ms:
+            # As grpcio: a tenth more or less, so that connections made together do not end together.
+            age_s = self._options.max_connection_age_ms / 1000 * random.uniform(0.9, 1.1)
+            self._set_timer("age", age_s, self._on_age)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._move(_CLOSED)
+        for timer in self._timers.values():
+            timer.cancel()
+        self._drop_calls()
+        self._on_lost(self)
+
+    def eof_received(self) -> None:
+        """No peer that wants an answer closes its side of HTTP/2."""
+        self._close(None, "")
+
+    def pause_writing(self) -> None:
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        # Not from here: asyncio's transport is in the middle of writing, and does not bear being closed then.
+        self._loop.call_soon(self._send_unsent)
+
+    def data_received(self, data: bytes) -> None:
+        if self._state is _CLOSED:
+            return
+        self._read_at = self._loop.time()
+        if self._rest:
+            data = self._rest + data
+            self._rest = b""
+        try:
+            if self._state is not _EXPECTING_PREFACE:
+                self._read_frames(data, 0)
+            elif self._read_preface(data):
+                self._read_frames(data, len(frames.PREFACE))
+            else:
+                self._rest = data
+        except ConnectionFault as fault:
+            self._close(fault.code, fault.text)
+            return
+        if self._has_room:
+            self._has_room = False
+            self._send_unsent()
+
+    def _read_preface(self, data: bytes) -> bool:
+        """Whether *data* begins with the whole of it; False as long as that is possible."""
+        if data.startswith(frames.PREFACE):
+            self._move(_EXPECTING_SETTINGS)
+            return True
+        if not frames.PREFACE.startswith(data):
+            raise ConnectionFault(Http2Error.PROTOCOL_ERROR, "expected the preface of HTTP/2")
+        return False
+
+    def _read_frames(self, data: bytes, begin: int) -> None:
+        end = len(data)
+        while end - begin >= frames.FRAME_HEAD_BYTES and self._state is not _CLOSED:
+            high, low, kind, flags, stream_id = frames.read_head(data, begin)
+            length = high << 16 | low
+            if length > MAX_FRAME_BYTES:
+                raise ConnectionFault(Http2Error.FRAME_SIZE_ERROR, f"frame of {length} bytes, over {MAX_FRAME_BYTES}")
+            payload = begin + frames.FRAME_HEAD_BYTES
+            if payload + length > end:
+                break
+            begin = payload + length
+            if self._header_block is not None and kind != frames.CONTINUATION:
+                raise ConnectionFault(Http2Error.PROTOCOL_ERROR, "expected CONTINUATION")
+            if self._state is _EXPECTING_SETTINGS and kind != frames.SETTINGS:
+                raise ConnectionFault(Http2Error.PROTOCOL_ERROR, "expected SETTINGS first")
+            if kind < len(self._handlers):
+                self._handlers[kind](data, payload, begin, flags, stream_id & frames.MAX_STREAM_ID)
+            else:
+                self._count_nuisance()  # an extension, to be ignored
+        self._rest = data[begin:]
+
+    # ------------------------------------------------------------------------------------------ frames that came
+
+    def _on_data(self, data: bytes, begin: int, end: int, flags: int, stream_id: int) -> None:
+        length = end - begin
+        self._receive_window -= length
+        if self._receive_window < CONNECTION_WINDOW // 2:
+            if self._receive_window < 0:
+                raise ConnectionFault(Http2Error.FLOW_CONTROL_ERROR, "more data than the connection's window")
+            self._transport.write(frames.window_update(0, CONNECTION_WINDOW - self._receive_window))
+            self._receive_window = CONNECTION_WINDOW
+        call = self._calls.get(stream_id)
+        if call is None:
+            self._check_known(stream_id)
+            if not length:
+                self._count_nuisance()
+            return  # of a call that has ended here
+        if call.is_received:
+            self._reset(call, Http2Error.STREAM_CLOSED)
+            return
+        if flags & frames.PADDED:
+            begin, end = _strip_padding(data, begin, end)
+        if flags & frames.END_STREAM:
+            call.is_received = True
+        else:
+            if begin == end:
+                self._count_nuisance()
+            call.receive_window -= length
+            if call.receive_window < STREAM_WINDOW // 2:
+                if call.receive_window < 0:
+                    self._reset(call, Http2Error.FLOW_CONTROL_ERROR)
+                    return
+                self._transport.write(frames.window_update(stream_id, STREAM_WINDOW - call.receive_window))
+                call.receive_window = STREAM_WINDOW
+        call.receive(data, begin, end)
+
+    def _on_headers(self, data: bytes, begin: int, end: int, flags: int, stream_id: int) -> None:
+        if flags & frames.PADDED:
+            begin, end = _strip_padding(data, begin, end)
+        if flags & frames.HAS_PRIORITY:
+            begin += 5
+            if begin > end:
+                raise ConnectionFault(Http2Error.FRAME_SIZE_ERROR, "HEADERS too short for its priority")
+        if not stream_id & 1:
+            raise ConnectionFault(Http2Error.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}")
+        if flags & frames.END_HEADERS:
+            self._on_header_block(stream_id, flags, data[begin:end])
+        else:
+            self._header_block = stream_id, flags, bytearray(memoryview(data)[begin:end])
+            self._header_frames = 1
+
+    def _on_continuation(self, data: bytes, begin: int, end: int, flags: int, stream_id: int) -> None:
+        if self._header_block is None or self._header_block[0] != stream_id:
+            raise ConnectionFault(Http2Error.PROTOCOL_ERROR, f"CONTINUATION of nothing on stream {stream_id}")
+        _, first_flags, block = self._header_block
+        block += memoryview(data)[begin:end]
+        self._header_frames += 1
+        if len(block) > 4 * MAX_HEADER_LIST_BYTES or self._header_frames > _MAX_HEADER_FRAMES:
+            raise ConnectionFault(Http2Error.ENHANCE_YOUR_CALM, "header list too large")
+        if flags & frames.END_HEADERS:
+            self._header_block = None
+            self._on_header_block(stream_id, first_flags, bytes(block))
+
+    def _on_header_block(self, stream_id: int, flags: int, block: bytes) -> None:
+        head = self._heads.get(block)
+        if head is None:
+            head = self._decode(block)  # in any case: the table is the connection's
+        call = self._calls.get(stream_id)
+        if call is not None:
+            self._on_trailers(call, flags)
+            return
+        if stream_id <= self._last_stream_id:
+            self._count_nuisance()  # trailers of a call that has ended here
+            return
+        if self._state is _DRAINING:
+            return  # GOAWAY has said that it is not taken
+        self._last_stream_id = stream_id
+        if head is None:
+            self._count_nuisance()
+            self._transport.write(frames.reset(stream_id, Http2Error.PROTOCOL_ERROR))
+        elif len(self._calls) >= MAX_CONCURRENT_STREAMS:
+            self._count_nuisance()
+            self._transport.write(frames.reset(stream_id, Http2Error.REFUSED_STREAM))
+        else:
+            call = self._calls[stream_id] = Call(
+                self,
+                self._endpoint,
+                stream_id,
+                head,
+                send_window=self._initial_send_window,
+                receive_window=STREAM_WINDOW,
+            )
+            call.is_received = bool(flags & frames.END_STREAM)
+            call.begin()
+            if call.is_received:
+                call.receive(b"", 0, 0)
+
+    def _decode(self, block: bytes) -> Head | None:
+        """None where the block is a header list, and no request."""
+        if len(block) > 4 * MAX_HEADER_LIST_BYTES:
+            raise ConnectionFault(Http2Error.ENHANCE_YOUR_CALM, "header list too large")
+        try:
+            headers: list[Any] = list(self._decoder.decode(block, raw=True))
+        except hpack.OversizedHeaderListError as error:
+            raise ConnectionFault(Http2Error.ENHANCE_YOUR_CALM, "header list too large") from error
+        except hpack.HPACKError as error:
+            raise ConnectionFault(Http2Error.COMPRESSION_ERROR, "header block cannot be decoded") from error
+        is_lasting = len(block) <= _LONGEST_CACHED_BLOCK and frames.keeps_table(block)
+        if not is_lasting or len(self._heads) >= _MAX_CACHED_BLOCKS:
+            self._heads.clear()
+        try:
+            head = self._endpoint.read_head(headers)
+        except MalformedRequest:
+            return None
+        if is_lasting:
+            self._heads[block] = head
+        return head
+
+    def _on_trailers(self, call: Call, flags: int) -> None:
+        if call.is_received:
+            self._reset(call, Http2Error.STREAM_CLOSED)
+        elif not flags & frames.END_STREAM:
+            self._reset(call, Http2Error.PROTOCOL_ERROR)
+        else:
+            call.is_received = True
+            call.receive(b"", 0, 0)
+
+    def _on_priority(self, data: bytes, begin: int, end: int, flags: int, stream_id: int) -> None:
+        self._count_nuisance()  # deprecated, and of no use to anybody
+
+    def _on_rst_stream(self, data: bytes, begin: int, end: int, flags: int, stream_id: int) -> None:
+        if end - begin != 4:
+            raise ConnectionFault(Http2Error.FRAME_SIZE_ERROR, "RST_STREAM is 4 bytes")
+        self._check_known(stream_id)
+        self._count_nuisance()
+        call = self._calls.get(stream_id)
+        if call is not None:
+            self._forget(call)
+
+    def _on_settings(self, data: bytes, begin: int, end: int, flags: int, stream_id: int) -> None:
+        if stream_id or (end - begin) % 6 or (flags & frames.ACK and begin != end):
+            raise ConnectionFault(Http2Error.FRAME_SIZE_ERROR, "SETTINGS of the wrong form")
+        if flags & frames.ACK:
+            return
+        if self._state is _EXPECTING_SETTINGS:
+            self._move(ConnectionState.OPEN)
+            self._timers.pop("handshake").cancel()
+        self._count_nuisance()
+        for key, value in frames.read_settings(data[begin:end]):
+            self._apply(key, value)
+        self._transport.write(frames.frame(frames.SETTINGS, frames.ACK, 0))
+
+    def _apply(self, key: int, value: int) -> None:
+        if key == frames.SETTINGS_INITIAL_WINDOW_SIZE:
+            if value > frames.MAX_WINDOW:
+                raise ConnectionFault(Http2Error.FLOW_CONTROL_ERROR, f"initial window of {value} bytes")
+            change = value - self._initial_send_window
+            self._initial_send_window = value
+            for call in self._calls.values():
+                call.send_window += change
+                if call.send_window > frames.MAX_WINDOW:
+                    raise ConnectionFault(Http2Error.FLOW_CONTROL_ERROR, "a stream's window is over 2^31-1")
+            self._has_room = True
+        elif key == frames.SETTINGS_MAX_FRAME_SIZE:
+            if not frames.SMALLEST_MAX_FRAME_BYTES <= value <= frames.LARGEST_MAX_FRAME_BYTES:
+                raise ConnectionFault(Http2Error.PROTOCOL_ERROR, f"frames of {value} bytes")
+            self._max_frame = value
+        elif key == frames.SETTINGS_ENABLE_PUSH and value > 1:
+            raise ConnectionFault(Http2Error.PROTOCOL_ERROR, f"ENABLE_PUSH is {value}")
+
+    def _on_push_promise(self, data: bytes, begin: int, end: int, flags: int, stream_id: int) -> None:
+        raise ConnectionFault(Http2Error.PROTOCOL_ERROR, "a client promises nothing")
+
+    def _on_ping(self, data: bytes, begin: int, end: int, flags: int, stream_id: int) -> None:
+        if stream_id:
+            raise ConnectionFault(Http2Error.PROTOCOL_ERROR, f"PING on stream {stream_id}")
+        if end - begin != 8:
+            raise ConnectionFault(Http2Error.FRAME_SIZE_ERROR, "PING is 8 bytes")
+        payload = data[begin:end]
+        if flags & frames.ACK:
+            if payload == _GOAWAY_PING:
+                self._drain()
+            elif payload == _KEEPALIVE_PING and self._is_ping_out:
+                self._is_ping_out = False
+                self._timers["keepalive"].cancel()
+                self._set_timer("keepalive", self._options.keepalive_time_ms / 1000, self._on_keepalive)
+            return
+        self._count_strike()
+        self._count_nuisance()
+        self._transport.write(frames.frame(frames.PING, frames.ACK, 0, payload))
+
+    def _on_goaway(self, data: bytes, begin: int, end: int, flags: int, stream_id: int) -> None:
+        """The peer begins no more calls; it closes when it has its answers."""
+        self._count_nuisance()
+
+    def _on_window_update(self, data: bytes, begin: int, end: int, flags: int, stream_id: int) -> None:
+        if end - begin != 4:
+            raise ConnectionFault(Http2Error.FRAME_SIZE_ERROR, "WINDOW_UPDATE is 4 bytes")
+        increment = frames.read_u32(data, begin)[0] & frames.MAX_WINDOW
+        self._has_room = True
+        if not stream_id:
+            self._send_window += increment
+            if not increment or self._send_window > frames.MAX_WINDOW:
+                raise ConnectionFault(Http2Error.FLOW_CONTROL_ERROR, f"WINDOW_UPDATE by {increment}")
+            return
+        call = self._calls.get(stream_id)
+        if call is None:
+            self._check_known(stream_id)
+            return
+        call.send_window += increment
+        if not increment:
+            self._reset(call, Http2Error.PROTOCOL_ERROR)
+        elif call.send_window > frames.MAX_WINDOW:
+            self._reset(call, Http2Error.FLOW_CONTROL_ERROR)
+
+    def _check_known(self, stream_id: int) -> None:
+        """A frame on a stream that was never opened ends the connection; on a closed one it may just be late."""
+        if not stream_id or (stream_id > self._last_stream_id and self._state is not _DRAINING):
+            raise ConnectionFault(Http2Error.PROTOCOL_ERROR, f"a frame on stream {stream_id}, which is idle")
+
+    # ------------------------------------------------------------------------------------------ peers to be wary of
+
+    def _count_nuisance(self) -> None:
+        self._nuisances += 1
+        if self._nuisances - (self._answers - self._answers_at_nuisance) <= MAX_NUISANCES:
+            return
+        now = self._loop.time()
+        if now - self._nuisances_since < _NUISANCE_S:
+            raise ConnectionFault(Http2Error.ENHANCE_YOUR_CALM, "too many frames of no use")
+        self._nuisances = 0
+        self._nuisances_since = now
+        self._answers_at_nuisance = self._answers
+
+    def _count_strike(self) -> None:
+        """gRPC's rule for clients that ping too often (gRFC A8; C-core's ping_abuse_policy)."""
+        now = self._loop.time()
+        if self._answers != self._answers_at_strike:
+            self._answers_at_strike = self._answers
+            self._strikes = 0
+            self._last_ping_at = None
+        last = self._last_ping_at
+        self._last_ping_at = now
+        is_idle = not self._calls and not self._options.keepalive_permit_without_calls
+        interval_s = self._options.http2_min_recv_ping_interval_without_data_ms / 1000
+        if last is None or now - last >= (_IDLE_PING_INTERVAL_S if is_idle else interval_s):
+            return
+        self._strikes += 1
+        if self._strikes > self._options.http2_max_ping_strikes > 0:
+            raise ConnectionFault(Http2Error.ENHANCE_YOUR_CALM, "too_many_pings")
+
+    # ------------------------------------------------------------------------------------------ answers
+
+    def send_message(self, call: Call, opening: bytes, prefix: bytes, message: bytes) -> None:
+        stream_id = call.stream_id
+        head = frames.frame_head(frames.HEADERS, frames.END_HEADERS, stream_id, len(opening)) + opening
+        closing = self._closing(call, OK_TRAILERS)
+        size = len(prefix) + len(message)
+        if size <= self._send_window and size <= call.send_window and size <= self._max_frame and not self._is_paused:
+            self._send_window -= size
+            self._transport.write(
+                b"".join((head, frames.frame_head(frames.DATA, 0, stream_id, size), prefix, message, closing))
+            )
+            self._finish(call)
+            return
+        call.opening = head
+        call.unsent = [memoryview(prefix), memoryview(message)]
+        call.closing = closing
+        self._send_or_keep(call)
+
+    def send_trailers_only(self, call: Call, block: bytes) -> None:
+        call.closing = self._closing(call, block)
+        self._send_or_keep(call)
+
+    def _closing(self, call: Call, block: bytes) -> bytes:
+        flags = frames.END_STREAM | frames.END_HEADERS
+        closing = frames.frame(frames.HEADERS, flags, call.stream_id, block)
+        if not call.is_received:  # it need not send the rest (RFC 9113, section 8.1)
+            closing += frames.reset(call.stream_id, Http2Error.NO_ERROR)
+        return closing
+
+    def _send_or_keep(self, call: Call) -> None:
+        if self._send(call):
+            self._finish(call)
+        else:
+            self._unsent[call] = None
+
+    def _send_unsent(self) -> None:
+        for call in list(self._unsent):
+            if self._is_paused:
+                return
+            del self._unsent[call]
+            self._send_or_keep(call)  # behind the others, if it is not finished
+
+    def _send(self, call: Call) -> bool:
+        """Send as much of *call*'s answer as windows and transport take; True when that was the rest."""
+        while not self._is_paused and self._state is not _CLOSED:
+            pieces: list[bytes | memoryview] = [call.opening] if call.opening else []
+            call.opening = b""
+            room = _WRITE_BYTES
+            while call.unsent:
+                rest = call.unsent[0]
+                take = min(len(rest), self._send_window, call.send_window, self._max_frame, room)
+                if take <= 0:
+                    break
+                pieces += (frames.frame_head(frames.DATA, 0, call.stream_id, take), rest[:take])
+                room -= take
+                self._send_window -= take
+                call.send_window -= take
+                if take == len(rest):
+                    del call.unsent[0]
+                else:
+                    call.unsent[0] = rest[take:]
+            if not call.unsent:
+                pieces.append(call.closing)
+            if not pieces:
+                return False
+            self._transport.writelines(pieces)
+            if not call.unsent:
+                return True
+        return False
+
+    def _finish(self, call: Call) -> None:
+        self._answers += 1
+        del self._calls[call.stream_id]
+        if self._state is _DRAINING and not self._calls:
+            self._close(None, "")
+
+    def _reset(self, call: Call, code: Http2Error) -> None:
+        self._count_nuisance()
+        self._transport.write(frames.reset(call.stream_id, code))
+        self._forget(call)
+
+    def _forget(self, call: Call) -> None:
+        """No answer is sent, or no more of it."""
+        del self._calls[call.stream_id]
+        self._unsent.pop(call, None)
+        call.cancel()
+        if self._state is _DRAINING and not self._calls:
+            self._close(None, "")
+
+    # ------------------------------------------------------------------------------------------ timers and ends
+
+    def _set_timer(self, name: str, delay_s: float, then: Callable[..., None], *arguments: Any) -> None:
+        self._timers[name] = self._loop.call_later(delay_s, then, *arguments)
+
+    def _on_keepalive(self) -> None:
+        options = self._options
+        time_s = max(options.keepalive_time_ms / 1000, 0.001)
+        if self._state is _CLOSED:
+            return
+        idle_s = self._loop.time() - self._read_at
+        if idle_s < time_s:
+            self._set_timer("keepalive", time_s - idle_s, self._on_keepalive)
+            return
+        if self._answers != self._answers_at_ping:
+            self._answers_at_ping = self._answers
+            self._pings_sent = 0
+        has_pings = not options.http2_max_pings_without_data or self._pings_sent < options.http2_max_pings_without_data
+        if not has_pings or not (self._calls or options.keepalive_permit_without_calls):
+            self._set_timer("keepalive", time_s, self._on_keepalive)
+            return
+        self._pings_sent += 1
+        self._is_ping_out = True
+        self._transport.write(frames.frame(frames.PING, 0, 0, _KEEPALIVE_PING))
+        self._set_timer("keepalive", options.keepalive_timeout_ms / 1000, self._on_ping_timeout, self._loop.time())
+
+    def _on_ping_timeout(self, sent_at: float) -> None:
+        self._is_ping_out = False
+        if self._read_at > sent_at:  # it is alive, and busy with something else
+            self._on_keepalive()
+        else:
+            self.abort()
+
+    def _on_age(self) -> None:
+        """Ask the peer to take its next calls elsewhere, and take those that are on their way.
+
+        So GOAWAY goes twice: the first names no stream, and the second follows when the peer has seen the first.
+        """
+        if self._state in (_DRAINING, _CLOSED):
+            return
+        self._transport.write(
+            frames.goaway(frames.MAX_STREAM_ID, Http2Error.NO_ERROR, "max_age")
+            + frames.frame(frames.PING, 0, 0, _GOAWAY_PING)
+        )
+        self._set_timer("goaway ping", _GOAWAY_PING_S, self._drain)
+        if self._options.max_connection_age_grace_ms:
+            self._set_timer("grace", self._options.max_connection_age_grace_ms / 1000, self.abort)
+
+    def _drain(self) -> None:
+        self.close_gracefully("max_age")
+
+    def close_gracefully(self, text: str) -> None:
+        """Take no more calls, and close when the answers that are on their way have left. The peer reads *text*."""
+        if self._state in (_DRAINING, _CLOSED):
+            return
+        self._transport.write(frames.goaway(self._last_stream_id, Http2Error.NO_ERROR, text))
+        if self._calls:
+            self._move(_DRAINING)
+        else:
+            self._close(None, "")
+
+    def _move(self, state: ConnectionState) -> None:
+        if state not in _TRANSITIONS[self._state]:
+            raise BugError(f"an HTTP/2 connection that is {self._state.value} cannot be {state.value}")
+        self._state = state
+
+    def abort(self) -> None:
+        """Drop it, and whatever is unsent; every call is cancelled."""
+        self._move(_CLOSED)
+        self._drop_calls()
+        self._transport.abort()
+
+    def _close(self, code: Http2Error | None, text: str) -> None:
+        """Close when the transport has written what it has. Every call is cancelled."""
+        if self._state is _CLOSED:
+            return
+        self._move(_CLOSED)
+        self._drop_calls()
+        if self._transport.is_closing():
+            return
+        if code is not None:
+            self._transport.write(frames.goaway(self._last_stream_id, code, text))
+        # What the peer sends meanwhile is read and dropped: to close upon unread data resets the connection, and what is
+        # on its way to the peer would be lost.
+        self._linger(self._loop.time() + _CLOSE_S)
+
+    def _linger(self, deadline: float) -> None:
+        if not self._transport.get_write_buffer_size():
+            try:
+                self._transport.write_eof()
+            except OSError:  # the peer has gone, and asyncio has not noticed yet
+                self._transport.abort()
+            else:
+                self._set_timer("close", _LINGER_S, self._transport.abort)
+        elif self._loop.time() < deadline:
+            self._set_timer("close", _LINGER_S, self._linger, deadline)
+        else:
+            self._transport.abort()
+
+    def _drop_calls(self) -> None:
+        calls = list(self._calls.values())
+        self._calls.clear()
+        self._unsent.clear()
+        for call in calls:
+            call.cancel()
+
+
+def _strip_padding(data: bytes, begin: int, end: int) -> tuple[int, int]:
+    if begin == end or data[begin] >= end - begin:
+        raise ConnectionFault(Http2Error.PROTOCOL_ERROR, "more padding than there is payload")
+    return begin + 1, end - data[begin]

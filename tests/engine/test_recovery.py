@@ -1,0 +1,115 @@
+"""Workers that die at the worst moments: whoever waits is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from pytriton_lite.core import dtypes
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.request import InferenceRequest
+from pytriton_lite.core.states import VersionState
+from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.engine.fork_server import ForkServer
+from pytriton_lite.engine.model import WorkerSettings
+from pytriton_lite.engine.server import Server, ServerOptions
+from tests.harness import RunningServer, tensor, write_model
+
+CONFIG = """
+    backend: "python"
+    input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }
+    output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
+"""
+WORKERS = WorkerSettings(
+    executable=sys.executable,
+    shm_prefix="pytriton_lite_test_",
+    ring_bytes=1 << 20,
+    hello_timeout_s=30,
+    ready_timeout_s=30,
+    log_levels=7,
+)
+
+
+def request() -> InferenceRequest:
+    return InferenceRequest("m", None, inputs=[Tensor("IN", dtypes.INT32, (1,), b"\1\0\0\0")])
+
+
+def test_a_worker_whose_birth_and_death_are_reported_together_is_known() -> None:
+    async def scenario() -> None:
+        fork_server = ForkServer.start(sys.executable)
+        null = os.open(os.devnull, os.O_RDWR)
+        try:
+            spawning = asyncio.ensure_future(fork_server.spawn([null] * 5))  # no worker can live with these
+            await asyncio.sleep(0)
+            # The loop is busy until both reports of 9 bytes are there.
+            control = fork_server._control
+            control.setblocking(True)
+            control.recv(18, socket.MSG_PEEK | socket.MSG_WAITALL)
+            control.setblocking(False)
+            pid, exited = await asyncio.wait_for(spawning, 10)
+            assert pid > 0
+            assert (await asyncio.wait_for(exited, 10)).code != 0
+        finally:
+            os.close(null)
+            fork_server.close()
+
+    asyncio.run(scenario())
+
+
+def test_requests_of_a_model_that_dies_and_no_longer_loads_all_end(tmp_path: Path) -> None:
+    write_model(
+        tmp_path,
+        "m",
+        """
+        import os
+        from pathlib import Path
+
+        class TritonPythonModel:
+            def initialize(self, args):
+                starts = Path(args["model_repository"], "starts")
+                starts.write_text((starts.read_text() if starts.exists() else "") + "x")
+                assert len(starts.read_text()) <= 3, "no more"
+
+            def execute(self, requests):
+                os._exit(1)
+        """,
+        CONFIG,
+    )
+    with RunningServer(tmp_path) as server:
+        replies = []
+        threads = [
+            threading.Thread(target=lambda: replies.append(server.infer("m", [tensor("IN", "INT32", [1], [1])])))
+            for _ in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [reply.status for reply in replies] == [503] * 8
+
+
+def test_a_version_that_became_unavailable_after_it_was_found_refuses(tmp_path: Path) -> None:
+    """The body of a request may take its time."""
+    write_model(tmp_path, "m", "import os\nclass TritonPythonModel:\n    def execute(self, r): os._exit(1)", CONFIG)
+
+    async def scenario() -> None:
+        server = Server(ServerOptions((tmp_path,), WORKERS))
+        assert await server.load_all()
+        server.start_serving()
+        served = server.find("m", None)
+        while served.state is VersionState.READY:
+            with pytest.raises(InferenceError, match="is not healthy"):
+                await server.infer(served, request())
+        with pytest.raises(InferenceError, match="is not at ready state") as refusal:
+            server.infer(served, request())
+        assert refusal.value.code is ErrorCode.UNAVAILABLE
+        assert [row.name for row in server.loaded_statistics()] == ["m"]
+        await server.stop(10)
+
+    asyncio.run(scenario())

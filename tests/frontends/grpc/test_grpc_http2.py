@@ -1,0 +1,900 @@
+"""The transport of our own where HTTP/2 shows: frames, windows, pings, ages, and peers that mean no good.
+
+What every transport does is in test_grpc_server.py, which runs over this one too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import logging
+import os
+import random
+import socket
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import hpack
+import pytest
+from grpc_fakes import FakeServer, LoopThread
+from http2_peer import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HAS_PRIORITY,
+    HEADERS,
+    PADDED,
+    PING,
+    PREFACE,
+    PRIORITY,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    Http2Peer,
+    frame,
+    headers_of,
+    prefixed,
+    reset,
+    settings,
+    window_update,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2
+
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.frontends.grpc import http2_connection
+from pytriton_lite.frontends.grpc.http2 import Http2Listener, start_http2
+from pytriton_lite.frontends.grpc.http2_frames import keeps_table
+from pytriton_lite.frontends.grpc.options import GrpcOptions
+from tests.harness import RunningServer, write_model
+
+PROTOCOL_ERROR, FLOW_CONTROL_ERROR, STREAM_CLOSED, FRAME_SIZE_ERROR = 1, 3, 5, 6
+REFUSED_STREAM, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 7, 9, 11
+LIVE = "/inference.GRPCInferenceService/ServerLive"
+READY = "/inference.GRPCInferenceService/ServerReady"
+
+
+def new_loop(kind: str) -> asyncio.AbstractEventLoop:
+    if kind == "asyncio":
+        return asyncio.new_event_loop()
+    return pytest.importorskip("uvloop").new_event_loop()
+
+
+@pytest.fixture(scope="module", params=["asyncio", "uvloop"])
+def loop(request: pytest.FixtureRequest) -> Iterator[LoopThread]:
+    thread = LoopThread(new_loop(request.param))
+    yield thread
+    thread.close()
+
+
+class Started:
+    """Listeners of one test, which must have nothing in flight at its end."""
+
+    def __init__(self, loop: LoopThread, engine: FakeServer) -> None:
+        self._loop = loop
+        self._engine = engine
+        self._listeners: list[Http2Listener] = []
+
+    def __call__(self, **options: Any) -> Http2Listener:
+        listener = self._loop.run(start_http2(self._engine, GrpcOptions(address="127.0.0.1", port=0, **options)))
+        self._listeners.append(listener)
+        return listener
+
+    def end(self) -> None:
+        for listener in self._listeners:
+            assert self._loop.run(listener.stop(10)), "a call was left in flight"
+
+
+@pytest.fixture
+def start(loop: LoopThread, engine: FakeServer, caplog: pytest.LogCaptureFixture) -> Iterator[Started]:
+    started = Started(loop, engine)
+    yield started
+    started.end()
+    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+@pytest.fixture
+def listener(start: Started) -> Http2Listener:
+    return start()
+
+
+@pytest.fixture
+def peer(listener: Http2Listener) -> Iterator[Http2Peer]:
+    with Http2Peer.connect(listener) as peer:
+        yield peer
+
+
+def infer_message(model: str = "echo", size: int = 4, **fields: Any) -> bytes:
+    message = service_pb2.ModelInferRequest(model_name=model, **fields)
+    message.inputs.add(name="X", datatype="UINT8", shape=[size])
+    message.raw_input_contents.append(b"\1" * size)
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def echoed(message: bytes) -> bytes:
+    response = service_pb2.ModelInferResponse.FromString(message)
+    return bytes(response.raw_output_contents[0])
+
+
+def resolve(loop: LoopThread, engine: FakeServer, index: int = 0) -> None:
+    async def answer() -> None:
+        served = engine.find("waiting", None)
+        engine.waiting[index].set_result(engine.echo(served, engine.seen[index]))
+
+    loop.run(answer())
+
+
+class TestAnswers:
+    def test_headers_message_and_trailers(self, peer: Http2Peer) -> None:
+        peer.request(1, infer_message(id="abc"))
+        answer = peer.answer(1)
+        assert answer.headers == {":status": "200", "content-type": "application/grpc"}
+        assert answer.trailers == {"grpc-status": "0"}
+        assert service_pb2.ModelInferResponse.FromString(answer.message).id == "abc"
+
+    @pytest.mark.parametrize("path", ["/grpc.health.v1.Health/Watch", "/no.Service/Nope", "/"])
+    def test_unknown_method_is_trailers_alone_without_details(self, peer: Http2Peer, path: str) -> None:
+        """grpc.md rows 8 and 9."""
+        peer.request(1, b"", path)
+        answer = peer.answer(1)
+        assert answer.headers == {":status": "200", "content-type": "application/grpc", "grpc-status": "12"}
+        assert answer.body == b""
+
+    def test_details_are_percent_encoded(self, engine: FakeServer, peer: Http2Peer) -> None:
+        engine.error = InferenceError(ErrorCode.INTERNAL, "50 % of\né ~")
+        peer.request(1, infer_message())
+        assert peer.answer(1).trailers["grpc-message"] == "50 %25 of%0A%C3%A9 ~"
+
+    @pytest.mark.parametrize("kind", ["application/grpc+proto", "Application/GRPC; charset=utf-8"])
+    def test_content_types_of_protobuf_are_taken(self, peer: Http2Peer, kind: str) -> None:
+        peer.request(1, b"", LIVE, content_type=kind)
+        assert peer.answer(1).trailers["grpc-status"] == "0"
+
+    @pytest.mark.parametrize("kind", ["application/json", "application/grpc+json", "application/grpc-web", None])
+    def test_other_content_types_are_415(self, peer: Http2Peer, kind: str | None) -> None:
+        peer.request(1, b"", LIVE, content_type=kind)
+        assert peer.answer(1).headers == {":status": "415"}
+
+    def test_other_methods_are_405(self, peer: Http2Peer) -> None:
+        fields = [(name, "GET" if name == ":method" else value) for name, value in headers_of(LIVE)]
+        peer.send(peer.headers(1, fields, END_HEADERS | END_STREAM))
+        assert peer.answer(1).headers[":status"] == "405"
+
+    def test_many_calls_on_one_connection_end_each_with_its_own_answer(
+        self, loop: LoopThread, engine: FakeServer, peer: Http2Peer
+    ) -> None:
+        streams = range(1, 41, 2)
+        for stream in streams:
+            peer.request(stream, infer_message("waiting", id=str(stream)))
+        peer.request(41, infer_message())
+        peer.answer(41)
+        for index in reversed(range(len(streams))):
+            resolve(loop, engine, index)
+            answer = peer.answer(streams[index])
+            assert service_pb2.ModelInferResponse.FromString(answer.message).id == str(streams[index])
+
+    def test_header_blocks_are_read_anew_when_the_table_has_changed(self, engine: FakeServer, peer: Http2Peer) -> None:
+        """The same bytes name the entry that was added last, and so another method."""
+
+        def added(path: str) -> bytes:
+            return b"\x44" + bytes([len(path)]) + path.encode()  # name 4 of the static table is :path
+
+        content_type = b"\x5f\x10application/grpc"  # name 31 of the static table
+        engine.ready = False
+        data = frame(DATA, END_STREAM, 1, prefixed(b""))
+        peer.send(frame(HEADERS, END_HEADERS, 1, b"\x83\x86" + added(LIVE) + content_type), data)
+        assert service_pb2.ServerLiveResponse.FromString(peer.answer(1).message).live
+        references = b"\x83\x86\xbf\xbe"  # the entry before the last, and the last
+        for stream in (3, 5):
+            data = frame(DATA, END_STREAM, stream, prefixed(b""))
+            peer.send(frame(HEADERS, END_HEADERS, stream, references), data)
+            assert service_pb2.ServerLiveResponse.FromString(peer.answer(stream).message).live
+        data = frame(DATA, END_STREAM, 7, prefixed(b""))
+        peer.send(frame(HEADERS, END_HEADERS, 7, b"\x83\x86" + added(READY) + content_type), data)
+        assert not service_pb2.ServerReadyResponse.FromString(peer.answer(7).message).ready
+        peer.send(
+            frame(HEADERS, END_HEADERS, 9, references),
+            frame(DATA, END_STREAM, 9, prefixed(b"")),
+        )
+        assert not service_pb2.ServerReadyResponse.FromString(peer.answer(9).message).ready
+
+
+class TestFraming:
+    def test_bytes_that_come_one_by_one(self, listener: Http2Listener) -> None:
+        with Http2Peer.connect(listener, b"") as peer:
+            data = PREFACE + settings() + peer.headers(1, headers_of())
+            data += frame(DATA, END_STREAM, 1, prefixed(infer_message()))
+            for index in range(len(data)):
+                peer.send(data[index : index + 1])
+            assert echoed(peer.answer(1).message) == b"\1" * 4
+
+    def test_message_in_many_frames_with_padding(self, peer: Http2Peer) -> None:
+        body = prefixed(infer_message())
+        peer.send(peer.headers(1, headers_of()))
+        for index in range(len(body)):
+            peer.send(frame(DATA, PADDED, 1, b"\3" + body[index : index + 1] + bytes(3)))
+        peer.send(frame(DATA, END_STREAM, 1))
+        assert echoed(peer.answer(1).message) == b"\1" * 4
+
+    def test_headers_with_padding_priority_and_continuation(self, peer: Http2Peer) -> None:
+        block = peer.encoder.encode(headers_of())
+        payload = b"\2" + bytes(5) + block[:10] + bytes(2)
+        peer.send(
+            frame(HEADERS, PADDED | HAS_PRIORITY, 1, payload),
+            frame(CONTINUATION, 0, 1, block[10:20]),
+            frame(CONTINUATION, END_HEADERS, 1, block[20:]),
+            frame(DATA, END_STREAM, 1, prefixed(infer_message())),
+        )
+        assert peer.answer(1).trailers["grpc-status"] == "0"
+
+    def test_request_that_ends_with_trailers(self, peer: Http2Peer) -> None:
+        peer.send(peer.headers(1, headers_of()), frame(DATA, 0, 1, prefixed(infer_message())))
+        peer.send(peer.headers(1, [("x-checksum", "1")], END_HEADERS | END_STREAM))
+        assert peer.answer(1).trailers["grpc-status"] == "0"
+
+    def test_frames_of_unknown_types_and_priorities_are_ignored(self, peer: Http2Peer) -> None:
+        peer.send(frame(0x77, 0xFF, 5, b"?"), frame(PRIORITY, 0, 3, bytes(5)))
+        peer.request(1, infer_message())
+        assert peer.answer(1).trailers["grpc-status"] == "0"
+
+    @pytest.mark.parametrize(
+        ("body", "text"),
+        [
+            (b"", "a unary method takes one message, and none was sent"),
+            (b"\0\0", "a unary method takes one message, and none was sent"),
+            (prefixed(b"abc")[:-1], "the message is cut short: 2 of 3 bytes were sent"),
+            (prefixed(b"") * 2, "a unary method takes one message, and more was sent"),
+            (prefixed(b"", flag=2), "a message begins with 0 or 1, and 2 was sent"),
+        ],
+    )
+    def test_body_that_is_not_one_message_is_internal(self, peer: Http2Peer, body: bytes, text: str) -> None:
+        peer.send(peer.headers(1, headers_of()), frame(DATA, END_STREAM, 1, body))
+        trailers = peer.answer(1).trailers
+        assert (trailers["grpc-status"], trailers["grpc-message"]) == ("13", text)
+
+    def test_call_without_any_data_is_internal(self, peer: Http2Peer) -> None:
+        peer.send(peer.headers(1, headers_of(), END_HEADERS | END_STREAM))
+        assert peer.answer(1).trailers["grpc-status"] == "13"
+
+    def test_message_over_the_limit_is_refused_by_its_prefix(self, peer: Http2Peer) -> None:
+        peer.send(peer.headers(1, headers_of()), frame(DATA, 0, 1, struct.pack(">BL", 0, 1 << 31)))
+        trailers = peer.answer(1).trailers
+        assert trailers["grpc-status"] == "8"
+        assert trailers["grpc-message"] == "Received message larger than max (2147483648 vs. 2147483647)"
+        assert peer.next(RST_STREAM, 1).code == 0  # the rest need not be sent
+        peer.send(frame(DATA, END_STREAM, 1, b"on its way already"))
+        peer.request(3, b"", LIVE)
+        assert peer.answer(3).trailers["grpc-status"] == "0"
+
+    def test_second_message_is_refused_before_the_end(self, peer: Http2Peer) -> None:
+        peer.send(peer.headers(1, headers_of()), frame(DATA, 0, 1, prefixed(b"ab")), frame(DATA, 0, 1, b"\0"))
+        assert peer.answer(1).trailers["grpc-message"] == "a unary method takes one message, and more was sent"
+
+
+class TestFlowControl:
+    def test_answer_comes_as_the_stream_s_window_opens(self, listener: Http2Listener) -> None:
+        with Http2Peer.connect(listener, PREFACE + settings(initial_window_size=0)) as peer:
+            peer.request(1, infer_message(size=1000))
+            assert peer.next(HEADERS, 1).flags == END_HEADERS
+            received = b""
+            for increment in (1, 4, 7, 500):
+                peer.send(window_update(1, increment))
+                while increment:
+                    data = peer.next(DATA, 1).payload
+                    received += data
+                    increment -= len(data)
+                    assert increment >= 0
+            peer.send(settings(initial_window_size=60_000))  # opens that of streams that are open, too
+            answer = peer.answer(1)
+            assert answer.trailers["grpc-status"] == "0"
+
+    def test_answers_share_the_connection_s_window(self, peer: Http2Peer) -> None:
+        """It is 65535 at first, and only WINDOW_UPDATE changes it."""
+        peer.send(settings(initial_window_size=1 << 20))
+        for stream in (1, 3):
+            peer.request(stream, infer_message(size=50_000))
+        lengths = {1: 0, 3: 0}
+        while sum(lengths.values()) < 65_535:
+            found = peer.next(DATA)
+            lengths[found.stream] += len(found.payload)
+        assert sum(lengths.values()) == 65_535
+        peer.request(5, b"", "/no.Service/Nope")  # needs no window
+        assert peer.answer(5).trailers["grpc-status"] == "12"
+        peer.send(window_update(0, 1 << 20))
+        assert peer.answer(3).trailers["grpc-status"] == "0"
+
+    def test_window_below_zero_waits_until_it_is_open_again(self, listener: Http2Listener) -> None:
+        """RFC 9113, section 6.9.2."""
+        with Http2Peer.connect(listener, PREFACE + settings(initial_window_size=100)) as peer:
+            peer.request(1, infer_message(size=1000))
+            first = b""
+            while len(first) < 100:
+                first += peer.next(DATA, 1).payload
+            peer.send(settings(initial_window_size=0), window_update(1, 100))
+            peer.request(3, b"", "/no.Service/Nope")
+            assert peer.next(HEADERS, 3)  # and no data before it
+            peer.send(window_update(1, 2000))
+            assert peer.next(DATA, 1).payload
+
+    @pytest.mark.parametrize("limit", [16_384, 1 << 20])
+    def test_frames_are_no_longer_than_the_peer_takes(self, listener: Http2Listener, limit: int) -> None:
+        greeting = PREFACE + settings(initial_window_size=1 << 30, max_frame_size=limit) + window_update(0, 1 << 30)
+        with Http2Peer.connect(listener, greeting) as peer:
+            peer.send(peer.headers(1, headers_of()))
+            body = prefixed(infer_message(size=2_000_000))
+            for begin in range(0, len(body), 16_384):
+                peer.send(frame(DATA, 0, 1, body[begin : begin + 16_384]))
+            peer.send(frame(DATA, END_STREAM, 1))
+            lengths = []
+            for found in peer.frames():
+                if found.kind == DATA:
+                    lengths.append(len(found.payload))
+                if found.kind == HEADERS and found.flags & END_STREAM:
+                    break
+            assert sum(lengths) > 2_000_000
+            assert max(lengths) <= limit
+            assert (max(lengths) > 16_384) is (limit > 16_384)
+
+    def test_receive_windows_are_given_back(self, peer: Http2Peer) -> None:
+        """8 MiB go through a stream's window of 4 MiB."""
+        message = infer_message(size=8 << 20)
+        body = prefixed(message)
+        peer.send(peer.headers(1, headers_of()))
+        window = peer_window = 4 << 20
+        for begin in range(0, len(body), 16_384):
+            chunk = body[begin : begin + 16_384]
+            while window < len(chunk):
+                window += struct.unpack(">L", peer.next(WINDOW_UPDATE, 1).payload)[0]
+            window -= len(chunk)
+            peer.send(frame(DATA, 0, 1, chunk))
+        assert window <= peer_window
+        peer.send(window_update(0, 1 << 30), window_update(1, 1 << 30), frame(DATA, END_STREAM, 1))
+        assert echoed(peer.answer(1).message) == b"\1" * (8 << 20)
+
+    def test_peer_that_does_not_read_delays_nobody_else_and_gets_all(self, listener: Http2Listener) -> None:
+        greeting = PREFACE + settings(initial_window_size=(1 << 31) - 1) + window_update(0, (1 << 31) - 1 - 65_535)
+        with Http2Peer.connect(listener, greeting) as slow, Http2Peer.connect(listener) as other:
+            body = prefixed(infer_message(size=4 << 20))
+            for stream in (1, 3, 5):
+                slow.send(slow.headers(stream, headers_of()))
+                for begin in range(0, len(body), 16_384):
+                    slow.send(frame(DATA, 0, stream, body[begin : begin + 16_384]))
+                slow.send(frame(DATA, END_STREAM, stream))
+            other.request(1, infer_message())
+            assert other.answer(1).trailers["grpc-status"] == "0"
+            received = {1: 0, 3: 0, 5: 0}
+            ended = set()
+            for found in slow.frames():
+                if found.kind == DATA:
+                    received[found.stream] += len(found.payload)
+                if found.kind == HEADERS and found.flags & END_STREAM:
+                    ended.add(found.stream)
+                    if len(ended) == 3:
+                        break
+            assert min(received.values()) > 4 << 20
+
+    def test_reset_while_the_answer_waits_for_a_window_leaves_nothing(self, listener: Http2Listener) -> None:
+        with Http2Peer.connect(listener, PREFACE + settings(initial_window_size=0)) as peer:
+            peer.request(1, infer_message(size=1000))
+            peer.next(HEADERS, 1)
+            peer.send(reset(1), window_update(1, 10_000))
+            peer.request(3, b"", "/no.Service/Nope")
+            assert peer.answer(3).trailers["grpc-status"] == "12"
+
+    def test_24_mib_both_ways_with_the_stock_client(self, listener: Http2Listener) -> None:
+        """grpc.md row 51, over uvloop too."""
+        unlimited = [("grpc.max_receive_message_length", -1)]
+        with grpc.insecure_channel(listener.address, options=unlimited) as channel:
+            call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            assert echoed(call(infer_message(size=24 << 20))) == b"\1" * (24 << 20)
+
+
+class TestDeadlinesAndCancellation:
+    def test_deadline_is_answered_and_cancels(self, engine: FakeServer, peer: Http2Peer) -> None:
+        peer.request(1, infer_message("waiting"), grpc_timeout="20m")
+        assert peer.answer(1).trailers["grpc-status"] == "4"
+        assert engine.cancelled.wait(10)
+
+    def test_deadline_before_the_end_of_the_request(self, peer: Http2Peer) -> None:
+        peer.send(peer.headers(1, headers_of(grpc_timeout="1m")))
+        assert peer.answer(1).trailers["grpc-status"] == "4"
+        assert peer.next(RST_STREAM, 1).code == 0
+
+    @pytest.mark.parametrize("timeout", ["99999999H", "1000S", "60M"])
+    def test_long_deadline_does_no_harm(self, peer: Http2Peer, timeout: str) -> None:
+        peer.request(1, infer_message(), grpc_timeout=timeout)
+        assert peer.answer(1).trailers["grpc-status"] == "0"
+
+    @pytest.mark.parametrize("timeout", ["", "S", "1", "-1S", "1.5S", "123456789S", "1s"])
+    def test_malformed_deadline_is_refused(self, peer: Http2Peer, timeout: str) -> None:
+        peer.request(1, infer_message(), grpc_timeout=timeout)
+        trailers = peer.answer(1).trailers
+        assert trailers["grpc-status"] == "13"
+        assert f"grpc-timeout '{timeout}' is not" in trailers["grpc-message"]
+
+    def test_reset_cancels_and_leaves_the_connection_alone(self, engine: FakeServer, peer: Http2Peer) -> None:
+        peer.request(1, infer_message("waiting"))
+        peer.send(reset(1), window_update(1, 5), frame(DATA, END_STREAM, 1, b"late"), reset(1))
+        assert engine.cancelled.wait(10)
+        peer.request(3, infer_message())
+        assert peer.answer(3).trailers["grpc-status"] == "0"
+
+    def test_half_closed_connection_is_closed_and_cancels(self, engine: FakeServer, peer: Http2Peer) -> None:
+        peer.request(1, infer_message("waiting"))
+        assert engine.entered.wait(10)
+        peer.sock.shutdown(socket.SHUT_WR)
+        assert engine.cancelled.wait(10)
+        peer.until_closed()
+
+    def test_request_that_the_engine_cancels_is_answered(
+        self, loop: LoopThread, engine: FakeServer, peer: Http2Peer
+    ) -> None:
+        peer.request(1, infer_message("waiting"))
+        assert engine.entered.wait(10)
+        loop.loop.call_soon_threadsafe(engine.waiting[0].cancel)
+        assert peer.answer(1).trailers["grpc-status"] == "1"
+
+    def test_error_that_comes_after_the_client_has_gone_is_not_complained_about(
+        self, loop: LoopThread, engine: FakeServer, peer: Http2Peer
+    ) -> None:
+        peer.request(1, infer_message("waiting"), grpc_timeout="1H")
+        assert engine.entered.wait(10)
+        loop.loop.call_soon_threadsafe(engine.waiting[0].set_exception, InferenceError(ErrorCode.INTERNAL, "too late"))
+        peer.send(reset(1))
+        peer.request(3, infer_message())
+        assert peer.answer(3).trailers["grpc-status"] == "0"
+
+
+class TestPings:
+    def test_ping_is_answered_with_its_bytes(self, peer: Http2Peer) -> None:
+        peer.send(frame(PING, payload=b"12345678"))
+        assert peer.next(PING, acknowledgement=True).payload == b"12345678"
+
+    def test_too_many_pings_of_an_idle_client_end_the_connection(self, start: Started) -> None:
+        with Http2Peer.connect(start(http2_max_ping_strikes=2)) as peer:
+            peer.send(frame(PING, payload=bytes(8)) * 4)  # the first is none too early
+            goaway = peer.next(GOAWAY)
+            assert (goaway.code, goaway.text) == (ENHANCE_YOUR_CALM, "too_many_pings")
+            assert peer.until_closed() == []
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"http2_max_ping_strikes": 0},
+            {"http2_max_ping_strikes": 4},
+            {"keepalive_permit_without_calls": True, "http2_min_recv_ping_interval_without_data_ms": 0},
+        ],
+    )
+    def test_pings_within_the_rules_are_all_answered(self, start: Started, options: dict[str, Any]) -> None:
+        with Http2Peer.connect(start(**options)) as peer:
+            for _ in range(5):
+                peer.send(frame(PING, payload=bytes(8)))
+                peer.next(PING, acknowledgement=True)
+
+    def test_answers_clear_the_strikes(self, start: Started) -> None:
+        with Http2Peer.connect(start(http2_max_ping_strikes=1)) as peer:
+            for stream in range(1, 11, 2):
+                peer.send(frame(PING, payload=bytes(8)) * 2)
+                peer.request(stream, b"", LIVE)
+                assert peer.answer(stream).trailers["grpc-status"] == "0"
+
+    def test_keepalive_ping_that_is_not_answered_ends_the_connection(self, engine: FakeServer, start: Started) -> None:
+        with Http2Peer.connect(start(keepalive_time_ms=20, keepalive_timeout_ms=50)) as peer:
+            peer.request(1, infer_message("waiting"))
+            peer.next(PING)
+            peer.until_closed()
+            assert engine.cancelled.wait(10)
+
+    def test_keepalive_ping_that_is_answered_keeps_it(
+        self, loop: LoopThread, engine: FakeServer, start: Started
+    ) -> None:
+        options = {"keepalive_time_ms": 20, "keepalive_timeout_ms": 10_000, "http2_max_pings_without_data": 0}
+        with Http2Peer.connect(start(**options)) as peer:
+            peer.request(1, infer_message("waiting"))
+            for _ in range(4):
+                peer.send(frame(PING, 1, 0, peer.next(PING).payload))
+            resolve(loop, engine)
+            assert peer.answer(1).trailers["grpc-status"] == "0"
+
+    def test_connection_without_calls_is_pinged_only_when_asked_to(self, start: Started) -> None:
+        """The one that may not be pinged was made first."""
+        quiet = start(keepalive_time_ms=10, keepalive_timeout_ms=10)
+        pinged = start(keepalive_time_ms=10, keepalive_timeout_ms=10, keepalive_permit_without_calls=True)
+        with Http2Peer.connect(quiet) as first, Http2Peer.connect(pinged) as second:
+            second.next(PING)
+            second.until_closed()
+            first.request(1, b"", LIVE)
+            assert first.answer(1).trailers["grpc-status"] == "0"
+
+    def test_no_more_pings_than_allowed_without_data(
+        self, engine: FakeServer, loop: LoopThread, start: Started
+    ) -> None:
+        limited = start(keepalive_time_ms=10, http2_max_pings_without_data=2)
+        unlimited = start(keepalive_time_ms=10, http2_max_pings_without_data=0)
+        with Http2Peer.connect(limited) as first, Http2Peer.connect(unlimited) as second:
+            for peer in (first, second):
+                peer.request(1, infer_message("waiting"))
+            for _ in range(2):
+                first.send(frame(PING, 1, 0, first.next(PING).payload))
+            for _ in range(6):
+                second.send(frame(PING, 1, 0, second.next(PING).payload))
+            for index in range(2):
+                resolve(loop, engine, index)
+            kinds = []
+            for found in first.frames():
+                kinds.append(found.kind)
+                if found.kind == HEADERS and found.flags & END_STREAM:
+                    break
+            assert PING not in kinds
+
+
+class TestAge:
+    def test_old_connection_finishes_its_calls_and_closes(
+        self, loop: LoopThread, engine: FakeServer, start: Started
+    ) -> None:
+        with Http2Peer.connect(start(max_connection_age_ms=50)) as peer:
+            peer.request(1, infer_message("waiting"))
+            first = peer.next(GOAWAY)
+            assert (first.last_stream, first.code, first.text) == ((1 << 31) - 1, 0, "max_age")
+            peer.request(3, infer_message())  # was on its way
+            assert peer.answer(3).trailers["grpc-status"] == "0"
+            peer.send(frame(PING, 1, 0, b"goaway.."))
+            second = peer.next(GOAWAY)
+            assert (second.last_stream, second.code) == (3, 0)
+            peer.request(5, infer_message())  # too late
+            resolve(loop, engine)
+            assert peer.answer(1).trailers["grpc-status"] == "0"
+            assert peer.until_closed() == []
+
+    def test_calls_of_an_old_connection_are_cut_off_after_the_grace(self, engine: FakeServer, start: Started) -> None:
+        with Http2Peer.connect(start(max_connection_age_ms=20, max_connection_age_grace_ms=20)) as peer:
+            peer.request(1, infer_message("waiting"))
+            peer.next(GOAWAY)
+            peer.until_closed()
+            assert engine.cancelled.wait(10)
+
+    def test_peer_that_does_not_answer_the_ping_is_drained_all_the_same(
+        self, start: Started, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(http2_connection, "_GOAWAY_PING_S", 0.05)
+        with Http2Peer.connect(start(max_connection_age_ms=20)) as peer:
+            assert [found.last_stream for found in peer.until_closed() if found.kind == GOAWAY] == [(1 << 31) - 1, 0]
+
+    def test_connection_that_never_greets_is_closed(self, start: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(http2_connection, "_HANDSHAKE_S", 0.05)
+        with Http2Peer.connect(start(), PREFACE[:5]) as peer:
+            assert GOAWAY not in [found.kind for found in peer.until_closed()]
+
+
+class TestStop:
+    def test_idle_connection_is_told_and_closed(self, loop: LoopThread, listener: Http2Listener) -> None:
+        with Http2Peer.connect(listener) as peer:
+            peer.request(1, b"", LIVE)
+            peer.answer(1)
+            stopping = asyncio.run_coroutine_threadsafe(listener.stop(10), loop.loop)
+            (goaway,) = peer.until_closed()
+            peer.sock.close()
+            assert stopping.result(10) is True
+            assert (goaway.kind, goaway.last_stream, goaway.code) == (GOAWAY, 1, 0)
+
+    def test_peer_that_does_not_read_its_answer_does_not_hold_up_the_stop(
+        self, loop: LoopThread, listener: Http2Listener
+    ) -> None:
+        with Http2Peer.connect(listener, PREFACE + settings(initial_window_size=0)) as peer:
+            peer.request(1, infer_message())
+            peer.next(HEADERS, 1)
+            assert loop.run(listener.stop(0.05)) is True
+            assert [found.kind for found in peer.until_closed()] == [GOAWAY]
+
+
+def _headers_block(fields: list[tuple[str, str]]) -> bytes:
+    return bytes(hpack.Encoder().encode(fields))
+
+
+@given(
+    fields=st.lists(
+        st.tuples(
+            st.sampled_from(["a", "content-length", ":path", "n" * 200]),
+            st.text(st.characters(max_codepoint=126, min_codepoint=32), max_size=300),
+            st.booleans(),
+        ),
+        max_size=6,
+    ),
+    is_huffman=st.booleans(),
+)
+def test_block_that_keeps_the_table_is_told_from_one_that_changes_it(
+    fields: list[tuple[str, str, bool]], is_huffman: bool
+) -> None:
+    encoder, decoder = hpack.Encoder(), hpack.Decoder()
+    decoder.decode(encoder.encode([("a", "b")]))
+    before = list(decoder.header_table.dynamic_entries)
+    block = bytes(encoder.encode(fields, huffman=is_huffman))  # the third item makes it a literal that is not added
+    decoder.decode(block)
+    assert keeps_table(block) is (before == list(decoder.header_table.dynamic_entries))
+
+
+class TestHostilePeers:
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+            PREFACE[:-1] + b"!",
+            b"\0" * 100,
+        ],
+        ids=["HTTP/1.1", "TLS", "nearly the preface", "zeros"],
+    )
+    def test_what_is_no_preface_is_answered_with_goaway(self, listener: Http2Listener, data: bytes) -> None:
+        with Http2Peer.connect(listener, data) as peer:
+            assert peer.next(GOAWAY).code == PROTOCOL_ERROR
+            assert peer.until_closed() == []
+
+    @pytest.mark.parametrize(
+        ("data", "code"),
+        [
+            pytest.param(frame(DATA, 0, 1, b"x"), PROTOCOL_ERROR, id="data on an idle stream"),
+            pytest.param(frame(DATA, 0, 0, b"x"), PROTOCOL_ERROR, id="data on stream 0"),
+            pytest.param(reset(7), PROTOCOL_ERROR, id="reset of an idle stream"),
+            pytest.param(frame(RST_STREAM, 0, 1, b"x"), FRAME_SIZE_ERROR, id="reset of one byte"),
+            pytest.param(window_update(9, 1), PROTOCOL_ERROR, id="window of an idle stream"),
+            pytest.param(window_update(0, 0), FLOW_CONTROL_ERROR, id="window opened by nothing"),
+            pytest.param(window_update(0, (1 << 31) - 1), FLOW_CONTROL_ERROR, id="window over its limit"),
+            pytest.param(frame(WINDOW_UPDATE, 0, 0, b"x"), FRAME_SIZE_ERROR, id="window update of one byte"),
+            pytest.param(frame(SETTINGS, 0, 0, b"x"), FRAME_SIZE_ERROR, id="settings of one byte"),
+            pytest.param(frame(SETTINGS, 1, 0, bytes(6)), FRAME_SIZE_ERROR, id="acknowledgement with settings"),
+            pytest.param(settings(initial_window_size=1 << 31), FLOW_CONTROL_ERROR, id="initial window too large"),
+            pytest.param(settings(max_frame_size=16_383), PROTOCOL_ERROR, id="frame size too small"),
+            pytest.param(settings(enable_push=2), PROTOCOL_ERROR, id="push is neither on nor off"),
+            pytest.param(frame(PUSH_PROMISE, 0, 1, bytes(4)), PROTOCOL_ERROR, id="promise"),
+            pytest.param(frame(PING, 0, 0, b"x"), FRAME_SIZE_ERROR, id="ping of one byte"),
+            pytest.param(frame(PING, 0, 1, bytes(8)), PROTOCOL_ERROR, id="ping on a stream"),
+            pytest.param(frame(CONTINUATION, 4, 1, b""), PROTOCOL_ERROR, id="continuation of nothing"),
+            pytest.param(frame(HEADERS, 0, 1) + frame(PING, 0, 0, bytes(8)), PROTOCOL_ERROR, id="ping in a block"),
+            pytest.param(frame(HEADERS, 4, 2), PROTOCOL_ERROR, id="even stream"),
+            pytest.param(frame(HEADERS, 4, 0), PROTOCOL_ERROR, id="headers on stream 0"),
+            pytest.param(frame(HEADERS, 4, 1, b"\xff\xff\xff\xff\xff"), COMPRESSION_ERROR, id="no such table entry"),
+            pytest.param(frame(HEADERS, 4, 1, b"\x40\x05ab"), COMPRESSION_ERROR, id="literal cut short"),
+            pytest.param(frame(HEADERS, 4 | PADDED, 1, b"\x09"), PROTOCOL_ERROR, id="more padding than payload"),
+            pytest.param(frame(HEADERS, 4 | HAS_PRIORITY, 1, b"x"), FRAME_SIZE_ERROR, id="half a priority"),
+            pytest.param(frame(DATA, 0, 1, bytes(65_537)), FRAME_SIZE_ERROR, id="frame too long"),
+            pytest.param(
+                frame(HEADERS, 0, 1) + frame(CONTINUATION, 0, 1) * 40, ENHANCE_YOUR_CALM, id="no end of a block"
+            ),
+        ],
+    )
+    def test_broken_protocol_ends_the_connection_with_its_code(
+        self, listener: Http2Listener, data: bytes, code: int
+    ) -> None:
+        with Http2Peer.connect(listener) as peer:
+            peer.send(data)
+            assert peer.next(GOAWAY).code == code
+            assert peer.until_closed() == []
+
+    def test_settings_come_first(self, listener: Http2Listener) -> None:
+        with Http2Peer.connect(listener, PREFACE + frame(PING, 0, 0, bytes(8))) as peer:
+            assert peer.next(GOAWAY).code == PROTOCOL_ERROR
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            [],
+            [(":method", "POST"), (":scheme", "http")],
+            [*headers_of(), (":path", LIVE)],
+            [*headers_of(), ("Upper", "case")],
+            [*headers_of(), ("connection", "close")],
+        ],
+        ids=["empty", "no path", "pseudo-header behind others", "upper case", "header of HTTP/1"],
+    )
+    def test_malformed_request_resets_its_stream_alone(self, peer: Http2Peer, fields: list[tuple[str, str]]) -> None:
+        peer.send(peer.headers(1, fields))
+        assert peer.next(RST_STREAM, 1).code == PROTOCOL_ERROR
+        peer.request(3, b"", LIVE)
+        assert peer.answer(3).trailers["grpc-status"] == "0"
+
+    @pytest.mark.parametrize("what", ["data", "trailers"])
+    def test_more_after_the_end_of_a_request_resets_its_stream(
+        self, engine: FakeServer, peer: Http2Peer, what: str
+    ) -> None:
+        peer.request(1, infer_message("waiting"))
+        peer.send(frame(DATA, 0, 1, b"x") if what == "data" else peer.headers(1, [("a", "b")], 5))
+        assert peer.next(RST_STREAM, 1).code == STREAM_CLOSED
+        assert engine.cancelled.wait(10)
+
+    def test_trailers_that_do_not_end_the_request_reset_it(self, peer: Http2Peer) -> None:
+        peer.send(peer.headers(1, headers_of()), peer.headers(1, [("a", "b")]))
+        assert peer.next(RST_STREAM, 1).code == PROTOCOL_ERROR
+
+    def test_data_over_the_stream_s_window_reset_it(self, peer: Http2Peer) -> None:
+        """The window is given back only at a frame's end, so one frame can be too much for what is left of it."""
+        peer.send(peer.headers(1, headers_of()), frame(DATA, 0, 1, struct.pack(">BL", 0, 1 << 30)))
+        peer.send(settings(), window_update(1, (1 << 31) - 1))
+        assert peer.next(RST_STREAM, 1).code == FLOW_CONTROL_ERROR
+
+    def test_streams_over_the_limit_are_refused(self, engine: FakeServer, peer: Http2Peer) -> None:
+        for stream in range(1, 2 * 1024, 2):
+            peer.send(peer.headers(stream, headers_of()))
+        peer.send(peer.headers(2049, headers_of()))
+        found = peer.next(RST_STREAM)
+        assert (found.stream, found.code) == (2049, REFUSED_STREAM)
+        peer.send(reset(1))
+        peer.request(2051, infer_message())
+        assert peer.answer(2051).trailers["grpc-status"] == "0"
+
+    def test_header_list_that_is_too_large_ends_the_connection(self, peer: Http2Peer) -> None:
+        block = peer.encoder.encode([*headers_of(), ("x", "v" * 35_000), ("y", "v" * 35_000)], huffman=False)
+        peer.send(frame(HEADERS, 0, 1, block[:60_000]), frame(CONTINUATION, END_HEADERS, 1, block[60_000:]))
+        assert peer.next(GOAWAY).code == ENHANCE_YOUR_CALM
+
+    def test_header_list_that_grows_in_the_table_ends_the_connection(self, peer: Http2Peer) -> None:
+        """A block of a few bytes that names a large entry over and over."""
+        added = b"\x40\x01x\x7f\x81\x1e" + b"v" * 4000
+        peer.send(frame(HEADERS, END_HEADERS, 1, added + b"\xbe" * 1000))
+        assert peer.next(GOAWAY).code == ENHANCE_YOUR_CALM
+
+    def test_rapid_reset_ends_the_connection_and_every_request(self, engine: FakeServer, peer: Http2Peer) -> None:
+        """CVE-2023-44487."""
+        message = prefixed(infer_message("waiting"))
+        try:
+            peer.request(1, infer_message())
+            for stream in range(3, 20_003, 2):
+                block = peer.encoder.encode(headers_of())
+                peer.send(frame(HEADERS, END_HEADERS, stream, block), frame(DATA, 1, stream, message), reset(stream))
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it has been closed already
+        peer.until_closed()
+        assert len(engine.waiting) < 5000
+        assert all(future.cancelled() for future in engine.waiting)
+
+    @pytest.mark.parametrize(
+        "nuisance",
+        [settings(), frame(PRIORITY, 0, 3, bytes(5)), frame(0x55), frame(GOAWAY, 0, 0, bytes(8))],
+        ids=["settings", "priority", "unknown", "goaway"],
+    )
+    def test_flood_of_useless_frames_ends_the_connection(self, peer: Http2Peer, nuisance: bytes) -> None:
+        peer.send(nuisance * 5_000)
+        last = peer.until_closed()[-1]
+        assert (last.kind, last.code) == (GOAWAY, ENHANCE_YOUR_CALM)
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_random_frames_harm_nobody_else(self, listener: Http2Listener, peer: Http2Peer, seed: int) -> None:
+        dice = random.Random(seed)
+        block = _headers_block(headers_of())
+        body = prefixed(infer_message())
+        with Http2Peer.connect(listener) as wild:
+            wild.send(frame(HEADERS, END_HEADERS, 1, block))
+            pieces = []
+            for _ in range(200):
+                payload = dice.choice([b"", block, body, bytes(8), bytes(4), dice.randbytes(dice.randrange(40))])
+                pieces.append(frame(dice.randrange(11), dice.randrange(256), dice.randrange(9), payload))
+            try:
+                wild.send(*pieces)
+                wild.sock.shutdown(socket.SHUT_WR)
+            except OSError:
+                pass  # closed by the server
+            wild.until_closed()
+        peer.request(1, infer_message())
+        assert peer.answer(1).trailers["grpc-status"] == "0"
+
+
+class TestCompression:
+    @pytest.mark.parametrize("size", [100, 200_000])
+    @pytest.mark.parametrize(("encoding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+    def test_compressed_message(self, peer: Http2Peer, encoding: str, compress: Any, size: int) -> None:
+        """grpc.md row 52; the large one is still large when it is compressed."""
+        message = service_pb2.ModelInferRequest(model_name="echo")
+        message.inputs.add(name="X", datatype="UINT8", shape=[size])
+        message.raw_input_contents.append(os.urandom(size))
+        peer.send(window_update(0, 1 << 20), settings(initial_window_size=1 << 20))
+        peer.send(peer.headers(1, headers_of(grpc_encoding=encoding)))
+        body = prefixed(compress(message.SerializeToString()), flag=1)
+        for begin in range(0, len(body), 16_384):
+            peer.send(frame(DATA, 0, 1, body[begin : begin + 16_384]))
+        peer.send(frame(DATA, END_STREAM, 1))
+        assert echoed(peer.answer(1).message) == message.raw_input_contents[0]
+
+    def test_plain_message_of_a_peer_that_compresses_others(self, peer: Http2Peer) -> None:
+        peer.request(1, infer_message(), grpc_encoding="gzip")
+        assert peer.answer(1).trailers["grpc-status"] == "0"
+
+    def test_unknown_encoding_is_unimplemented_and_says_which_are_known(self, peer: Http2Peer) -> None:
+        peer.request(1, infer_message(), grpc_encoding="br")
+        trailers = peer.answer(1).trailers
+        assert trailers["grpc-status"] == "12"
+        assert trailers["grpc-accept-encoding"] == "identity,deflate,gzip"
+
+    @pytest.mark.parametrize(
+        ("encoding", "data", "text"),
+        [
+            (None, b"x", "a message is compressed, and grpc-encoding does not say how"),
+            ("gzip", b"nonsense", "message cannot be decompressed as gzip"),
+            ("gzip", gzip.compress(b"abc")[:-9], "it ends too early"),
+            ("deflate", b"x" * 100_000, "message cannot be decompressed as deflate"),
+        ],
+    )
+    def test_message_that_cannot_be_decompressed_is_internal(
+        self, peer: Http2Peer, encoding: str | None, data: bytes, text: str
+    ) -> None:
+        peer.send(peer.headers(1, headers_of(grpc_encoding=encoding)))
+        body = prefixed(data, flag=1)
+        for begin in range(0, len(body), 16_384):
+            peer.send(frame(DATA, 0, 1, body[begin : begin + 16_384]))
+        peer.send(frame(DATA, END_STREAM, 1))
+        trailers = peer.answer(1).trailers
+        assert trailers["grpc-status"] == "13"
+        assert text in trailers["grpc-message"]
+
+    @pytest.mark.parametrize(
+        ("level", "accept", "chosen"),
+        [
+            ("low", "identity,deflate,gzip", "gzip"),
+            ("medium", "identity,deflate,gzip", "deflate"),
+            ("high", "identity,deflate,gzip", "deflate"),
+            ("high", "gzip", "gzip"),
+            ("high", None, None),
+            ("none", "gzip", None),
+        ],
+    )
+    @pytest.mark.parametrize("size", [1000, 200_000])
+    def test_answers_to_inference_are_compressed_as_the_client_accepts(
+        self, start: Started, level: Any, accept: str | None, chosen: str | None, size: int
+    ) -> None:
+        listener = start(infer_response_compression_level=level)
+        greeting = PREFACE + settings(initial_window_size=1 << 20) + window_update(0, 1 << 20)
+        with Http2Peer.connect(listener, greeting) as peer:
+            body = prefixed(infer_message(size=size))
+            peer.send(peer.headers(1, headers_of(grpc_accept_encoding=accept)))
+            for begin in range(0, len(body), 16_384):
+                peer.send(frame(DATA, 0, 1, body[begin : begin + 16_384]))
+            peer.send(frame(DATA, END_STREAM, 1))
+            answer = peer.answer(1)
+            assert answer.headers.get("grpc-encoding") == chosen
+            flag, data = answer.body[0], answer.body[5:]
+            assert flag == (chosen is not None)
+            if chosen:
+                data = gzip.decompress(data) if chosen == "gzip" else zlib.decompress(data)
+            assert echoed(data) == b"\1" * size
+            peer.request(3, b"", LIVE, grpc_accept_encoding=accept)
+            assert "grpc-encoding" not in peer.answer(3).headers
+
+    def test_answer_that_would_grow_goes_plain(self, start: Started) -> None:
+        with Http2Peer.connect(start(infer_response_compression_level="low")) as peer:
+            peer.request(1, infer_message(size=1), grpc_accept_encoding="gzip")
+            answer = peer.answer(1)
+            assert answer.body[0] == 0
+            assert echoed(answer.message) == b"\1"
+
+
+class TestChoice:
+    """``--grpc-transport``."""
+
+    @pytest.mark.parametrize(("arguments", "is_grpcio"), [((), False), (("--grpc-transport=grpcio",), True)])
+    def test_the_server_serves_with_the_transport_that_was_chosen(
+        self, tmp_path: Path, arguments: tuple[str, ...], is_grpcio: bool
+    ) -> None:
+        write_model(
+            tmp_path, "nothing", "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+        )
+        with (
+            RunningServer(tmp_path, flags=arguments) as server,
+            socket.create_connection(("127.0.0.1", int(server.grpc_url.rpartition(":")[2])), 10) as sock,
+        ):
+            peer = Http2Peer(sock)
+            peer.send(PREFACE, settings())
+            peer.request(1, b"", LIVE)
+            # grpcio always says what it could decompress.
+            assert ("grpc-accept-encoding" in peer.answer(1).headers) is is_grpcio
+
+    def test_grpcio_is_imported_only_when_it_was_chosen(self) -> None:
+        code = "import sys, pytriton_lite.app; sys.exit('grpc' in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
