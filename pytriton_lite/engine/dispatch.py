@@ -71,10 +71,13 @@ class Dispatcher:
 
     def submit(self, ticket: Ticket) -> None:
         """Take a request; its waiter, an asyncio future, carries the answer. Raises InferenceError when the queue is full."""
+        if self._is_eager and self._idle and not len(self._scheduler) and self._idle[0].is_idle():
+            # One request, an instance that waits for it, nobody before it: there is nothing to decide.
+            ticket.enqueued_ns = ticket.accepted_ns
+            self._dispatch(self._idle.popleft(), [[ticket]])
+            return
         self._scheduler.enqueue(ticket, self._clock())
-        if self._is_eager and self._idle and len(self._scheduler) == 1:
-            self._turn()
-        elif not self._turn_is_due:
+        if not self._turn_is_due:
             self._turn_is_due = True
             self._loop.call_soon(self._turn)
 
@@ -146,10 +149,13 @@ class Dispatcher:
             for instance, tickets in zip(places, rest):
                 share.setdefault(instance, []).append(tickets)
         for instance, own in share.items():
-            for tickets, error in instance.dispatch(own):
-                self._fail(tickets, error, FailureReason.BACKEND, self._clock())
-            if instance.is_idle():  # nothing could be sent, so nothing will come back to say that there is room
-                self._idle.append(instance)
+            self._dispatch(instance, own)
+
+    def _dispatch(self, instance: Instance, batches: list[list[Ticket]]) -> None:
+        for tickets, error in instance.dispatch(batches):
+            self._fail(tickets, error, FailureReason.BACKEND, self._clock())
+        if instance.is_idle():  # nothing could be sent, so nothing will come back to say that there is room
+            self._idle.append(instance)
 
     def _check_again_at(self, check_ns: int | None, now_ns: int) -> None:
         if self._timer is not None:
@@ -175,7 +181,7 @@ class Dispatcher:
         infer_ns = result.executed_ns - result.inputs_ns
         output_ns = max(0, now_ns - result.executed_ns)
         statistics.add_execution(
-            batch_size=sum(ticket.batch_size for ticket in batch.tickets),
+            batch_size=batch.batch_size,
             input_ns=input_ns,
             infer_ns=infer_ns,
             output_ns=output_ns,

@@ -53,12 +53,13 @@ _CANNOT_ENCODE = "internal error of the server: the request cannot be handed to 
 class Batch:
     """Requests on their way through one ``execute``."""
 
-    __slots__ = ("number", "slot", "tickets")
+    __slots__ = ("batch_size", "number", "slot", "tickets")
 
     def __init__(self, number: int, tickets: list[Ticket], slot: int) -> None:
         self.number = number
         self.tickets = tickets
         self.slot = slot
+        self.batch_size = sum(ticket.batch_size for ticket in tickets) if len(tickets) > 1 else tickets[0].batch_size
 
 
 Reshape = tuple[tuple[int, ...], tuple[int, ...]]
@@ -468,7 +469,7 @@ class _Memory:
     @property
     def is_used(self) -> bool:
         """Whether either side has reserved anything that `trim` might give back."""
-        return bool(self._outputs) or self._arena.reserved_bytes > 0
+        return bool(self._outputs) or self._arena.is_reserved
 
     def reserve(self, nbytes: int) -> _SlotWriter:
         slot = self._arena.place(nbytes)

@@ -142,6 +142,11 @@ class Arena:
         return sum(block.segment.nbytes for block in self._blocks.values())
 
     @property
+    def is_reserved(self) -> bool:
+        """Whether any shared memory is held at this moment."""
+        return bool(self._blocks)
+
+    @property
     def live_slots(self) -> int:
         """Slots that were placed and not released."""
         return len(self._live)

@@ -16,7 +16,9 @@ HEADER = struct.Struct("<II")
 LARGEST_FRAME = 1 << 30
 """A length above this is garbage on the channel, not a message."""
 
-RECEIVE_BYTES = 1 << 18
+RECEIVE_BYTES = 1 << 16
+"""Python allocates so much before it knows how little came. Above the allocator's threshold for mapping memory (128 KiB) that
+costs 17 µs a call instead of 2."""
 
 
 class ProtocolError(Exception):
