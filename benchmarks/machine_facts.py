@@ -12,7 +12,18 @@ import time
 from pathlib import Path
 
 # Those that lie on the way of a request, or that move its tensors.
-PACKAGES = ("pytriton-lite", "numpy", "protobuf", "grpcio", "fastapi", "uvicorn", "httptools", "uvloop", "orjson")
+PACKAGES = (
+    "pytriton-lite",
+    "numpy",
+    "protobuf",
+    "grpcio",
+    "hpack",
+    "fastapi",
+    "uvicorn",
+    "httptools",
+    "uvloop",
+    "orjson",
+)
 
 
 def machine_facts() -> dict[str, str]:
