@@ -268,8 +268,11 @@ class Server:
                 versions=directory.versions,
             )
         except PollError as error:
-            logger.error("Poll failed for model directory '%s': %s", name, error.detail)
-            self._unreadable[name] = error.detail
+            # A parse error names file and line itself; a broken rule names the field in Triton's words, and here the file.
+            folder = str(directory.path)
+            detail = error.detail if folder in error.detail else f"{error.detail} (in {folder})"
+            logger.error("Poll failed for model directory '%s': %s", name, detail)
+            self._unreadable[name] = detail
             return False
         model = self._models[name] = _Model(name)
         selection = select_versions(config, directory.versions)

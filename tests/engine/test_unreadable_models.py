@@ -1,0 +1,25 @@
+"""A configuration that breaks a rule: said in the log and in the table, with the model's folder; nobody else suffers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.harness import MODEL_REPOSITORY, RunningServer, write_model
+
+
+def test_a_broken_rule_is_told_with_the_folder_and_the_others_serve(tmp_path: Path) -> None:
+    (tmp_path / "add_sub").symlink_to(MODEL_REPOSITORY / "add_sub")
+    folder = write_model(tmp_path, "bad", "class TritonPythonModel: pass", 'backend: "python"\nmax_batch_size: -3')
+    with RunningServer(tmp_path, flags=("--exit-on-error=false",)) as server:
+        rule = "'max_batch_size' must be non-negative value for bad"
+        assert f"Poll failed for model directory 'bad': {rule} (in {folder})" in server.log
+        assert f"| bad     | -       | Not loaded: {rule}" in server.log
+        assert server.get("/v2/models/add_sub/ready").status == 200
+        assert {"name": "bad"} in server.post("/v2/repository/index").json
+
+
+def test_a_parse_error_is_told_with_file_line_and_column(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "bad", "class TritonPythonModel: pass", 'backend: "python"\nmax_batch_sice: 3')
+    with RunningServer(tmp_path, flags=("--exit-on-error=false",)) as server:
+        assert f"{folder / 'config.pbtxt'}:2:1: " in server.log
+        assert "max_batch_sice" in server.log
