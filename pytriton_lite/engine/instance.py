@@ -152,11 +152,6 @@ class Instance:
         started = self._worker.started_batch
         return sum(len(batch.tickets) for batch in self._in_flight.values() if batch.number > started)
 
-    @property
-    def reserved_bytes(self) -> int:
-        """Shared memory that this instance's inputs lie in at this moment."""
-        return self._memory.reserved_bytes
-
     def is_idle(self) -> bool:
         return self.state is InstanceState.READY and not self._in_flight
 
@@ -412,11 +407,6 @@ class Instance:
             self._move(InstanceState.STOPPED)
         return True
 
-    def kill(self) -> None:
-        """End the worker now, whatever it is doing; it is replaced like any that died."""
-        if self._worker is not None:
-            self._worker.kill()
-
     def _move(self, target: InstanceState) -> None:
         self.state = move(INSTANCE_TRANSITIONS, self.state, target)
         self._owner.on_state(self)
@@ -461,10 +451,6 @@ class _Memory:
         self._leases: dict[int, weakref.ref[np.ndarray[Any, Any]]] = {}
         self._released: list[int] = []
         self._is_closed = False
-
-    @property
-    def reserved_bytes(self) -> int:
-        return self._arena.reserved_bytes
 
     @property
     def is_used(self) -> bool:

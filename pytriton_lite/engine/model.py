@@ -103,7 +103,7 @@ class ServedVersion:
         if self._closed:
             raise InferenceError(ErrorCode.UNAVAILABLE, request.error_prefix + self._closed)
         if self.state is not VersionState.READY:  # it was when it was found, but the body took its time
-            raise _not_ready_error(self.name, self.version)
+            raise self.not_ready_error()
         answer: asyncio.Future[InferenceResponse] = self._loop.create_future()
         if self._waits_for_company:
             answer.add_done_callback(self._on_answer_done)
@@ -138,11 +138,6 @@ class ServedVersion:
         """Whether it is UNAVAILABLE only because its workers keep dying; they are being restarted."""
         return self.state is VersionState.UNAVAILABLE and bool(self._instances)
 
-    @property
-    def worker_pids(self) -> dict[str, int | None]:
-        """Process ids by instance name, None for one that is being restarted."""
-        return {instance.name: instance.pid for instance in (*self._instances, *self._passive)}
-
     # ------------------------------------------------------------------------------------------ life
 
     async def load(self) -> None:
@@ -167,6 +162,11 @@ class ServedVersion:
         if not self._instances:
             self._closed = f"model '{self.name}' has only passive instances, which never execute"
             logger.warning("%s", self._closed)
+
+    def not_ready_error(self) -> InferenceError:
+        """What a request for this version is told while it is not READY (repository spec, section 2)."""
+        text = f"Request for unknown model: '{self.name}' version {self.version} is not at ready state"
+        return InferenceError(ErrorCode.UNAVAILABLE, text)
 
     def refuse(self, error: InferenceError) -> None:
         """The configuration does not allow a load: UNAVAILABLE, with the reason in the index."""
@@ -234,9 +234,9 @@ class ServedVersion:
 
     def on_lost(self, instance: Instance, begun: list[Batch], untouched: list[Batch], how: WorkerExit) -> None:
         self._dispatcher.lost(instance, begun, untouched, how)
-        self._judge()
+        # What was put back just now came after `_judge`, if that was the death which made us UNAVAILABLE.
         if self.state is VersionState.UNAVAILABLE:
-            self._dispatcher.fail_queued(_not_ready_error(self.name, self.version))
+            self._dispatcher.fail_queued(self.not_ready_error())
         elif all(known.state in _ENDING for known in self._instances):
             self._dispatcher.fail_queued(_stopped_error(self.name))
 
@@ -262,18 +262,12 @@ class ServedVersion:
             reason = self._instances[0].last_error
             self._move(VersionState.UNAVAILABLE, reason)
             logger.error("model '%s' version %d is not ready: %s", self.name, self.version, reason)
-            self._dispatcher.fail_queued(_not_ready_error(self.name, self.version))
+            self._dispatcher.fail_queued(self.not_ready_error())
 
 
 _STOP_AFTER_FAILED_LOAD_S = 10.0
 
 _ENDING = (InstanceState.STOPPING, InstanceState.STOPPED)
-
-
-def _not_ready_error(name: str, version: int) -> InferenceError:
-    return InferenceError(
-        ErrorCode.UNAVAILABLE, f"Request for unknown model: '{name}' version {version} is not at ready state"
-    )
 
 
 def _stopped_error(name: str) -> InferenceError:

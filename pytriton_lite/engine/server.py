@@ -185,10 +185,6 @@ class Server:
                 rows.append((name, str(version), f"{status}: {served.reason}" if served.reason else status))
         return sorted(rows)
 
-    def worker_pids(self, name: str, version: int | None = None) -> dict[str, int | None]:
-        """Worker process ids by instance name, for those who want to look at a process or to kill it."""
-        return self.find(name, version).worker_pids
-
     # ------------------------------------------------------------------------------------------ infer
 
     def find(self, name: str, version: int | None) -> ServedVersion:
@@ -206,7 +202,7 @@ class Server:
                     ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' version {version} is not found"
                 )
             if served.state is not VersionState.READY:
-                raise self._not_ready(name, version)
+                raise served.not_ready_error()
             return served
         newest: ServedVersion | None = None
         for served in model.versions.values():
@@ -215,14 +211,9 @@ class Server:
         if newest is None:
             for served in model.versions.values():
                 if served.is_recovering:  # a client should try again, so not Triton's 404
-                    raise self._not_ready(name, served.version)
+                    raise served.not_ready_error()
             raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' has no available versions")
         return newest
-
-    @staticmethod
-    def _not_ready(name: str, version: int) -> InferenceError:
-        text = f"Request for unknown model: '{name}' version {version} is not at ready state"
-        return InferenceError(ErrorCode.UNAVAILABLE, text)
 
     def check(self, served: ServedVersion, request: InferenceRequest) -> None:
         """Every rule of the core that needs no tensor bytes. Raises InferenceError(INVALID_ARG)."""

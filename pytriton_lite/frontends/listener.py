@@ -203,13 +203,18 @@ async def start_listener(
     return listener
 
 
+def bare_host(host: str) -> str:
+    """*host* without the brackets and the prefix that tritonserver takes: ``ipv6:[::1]`` is ``::1``."""
+    return host.removeprefix("ipv6:").removeprefix("[").removesuffix("]")
+
+
 def format_address(host: str, port: int) -> str:
     """``127.0.0.1:8000`` or ``[::1]:8000``."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 async def bind_socket(loop: asyncio.AbstractEventLoop, host: str, port: int, *, reuse_port: bool) -> socket.socket:
-    bare = host.removeprefix("ipv6:").removeprefix("[").removesuffix("]")
+    bare = bare_host(host)
     try:
         found = await loop.getaddrinfo(bare, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:

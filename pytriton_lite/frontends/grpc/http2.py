@@ -16,7 +16,7 @@ from pytriton_lite.frontends.grpc.http2_call import Endpoint
 from pytriton_lite.frontends.grpc.http2_connection import Http2Connection
 from pytriton_lite.frontends.grpc.options import GrpcOptions
 from pytriton_lite.frontends.grpc.servicer import Servicer
-from pytriton_lite.frontends.listener import bind_socket, format_address
+from pytriton_lite.frontends.listener import bare_host, bind_socket, format_address
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import Server
@@ -97,7 +97,7 @@ class Http2Listener:
 async def start_http2(server: Server, options: GrpcOptions) -> Http2Listener:
     """Serve *server* from the running loop. Raises ListenError where the address cannot be bound."""
     loop = asyncio.get_running_loop()
-    host = options.address.removeprefix("ipv6:").removeprefix("[").removesuffix("]")
+    host = bare_host(options.address)
     shown = f"[{host}]" if ":" in host else host  # as the text of an error has it
     listening = await bind_socket(loop, shown, options.port, reuse_port=options.reuse_port)
     calls = CallsInFlight()

@@ -23,7 +23,7 @@ from pytriton_lite.frontends.grpc.servicer import (
     Servicer,
     not_yet_supported,
 )
-from pytriton_lite.frontends.listener import ListenError, format_address
+from pytriton_lite.frontends.listener import ListenError, bare_host, format_address
 from pytriton_lite.proto.grpc_service_pb import ModelInferRequest
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ async def start_grpc(server: Server, options: GrpcOptions) -> GrpcListener:
     calls = CallsInFlight()
     transport = grpc.aio.server(options=channel_arguments(options))
     transport.add_generic_rpc_handlers(_rpc_handlers(Servicer(server), calls))
-    host = options.address.removeprefix("ipv6:").removeprefix("[").removesuffix("]")
+    host = bare_host(options.address)
     port = _bind(transport, host, options.port)
     await transport.start()
     listener = GrpcListener(transport, calls, host, port)

@@ -18,16 +18,16 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.frontends.http import codec
 from pytriton_lite.frontends.http.codec import OutputForms
 from pytriton_lite.frontends.http.errors import BUG, STATUS, error_body
-from pytriton_lite.frontends.http.infer import Reading, join_small, refuse_decoupled
+from pytriton_lite.frontends.http.infer import Reading, find_served, join_small
 from pytriton_lite.frontends.http.options import HttpOptions
-from pytriton_lite.frontends.http.routes import parse_version, split_infer_path
+from pytriton_lite.frontends.http.routes import split_infer_path
 from pytriton_lite.frontends.http.templates import Templates
 from pytriton_lite.frontends.listener import ListenerProtocol, ProtocolFactory
 
@@ -42,8 +42,6 @@ _LARGEST_BODY = 64 << 10
 _LONGEST_HEAD = 4096
 
 _UNUSUAL = frozenset({b"content-encoding", b"transfer-encoding", b"accept-encoding", b"expect", b"upgrade"})
-_REASONS = {200: b"OK", 400: b"Bad Request", 404: b"Not Found", 500: b"Internal Server Error"}
-_REASONS |= {501: b"Not Implemented", 503: b"Service Unavailable"}
 
 
 def hot_path(server: Server, options: HttpOptions) -> ProtocolFactory:
@@ -176,9 +174,7 @@ class InferProtocol(ListenerProtocol):
     def _infer(self) -> None:
         model, version_text = self._target
         try:
-            version = None if version_text is None else parse_version(version_text)
-            served = self._server.find(model, version)
-            refuse_decoupled(served)
+            served, version = find_served(self._server, model, version_text)
             request = self._read(served, model, version)
             self._answer = self._server.infer(served, request)
         except InferenceError as error:
@@ -240,8 +236,7 @@ class InferProtocol(ListenerProtocol):
         self._write(start, join_small(head, tensors))
 
     def _write_error(self, status: int, text: str) -> None:
-        start = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\n" % (status, _REASONS[status])
-        self._write(start, [error_body(text)])
+        self._write(STATUS_LINE[status] + b"content-type: application/json\r\n", [error_body(text)])
 
     def _write(self, start: bytes, body: list[Any]) -> None:
         length = len(body[0]) if len(body) == 1 else sum(map(len, body))

@@ -64,9 +64,7 @@ def infer_app(server: Server, options: HttpOptions) -> InferApp:
             await send_error(send, 405, METHOD_NOT_ALLOWED)
             return
         try:
-            version = None if version_text is None else parse_version(version_text)
-            served = server.find(model, version)
-            refuse_decoupled(served)
+            served, version = find_served(server, model, version_text)
             headers: Headers = dict(scope["headers"])
             read = Reading(server, served, model, version, headers, limit)
             if b"content-encoding" in headers and compression.is_compressed(headers[b"content-encoding"]):
@@ -103,12 +101,15 @@ async def send_error(send: Send, status: int, text: str, *extra: tuple[bytes, by
     await _send(send, status, [_JSON_TYPE, (b"content-length", b"%d" % len(body)), *extra], [body])
 
 
-def refuse_decoupled(served: ServedVersion) -> None:
-    """Raise InferenceError for a model that may answer more than once."""
+def find_served(server: Server, model: str, version_text: str | None) -> tuple[ServedVersion, int | None]:
+    """What a path asks for, and the version that it names. Raises InferenceError, for a decoupled model too."""
+    version = None if version_text is None else parse_version(version_text)
+    served = server.find(model, version)
     if served.config.decoupled:
         raise InferenceError(
             ErrorCode.UNSUPPORTED, "HTTP end point doesn't support models with decoupled transaction policy"
         )
+    return served, version
 
 
 class Reading:
