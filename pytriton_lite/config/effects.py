@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pytriton_lite.config.complete import PYTHON
 from pytriton_lite.proto import model_config_pb
 
 _NOT_YET_HONOURED = (
@@ -12,10 +13,9 @@ _NOT_YET_HONOURED = (
     "dynamic_batching.priority_levels",
     "dynamic_batching.default_priority_level",
     "dynamic_batching.priority_queue_policy",
-    "sequence_batching",
+    "sequence_batching.state",
     "ensemble_scheduling",
     "model_warmup",
-    "model_transaction_policy.decoupled",
     "response_cache.enable",
     "model_metrics.metric_control",
 )
@@ -36,9 +36,14 @@ _WITHOUT_EFFECT = (
     "cc_model_filenames",
     "model_operations.op_library_filename",
 )
+# A Python-based backend reads the configuration like any model, and may do with these what its framework can.
+_LEFT_TO_A_BACKEND = (
+    "optimization.graph",
+    "optimization.execution_accelerators",
+    "model_operations.op_library_filename",
+)
+_NO_BACKEND_READS = tuple(path for path in _WITHOUT_EFFECT if path not in _LEFT_TO_A_BACKEND)
 _OPTIMIZATION_ON = ("input_pinned_memory", "output_pinned_memory")  # the default is true, unlike everybody else's
-
-_ENVIRONMENT = "EXECUTION_ENV_PATH"
 
 
 def not_yet_honoured(message: model_config_pb.ModelConfig) -> tuple[str, ...]:
@@ -48,12 +53,11 @@ def not_yet_honoured(message: model_config_pb.ModelConfig) -> tuple[str, ...]:
 
 def without_effect(message: model_config_pb.ModelConfig) -> tuple[str, ...]:
     """The paths of the fields that are set, differ from their default, and mean nothing to a Python model."""
-    paths = [path for path in _WITHOUT_EFFECT if _is_set(message, path)]
+    meaningless = _WITHOUT_EFFECT if message.backend == PYTHON else _NO_BACKEND_READS
+    paths = [path for path in meaningless if _is_set(message, path)]
     for name in _OPTIMIZATION_ON:
         if message.HasField("optimization") and not getattr(message.optimization, name).enable:
             paths.append(f"optimization.{name}.enable")
-    if _ENVIRONMENT in message.parameters:
-        paths.append(f"parameters['{_ENVIRONMENT}']")
     return tuple(paths)
 
 

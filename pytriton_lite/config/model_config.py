@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pytriton_lite.config import effects, load_checks
-from pytriton_lite.config.complete import complete
+from pytriton_lite.config.complete import complete, complete_python_based
 from pytriton_lite.config.errors import PollError
 from pytriton_lite.config.instances import (
     InstanceGroup,
@@ -37,20 +37,30 @@ from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.proto import model_config_pb
 
 __all__ = [
+    "ControlKind",
+    "DirectStrategy",
     "DynamicBatching",
     "InstanceGroup",
     "InstanceKind",
     "InstanceSpec",
     "ModelConfig",
+    "OldestStrategy",
     "PollError",
     "QueuePolicy",
+    "SequenceBatching",
+    "SequenceControl",
     "TensorSpec",
     "TimeoutAction",
     "check_for_load",
     "instance_names",
     "parse_model_config",
     "read_model_config",
+    "resolve_for_load",
+    "with_one_instance",
 ]
+
+
+_NO_BACKENDS: Mapping[str, Path] = {}
 
 
 @dataclass(frozen=True)
@@ -99,6 +109,53 @@ class DynamicBatching:
     priority_queue_policies: dict[int, QueuePolicy]
 
 
+class ControlKind(enum.Enum):
+    """What a control tensor tells the model."""
+
+    START = "CONTROL_SEQUENCE_START"
+    READY = "CONTROL_SEQUENCE_READY"
+    END = "CONTROL_SEQUENCE_END"
+    CORRID = "CONTROL_SEQUENCE_CORRID"
+
+
+@dataclass(frozen=True)
+class SequenceControl:
+    """One control tensor. ``false_true`` are the values for no and yes, None for a correlation id."""
+
+    name: str
+    kind: ControlKind
+    datatype: DataType
+    false_true: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class DirectStrategy:
+    """Every sequence has a row of the batch to itself. ``minimum_slot_utilization`` is from 0 to 1."""
+
+    max_queue_delay_us: int = 0
+    minimum_slot_utilization: float = 0.0
+
+
+@dataclass(frozen=True)
+class OldestStrategy:
+    """Batches are made of the sequences' next requests. ``max_candidate_sequences`` 0 is as many as a batch holds."""
+
+    max_candidate_sequences: int
+    preferred_batch_sizes: tuple[int, ...]
+    max_queue_delay_us: int
+    preserve_ordering: bool
+
+
+@dataclass(frozen=True)
+class SequenceBatching:
+    """``controls`` are in the order of the configuration; a tensor that tells two things is in it twice."""
+
+    max_sequence_idle_us: int
+    controls: tuple[SequenceControl, ...]
+    strategy: DirectStrategy | OldestStrategy
+    is_iterative: bool
+
+
 @dataclass(frozen=True, eq=False)
 class ModelConfig:
     """A completed and normalised configuration. Make it with `from_message`; nobody changes it or its ``message``.
@@ -117,6 +174,7 @@ class ModelConfig:
     outputs_by_name: dict[str, TensorSpec]
     required_inputs: tuple[str, ...]
     dynamic_batching: DynamicBatching | None
+    sequence_batching: SequenceBatching | None
     instance_groups: tuple[InstanceGroup, ...]
     parameters: dict[str, str]
     metric_tags: dict[str, str]
@@ -148,6 +206,9 @@ class ModelConfig:
             dynamic_batching=_dynamic_batching(message.dynamic_batching)
             if message.HasField("dynamic_batching")
             else None,
+            sequence_batching=_sequence_batching(message.sequence_batching)
+            if message.HasField("sequence_batching")
+            else None,
             instance_groups=tuple(group_from_message(group) for group in message.instance_group),
             parameters={key: value.string_value for key, value in sorted(message.parameters.items())},
             metric_tags=dict(sorted(message.metric_tags.items())),
@@ -158,6 +219,24 @@ class ModelConfig:
             not_yet_honoured=effects.not_yet_honoured(message),
             without_effect=effects.without_effect(message),
         )
+
+    @property
+    def preserves_ordering(self) -> bool:
+        """Whether answers leave in the order in which the requests were taken from the queue."""
+        if self.sequence_batching is not None:
+            strategy = self.sequence_batching.strategy
+            return isinstance(strategy, OldestStrategy) and strategy.preserve_ordering
+        return self.dynamic_batching is not None and self.dynamic_batching.preserve_ordering
+
+    @property
+    def execute_concurrency(self) -> int:
+        """How many coroutines of ``execute`` may run at a time on an instance in default mode; 1 is Triton's."""
+        return int(self.parameters.get("EXECUTE_CONCURRENCY", "1"))
+
+    @property
+    def cancels_coroutines(self) -> bool:
+        """Whether the coroutine of ``execute`` is cancelled when nobody waits for any of its requests."""
+        return self.parameters.get("CANCEL_COROUTINES") == "yes"
 
     def metadata_shape(self, spec: TensorSpec) -> tuple[int, ...]:
         """The shape of *spec* as clients see it: with a leading -1 where the model batches."""
@@ -179,16 +258,37 @@ def instance_names(config: ModelConfig) -> Iterator[InstanceSpec]:
     return instances_of(config.instance_groups)
 
 
+def with_one_instance(config: ModelConfig) -> ModelConfig:
+    """A *config* that `check_for_load` has returned, with the first of its instances that execute, and no other."""
+    message = model_config_pb.ModelConfig()
+    message.CopyFrom(config.message)
+    groups = list(message.instance_group)
+    chosen = next((group for group in groups if not group.passive), groups[0])
+    single = type(chosen)()
+    single.CopyFrom(chosen)
+    single.count = 1
+    del single.gpus[1:]
+    del message.instance_group[:]
+    message.instance_group.append(single)
+    return ModelConfig.from_message(message)
+
+
 def read_model_config(
-    model_dir: Path, *, strict: bool = False, config_name: str = "", versions: Sequence[int]
+    model_dir: Path,
+    *,
+    strict: bool = False,
+    config_name: str = "",
+    versions: Sequence[int],
+    override: model_config_pb.ModelConfig | None = None,
 ) -> ModelConfig:
     """Read and check the configuration of the model in *model_dir*, which has the directories of *versions*.
 
     *strict* asks for a complete file (``--disable-auto-complete-config``): it must be there, and its tensors are checked
-    at once. *config_name* chooses ``configs/<config_name>.pbtxt`` where the model has one.
+    at once. *config_name* chooses ``configs/<config_name>.pbtxt`` where the model has one. *override* takes the place of
+    the file, and is changed.
     Raises PollError.
     """
-    message = _read(_config_path(model_dir, config_name), must_exist=strict)
+    message = _read(_config_path(model_dir, config_name), must_exist=strict) if override is None else override
     _refuse_repository_agents(message)
     complete(message, model_dir=model_dir, versions=versions)
     normalise(message)
@@ -206,25 +306,47 @@ def read_model_config(
     return ModelConfig.from_message(message)
 
 
-def check_for_load(
-    config: ModelConfig, *, model_dir: Path, gpu_ids: Sequence[int], backends: Collection[str] = ("python",)
+def resolve_for_load(
+    config: ModelConfig,
+    *,
+    model_dir: Path,
+    gpu_ids: Sequence[int],
+    backends: Mapping[str, Path] = _NO_BACKENDS,
 ) -> ModelConfig:
-    """Check what depends on this machine and on the model's files; return *config* with its instance groups decided.
+    """*config* as ``auto_complete_config`` gets to see it: its backend is there, its instance groups are decided.
 
-    *gpu_ids* are the GPUs that the server may use. The order of the checks is Triton's, which can be seen where a
-    configuration breaks several rules.
-    Raises InferenceError, the reason of a failed load.
+    Arguments as for `check_for_load`, which does this, too. Raises InferenceError, the reason of a failed load.
     """
     message = model_config_pb.ModelConfig()
     message.CopyFrom(config.message)
     load_checks.check_backend(message, model_dir, backends)
+    if message.backend in backends:
+        complete_python_based(message, backends[message.backend])
     resolve_instance_groups(message, gpu_ids)
     load_checks.check_python_parameters(message)
-    validate_tensors(message)
-    load_checks.check_label_files(message, model_dir)
-    load_checks.check_batching_library(message)
-    load_checks.check_metric_tags(message)
+    load_checks.check_execution_parameters(message)
     return ModelConfig.from_message(message)
+
+
+def check_for_load(
+    config: ModelConfig,
+    *,
+    model_dir: Path,
+    gpu_ids: Sequence[int],
+    backends: Mapping[str, Path] = _NO_BACKENDS,
+) -> ModelConfig:
+    """Check what depends on this machine and on the model's files; return *config* with its instance groups decided.
+
+    *gpu_ids* are the GPUs that the server may use, *backends* the folders of the Python-based backends by name. The order
+    of the checks is Triton's, which can be seen where a configuration breaks several rules.
+    Raises InferenceError, the reason of a failed load.
+    """
+    config = resolve_for_load(config, model_dir=model_dir, gpu_ids=gpu_ids, backends=backends)
+    validate_tensors(config.message)
+    load_checks.check_label_files(config.message, model_dir)
+    load_checks.check_batching_library(config.message)
+    load_checks.check_metric_tags(config.message)
+    return config
 
 
 def _config_path(model_dir: Path, config_name: str) -> Path:
@@ -296,6 +418,42 @@ def _dynamic_batching(batching: model_config_pb.ModelDynamicBatching) -> Dynamic
             level: _queue_policy(policy) for level, policy in sorted(batching.priority_queue_policy.items())
         },
     )
+
+
+def _sequence_batching(batching: model_config_pb.ModelSequenceBatching) -> SequenceBatching:
+    strategy: DirectStrategy | OldestStrategy
+    if batching.HasField("oldest"):
+        strategy = OldestStrategy(
+            max_candidate_sequences=batching.oldest.max_candidate_sequences,
+            preferred_batch_sizes=tuple(batching.oldest.preferred_batch_size),
+            max_queue_delay_us=batching.oldest.max_queue_delay_microseconds,
+            preserve_ordering=batching.oldest.preserve_ordering,
+        )
+    else:
+        strategy = DirectStrategy(
+            max_queue_delay_us=batching.direct.max_queue_delay_microseconds,
+            minimum_slot_utilization=batching.direct.minimum_slot_utilization,
+        )
+    return SequenceBatching(
+        max_sequence_idle_us=batching.max_sequence_idle_microseconds,
+        controls=tuple(
+            _sequence_control(tensor.name, control) for tensor in batching.control_input for control in tensor.control
+        ),
+        strategy=strategy,
+        is_iterative=batching.iterative_sequence,
+    )
+
+
+def _sequence_control(name: str, control: model_config_pb.ModelSequenceBatching.Control) -> SequenceControl:
+    kind = ControlKind(model_config_pb.ModelSequenceBatching.Control.Kind.Name(control.kind))
+    if kind is ControlKind.CORRID:
+        return SequenceControl(name, kind, dtypes.BY_NUMBER.get(control.data_type, dtypes.INVALID), None)
+    # Exactly one of the three pairs is there: validate_sequence.py.
+    if control.fp32_false_true:
+        return SequenceControl(name, kind, dtypes.FP32, (control.fp32_false_true[0], control.fp32_false_true[1]))
+    if control.bool_false_true:
+        return SequenceControl(name, kind, dtypes.BOOL, (control.bool_false_true[0], control.bool_false_true[1]))
+    return SequenceControl(name, kind, dtypes.INT32, (control.int32_false_true[0], control.int32_false_true[1]))
 
 
 def _queue_policy(policy: model_config_pb.ModelQueuePolicy) -> QueuePolicy:

@@ -6,7 +6,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import InferenceRequest
+from pytriton_lite.core.tensor import Tensor
 
 
 class Cancellable(Protocol):
@@ -20,13 +22,19 @@ class Ticket:
 
     ``batch_size`` is the first dimension of its inputs, 1 for a model without batching. ``shape_key`` is equal for requests
     that may share a batch (scheduling spec, 3.3); None when all may.
+
+    ``controls`` are the tensors that the model sees before the request's own inputs; they are shared between tickets, and
+    not to be changed. ``is_null`` marks the filling of an empty row (4.4): the model sees it, nobody waits for its
+    answer, and no statistic but the batch's size counts it.
     """
 
     __slots__ = (
         "accepted_ns",
         "batch_size",
+        "controls",
         "deadline_ns",
         "enqueued_ns",
+        "is_null",
         "is_queued",
         "request",
         "shape_key",
@@ -44,20 +52,27 @@ class Ticket:
         self.enqueued_ns = 0
         self.deadline_ns: int | None = None
         self.is_queued = False
+        self.is_null = False
+        self.controls: list[Tensor] = []
 
 
 @dataclass(slots=True)
 class Decision:
-    """What is to be done now. Every ticket that left the queue is in exactly one of the three lists.
+    """What is to be done now. Every ticket that left the queue is in exactly one of the lists of tickets.
 
     ``batches`` are in order, for instances as they come: the first ones for those that are idle. ``next_check_ns`` is when
-    to ask again if nothing else happens first, None for never.
+    to ask again if nothing else happens first, None for never. Where batches cannot go to any instance, ``instances`` has
+    an instance's index for each of them. Waiters of ``cancelled`` may be there still: one request of a sequence that is
+    cancelled takes those behind it along. Waiters of ``expired`` are told ``expired_text``, those of ``failed`` their error.
     """
 
     batches: list[list[Ticket]] = field(default_factory=list)
     expired: list[Ticket] = field(default_factory=list)
     cancelled: list[Ticket] = field(default_factory=list)
     next_check_ns: int | None = None
+    instances: list[int] = field(default_factory=list)
+    failed: list[tuple[Ticket, InferenceError]] = field(default_factory=list)
+    expired_text: str = "Request timeout expired"
 
 
 class Scheduler(Protocol):

@@ -238,7 +238,41 @@ def test_foreign_runtime_is_refused(write_model: WriteModel) -> None:
 def test_more_backends_can_be_allowed(write_model: WriteModel) -> None:
     model_dir = write_model('backend: "mine"')
     config = read_model_config(model_dir, versions=(1,))
-    assert check_for_load(config, model_dir=model_dir, gpu_ids=(), backends={"python", "mine"}).backend == "mine"
+    assert check_for_load(config, model_dir=model_dir, gpu_ids=(), backends={"mine": model_dir}).backend == "mine"
+
+
+def test_a_python_based_backend_is_the_runtime(write_model: WriteModel, tmp_path: Path) -> None:
+    """model_api.md, section 1.6."""
+    model_dir = write_model('backend: "mine"')
+    config = read_model_config(model_dir, versions=(1,))
+    loaded = check_for_load(config, model_dir=model_dir, gpu_ids=(), backends={"mine": tmp_path})
+    assert (loaded.json["runtime"], loaded.default_model_filename, loaded.parameters) == ("model.py", "", {})
+
+
+def test_an_archive_beside_a_python_based_backend_is_its_environment(write_model: WriteModel, tmp_path: Path) -> None:
+    archive = tmp_path / "pb_exec_env_model.py.tar.gz"
+    archive.touch()
+    model_dir = write_model('backend: "mine"')
+    config = read_model_config(model_dir, versions=(1,))
+    loaded = check_for_load(config, model_dir=model_dir, gpu_ids=(), backends={"mine": tmp_path})
+    assert loaded.parameters == {"EXECUTION_ENV_PATH": str(archive)}
+
+
+def test_the_environment_that_a_model_names_goes_before_its_backends(write_model: WriteModel, tmp_path: Path) -> None:
+    (tmp_path / "pb_exec_env_model.py.tar.gz").touch()
+    model_dir = write_model('backend: "mine" parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/own" } }')
+    config = read_model_config(model_dir, versions=(1,))
+    loaded = check_for_load(config, model_dir=model_dir, gpu_ids=(), backends={"mine": tmp_path})
+    assert loaded.parameters == {"EXECUTION_ENV_PATH": "/own"}
+
+
+@pytest.mark.parametrize(("kind", "count"), [("KIND_CPU", 2), ("KIND_AUTO", 2), ("KIND_MODEL", 1)])
+def test_onnxruntime_has_two_instances_on_the_cpu_unless_told(write_model: WriteModel, kind: str, count: int) -> None:
+    """Asked of Triton 2.51."""
+    model_dir = write_model(f'backend: "onnxruntime" instance_group {{ kind: {kind} }}')
+    config = read_model_config(model_dir, versions=(1,))
+    loaded = check_for_load(config, model_dir=model_dir, gpu_ids=(), backends={"onnxruntime": model_dir})
+    assert [group.count for group in loaded.instance_groups] == [count]
 
 
 def labelled(file_name: str) -> str:

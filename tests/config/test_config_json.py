@@ -283,4 +283,6 @@ def test_json_form_is_stable_and_plain(message: Any) -> None:
     printed = json.dumps(json_form(message), allow_nan=False)
     again = model_config_pb.ModelConfig.FromString(message.SerializeToString())
     assert json.dumps(json_form(again), allow_nan=False) == printed
+    for tensor in again.sequence_batching.control_input:
+        tensor.ClearField("control")  # controls are typed, and validation, which does not run here, knows which can be
     assert isinstance(ModelConfig.from_message(again).json_text, str)

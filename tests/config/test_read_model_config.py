@@ -139,6 +139,41 @@ def test_default_file_name_alone_selects_python(write_model: WriteModel) -> None
     assert read_model_config(model_dir, versions=(1,)).backend == "python"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param('platform: "onnxruntime_onnx"', id="platform"),
+        pytest.param('backend: "onnxruntime"', id="backend"),
+        pytest.param('default_model_filename: "model.onnx"', id="file name"),
+        pytest.param("", id="content"),
+    ],
+)
+def test_each_of_several_things_selects_onnxruntime_and_fills_in_the_others(write_model: WriteModel, text: str) -> None:
+    """Asked of Triton 2.51."""
+    config = read_model_config(write_model(text, files=("model.onnx",)), versions=(1,))
+    assert (config.backend, config.platform) == ("onnxruntime", "onnxruntime_onnx")
+    assert config.default_model_filename == "model.onnx"
+
+
+def test_onnxruntime_may_have_a_file_of_another_name(read: Load) -> None:
+    config = read('backend: "onnxruntime" default_model_filename: "net.onnx"')
+    assert (config.platform, config.default_model_filename) == ("onnxruntime_onnx", "net.onnx")
+
+
+@pytest.mark.parametrize(
+    ("platform", "backend"),
+    [
+        ("tensorflow_savedmodel", "tensorflow"),
+        ("tensorflow_graphdef", "tensorflow"),
+        ("tensorrt_plan", "tensorrt"),
+        ("pytorch_libtorch", "pytorch"),
+    ],
+)
+def test_the_platform_of_a_framework_selects_its_backend(read: Load, platform: str, backend: str) -> None:
+    """Asked of Triton 2.51."""
+    assert read(f'platform: "{platform}"').backend == backend
+
+
 def test_any_platform_may_stand_beside_python(read: Load) -> None:
     """model_config.md row 48."""
     assert read('platform: "foo" ' + PYTHON).platform == "foo"
@@ -467,8 +502,9 @@ def test_parameters_and_tags_are_plain_dictionaries(read: Load) -> None:
         ("", (), ()),
         ("max_batch_size: 2 dynamic_batching { preferred_batch_size: 2 max_queue_delay_microseconds: 1 }", (), ()),
         ("model_transaction_policy { decoupled: false }", (), ()),
-        ("model_transaction_policy { decoupled: true }", ("model_transaction_policy.decoupled",), ()),
-        ("sequence_batching { }", ("sequence_batching",), ()),
+        ("model_transaction_policy { decoupled: true }", (), ()),
+        ("sequence_batching { }", (), ()),
+        ("sequence_batching { state { } }", ("sequence_batching.state",), ()),
         ("model_warmup { }", ("model_warmup",), ()),
         ("response_cache { }", (), ()),
         ("response_cache { enable: true }", ("response_cache.enable",), ()),
@@ -483,7 +519,6 @@ def test_parameters_and_tags_are_plain_dictionaries(read: Load) -> None:
         ("optimization { output_pinned_memory { enable: false } }", (), ("optimization.output_pinned_memory.enable",)),
         ("optimization { priority: PRIORITY_MAX cuda { } }", (), ("optimization.priority", "optimization.cuda")),
         ('instance_group { host_policy: "gpu_0" }', (), ("instance_group.host_policy",)),
-        ('parameters { key: "EXECUTION_ENV_PATH" }', (), ("parameters['EXECUTION_ENV_PATH']",)),
         ("model_operations { }", (), ()),
         ('model_operations { op_library_filename: "a" }', (), ("model_operations.op_library_filename",)),
     ],

@@ -1,0 +1,413 @@
+"""The sequence batcher (scheduling spec, sections 4 and 5).
+
+Guarantees:
+
+* Requests of a sequence are taken in the order in which they arrived, one at a time, for one instance.
+* A slot belongs to one sequence until that is over (END, idle, cancelled, or iterative and done) and nothing more of it
+  waits. Nobody is in the backlog while a slot is free.
+* Every ticket that was taken in comes out exactly once: in a batch, expired, cancelled, failed, or drained. A ticket that
+  is rescheduled or put back is taken in again.
+
+Assumptions: *now_ns* never goes backwards; whoever calls `decide` calls again no later than ``next_check_ns`` and after each
+of the other calls; a free instance would execute a batch at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Collection
+
+from pytriton_lite.config.model_config import DirectStrategy, SequenceBatching
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.request import SEQUENCE_END, SEQUENCE_START, InferenceRequest
+from pytriton_lite.scheduling.control_tensors import ControlTensors
+from pytriton_lite.scheduling.null_request import null_ticket
+from pytriton_lite.scheduling.queue import Decision, Ticket
+from pytriton_lite.scheduling.sequence_slots import Backlog, Sequence, Slot, Slots
+from pytriton_lite.scheduling.sequence_strategies import Direct, Oldest, Strategy
+
+logger = logging.getLogger("pytriton_lite.model")
+
+EXPIRED_TEXT = "timeout of the corresponding sequence has been expired"
+
+NOT_ITERATIVE_TEXT = (
+    "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to handle such a "
+    "flag."
+)
+
+
+class SequenceBatchScheduler:
+    """The sequences of one model version over *instances* instances, which have the indices from 0.
+
+    *is_decoupled*: with the direct strategy, the next request of a sequence does not wait for the last answer to the one
+    before (4.4). An instance must not be called free then while it executes.
+    """
+
+    def __init__(
+        self,
+        options: SequenceBatching,
+        *,
+        model: str,
+        max_batch_size: int,
+        instances: int,
+        is_decoupled: bool = False,
+    ) -> None:
+        self._model = model
+        self._is_iterative = options.is_iterative
+        self._idle_limit_ns = options.max_sequence_idle_us * 1000
+        self._controls = ControlTensors(options.controls, model=model, max_batch_size=max_batch_size)
+        rows = max(1, max_batch_size)
+        self._strategy: Strategy
+        if isinstance(options.strategy, DirectStrategy):
+            self._slots = Slots(instances=instances, each=rows)
+            self._strategy = Direct(
+                options.strategy,
+                self._slots,
+                max_batch_size=max_batch_size,
+                one_at_a_time=options.is_iterative or not is_decoupled,
+            )
+        else:
+            candidates = options.strategy.max_candidate_sequences
+            self._slots = Slots(instances=instances, each=candidates if candidates > 0 else rows)
+            self._strategy = Oldest(options.strategy, instances=instances, max_batch_size=max_batch_size)
+        self._backlog = Backlog()
+        self._open: dict[int | str, Sequence] = {}
+        # Open sequences with a slot, the one first that was silent for longest.
+        self._silent: OrderedDict[Sequence, None] = OrderedDict()
+        self._in_hand: dict[Ticket, tuple[Sequence, Slot]] = {}
+        self._waiting = 0
+        self._made_up_ids = 0
+        self._has_leavers = False
+        # For the next decision to report.
+        self._cancelled: list[Ticket] = []
+        self._failed: list[tuple[Ticket, InferenceError]] = []
+
+    def __len__(self) -> int:
+        """Requests that wait, in slots and in the backlog, and those whose end the next decision reports."""
+        return self._waiting + len(self._cancelled) + len(self._failed)
+
+    def instance_of(self, ticket: Ticket) -> int | None:
+        """The only instance that can take *ticket*, which waits: where its sequence has a slot; None in the backlog."""
+        for sequence in self._slots.seated():
+            if ticket in sequence.waiting:
+                assert sequence.slot is not None
+                return sequence.slot.instance
+        return None
+
+    # ------------------------------------------------------------------------------------------ in
+
+    def enqueue(self, ticket: Ticket, now_ns: int) -> None:
+        """Take a request. Raises InferenceError(INVALID_ARG) when it breaks the rules of 4.1; it never waited then.
+
+        A request for an iterative model gets a correlation id and START where it comes without an id.
+        """
+        self._cut_silent(now_ns)
+        request = ticket.request
+        self._check(ticket)
+        sequence = self._sequence_of(request, now_ns)
+        ticket.enqueued_ns = now_ns
+        sequence.waiting.append(ticket)
+        self._waiting += 1
+        if sequence.slot is not None:
+            self._heard(sequence, now_ns)
+            self._strategy.offer(sequence, now_ns)
+        else:
+            if request.timeout_us:
+                self._backlog.limit(sequence, now_ns + request.timeout_us * 1000)
+            self._seat_waiting(now_ns)
+        if request.sequence_flags & SEQUENCE_END:
+            self._close(sequence)
+
+    def rescheduled(self, ticket: Ticket, now_ns: int) -> None:
+        """The model wants to execute *ticket*, which is in hand, once more (section 5).
+
+        Raises InferenceError where it cannot: the model is not iterative, or the sequence was cut off since. The request
+        has ended with that error then; `released` has nothing more to do for it.
+        """
+        if not self._is_iterative:
+            self.released(ticket, now_ns)
+            raise InferenceError(ErrorCode.INVALID_ARG, NOT_ITERATIVE_TEXT)
+        self._cut_silent(now_ns)
+        if ticket not in self._in_hand:  # its worker died
+            raise self._start_missing(ticket.request)
+        sequence, slot = self._in_hand.pop(ticket)
+        slot.in_hand -= 1
+        if not sequence.is_open or sequence.is_taken_over:
+            self._go_on(sequence, slot, now_ns)
+            raise self._start_missing(ticket.request)
+        ticket.request.sequence_flags = 0
+        ticket.enqueued_ns = now_ns
+        sequence.waiting.appendleft(ticket)
+        self._waiting += 1
+        # Nobody says again that it was cancelled while it executed.
+        self._has_leavers = self._has_leavers or ticket.waiter.cancelled()
+        self._heard(sequence, now_ns)
+        self._strategy.offer(sequence, now_ns)
+
+    def released(self, ticket: Ticket, now_ns: int) -> None:
+        """A request that was taken has ended: its final answer is sent. Null requests and unknown ones are passed over."""
+        if ticket not in self._in_hand:
+            return
+        sequence, slot = self._in_hand.pop(ticket)
+        slot.in_hand -= 1
+        if self._is_iterative and not sequence.is_taken_over:
+            self._close(sequence)
+        self._go_on(sequence, slot, now_ns)
+
+    def notice_cancelled(self) -> None:
+        """A waiter went away: the next decision looks through everything that waits.
+
+        Without this, a cancelled request is found no later than when its turn comes.
+        """
+        self._has_leavers = True
+
+    def put_back(self, tickets: list[Ticket]) -> None:
+        """Return requests of a dead worker that no execution had begun with.
+
+        `instance_lost` must follow before its instance is called free.
+        """
+        for ticket in reversed(tickets):
+            if ticket.is_null:
+                continue
+            sequence, _ = self._in_hand.pop(ticket)
+            sequence.waiting.appendleft(ticket)
+            self._waiting += 1
+            if sequence.slot is None:  # it was over, so its slot is another's
+                self._return(sequence)
+
+    def instance_lost(self, index: int, now_ns: int) -> None:
+        """The worker of an instance died, and with it what the model knew of the sequences in its slots.
+
+        Each of them ends: what waits fails, up to the next START if there is one; from there on it is a new sequence, and
+        waits for a slot before all others. A sequence that had nothing waiting just needs START next time. The slots of
+        the instance are taken again when it is free for the first time. Triton has no answer here: it never continues.
+        """
+        self._in_hand = {
+            ticket: (sequence, slot) for ticket, (sequence, slot) in self._in_hand.items() if slot.instance != index
+        }
+        for slot in self._slots.of(index):
+            if slot.sequence is not None:
+                self._strategy.withdraw(slot.sequence)
+        for sequence in reversed(self._slots.close(index)):
+            self._return(sequence)
+        self._seat_waiting(now_ns)
+
+    def drain(self) -> list[Ticket]:
+        """Take everything that waits, because nobody will serve it. All sequences end."""
+        drained = [*self._cancelled, *(ticket for ticket, _ in self._failed)]
+        self._cancelled = []
+        self._failed = []
+        seated = self._slots.seated()
+        queued = self._backlog.entries()
+        for sequence in [*seated, *queued]:
+            self._strategy.withdraw(sequence)
+            drained += self._empty(sequence)
+            self._close(sequence)
+            self._leave_if_over(sequence)
+        for sequence in queued:
+            self._backlog.remove(sequence)
+        return drained
+
+    # ------------------------------------------------------------------------------------------ out
+
+    def decide(self, now_ns: int, *, free: Collection[int]) -> Decision:
+        """A batch for each instance in *free* that has one due. See `Decision` for what else comes of it."""
+        decision = Decision(expired_text=EXPIRED_TEXT)
+        for index in free:
+            self._slots.reopen(index)
+        if self._has_leavers:
+            self._cancel_leavers()
+        self._cut_silent(now_ns)
+        for sequence in self._backlog.take_expired(now_ns):
+            self._close(sequence)
+            decision.expired += self._empty(sequence)
+        checks: list[int] = []
+        for index in free:
+            if not self._waiting:
+                break
+            self._form_batch(index, now_ns, decision, checks)
+        decision.cancelled, self._cancelled = self._cancelled, []
+        decision.failed, self._failed = self._failed, []
+        decision.next_check_ns = self._next_check(checks)
+        return decision
+
+    def _form_batch(self, index: int, now_ns: int, decision: Decision, checks: list[int]) -> None:
+        while True:
+            pick = self._strategy.pick(index, now_ns)
+            for sequence in pick.cancelled:
+                self._cancel(sequence)
+            if pick.rows:
+                decision.batches.append(self._take(pick.rows, now_ns))
+                decision.instances.append(index)
+            if pick.next_check_ns is not None:
+                checks.append(pick.next_check_ns)
+            self._seat_waiting(now_ns)
+            if pick.rows or not pick.cancelled:
+                return
+
+    def _take(self, rows: list[Sequence | None], now_ns: int) -> list[Ticket]:
+        """The next request of each sequence, and a null request for each None."""
+        taken = [None if sequence is None else self._take_next(sequence) for sequence in rows]
+        real = next(ticket for ticket in taken if ticket is not None)
+        nulls = self._controls.of_null()
+        return [null_ticket(real, nulls, now_ns=now_ns) if ticket is None else ticket for ticket in taken]
+
+    def _take_next(self, sequence: Sequence) -> Ticket:
+        ticket = sequence.waiting.popleft()
+        self._waiting -= 1
+        assert sequence.slot is not None
+        sequence.slot.in_hand += 1
+        self._in_hand[ticket] = (sequence, sequence.slot)
+        ticket.controls = self._controls.of(ticket.request)
+        self._leave_if_over(sequence)
+        return ticket
+
+    def _next_check(self, checks: list[int]) -> int | None:
+        if self._silent:
+            checks.append(next(iter(self._silent)).heard_ns + self._idle_limit_ns)
+        deadline_ns = self._backlog.next_deadline()
+        if deadline_ns is not None:
+            checks.append(deadline_ns)
+        return min(checks, default=None)
+
+    # ------------------------------------------------------------------------------------------ rules
+
+    def _check(self, ticket: Ticket) -> None:
+        request = ticket.request
+        if ticket.batch_size != 1:
+            raise self._refusal("must specify batch-size 1 due to requirements of sequence batcher")
+        if request.correlation_id:
+            self._controls.check(request)
+            if self._is_iterative:
+                request.sequence_flags &= SEQUENCE_START  # the model never sees END
+        elif self._is_iterative:
+            request.correlation_id = self._make_up_id()
+            request.sequence_flags = SEQUENCE_START
+        else:
+            raise self._refusal("must specify a non-zero or non-empty correlation ID")
+
+    def _sequence_of(self, request: InferenceRequest, now_ns: int) -> Sequence:
+        """The open sequence that *request* belongs to, or a new one, at the end of the backlog."""
+        sequence = self._open.get(request.correlation_id)
+        starts = request.sequence_flags & SEQUENCE_START
+        if sequence is None:
+            if not starts:
+                raise self._start_missing(request)
+            sequence = self._open[request.correlation_id] = Sequence(request.correlation_id)
+            self._backlog.append(sequence)
+        elif starts:
+            logger.warning(
+                "sequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence start. "
+                "Previous sequence will be terminated early.",
+                request.correlation_id,
+                self._model,
+                extra={"model": self._model},
+            )
+        return sequence
+
+    def _make_up_id(self) -> int:
+        self._made_up_ids += 1
+        while self._made_up_ids in self._open:  # a client chose it
+            self._made_up_ids += 1
+        return self._made_up_ids
+
+    def _refusal(self, what: str) -> InferenceError:
+        return InferenceError(ErrorCode.INVALID_ARG, f"inference request to model '{self._model}' {what}")
+
+    def _start_missing(self, request: InferenceRequest) -> InferenceError:
+        return InferenceError(
+            ErrorCode.INVALID_ARG,
+            f"inference request for sequence {request.correlation_id} to model '{self._model}' must specify the START flag "
+            "on the first request of the sequence",
+        )
+
+    # ------------------------------------------------------------------------------------------ the life of a sequence
+
+    def _seat_waiting(self, now_ns: int) -> None:
+        """Give free slots to the backlog's first."""
+        while self._slots.has_free and len(self._backlog):
+            sequence = self._backlog.take()
+            self._slots.seat(sequence)
+            if sequence.is_open:
+                self._heard(sequence, now_ns)
+            self._strategy.offer(sequence, now_ns)
+
+    def _heard(self, sequence: Sequence, now_ns: int) -> None:
+        """The idle time of an open sequence with a slot begins."""
+        sequence.heard_ns = now_ns
+        self._silent[sequence] = None
+        self._silent.move_to_end(sequence)
+
+    def _cut_silent(self, now_ns: int) -> None:
+        """End the sequences that were silent for too long (4.6), and give free slots to the backlog.
+
+        Nobody is told; what waits of them executes yet.
+        """
+        while self._silent:
+            sequence = next(iter(self._silent))
+            if now_ns < sequence.heard_ns + self._idle_limit_ns:
+                break
+            self._close(sequence)
+            self._leave_if_over(sequence)
+        self._seat_waiting(now_ns)
+
+    def _close(self, sequence: Sequence) -> None:
+        """Nothing more is accepted for *sequence*: its id is unknown from now on."""
+        if sequence.is_open:
+            sequence.is_open = False
+            del self._open[sequence.correlation_id]
+            self._silent.pop(sequence, None)
+
+    def _leave_if_over(self, sequence: Sequence) -> None:
+        """Free the slot of a closed sequence of which nothing waits. The backlog is not looked at yet."""
+        if sequence.slot is not None and not sequence.is_open and not sequence.waiting:
+            self._slots.free(sequence.slot)
+
+    def _go_on(self, sequence: Sequence, slot: Slot, now_ns: int) -> None:
+        """A request of *sequence*, from *slot*, is not in hand any more: whatever is next there may go."""
+        self._leave_if_over(sequence)
+        if slot.sequence is not None:
+            self._strategy.offer(slot.sequence, now_ns)
+        self._seat_waiting(now_ns)
+
+    def _return(self, sequence: Sequence) -> None:
+        """Put *sequence*, which lost its slot and the model's knowledge of it, before the backlog, from its next START on."""
+        self._fail_up_to_start(sequence)
+        self._silent.pop(sequence, None)
+        if sequence.waiting:
+            self._backlog.push_front(sequence)
+        else:
+            self._close(sequence)
+
+    def _cancel_leavers(self) -> None:
+        self._has_leavers = False
+        for sequence in [*self._slots.seated(), *self._backlog.entries()]:
+            if sequence.has_leavers():
+                self._cancel(sequence)
+
+    def _cancel(self, sequence: Sequence) -> None:
+        """End *sequence* and every request of it that waits (4.7). What executes goes on."""
+        self._strategy.withdraw(sequence)
+        self._cancelled += self._empty(sequence)
+        self._close(sequence)
+        if sequence in self._backlog:
+            self._backlog.remove(sequence)
+        self._leave_if_over(sequence)
+
+    def _empty(self, sequence: Sequence) -> list[Ticket]:
+        tickets = list(sequence.waiting)
+        sequence.waiting.clear()
+        self._waiting -= len(tickets)
+        return tickets
+
+    def _fail_up_to_start(self, sequence: Sequence) -> None:
+        """Fail what waits for a state that is gone."""
+        while sequence.waiting and not sequence.waiting[0].request.sequence_flags & SEQUENCE_START:
+            self._waiting -= 1
+            error = InferenceError(
+                ErrorCode.UNAVAILABLE,
+                f"sequence {sequence.correlation_id} of model '{self._model}' has ended: the worker that held its state died. "
+                "The next request of the sequence must specify the START flag",
+            )
+            self._failed.append((sequence.waiting.popleft(), error))

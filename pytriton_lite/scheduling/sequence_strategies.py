@@ -1,0 +1,157 @@
+"""Which sequences send a request into the next batch of an instance (scheduling spec, 4.4 and 4.5)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pytriton_lite.config.model_config import DirectStrategy, DynamicBatching, OldestStrategy, QueuePolicy
+from pytriton_lite.scheduling.dynamic_batch import DynamicBatchScheduler
+from pytriton_lite.scheduling.queue import Ticket
+from pytriton_lite.scheduling.sequence_slots import Sequence, Slots
+
+
+@dataclass(slots=True)
+class Pick:
+    """``rows`` are the sequences whose next requests make a batch, None for a row with a null request.
+
+    The next request of those in ``cancelled`` was cancelled; without rows, ask again when they are out of the way.
+    ``next_check_ns`` is when there will be a batch if nothing else happens first.
+    """
+
+    rows: list[Sequence | None] = field(default_factory=list)
+    cancelled: list[Sequence] = field(default_factory=list)
+    next_check_ns: int | None = None
+
+
+class Strategy(Protocol):
+    """Picks among the sequences that have a slot. Whoever asks takes their requests out of those that were picked."""
+
+    def offer(self, sequence: Sequence, now_ns: int) -> None:
+        """The first waiting request of *sequence* may be another than before, or be allowed to go now."""
+
+    def withdraw(self, sequence: Sequence) -> None:
+        """The first waiting request of *sequence* must not go after all."""
+
+    def pick(self, instance: int, now_ns: int) -> Pick:
+        """The next batch of *instance*, which is idle."""
+
+
+class Direct:
+    """Every slot is a row of the batch, and keeps its place.
+
+    *one_at_a_time*: a slot sends nothing while a request of it is in hand, whatever else the instance could execute.
+    Otherwise it is enough that the instance is free: a decoupled model may still be answering then.
+    """
+
+    def __init__(self, options: DirectStrategy, slots: Slots, *, max_batch_size: int, one_at_a_time: bool) -> None:
+        self._slots = slots
+        self._one_at_a_time = one_at_a_time
+        self._delay_ns = options.max_queue_delay_us * 1000
+        self._enough = _rows_for(options.minimum_slot_utilization, of=max(1, max_batch_size))
+        # Sequences whose shapes did not fit into the last batches, by instance. The first of them decides on the shape
+        # of the next, so that one row's stream of requests cannot keep another row waiting for ever.
+        self._passed_over: dict[int, list[Sequence]] = {}
+
+    def offer(self, sequence: Sequence, now_ns: int) -> None:
+        pass
+
+    def withdraw(self, sequence: Sequence) -> None:
+        pass
+
+    def pick(self, instance: int, now_ns: int) -> Pick:
+        rows = [slot.sequence for slot in self._slots.of(instance)]
+        ready = [sequence for sequence in rows if sequence is not None and self._may_send(sequence)]
+        if not ready:
+            return Pick()
+        cancelled = [sequence for sequence in ready if sequence.waiting[0].waiter.cancelled()]
+        if cancelled:
+            return Pick(cancelled=cancelled)
+        if len(ready) < self._enough:
+            due_ns = min(sequence.waiting[0].enqueued_ns for sequence in ready) + self._delay_ns
+            if now_ns < due_ns:
+                return Pick(next_check_ns=due_ns)
+        shape_key = self._shape_key(instance, ready)
+        chosen = {sequence for sequence in ready if sequence.waiting[0].shape_key == shape_key}
+        return Pick(rows=[row if row in chosen else None for row in rows[: rows.index(ready[-1]) + 1]])
+
+    def _may_send(self, sequence: Sequence) -> bool:
+        assert sequence.slot is not None
+        return bool(sequence.waiting) and not (self._one_at_a_time and sequence.slot.in_hand)
+
+    def _shape_key(self, instance: int, ready: list[Sequence]) -> Hashable:
+        """That of the lowest row which is ready, or which was passed over first; remembers who is passed over now."""
+        passed = [sequence for sequence in self._passed_over.pop(instance, []) if sequence in ready]
+        first = (passed or ready)[0]
+        shape_key = first.waiting[0].shape_key
+        unfit = [sequence for sequence in ready if sequence.waiting[0].shape_key != shape_key]
+        if unfit:
+            still = [sequence for sequence in passed if sequence in unfit]
+            self._passed_over[instance] = still + [sequence for sequence in unfit if sequence not in still]
+        return shape_key
+
+
+class Oldest:
+    """A dynamic batcher for each instance, and in it at most one request of a slot: the next enters on release.
+
+    That is so also where the next is the first of another sequence. D counts from that moment, and the statistics from the
+    arrival (seen in Triton 2.51).
+    """
+
+    def __init__(self, options: OldestStrategy, *, instances: int, max_batch_size: int) -> None:
+        batching = DynamicBatching(
+            preferred_batch_sizes=options.preferred_batch_sizes,
+            max_queue_delay_us=options.max_queue_delay_us,
+            preserve_ordering=options.preserve_ordering,
+            priority_levels=0,
+            default_priority_level=0,
+            default_queue_policy=QueuePolicy(),
+            priority_queue_policies={},
+        )
+        self._batchers = [DynamicBatchScheduler(batching, max_batch_size=max_batch_size) for _ in range(instances)]
+        # Each with the time of its arrival, in whose place the batcher writes that of its entry.
+        self._candidates: dict[Ticket, tuple[Sequence, int]] = {}
+
+    def offer(self, sequence: Sequence, now_ns: int) -> None:
+        slot = sequence.slot
+        assert slot is not None
+        if not sequence.waiting or slot.in_hand or sequence.waiting[0] in self._candidates:
+            return
+        ticket = sequence.waiting[0]
+        self._candidates[ticket] = (sequence, ticket.enqueued_ns)
+        self._batchers[slot.instance].enqueue(ticket, now_ns)
+
+    def withdraw(self, sequence: Sequence) -> None:
+        if sequence.waiting and sequence.waiting[0] in self._candidates:
+            assert sequence.slot is not None
+            ticket = sequence.waiting[0]
+            self._leave(ticket)
+            batcher = self._batchers[sequence.slot.instance]
+            batcher.put_back([other for other in batcher.drain() if other is not ticket])
+
+    def pick(self, instance: int, now_ns: int) -> Pick:
+        decision = self._batchers[instance].decide(now_ns, idle=1, ahead=0)
+        return Pick(
+            rows=[self._leave(ticket) for batch in decision.batches for ticket in batch],
+            cancelled=[self._leave(ticket) for ticket in decision.cancelled],
+            next_check_ns=decision.next_check_ns,
+        )
+
+    def _leave(self, ticket: Ticket) -> Sequence:
+        sequence, ticket.enqueued_ns = self._candidates.pop(ticket)
+        return sequence
+
+
+def _rows_for(utilization: float, *, of: int) -> int:
+    """The least number of ready rows that reach *utilization*; 0 where one has not to wait for company.
+
+    Compared as 32-bit floats, as which the configuration has it: 3 of 10 rows are enough for 0.3.
+    """
+    return next((rows for rows in range(of + 1) if _as_fp32(rows / of) >= utilization), of)
+
+
+def _as_fp32(value: float) -> float:
+    rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    return rounded
