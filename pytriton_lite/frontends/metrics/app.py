@@ -16,7 +16,7 @@ _ERROR_TYPE = b"text/plain"
 
 
 def metrics_app(server: Server) -> AsgiApp:
-    """The page over *server*'s statistics as they are at the request.
+    """The page over *server*'s statistics and its models' own metrics as they are at the request.
 
     Another path is 404, where Triton answers 200 with nothing; another method than GET is 405, as there.
     """
@@ -27,7 +27,7 @@ def metrics_app(server: Server) -> AsgiApp:
         elif scope["method"] != "GET":
             await _respond(send, 405, _ERROR_TYPE, b'{"error":"Method Not Allowed"}')
         else:
-            page = metrics_page(server.loaded_statistics())
+            page = metrics_page(server.loaded_statistics(), server.custom_metrics.families())
             await _respond(send, 200, _PAGE_TYPE, page.encode("utf-8", "replace"))
 
     return app

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from pytriton_lite.engine.custom_metrics import CustomMetrics
 from pytriton_lite.engine.statistics import ModelStatistics
 from pytriton_lite.frontends.listener import start_listener
 from pytriton_lite.frontends.metrics import metrics_app
@@ -17,6 +18,7 @@ from pytriton_lite.frontends.metrics.page import metrics_page
 @dataclass
 class FakeServer:
     rows: list[ModelStatistics] = field(default_factory=lambda: [ModelStatistics("add_sub", 1, {})])
+    custom_metrics: CustomMetrics = field(default_factory=CustomMetrics)
 
     def loaded_statistics(self) -> list[ModelStatistics]:
         return self.rows
@@ -56,6 +58,18 @@ def test_page_is_served(target: str) -> None:
 
 def test_page_is_served_when_no_model_is_loaded() -> None:
     assert ask("GET", "/metrics", FakeServer([])) == (200, "text/plain; charset=utf-8", b"")
+
+
+def test_metrics_of_models_follow_those_of_the_server() -> None:
+    server = FakeServer()
+    family = {"name": "mine", "description": "of a model", "kind": 0}
+    number = server.custom_metrics.handle("worker", "metric.new_family", family)
+    server.custom_metrics.handle("worker", "metric.new_metric", {"family": number, "labels": {}, "buckets": []})
+    body = ask("GET", "/metrics", server)[2]
+    own = metrics_page(server.rows).encode()
+    assert body == own + b"# HELP mine of a model\n# TYPE mine counter\nmine 0\n"
+    server.custom_metrics.owner_gone("worker")
+    assert ask("GET", "/metrics", server)[2] == own
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pytriton_lite.engine.statistics import FailureReason, ModelStatistics
+from pytriton_lite.engine.statistics import FailureReason, ModelStatistics, SharedMemory
 from pytriton_lite.frontends.metrics.page import metrics_page
 
 PAGE = """\
@@ -45,6 +45,13 @@ nv_inference_pending_request_count{model="add_sub",version="1"} 3
 # HELP pytriton_lite_worker_restarts Number of worker processes started to replace one that died
 # TYPE pytriton_lite_worker_restarts counter
 pytriton_lite_worker_restarts{model="add_sub",version="1"} 2
+# HELP pytriton_lite_shared_memory_bytes Shared memory reserved for tensors of an instance, by the process that writes them
+# TYPE pytriton_lite_shared_memory_bytes gauge
+pytriton_lite_shared_memory_bytes{instance="add_sub_0",model="add_sub",version="1",writer="server"} 1048576
+pytriton_lite_shared_memory_bytes{instance="add_sub_0",model="add_sub",version="1",writer="worker"} 0
+# HELP pytriton_lite_shared_memory_slots Places in shared memory of an instance whose tensors are still referred to
+# TYPE pytriton_lite_shared_memory_slots gauge
+pytriton_lite_shared_memory_slots{instance="add_sub_0",model="add_sub",version="1"} 5
 """  # noqa: E501  # the texts are Triton's
 
 
@@ -55,6 +62,7 @@ def one_request() -> ModelStatistics:
     row.add_failure(FailureReason.BACKEND, 5_000)
     row.pending = 3
     row.worker_restarts = 2
+    row.shared_memory = [SharedMemory("add_sub_0", 1 << 20, 0, 5)]
     return row
 
 
@@ -63,13 +71,20 @@ def test_names_texts_types_labels_and_values_are_triton_s() -> None:
 
 
 def test_prometheus_reads_every_series_of_every_version() -> None:
-    page = metrics_page([one_request(), ModelStatistics("add_sub", 2, {}), ModelStatistics("other", 1, {})])
-    families = list(text_string_to_metric_families(page))
-    assert len(families) == 11
+    rows = [one_request(), ModelStatistics("add_sub", 2, {}), ModelStatistics("other", 1, {})]
+    for row in rows:
+        row.shared_memory = [SharedMemory(f"{row.name}_0", 0, 0, 0)]
+    families = list(text_string_to_metric_families(metrics_page(rows)))
+    assert len(families) == 13
+    gauges = {
+        "nv_inference_pending_request_count",
+        "pytriton_lite_shared_memory_bytes",
+        "pytriton_lite_shared_memory_slots",
+    }
     for family in families:
         versions = {(sample.labels["model"], sample.labels["version"]) for sample in family.samples}
         assert versions == {("add_sub", "1"), ("add_sub", "2"), ("other", "1")}
-        assert family.type == ("gauge" if family.name == "nv_inference_pending_request_count" else "counter")
+        assert family.type == ("gauge" if family.name in gauges else "counter")
 
 
 def test_metric_tags_are_labels_before_the_others() -> None:
