@@ -1,4 +1,4 @@
-"""The engine's side of a fork server: one per interpreter, started when the first worker needs it."""
+"""The engine's side of a fork server: one per environment, started when the first worker needs it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ import socket
 import struct
 import subprocess
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.line_pipe import LinePipe
 
 logger = logging.getLogger(__name__)
 
 BOOTSTRAP = Path(__file__).resolve().parent.parent / "worker" / "bootstrap.py"
 _REPORT = struct.Struct("<Bii")
+
+_IDLE_S = 30.0
+"""A fork server that has had no worker for so long ends: some 20 MB, and models come and go with their environments."""
 
 
 class WorkerExit:
@@ -41,6 +47,20 @@ Spawned = tuple[int, "asyncio.Future[WorkerExit]"]
 """A worker's process id, and its end."""
 
 
+class Spawner(Protocol):
+    """Starts workers of one environment, and ends them."""
+
+    async def spawn(self, descriptors: list[int]) -> Spawned: ...
+
+    def kill(self, pid: int) -> None: ...
+
+
+class Spawners(Protocol):
+    """Spawners by environment: fork servers, or the process in which a model is debugged (foreground.py)."""
+
+    def get(self, environment: Environment) -> Spawner: ...
+
+
 class ForkServer:
     """A process of *executable* with numpy imported, which forks workers and reports their ends.
 
@@ -62,17 +82,21 @@ class ForkServer:
         self._last_words: deque[str] = deque(maxlen=20)
         self._errors = LinePipe(errors_fd, self._hear)
         self.is_alive = True
+        self.on_idle: Callable[[], None] = _nothing
+        """Called when the last worker has ended."""
         control.setblocking(False)
         self._loop.add_reader(control.fileno(), self._read)
 
     @classmethod
-    def start(cls, executable: str) -> ForkServer:
+    def start(cls, environment: Environment) -> ForkServer:
         """Start it; whether its interpreter works is known when the first worker is asked for."""
+        executable = environment.executable
         ours, theirs = socket.socketpair()
         errors_read, errors_write = os.pipe()
         try:
             process = subprocess.Popen(
-                [executable, str(BOOTSTRAP), str(theirs.fileno())],
+                [executable, str(BOOTSTRAP), str(theirs.fileno()), environment.libraries],
+                env=environment.start_variables,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=errors_write,
@@ -92,6 +116,11 @@ class ForkServer:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has no worker, and is not asked for one."""
+        return not self._exits and not self._spawning and not self._asking.locked()
 
     async def spawn(self, descriptors: list[int]) -> Spawned:
         """Fork a worker with *descriptors* (bootstrap.py lists them), which stay ours too; its pid and its end.
@@ -189,6 +218,8 @@ class ForkServer:
                 exited = self._exits.pop(pid)
                 if not exited.done():
                     exited.set_result(WorkerExit(status))
+                if self.is_idle:
+                    self.on_idle()
 
     def _on_end(self) -> None:
         """The fork server is gone or being closed: its workers are, too."""
@@ -207,21 +238,52 @@ class ForkServer:
         self._process.poll()
 
 
+def _nothing() -> None:
+    """For a fork server that is nobody's but its owner's."""
+
+
 class ForkServers:
-    """The fork servers of this engine, by interpreter; a dead one is replaced when it is next needed."""
+    """The fork servers of this engine, by environment: numpy is imported, and variables are read, when one starts.
 
-    def __init__(self) -> None:
-        self._by_executable: dict[str, ForkServer] = {}
+    A dead one is replaced when it is next needed; one that is not needed any more ends.
+    """
 
-    def get(self, executable: str) -> ForkServer:
-        server = self._by_executable.get(executable)
+    def __init__(self, *, idle_s: float = _IDLE_S) -> None:
+        self._idle_s = idle_s
+        self._by_environment: dict[Environment, ForkServer] = {}
+        self._endings: dict[Environment, asyncio.TimerHandle] = {}
+
+    def get(self, environment: Environment) -> ForkServer:
+        server = self._by_environment.get(environment)
         if server is None or not server.is_alive:
             if server is not None:
                 server.close()
-            server = self._by_executable[executable] = ForkServer.start(executable)
+            server = ForkServer.start(environment)
+            self._by_environment[environment] = server
+            server.on_idle = lambda: self._end_later(environment)
+        self._end_later(environment)  # for one that is not asked for a worker after all
         return server
 
-    def close(self) -> None:
-        for server in self._by_executable.values():
+    def _end_later(self, environment: Environment) -> None:
+        self._forget_ending(environment)
+        loop = asyncio.get_running_loop()
+        self._endings[environment] = loop.call_later(self._idle_s, self._end_if_idle, environment)
+
+    def _forget_ending(self, environment: Environment) -> None:
+        ending = self._endings.pop(environment, None)
+        if ending is not None:
+            ending.cancel()
+
+    def _end_if_idle(self, environment: Environment) -> None:
+        self._endings.pop(environment, None)
+        server = self._by_environment.get(environment)
+        if server is not None and server.is_idle:
+            del self._by_environment[environment]
             server.close()
-        self._by_executable.clear()
+
+    def close(self) -> None:
+        for environment in list(self._endings):
+            self._forget_ending(environment)
+        for server in self._by_environment.values():
+            server.close()
+        self._by_environment.clear()

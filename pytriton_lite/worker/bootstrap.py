@@ -1,7 +1,8 @@
-"""The fork server: one process per interpreter, from which workers are forked in milliseconds with numpy already imported.
+"""The fork server: one process per environment, from which workers are forked in milliseconds with numpy already imported.
 
-Started by path, ``<interpreter> bootstrap.py <descriptor of the control socket>``, because the package need not be
-installed there. On the control socket:
+Started by path, ``<interpreter> bootstrap.py <descriptor of the control socket> <folder of its libraries, or "">``,
+because the package need not be installed there. More words make it the worker of ``pytriton-lite debug``, which is not
+forked (foreground.py). On the control socket:
 
 * in: one byte ``f`` with five descriptors (channel, descriptors, control page, stdout, stderr), once per worker to fork;
   ``k`` and a pid: kill that worker and everything it started
@@ -38,6 +39,15 @@ def _import_package() -> None:
     package = importlib.util.module_from_spec(spec)
     sys.modules["pytriton_lite"] = package
     spec.loader.exec_module(package)
+
+
+def _forget_libraries() -> None:
+    """The loader has read where this interpreter's libraries are; programs that a model starts have others (7.1)."""
+    _, _, rest = os.environ["LD_LIBRARY_PATH"].partition(os.pathsep)
+    if rest:
+        os.environ["LD_LIBRARY_PATH"] = rest
+    else:
+        del os.environ["LD_LIBRARY_PATH"]
 
 
 def _import_numpy_with_one_thread() -> None:
@@ -235,9 +245,16 @@ def _main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     # Python put our own folder first; a model sees the current directory there (model API, 1.2).
     sys.path[0] = ""
+    if sys.argv[2]:
+        _forget_libraries()
     # Bytecode beside model.py would look like a changed model (repository spec, 3.1).
     sys.dont_write_bytecode = True
     _import_package()
+    if sys.argv[3:]:
+        from pytriton_lite.worker import foreground
+
+        _, _, _, _, *words = sys.argv
+        sys.exit(foreground.resume(control, words))
     _import_numpy_with_one_thread()
     ForkServer(control).serve()
 
