@@ -1,25 +1,33 @@
-"""Find, import and construct the user's model (model API, sections 1.1 and 1.2)."""
+"""Find, import and construct the user's model (model API, sections 1.1, 1.2 and 1.6)."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.worker import pb_utils
+from pytriton_lite.worker.process import host
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Where a model's code is. ``model_dir`` is ``<repository>/<model>``; ``filename`` is relative to the version."""
+    """Where a model's code is. ``model_dir`` is ``<repository>/<model>``; ``filename`` is relative to the version.
+
+    With a ``backend_dir``, the folder of a Python-based backend, the code is the model.py there, and ``filename`` is for
+    that to read. ``backend_settings`` are what ``--backend-config`` says to it.
+    """
 
     model_dir: Path
     version: int
     filename: str
+    backend_dir: Path | None = None
+    backend_settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def version_dir(self) -> Path:
@@ -27,46 +35,71 @@ class ModelFiles:
 
     @property
     def path(self) -> Path:
-        return self.version_dir / self.filename
+        return self.version_dir / self.filename if self.backend_dir is None else self.backend_dir / "model.py"
 
 
 def install_pb_utils(model_dir: str) -> None:
     """Make ``import triton_python_backend_utils`` and ``import c_python_backend_utils`` find our module."""
-    pb_utils._process.model_dir = model_dir
+    host().model_dir = model_dir
     sys.modules["triton_python_backend_utils"] = pb_utils
     sys.modules["c_python_backend_utils"] = pb_utils
 
 
 def import_model(files: ModelFiles) -> ModuleType:
-    """Import the model's file as ``<version>.<stem>``, so that ``from . import helper`` works.
+    """Import the model's file as ``<version>.<stem>``, so that ``from . import helper`` works, or its backend's as ``model``.
 
+    A backend's module has ``BACKEND_SETTINGS``, a dict of texts, from its first line on. Triton's has not.
     Raises InferenceError(INTERNAL) for a file that cannot be one; whatever the file itself raises passes through.
     """
-    if not files.filename.endswith(".py"):
+    if not files.path.name.endswith(".py"):
         raise InferenceError(ErrorCode.INTERNAL, f"Model name must end with '.py'. Model name is \"{files.filename}\".")
     if not files.path.is_file():
         raise InferenceError(ErrorCode.INTERNAL, f"Python model file not found in '{files.path}'")
+    if files.backend_dir is not None:
+        # The model's own directories are not on the path: what lies there is data (model API, section 1.6).
+        sys.path.append(str(files.backend_dir))
+        return _import_file("model", files.path, BACKEND_SETTINGS=dict(files.backend_settings))
     # Appended, so that an installed module wins over one of the same name beside the model, as on Triton.
     sys.path.extend([str(files.version_dir), str(files.model_dir)])
     package = ModuleType(str(files.version))
     package.__path__ = [str(files.version_dir)]
     sys.modules[package.__name__] = package
-    name = f"{files.version}.{files.path.stem}"
-    spec = importlib.util.spec_from_file_location(name, files.path)
+    return _import_file(f"{files.version}.{files.path.stem}", files.path)
+
+
+def _import_file(name: str, path: Path, **names: object) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, "a .py file always has a loader"
     module = importlib.util.module_from_spec(spec)
+    vars(module).update(names)
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
 
-def construct(module: ModuleType) -> Any:
-    """The instance of ``TritonPythonModel``. Whatever its constructor raises passes through."""
+def find_class(module: ModuleType) -> Any:
+    """``TritonPythonModel``. Raises InferenceError(INTERNAL) for a module that has none."""
     try:
-        model_class = module.TritonPythonModel
+        return module.TritonPythonModel
     except AttributeError:
         raise InferenceError(
             ErrorCode.INTERNAL,
             f"AttributeError: module '{module.__name__}' has no attribute 'TritonPythonModel'",
         ) from None
-    return model_class()
+
+
+def construct(module: ModuleType) -> Any:
+    """The instance of ``TritonPythonModel``. Whatever its constructor raises passes through."""
+    return find_class(module)()
+
+
+def initialize(model: Any, args: Mapping[str, str]) -> None:
+    """Call ``initialize``, if the model has it. Whatever it raises passes through."""
+    if hasattr(model, "initialize"):
+        _close_if_coroutine(model.initialize(dict(args)))
+
+
+def _close_if_coroutine(returned: object) -> None:
+    """An ``async def initialize`` is not awaited by Triton, and its body does not run (3.2)."""
+    if hasattr(returned, "cr_frame"):
+        returned.close()  # type: ignore[attr-defined]  # a coroutine

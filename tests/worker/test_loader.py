@@ -1,4 +1,4 @@
-"""Finding, importing and constructing a model (model API, 1.1 and 1.2)."""
+"""Finding, importing and constructing a model (model API, 1.1, 1.2 and 1.6)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ import pytest
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.worker import pb_utils
 from pytriton_lite.worker.loader import ModelFiles, construct, import_model, install_pb_utils
+from pytriton_lite.worker.process import host
 
 
 @pytest.fixture(autouse=True)
 def interpreter() -> Iterator[None]:
     """What a worker changes in its own interpreter is put back in ours."""
-    path, modules, model_dir = list(sys.path), set(sys.modules), pb_utils._process.model_dir
+    path, modules, model_dir = list(sys.path), set(sys.modules), host().model_dir
     yield
     sys.path[:] = path
     for name in set(sys.modules) - modules:
         del sys.modules[name]
-    pb_utils._process.model_dir = model_dir
+    host().model_dir = model_dir
 
 
 def write(path: Path, code: str) -> Path:
@@ -124,3 +125,28 @@ def test_both_names_of_pb_utils_are_installed(tmp_path: Path) -> None:
     module = import_model(ModelFiles(tmp_path, 1, "model.py"))
     assert module.Tensor is pb_utils.Tensor
     assert pb_utils.get_model_dir() == str(tmp_path / "1")
+
+
+def test_a_backend_is_imported_as_model_and_without_a_package(tmp_path: Path) -> None:
+    """model_api.md row 17."""
+    write(tmp_path / "m" / "1" / "model.py", "raise AssertionError('the model has no code of its own')")
+    path = write(tmp_path / "mybk" / "model.py", "names = __name__, __package__, __file__")
+    module = import_model(ModelFiles(tmp_path / "m", 1, "", backend_dir=tmp_path / "mybk"))
+    assert module.names == ("model", "", str(path))
+    assert sys.modules["model"] is module
+
+
+def test_a_backend_finds_its_own_helpers_and_none_of_the_model(tmp_path: Path) -> None:
+    write(tmp_path / "m" / "helper_of_the_model.py", "")
+    write(tmp_path / "mybk" / "helper_of_the_backend.py", "word = 'backend'")
+    write(tmp_path / "mybk" / "model.py", "from helper_of_the_backend import word")
+    before = list(sys.path)
+    module = import_model(ModelFiles(tmp_path / "m", 1, "weights.bin", backend_dir=tmp_path / "mybk"))
+    assert module.word == "backend"
+    assert sys.path == [*before, str(tmp_path / "mybk")]
+
+
+def test_a_backend_has_its_settings_from_its_first_line_on(tmp_path: Path) -> None:
+    write(tmp_path / "mybk" / "model.py", "size = int(BACKEND_SETTINGS['size'])")
+    files = ModelFiles(tmp_path / "m", 1, "", backend_dir=tmp_path / "mybk", backend_settings={"size": "3"})
+    assert import_model(files).size == 3
