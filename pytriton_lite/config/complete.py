@@ -10,12 +10,29 @@ from pytriton_lite.proto import model_config_pb
 
 PYTHON = "python"
 ENSEMBLE = "ensemble"
+ONNXRUNTIME = "onnxruntime"
+ONNXRUNTIME_PLATFORM = "onnxruntime_onnx"
+
+BACKEND_FILE = "model.py"
+"""The file in its folder that makes a Python-based backend, and the ``runtime`` of the models that it serves."""
+
+PLATFORMS = {
+    "tensorflow": ("tensorflow_graphdef", "tensorflow_savedmodel"),
+    "tensorrt": ("tensorrt_plan",),
+    ONNXRUNTIME: (ONNXRUNTIME_PLATFORM,),
+    "pytorch": ("pytorch_libtorch",),
+}
+"""The framework backends that have platforms of their own. Such a platform alone names the backend (asked of 2.51)."""
+
+_EXECUTION_ENVIRONMENT = "EXECUTION_ENV_PATH"
+
+_ONNX_FILE = "model.onnx"
 
 _MODEL_FILES = (
     ("model.savedmodel", "tensorflow"),
     ("model.graphdef", "tensorflow"),
     ("model.plan", "tensorrt"),
-    ("model.onnx", "onnxruntime"),
+    (_ONNX_FILE, ONNXRUNTIME),
     ("model.xml", "openvino"),
     ("model.pt", "pytorch"),
     ("model.py", PYTHON),
@@ -36,11 +53,27 @@ def complete(message: model_config_pb.ModelConfig, *, model_dir: Path, versions:
         _complete_backend(message, model_dir, versions)
     if message.backend == PYTHON and not message.default_model_filename:
         message.default_model_filename = "model.py"
+    if message.backend == ONNXRUNTIME:  # asked of 2.51
+        message.platform = message.platform or ONNXRUNTIME_PLATFORM
+        message.default_model_filename = message.default_model_filename or _ONNX_FILE
+
+
+def complete_python_based(message: model_config_pb.ModelConfig, folder: Path) -> None:
+    """Fill in what follows from the backend of *message* being the Python-based one in *folder* (model API, section 1.6)."""
+    message.runtime = BACKEND_FILE
+    environment = folder / f"pb_exec_env_{BACKEND_FILE}.tar.gz"
+    # Reading an absent key of a protobuf map would create it.
+    if _EXECUTION_ENVIRONMENT not in message.parameters and environment.exists():
+        message.parameters[_EXECUTION_ENVIRONMENT].string_value = str(environment)
 
 
 def _complete_backend(message: model_config_pb.ModelConfig, model_dir: Path, versions: Sequence[int]) -> None:
     if message.default_model_filename == "model.py":
         message.backend = PYTHON
+    elif message.default_model_filename == _ONNX_FILE and not message.platform:
+        message.backend = ONNXRUNTIME
+    else:
+        message.backend = next((name for name, platforms in PLATFORMS.items() if message.platform in platforms), "")
     if message.backend or message.platform or message.default_model_filename:
         return
     file_name, backend = _from_content(model_dir, versions) or _from_name(message.name)

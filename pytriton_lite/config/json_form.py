@@ -67,7 +67,7 @@ def json_form(message: Any) -> dict[str, Any]:
 
 
 def _field(field: Any, value: Any) -> Any:
-    if _is_map(field):
+    if is_map(field):
         of_value = field.message_type.fields_by_name["value"]
         # A map has no order of its own: ours is the keys', so that the form of a configuration never changes.
         return {str(key): _single(of_value, value[key]) for key in sorted(value)}
@@ -111,7 +111,8 @@ def _as_single(value: float) -> float:
     return float(single)
 
 
-def _is_map(field: Any) -> bool:
+def is_map(field: Any) -> bool:
+    """Whether *field* of a descriptor is a map; `is_repeated` says yes to it as well."""
     return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
 
 

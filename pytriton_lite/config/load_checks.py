@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
 
-from pytriton_lite.config.complete import ENSEMBLE
+from pytriton_lite.config.complete import BACKEND_FILE, ENSEMBLE, PYTHON
 from pytriton_lite.config.errors import invalid
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.proto import model_config_pb
@@ -16,15 +16,15 @@ from pytriton_lite.proto import model_config_pb
 _METRIC_TAG = re.compile(r"(?!_)[a-zA-Z0-9_]*", re.ASCII)
 
 
-def check_backend(message: model_config_pb.ModelConfig, model_dir: Path, backends: Collection[str]) -> None:
-    """Refuse a backend that is not among *backends*, and a runtime other than ``model.py`` (section 4.1)."""
+def check_backend(message: model_config_pb.ModelConfig, model_dir: Path, backends: Mapping[str, Path]) -> None:
+    """Refuse a backend other than ``python`` and *backends*, and a runtime other than ``model.py`` (section 4.1)."""
     if message.platform == ENSEMBLE:
         return
-    if message.runtime not in ("", "model.py"):
+    if message.runtime not in ("", BACKEND_FILE):
         raise invalid(
             f"unable to find backend library '{message.runtime}' for model '{message.name}', searched: '{model_dir}' "
         )
-    if message.backend not in backends:
+    if message.backend != PYTHON and message.backend not in backends:
         raise invalid(
             f"unable to find backend library for backend '{message.backend}', try specifying runtime on the model "
             "configuration."
@@ -36,6 +36,16 @@ def check_python_parameters(message: model_config_pb.ModelConfig) -> None:
     value = _parameter(message, "FORCE_CPU_ONLY_INPUT_TENSORS")
     if value not in (None, "yes", "no"):
         raise InferenceError(ErrorCode.UNSUPPORTED, f"Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: {value}'")
+
+
+def check_execution_parameters(message: model_config_pb.ModelConfig) -> None:
+    """Ours: how coroutines of ``execute`` run (docs/python-backend.md)."""
+    value = _parameter(message, "EXECUTE_CONCURRENCY")
+    if value is not None and not (value.isascii() and value.isdigit() and int(value) > 0):
+        raise invalid(f"Incorrect value for EXECUTE_CONCURRENCY: expected a number from 1 on, got '{value}'")
+    value = _parameter(message, "CANCEL_COROUTINES")
+    if value not in (None, "yes", "no"):
+        raise invalid(f"Incorrect value for CANCEL_COROUTINES: expected 'yes' or 'no', got '{value}'")
 
 
 def check_batching_library(message: model_config_pb.ModelConfig) -> None:

@@ -5,21 +5,13 @@ Every function raises InferenceError(INVALID_ARG); while polling, the caller tur
 
 from __future__ import annotations
 
-from pytriton_lite.config.complete import ENSEMBLE
+from pytriton_lite.config.complete import ENSEMBLE, PLATFORMS
 from pytriton_lite.config.errors import invalid
 from pytriton_lite.config.preferred import check_preferred_sizes
 from pytriton_lite.config.validate_ensemble import validate_ensemble
 from pytriton_lite.config.validate_sequence import validate_sequence_batching
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.proto import model_config_pb
-
-_PLATFORMS = {
-    "tensorflow": ("tensorflow_graphdef", "tensorflow_savedmodel"),
-    "tensorrt": ("tensorrt_plan",),
-    "onnxruntime": ("onnxruntime_onnx",),
-    "pytorch": ("pytorch_libtorch",),
-}
-"""The framework backends that have platforms of their own."""
 
 
 def validate_model(message: model_config_pb.ModelConfig) -> None:
@@ -44,7 +36,7 @@ def _validate_identity(message: model_config_pb.ModelConfig) -> None:
         raise invalid(f"unexpected platform type '{message.platform}' for {message.name}")
     if message.backend and message.platform == ENSEMBLE:
         raise invalid(f"Ensemble model '{message.name}' must have platform type 'ensemble' and empty backend type")
-    if message.platform and message.platform not in _PLATFORMS.get(message.backend, (message.platform,)):
+    if message.platform and message.platform not in PLATFORMS.get(message.backend, (message.platform,)):
         raise invalid(f"unexpected 'platform' and 'backend' pair, got:{message.platform}, {message.backend}")
     if message.max_batch_size < 0:
         raise invalid(f"'max_batch_size' must be non-negative value for {message.name}")
