@@ -1,0 +1,22 @@
+"""The examples whose models import PyTorch and JAX, from an empty machine to their exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.harness import PROJECT
+
+WHY = "a heavy framework, installed only by `make test-frameworks`"
+for module in ("torch", "jax"):
+    pytest.importorskip(module, reason=WHY)
+
+
+@pytest.mark.parametrize("name", ["jax_add_sub", "pytorch_add_sub"])
+def test_the_client_passes(name: str) -> None:
+    command = [sys.executable, "-W", "error", str(PROJECT / "examples" / "run.py"), name]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[[0.0, 1.0, 2.0, 3.0]] - 10 = [[-10.0, -9.0, -8.0, -7.0]]" in done.stdout.splitlines()
