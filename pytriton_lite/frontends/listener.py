@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import select
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -40,22 +41,66 @@ class ListenError(Exception):
     """An address that cannot be bound. The text is Triton's where the port is taken."""
 
 
+class _ResetWatch:
+    """Tells of connections that the peer resets although nothing is read from them any more.
+
+    asyncio does not look at a socket whose peer has ended its side. An epoll object that waits for no event reports errors
+    and hang-ups alone, and can itself be read when there is one.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._watched: dict[int, asyncio.Transport] = {}
+        self._epoll: select.epoll | None = None
+
+    def add(self, transport: asyncio.Transport) -> None:
+        """Abort *transport* when its peer resets the connection. Call `discard` before it is closed."""
+        if self._epoll is None:
+            self._epoll = select.epoll()
+            self._loop.add_reader(self._epoll.fileno(), self._on_reset)
+        descriptor = transport.get_extra_info("socket").fileno()
+        self._epoll.register(descriptor, 0)
+        self._watched[descriptor] = transport
+
+    def discard(self, transport: asyncio.Transport) -> None:
+        if self._epoll is None or not self._watched:
+            return
+        descriptor = transport.get_extra_info("socket").fileno()
+        if self._watched.pop(descriptor, None) is not None:
+            self._epoll.unregister(descriptor)
+
+    def _on_reset(self) -> None:
+        assert self._epoll is not None
+        for descriptor, _ in self._epoll.poll(0):
+            transport = self._watched[descriptor]
+            self.discard(transport)
+            transport.abort()
+
+    def close(self) -> None:
+        if self._epoll is not None:
+            self._loop.remove_reader(self._epoll.fileno())
+            self._epoll.close()
+            self._epoll = None
+
+
 class _State(ServerState):
     """uvicorn's shared state, and whether the listener is closing."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.resets = _ResetWatch()
         self.closing = False
         self.cut_off = False
         self.drained = asyncio.Event()
 
 
 class ListenerProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, with two differences.
+    """uvicorn's protocol, with three differences.
 
-    It says when the last connection of a closing listener is gone. And it declines an offer to upgrade by carrying on
+    It says when the last connection of a closing listener is gone. It declines an offer to upgrade by carrying on
     as if there had been none, as Triton does: Java's client offers h2c on every request, and httptools, made to hand
-    the connection over at that point, would lose the body.
+    the connection over at that point, would lose the body. And it answers a client that has ended its own side of the
+    connection behind its request.
     """
 
     server_state: _State
@@ -66,9 +111,35 @@ class ListenerProtocol(HttpToolsProtocol):
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.server_state.resets.discard(self.transport)
         super().connection_lost(exc)
         if self.server_state.closing and not self.server_state.connections:
             self.server_state.drained.set()
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's, where True keeps the connection
+        """The client sends no more. It may have gone, or have closed its side alone and wait for its answer.
+
+        Its kernel tells: to data that nobody will read it answers with a reset. An interim response is data that a client
+        passes over (RFC 9110, section 15.2). Where more than one answer is due, the first of them, which may have begun,
+        will do.
+        """
+        if not self.close_behind_answers():
+            return False
+        self.server_state.resets.add(self.transport)
+        if not self.pipeline:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return True
+
+    def close_behind_answers(self) -> bool:
+        """Close the connection when the answers that are due are written; False where none is, or one has begun.
+
+        Then, and before HTTP/1.1, no interim response can be sent, and the client counts as gone.
+        """
+        cycle = self.cycle
+        if cycle is None or cycle.response_started or cycle.more_body or cycle.scope["http_version"] != "1.1":
+            return False
+        cycle.keep_alive = False
+        return True
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
@@ -153,6 +224,7 @@ class Listener:
             for connection in list(self._state.connections):
                 connection.transport.abort()
             await self._state.drained.wait()
+        self._state.resets.close()
         return not self._state.cut_off
 
 

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol
+
+
+class OpenStream(Protocol):
+    """An RPC that lasts as long as its client likes."""
+
+    def stop(self) -> None:
+        """End it. Nothing that counts is in it."""
 
 
 class CallsInFlight:
@@ -10,6 +18,8 @@ class CallsInFlight:
 
     def __init__(self) -> None:
         self.count = 0
+        """Unary calls, and requests in streams."""
+        self.streams: set[OpenStream] = set()
         self._drained: asyncio.Event | None = None
 
     def end_one(self) -> None:
@@ -18,12 +28,16 @@ class CallsInFlight:
             self._drained.set()
 
     async def wait_drained(self, timeout_s: float) -> bool:
-        """Wait until none is left, up to *timeout_s* seconds; False when some were left."""
-        if not self.count:
-            return True
-        self._drained = self._drained or asyncio.Event()
-        try:
-            await asyncio.wait_for(self._drained.wait(), timeout_s)
-        except asyncio.TimeoutError:
-            return False
+        """Wait until none is left, up to *timeout_s* seconds; False when some were left.
+
+        Then the streams, which may be open for ever, are ended.
+        """
+        if self.count:
+            self._drained = self._drained or asyncio.Event()
+            try:
+                await asyncio.wait_for(self._drained.wait(), timeout_s)
+            except asyncio.TimeoutError:
+                return False
+        for stream in tuple(self.streams):
+            stream.stop()
         return True

@@ -1,4 +1,4 @@
-"""ModelInfer: a request message to core nouns, core nouns to a response message (gRPC spec, 3.2)."""
+"""ModelInfer and ModelStreamInfer: a request message to core nouns, core nouns to a response message (gRPC spec, 3.2, 4)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,18 @@ from pytriton_lite.proto.grpc_service_pb import (
     InferTensorContents,
     ModelInferRequest,
     ModelInferResponse,
+    ModelStreamInferResponse,
 )
+
+FINAL_RESPONSE = "triton_final_response"
+"""The parameter of every answer in a stream that says whether it is the request's last."""
 
 MAX_MESSAGE_BYTES = (1 << 31) - 1
 """The largest message that protobuf can make, and that the server receives."""
 
 _MAX_INT64 = (1 << 63) - 1
 _RAW_OUTPUT_CONTENTS_TAG = 0x32  # field 6, length-delimited
+_INFER_RESPONSE_TAG = 0x12  # field 2 of ModelStreamInferResponse
 
 
 @dataclass(frozen=True)
@@ -106,35 +111,68 @@ def encode_response(response: InferenceResponse) -> bytes:
     appending its entries to the serialized rest gives what protobuf gives. Raises InferenceError where the message
     would be too large.
     """
+    message = _without_outputs(response)
+    parts, size = _with_outputs(message, response)
+    _check_size(size)
+    return b"".join(parts)
+
+
+def encode_stream_response(response: InferenceResponse, *, is_final: bool) -> bytes:
+    """The serialized ModelStreamInferResponse, in the same way and with the same exception."""
+    message = _without_outputs(response)
+    message.parameters[FINAL_RESPONSE].bool_param = is_final
+    parts, size = _with_outputs(message, response)
+    header = _field_header(_INFER_RESPONSE_TAG, size)
+    _check_size(len(header) + size)
+    return b"".join((header, *parts))
+
+
+def encode_stream_message(response: ModelInferResponse, *, error: str = "") -> bytes:
+    """A serialized ModelStreamInferResponse around *response*: an error, or an answer without outputs.
+
+    *error* may hold whatever a model or a client wrote.
+    """
+    text = error.encode("utf-8", "replace").decode()
+    return ModelStreamInferResponse(error_message=text, infer_response=response).SerializeToString()
+
+
+def _without_outputs(response: InferenceResponse) -> ModelInferResponse:
     message = ModelInferResponse(
         model_name=response.model_name, model_version=str(response.version), id=response.request_id
     )
     if response.parameters:
         for key, value in response.parameters.items():
             _set_parameter(message.parameters[key], value)
+    return message
+
+
+def _with_outputs(message: ModelInferResponse, response: InferenceResponse) -> tuple[list[Buffer], int]:
+    """*message* serialized with the outputs of *response*, in pieces, and their size."""
     outputs = message.outputs
     parts: list[Buffer] = [b""]
     size = 0
     for tensor in response.outputs:
         outputs.add(name=tensor.name, datatype=tensor.datatype.name, shape=tensor.shape)
-        header = _raw_header(tensor.nbytes)
+        header = _field_header(_RAW_OUTPUT_CONTENTS_TAG, tensor.nbytes)
         size += len(header) + tensor.nbytes
         parts.append(header)
         if tensor.data:
             parts.append(tensor.data)
     parts[0] = rest = message.SerializeToString()
-    size += len(rest)
+    return parts, size + len(rest)
+
+
+def _check_size(size: int) -> None:
     if size > MAX_MESSAGE_BYTES:
         raise InferenceError(
             ErrorCode.INVALID_ARG,
             f"Response has byte size {size} which exceeds gRPC's byte size limit {MAX_MESSAGE_BYTES}.",
         )
-    return b"".join(parts)
 
 
-def _raw_header(nbytes: int) -> bytes:
-    """Tag and varint length of one entry of raw_output_contents."""
-    header = [_RAW_OUTPUT_CONTENTS_TAG]
+def _field_header(tag: int, nbytes: int) -> bytes:
+    """Tag and varint length of a length-delimited field."""
+    header = [tag]
     while nbytes > 0x7F:
         header.append(nbytes & 0x7F | 0x80)
         nbytes >>= 7

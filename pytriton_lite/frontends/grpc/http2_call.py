@@ -1,14 +1,15 @@
-"""One RPC: a message in, one answer out, whatever happens in between. It knows gRPC; the connection knows HTTP/2.
+"""One RPC: messages in, messages out, and one end, whatever happens in between. It knows gRPC; the connection knows HTTP/2.
 
-A call ends exactly once, by its answer, its deadline, or the peer's going away. It has no task: the engine's future calls
-it back.
+A call ends exactly once, by its trailers, its deadline, or the peer's going away. It has no task: the engine calls it back.
+There are two kinds of call: `UnaryCall` takes one message and gives one answer, `StreamCall` any number of both.
 """
 
 from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -17,6 +18,7 @@ from pytriton_lite.frontends.grpc.calls import CallsInFlight
 from pytriton_lite.frontends.grpc.codec import MAX_MESSAGE_BYTES, encode_response
 from pytriton_lite.frontends.grpc.errors import Status, failure_of
 from pytriton_lite.frontends.grpc.http2_frames import STATUS_200, field
+from pytriton_lite.frontends.grpc.infer_stream import METHOD as STREAM_METHOD
 from pytriton_lite.frontends.grpc.options import CompressionLevel
 from pytriton_lite.frontends.grpc.servicer import (
     HEALTH_SERVICE,
@@ -27,6 +29,7 @@ from pytriton_lite.frontends.grpc.servicer import (
     not_yet_supported,
 )
 from pytriton_lite.proto.grpc_service_pb import ModelInferRequest
+from pytriton_lite.proto.message import Message
 
 if TYPE_CHECKING:
     from pytriton_lite.core.request import InferenceResponse
@@ -62,8 +65,9 @@ class Route(NamedTuple):
     """Where a path leads."""
 
     name: str
-    start: Callable[[bytes], bytes | asyncio.Future[InferenceResponse]]
-    """Takes a serialized message; answers with one, or promises to. Raises what `failure_of` maps."""
+    start: Callable[[bytes], bytes | asyncio.Future[InferenceResponse] | asyncio.Future[bytes]] | None
+    """Takes a serialized message; answers with one, or promises to. Raises what `failure_of` maps. None for ModelStreamInfer,
+    the one method that takes any number of them."""
 
 
 class Head(NamedTuple):
@@ -75,14 +79,27 @@ class Head(NamedTuple):
     timeout_s: float | None = None
     encoding: bytes = b"identity"
     answer_encoding: bytes | None = None
+    ends_on_error: bool = False
+    """Of a stream: the client asks for errors as a status (``triton_grpc_error``, exactly ``true``)."""
 
 
 class Link(Protocol):
     """What a call wants of its connection."""
 
-    def send_message(self, call: Call, opening: bytes, prefix: bytes, message: bytes) -> None: ...
+    def send_answer(self, call: Call, opening: bytes, prefix: bytes, message: bytes) -> None:
+        """Send the only message, and the end behind it."""
 
-    def send_trailers_only(self, call: Call, block: bytes) -> None: ...
+    def send_part(self, call: Call, opening: bytes, prefix: bytes, message: bytes) -> None:
+        """Send one of many messages; *opening* is the header block that goes before the first, and empty for others.
+
+        The call's `Call.on_sent` follows, not before this has returned.
+        """
+
+    def send_closing(self, call: Call, block: bytes) -> None:
+        """Send the last header block, behind whatever of the call waits."""
+
+    def take_more(self, call: Call) -> None:
+        """The call takes data again: open its window if it is not open."""
 
 
 class Endpoint:
@@ -90,9 +107,11 @@ class Endpoint:
 
     def __init__(self, servicer: Servicer, calls: CallsInFlight, level: CompressionLevel) -> None:
         self.calls = calls
+        self.servicer = servicer
         self._level = level
         self._routes = _routes(servicer)
         self._infer_route = self._routes[f"/{INFERENCE_SERVICE}/ModelInfer".encode()]
+        self._stream_route = self._routes[f"/{INFERENCE_SERVICE}/{STREAM_METHOD}".encode()]
         self._refused = {
             f"/{INFERENCE_SERVICE}/{name}".encode(): error_block(*failure_of(name, not_yet_supported(name)))
             for name in NOT_YET_SUPPORTED
@@ -134,24 +153,44 @@ class Endpoint:
         except ValueError as error:
             return Head(route, error_block(Status.INTERNAL, str(error)))
         accepted = fields.get(b"grpc-accept-encoding", b"")
-        answer_encoding = compression.choose(self._level, accepted) if route is self._infer_route else None
-        return Head(route, b"", timeout_s, encoding, answer_encoding)
+        is_stream = route is self._stream_route
+        is_inference = is_stream or route is self._infer_route
+        return Head(
+            route,
+            timeout_s=timeout_s,
+            encoding=encoding,
+            answer_encoding=compression.choose(self._level, accepted) if is_inference else None,
+            ends_on_error=is_stream and fields.get(b"triton_grpc_error") == b"true",
+        )
+
+    def new_call(self, link: Link, stream_id: int, head: Head, *, send_window: int, receive_window: int) -> Call:
+        """The call that *head* begins, of the kind that it needs."""
+        kind: type[Call]
+        if head.refusal:
+            kind = Call
+        elif head.route is self._stream_route:
+            kind = StreamCall
+        else:
+            kind = UnaryCall
+        return kind(link, self, stream_id, head, send_window, receive_window)
 
 
 class Call:
-    """One open stream. The connection feeds it, and keeps in it what HTTP/2 has to know of a stream."""
+    """One open stream of HTTP/2. The connection feeds it, and keeps in it what HTTP/2 has to know of a stream.
+
+    Itself, and not one of its kinds, it is a call that is refused.
+    """
 
     __slots__ = (
-        "_answer",
-        "_body",
         "_endpoint",
         "_head",
-        "_is_counted",
         "_link",
+        "_pending",
         "_timer",
         "closing",
         "is_ended",
         "is_received",
+        "is_taking",
         "opening",
         "receive_window",
         "send_window",
@@ -160,38 +199,135 @@ class Call:
     )
 
     def __init__(
-        self, link: Link, endpoint: Endpoint, stream_id: int, head: Head, *, send_window: int, receive_window: int
+        self, link: Link, endpoint: Endpoint, stream_id: int, head: Head, send_window: int, receive_window: int
     ) -> None:
         self.stream_id = stream_id
         self.send_window = send_window
         self.receive_window = receive_window
         self.is_received = False
         """The peer has ended its side."""
+        self.is_taking = True
+        """The window is to be opened as data come; when it is not, `Link.take_more` says that it is again."""
         self.is_ended = False
-        """The answer was given to the connection, or nobody wants one any more."""
+        """The end was given to the connection, or nobody wants one any more."""
         self.opening = b""
-        """Frames that go before `unsent`, and behind it: what of the answer waits for room."""
-        self.unsent: list[memoryview] = []
+        """Frames that go before `unsent`, and behind it: what of the messages waits for room, and their end."""
+        self.unsent: deque[bytes | memoryview] = deque()
         self.closing = b""
         self._link = link
         self._endpoint = endpoint
         self._head = head
-        self._body: bytearray | None = None
-        self._answer: asyncio.Future[Any] | None = None
-        self._is_counted = False
+        self._pending: asyncio.Future[Any] | None = None
+        """What the call waits for: an answer of the engine, or a thread."""
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
         """Call it once, when the connection knows the call: the answer may come at once."""
         if self._head.refusal:
-            self._refuse(self._head.refusal)
+            self._close_with(self._head.refusal)
         elif self._head.timeout_s is not None:
             self._timer = asyncio.get_running_loop().call_later(self._head.timeout_s, self._on_deadline)
+
+    def receive(self, data: bytes, begin: int, end: int) -> None:
+        """Take ``data[begin:end]``, the last there is when `is_received` is set."""
+
+    def on_sent(self) -> None:
+        """Something of `unsent` was written."""
+
+    def cancel(self) -> None:
+        """The peer wants no answer any more, or cannot get one."""
+        if not self.is_ended:
+            self._end()
+            self._cancel_pending()
+
+    # ------------------------------------------------------------------------------------------ what both kinds do
+
+    def _decompress(self, flag: int, data: bytes, then: Callable[[bytes], None]) -> None:
+        encoding = self._head.encoding
+        if flag != 1:
+            self._fail(Refusal(Status.INTERNAL, f"a message begins with 0 or 1, and {flag} was sent"))
+        elif encoding == b"identity":
+            self._fail(Refusal(Status.INTERNAL, "a message is compressed, and grpc-encoding does not say how"))
+        else:
+            self._work(len(data), then, compression.decompress, data, encoding)
+
+    def _work(self, size: int, then: Callable[[bytes], None], work: Callable[..., bytes], *arguments: Any) -> None:
+        """Hand the result of *work* to *then*; in a thread where *size* makes it long."""
+        if size < compression.THREAD_BYTES:
+            try:
+                result = work(*arguments)
+            except compression.Undecompressable as error:
+                self._fail(error)
+                return
+            then(result)
+            return
+        done = asyncio.get_running_loop().run_in_executor(None, work, *arguments)
+        self._pending = done
+        done.add_done_callback(partial(self._on_worked, then))
+
+    def _on_worked(self, then: Callable[[bytes], None], done: asyncio.Future[bytes]) -> None:
+        error = None if done.cancelled() else done.exception()
+        if self.is_ended:
+            return
+        self._pending = None
+        if error is not None:
+            self._fail(error)
+        else:
+            then(done.result())
+
+    def _check_size(self, size: int) -> None:
+        if size > MAX_MESSAGE_BYTES:
+            text = f"Received message larger than max ({size} vs. {MAX_MESSAGE_BYTES})"
+            self._fail(Refusal(Status.RESOURCE_EXHAUSTED, text))
+
+    def _fail(self, error: BaseException) -> None:
+        """End with what *error* says."""
+        if isinstance(error, Refusal):
+            self._end_with(error.status, error.text)
+        elif isinstance(error, compression.Undecompressable):
+            is_too_large = isinstance(error, compression.TooLarge)
+            self._end_with(Status.RESOURCE_EXHAUSTED if is_too_large else Status.INTERNAL, str(error))
+        else:
+            assert self._head.route is not None
+            self._end_with(*failure_of(self._head.route.name, error))
+
+    def _end_with(self, status: Status, text: str) -> None:
+        self._close_with(error_block(status, text))
+
+    def _close_with(self, block: bytes) -> None:
+        self._end()
+        self._link.send_closing(self, block)
+
+    def _on_deadline(self) -> None:
+        if not self.is_ended:
+            self._end_with(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
+            self._cancel_pending()
+
+    def _cancel_pending(self) -> None:
+        if self._pending is not None:
+            self._pending.cancel()
+
+    def _end(self) -> None:
+        self.is_ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class UnaryCall(Call):
+    """One message in, one answer out."""
+
+    __slots__ = ("_body", "_is_counted")
+
+    def __init__(
+        self, link: Link, endpoint: Endpoint, stream_id: int, head: Head, send_window: int, receive_window: int
+    ) -> None:
+        super().__init__(link, endpoint, stream_id, head, send_window, receive_window)
+        self._body: bytearray | None = None
+        self._is_counted = False
 
     # ------------------------------------------------------------------------------------------ in
 
     def receive(self, data: bytes, begin: int, end: int) -> None:
-        """Take ``data[begin:end]``, the last there is when `is_received` is set."""
         if self.is_ended:
             return
         if self.is_received and self._body is None:  # the usual case: all in one frame
@@ -205,14 +341,12 @@ class Call:
             self._body = None
             self._serve(body, 0, len(body))
         elif len(body) >= PREFIX_BYTES:
-            self._check_size(_read_prefix(body)[1], len(body) - PREFIX_BYTES)
+            self._check_sizes(_read_prefix(body)[1], len(body) - PREFIX_BYTES)
 
-    def _check_size(self, size: int, received: int) -> None:
+    def _check_sizes(self, size: int, received: int) -> None:
         """Refuse as early as the prefix shows that it cannot be right, so that no more than one message is kept."""
-        if size > MAX_MESSAGE_BYTES:
-            text = f"Received message larger than max ({size} vs. {MAX_MESSAGE_BYTES})"
-            self._fail(Refusal(Status.RESOURCE_EXHAUSTED, text))
-        elif received > size:
+        self._check_size(size)
+        if received > size and not self.is_ended:
             self._fail(Refusal(Status.INTERNAL, "a unary method takes one message, and more was sent"))
 
     def _serve(self, data: bytes | bytearray, begin: int, end: int) -> None:
@@ -225,29 +359,20 @@ class Call:
             return
         flag, size = _read_prefix(data, begin)
         if size != received:
-            self._check_size(size, received)
+            self._check_sizes(size, received)
             if not self.is_ended:
-                self._fail(Refusal(Status.INTERNAL, f"the message is cut short: {received} of {size} bytes were sent"))
+                self._fail(Refusal(Status.INTERNAL, _cut_short(received, size)))
             return
         begin += PREFIX_BYTES
         message = data[begin:end] if isinstance(data, bytes) else bytes(memoryview(data)[begin:end])
         if flag:
-            self._decompress(flag, message)
+            self._decompress(flag, message, self._start)
         else:
             self._start(message)
 
-    def _decompress(self, flag: int, data: bytes) -> None:
-        encoding = self._head.encoding
-        if flag != 1:
-            self._fail(Refusal(Status.INTERNAL, f"a message begins with 0 or 1, and {flag} was sent"))
-        elif encoding == b"identity":
-            self._fail(Refusal(Status.INTERNAL, "a message is compressed, and grpc-encoding does not say how"))
-        else:
-            self._work(len(data), self._start, compression.decompress, data, encoding)
-
     def _start(self, message: bytes) -> None:
         route = self._head.route
-        assert route is not None
+        assert route is not None and route.start is not None
         try:
             answer = route.start(message)
         except Exception as error:
@@ -256,36 +381,12 @@ class Call:
         if isinstance(answer, bytes):
             self._answer_with(_PLAIN_OPENING, make_prefix(0, len(answer)), answer)
             return
-        self._answer = answer
+        self._pending = answer
         answer.add_done_callback(self._on_answer)
-
-    def _work(self, size: int, then: Callable[[bytes], None], work: Callable[..., bytes], *arguments: Any) -> None:
-        """Hand the result of *work* to *then*; in a thread where *size* makes it long."""
-        if size < compression.THREAD_BYTES:
-            try:
-                result = work(*arguments)
-            except compression.Undecompressable as error:
-                self._fail(error)
-                return
-            then(result)
-            return
-        done = asyncio.get_running_loop().run_in_executor(None, work, *arguments)
-        self._answer = done
-        done.add_done_callback(partial(self._on_worked, then))
-
-    def _on_worked(self, then: Callable[[bytes], None], done: asyncio.Future[bytes]) -> None:
-        error = None if done.cancelled() else done.exception()
-        if self.is_ended:
-            return
-        self._answer = None
-        if error is not None:
-            self._fail(error)
-        else:
-            then(done.result())
 
     # ------------------------------------------------------------------------------------------ out
 
-    def _on_answer(self, answer: asyncio.Future[InferenceResponse]) -> None:
+    def _on_answer(self, answer: asyncio.Future[Any]) -> None:
         if answer.cancelled():
             if not self.is_ended:
                 self._fail(Refusal(Status.CANCELLED, "the request was cancelled"))
@@ -293,10 +394,11 @@ class Call:
         error = answer.exception()  # looked at even when it is too late, or asyncio would complain
         if self.is_ended:
             return
-        self._answer = None
+        self._pending = None
         if error is None:
             try:
-                message = encode_response(answer.result())
+                result = answer.result()
+                message = result if isinstance(result, bytes) else encode_response(result)
             except Exception as refusal:  # an answer that cannot be sent
                 error = refusal
         if error is not None:
@@ -308,59 +410,218 @@ class Call:
 
     def _compress(self, message: bytes, encoding: bytes) -> None:
         def send(compressed: bytes) -> None:
-            is_smaller = len(compressed) < len(message)
-            body = compressed if is_smaller else message
-            opening = _PLAIN_OPENING + field(b"grpc-encoding", encoding)
-            self._answer_with(opening, make_prefix(is_smaller, len(body)), body)
+            self._answer_with(_opening(encoding), *_smaller(message, compressed))
 
         self._work(len(message), send, compression.compress, message, encoding)
 
     def _answer_with(self, opening: bytes, prefix: bytes, message: bytes) -> None:
         self._end()
-        self._link.send_message(self, opening, prefix, message)
-
-    def _fail(self, error: BaseException) -> None:
-        if isinstance(error, Refusal):
-            block = error_block(error.status, error.text)
-        elif isinstance(error, compression.Undecompressable):
-            is_too_large = isinstance(error, compression.TooLarge)
-            block = error_block(Status.RESOURCE_EXHAUSTED if is_too_large else Status.INTERNAL, str(error))
-        else:
-            assert self._head.route is not None
-            block = error_block(*failure_of(self._head.route.name, error))
-        self._refuse(block)
-
-    def _refuse(self, block: bytes) -> None:
-        self._end()
-        self._link.send_trailers_only(self, block)
-
-    def _on_deadline(self) -> None:
-        if not self.is_ended:
-            answer = self._answer
-            self._refuse(error_block(Status.DEADLINE_EXCEEDED, "Deadline Exceeded"))
-            if answer is not None:
-                answer.cancel()
-
-    def cancel(self) -> None:
-        """The peer wants no answer any more, or cannot get one."""
-        if not self.is_ended:
-            self._end()
-            if self._answer is not None:
-                self._answer.cancel()
+        self._link.send_answer(self, opening, prefix, message)
 
     def _end(self) -> None:
-        self.is_ended = True
+        super()._end()
         self._body = None
-        if self._timer is not None:
-            self._timer.cancel()
         if self._is_counted:
             self._endpoint.calls.end_one()
 
 
+class StreamCall(Call):
+    """Many messages in, many out: the transport of an `InferStream`.
+
+    Messages are taken one after another and as long as the stream has room. Meanwhile the peer may fill its window, and no
+    more; so it, or whoever writes to it, waits.
+    """
+
+    __slots__ = (
+        "_body",
+        "_failure",
+        "_is_ending",
+        "_is_opened",
+        "_is_unpacking",
+        "_leaving",
+        "_loop",
+        "_requests",
+        "_unpacked",
+    )
+
+    def __init__(
+        self, link: Link, endpoint: Endpoint, stream_id: int, head: Head, send_window: int, receive_window: int
+    ) -> None:
+        super().__init__(link, endpoint, stream_id, head, send_window, receive_window)
+        self._loop = asyncio.get_running_loop()
+        self._body = bytearray()
+        self._is_unpacking = False
+        """A message that came is being decompressed."""
+        self._is_opened = False
+        """The first header block was given to the connection."""
+        self._unpacked: deque[bytes] = deque()
+        """Messages to be sent that are not compressed yet; the first is being compressed."""
+        self._leaving: deque[Callable[[], None]] = deque()
+        """Whom to tell when a message has left, for each that was given to us and has not."""
+        self._is_ending = False
+        self._failure: Exception | None = None
+        """What the call is to end with, when `_is_ending` and everything is compressed."""
+        self._requests = endpoint.servicer.open_stream(self, endpoint.calls, ends_on_error=head.ends_on_error)
+
+    # ------------------------------------------------------------------------------------------ in
+
+    def receive(self, data: bytes, begin: int, end: int) -> None:
+        if not self.is_ended:
+            self._body += memoryview(data)[begin:end]
+            self._read_messages()
+
+    def _read_messages(self) -> None:
+        """Take the messages that are complete, as long as there is room for requests."""
+        self.is_taking = False
+        while not (self.is_ended or self._is_ending or self._is_unpacking) and self._requests.has_room():
+            message = self._next_message()
+            if self.is_ended:
+                return
+            if message is None:
+                self.is_taking = True
+                if self.is_received:
+                    self._end_requests()
+                return
+            flag, data = message
+            if flag:
+                self._is_unpacking = True
+                self._decompress(flag, data, self._on_unpacked)
+            else:
+                self._take(data)
+
+    def _next_message(self) -> tuple[int, bytes] | None:
+        """The flag and the bytes of the next complete message."""
+        body = self._body
+        if len(body) < PREFIX_BYTES:
+            return None
+        flag, size = _read_prefix(body)
+        self._check_size(size)
+        end = PREFIX_BYTES + size
+        if self.is_ended or len(body) < end:
+            return None
+        with memoryview(body) as view:
+            message = bytes(view[PREFIX_BYTES:end])
+        del body[:end]
+        return flag, message
+
+    def _end_requests(self) -> None:
+        if not self._body:
+            self._requests.finish()
+            return
+        size = _read_prefix(self._body)[1] if len(self._body) >= PREFIX_BYTES else PREFIX_BYTES
+        self._fail(Refusal(Status.INTERNAL, _cut_short(len(self._body) - PREFIX_BYTES, size)))
+
+    def _on_unpacked(self, message: bytes) -> None:
+        self._is_unpacking = False
+        self._take(message)
+        self.on_room()  # a turn for each: what is small here may be large now
+
+    def _take(self, message: bytes) -> None:
+        try:
+            self._requests.take(message)
+        except Exception as error:
+            self._fail(error)
+
+    def on_room(self) -> None:
+        self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._read_messages()
+        if self.is_taking:
+            self._link.take_more(self)
+
+    # ------------------------------------------------------------------------------------------ out
+
+    def send(self, message: bytes, on_left: Callable[[], None]) -> None:
+        self._leaving.append(on_left)
+        if self._head.answer_encoding is None:
+            self._put(make_prefix(0, len(message)), message)
+            return
+        self._unpacked.append(message)
+        if len(self._unpacked) == 1:
+            self._pack(self._head.answer_encoding)
+
+    def _pack(self, encoding: bytes) -> None:
+        """Compress what waits, one after another, so that the order stays."""
+        while self._unpacked:
+            message = self._unpacked[0]
+            if len(message) >= compression.THREAD_BYTES:
+                packing = self._loop.run_in_executor(None, compression.compress, message, encoding)
+                packing.add_done_callback(partial(self._on_packed, encoding))
+                return
+            self._unpacked.popleft()
+            self._put(*_smaller(message, compression.compress(message, encoding)))
+        self._end_if_packed()
+
+    def _on_packed(self, encoding: bytes, packing: asyncio.Future[bytes]) -> None:
+        error = None if packing.cancelled() else packing.exception()
+        if self.is_ended:
+            return
+        if error is not None:
+            self._fail(error)
+            return
+        self._put(*_smaller(self._unpacked.popleft(), packing.result()))
+        self._pack(encoding)
+
+    def _put(self, prefix: bytes, message: bytes) -> None:
+        opening = b"" if self._is_opened else _opening(self._head.answer_encoding)
+        self._is_opened = True
+        self._link.send_part(self, opening, prefix, message)
+
+    def on_sent(self) -> None:
+        waiting = len(self._unpacked) + (len(self.unsent) + 1) // 2  # a prefix and a message, or what is left of it
+        left = [self._leaving.popleft() for _ in range(len(self._leaving) - waiting)]
+        for on_left in left:  # upon which more may be sent, and more leave
+            on_left()
+
+    # ------------------------------------------------------------------------------------------ ends
+
+    def end(self, error: Exception | None) -> None:
+        self._is_ending = True
+        self._failure = error
+        self._end_if_packed()
+
+    def _end_if_packed(self) -> None:
+        if not self._is_ending or self._unpacked or self.is_ended:
+            return
+        if self._failure is not None:
+            self._fail(self._failure)
+        else:
+            self._close_with(OK_TRAILERS if self._is_opened else _PLAIN_OPENING + OK_TRAILERS)
+
+    def _end_with(self, status: Status, text: str) -> None:
+        self._close_with(_status_fields(status, text) if self._is_opened else error_block(status, text))
+
+    def _end(self) -> None:
+        super()._end()
+        self._requests.cancel()
+        self._body.clear()
+        self._unpacked.clear()
+
+
+def _opening(encoding: bytes | None) -> bytes:
+    return _PLAIN_OPENING if encoding is None else _PLAIN_OPENING + field(b"grpc-encoding", encoding)
+
+
+def _smaller(message: bytes, compressed: bytes) -> tuple[bytes, bytes]:
+    """The prefix and the bytes of whichever is smaller."""
+    is_smaller = len(compressed) < len(message)
+    body = compressed if is_smaller else message
+    return make_prefix(is_smaller, len(body)), body
+
+
+def _cut_short(received: int, size: int) -> str:
+    return f"the message is cut short: {max(received, 0)} of {size} bytes were sent"
+
+
 def error_block(status: Status, text: str) -> bytes:
     """The header block of an answer that is nothing but trailers. *text* must fit (`errors.details`)."""
-    block = _PLAIN_OPENING + field(b"grpc-status", b"%d" % status)
-    return block + field(b"grpc-message", _percent_encode(text)) if text else block
+    return _PLAIN_OPENING + _status_fields(status, text)
+
+
+def _status_fields(status: Status, text: str) -> bytes:
+    fields = field(b"grpc-status", b"%d" % status)
+    return fields + field(b"grpc-message", _percent_encode(text)) if text else fields
 
 
 def _percent_encode(text: str) -> bytes:
@@ -390,7 +651,10 @@ def _routes(servicer: Servicer) -> dict[bytes, Route]:
     def infer(data: bytes) -> asyncio.Future[InferenceResponse]:
         return start_infer(parse(data))
 
-    routes = {f"/{INFERENCE_SERVICE}/ModelInfer".encode(): Route("ModelInfer", infer)}
+    routes = {
+        f"/{INFERENCE_SERVICE}/ModelInfer".encode(): Route("ModelInfer", infer),
+        f"/{INFERENCE_SERVICE}/{STREAM_METHOD}".encode(): Route(STREAM_METHOD, None),
+    }
     for service, methods in (
         (INFERENCE_SERVICE, servicer.inference_methods()),
         (HEALTH_SERVICE, servicer.health_methods()),
@@ -400,5 +664,10 @@ def _routes(servicer: Servicer) -> dict[bytes, Route]:
     return routes
 
 
-def _serve_unary(method: Method, data: bytes) -> bytes:
-    return method.serve(method.request.FromString(data)).SerializeToString()
+def _serve_unary(method: Method, data: bytes) -> bytes | asyncio.Future[bytes]:
+    answer = method.serve(method.request.FromString(data))
+    return asyncio.ensure_future(_serialized(answer)) if isinstance(answer, Awaitable) else answer.SerializeToString()
+
+
+async def _serialized(answer: Awaitable[Message]) -> bytes:
+    return (await answer).SerializeToString()

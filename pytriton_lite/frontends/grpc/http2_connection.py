@@ -2,9 +2,10 @@
 
 What holds at any time:
 
-* A call is in `_calls` from its HEADERS until the last byte of its answer was given to the transport, or it was reset. So
-  the limit on concurrent streams is a limit on everything that waits for a slow peer.
-* A call that is in `_unsent` has an answer that waits for windows or for the transport, and is in `_calls`.
+* A call is in `_calls` from its HEADERS until its last byte was given to the transport, or it was reset. So the limit on
+  concurrent streams is a limit on everything that waits for a slow peer.
+* A call that is in `_unsent` has messages, or an end, that wait for windows, for the transport or for the end of the loop's
+  turn, and is in `_calls`.
 * Nothing is written while the transport says that it is full, except the few bytes of control frames, each of which then
   counts as a nuisance. A peer that makes too many of those is told ENHANCE_YOUR_CALM.
 """
@@ -117,6 +118,8 @@ class Http2Connection(asyncio.Protocol):
         self._unsent: dict[Call, None] = {}
         self._has_room = False
         """Windows have opened since what is unsent was last looked at."""
+        self._is_flush_due = False
+        """`_send_unsent` follows within this turn of the loop."""
         self._is_paused = False
         self._send_window = frames.DEFAULT_WINDOW
         self._initial_send_window = frames.DEFAULT_WINDOW
@@ -125,6 +128,7 @@ class Http2Connection(asyncio.Protocol):
         self._nuisances = 0
         self._nuisances_since = 0.0
         self._answers = 0
+        """Writes of messages and ends. A client probes its bandwidth with pings as long as they come."""
         self._answers_at_nuisance = 0
         self._answers_at_strike = 0
         self._answers_at_ping = 0
@@ -259,13 +263,12 @@ class Http2Connection(asyncio.Protocol):
             if begin == end:
                 self._count_nuisance()
             call.receive_window -= length
-            if call.receive_window < STREAM_WINDOW // 2:
-                if call.receive_window < 0:
-                    self._reset(call, Http2Error.FLOW_CONTROL_ERROR)
-                    return
-                self._transport.write(frames.window_update(stream_id, STREAM_WINDOW - call.receive_window))
-                call.receive_window = STREAM_WINDOW
+            if call.receive_window < 0:
+                self._reset(call, Http2Error.FLOW_CONTROL_ERROR)
+                return
         call.receive(data, begin, end)
+        if call.is_taking and call.receive_window < STREAM_WINDOW // 2:
+            self.take_more(call)
 
     def _on_headers(self, data: bytes, begin: int, end: int, flags: int, stream_id: int) -> None:
         if flags & frames.PADDED:
@@ -315,13 +318,8 @@ class Http2Connection(asyncio.Protocol):
             self._count_nuisance()
             self._transport.write(frames.reset(stream_id, Http2Error.REFUSED_STREAM))
         else:
-            call = self._calls[stream_id] = Call(
-                self,
-                self._endpoint,
-                stream_id,
-                head,
-                send_window=self._initial_send_window,
-                receive_window=STREAM_WINDOW,
+            call = self._calls[stream_id] = self._endpoint.new_call(
+                self, stream_id, head, send_window=self._initial_send_window, receive_window=STREAM_WINDOW
             )
             call.is_received = bool(flags & frames.END_STREAM)
             call.begin()
@@ -483,26 +481,46 @@ class Http2Connection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------------------ answers
 
-    def send_message(self, call: Call, opening: bytes, prefix: bytes, message: bytes) -> None:
+    def send_answer(self, call: Call, opening: bytes, prefix: bytes, message: bytes) -> None:
         stream_id = call.stream_id
-        head = frames.frame_head(frames.HEADERS, frames.END_HEADERS, stream_id, len(opening)) + opening
+        head = self._header_frame(call, opening)
         closing = self._closing(call, OK_TRAILERS)
         size = len(prefix) + len(message)
         if size <= self._send_window and size <= call.send_window and size <= self._max_frame and not self._is_paused:
             self._send_window -= size
+            self._answers += 1
             self._transport.write(
                 b"".join((head, frames.frame_head(frames.DATA, 0, stream_id, size), prefix, message, closing))
             )
             self._finish(call)
             return
         call.opening = head
-        call.unsent = [memoryview(prefix), memoryview(message)]
+        call.unsent += prefix, message
         call.closing = closing
         self._send_or_keep(call)
 
-    def send_trailers_only(self, call: Call, block: bytes) -> None:
+    def send_part(self, call: Call, opening: bytes, prefix: bytes, message: bytes) -> None:
+        """Those of one turn of the loop are written together: a worker's message may hold many responses."""
+        if opening:
+            call.opening = self._header_frame(call, opening)
+        call.unsent += prefix, message
+        self._unsent[call] = None
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def send_closing(self, call: Call, block: bytes) -> None:
         call.closing = self._closing(call, block)
         self._send_or_keep(call)
+
+    def take_more(self, call: Call) -> None:
+        if call.receive_window < STREAM_WINDOW // 2 and not call.is_received and not call.is_ended:
+            self._transport.write(frames.window_update(call.stream_id, STREAM_WINDOW - call.receive_window))
+            call.receive_window = STREAM_WINDOW
+
+    @staticmethod
+    def _header_frame(call: Call, block: bytes) -> bytes:
+        return frames.frame_head(frames.HEADERS, frames.END_HEADERS, call.stream_id, len(block)) + block
 
     def _closing(self, call: Call, block: bytes) -> bytes:
         flags = frames.END_STREAM | frames.END_HEADERS
@@ -512,48 +530,69 @@ class Http2Connection(asyncio.Protocol):
         return closing
 
     def _send_or_keep(self, call: Call) -> None:
-        if self._send(call):
-            self._finish(call)
-        else:
+        is_sent = self._send(call)
+        if not is_sent:
             self._unsent[call] = None
+        else:
+            self._unsent.pop(call, None)
+            if call.closing:
+                self._finish(call)
+        call.on_sent()
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        self._send_unsent()
 
     def _send_unsent(self) -> None:
         for call in list(self._unsent):
             if self._is_paused:
                 return
-            del self._unsent[call]
-            self._send_or_keep(call)  # behind the others, if it is not finished
+            if call in self._unsent:  # what was sent for another may have ended it
+                del self._unsent[call]
+                self._send_or_keep(call)  # behind the others, if it is not finished
 
     def _send(self, call: Call) -> bool:
-        """Send as much of *call*'s answer as windows and transport take; True when that was the rest."""
+        """Send as much of *call* as windows and transport take; True when nothing is left that waits."""
         while not self._is_paused and self._state is not _CLOSED:
             pieces: list[bytes | memoryview] = [call.opening] if call.opening else []
             call.opening = b""
-            room = _WRITE_BYTES
-            while call.unsent:
-                rest = call.unsent[0]
-                take = min(len(rest), self._send_window, call.send_window, self._max_frame, room)
-                if take <= 0:
-                    break
-                pieces += (frames.frame_head(frames.DATA, 0, call.stream_id, take), rest[:take])
-                room -= take
-                self._send_window -= take
-                call.send_window -= take
-                if take == len(rest):
-                    del call.unsent[0]
-                else:
-                    call.unsent[0] = rest[take:]
-            if not call.unsent:
+            self._cut_frames(call, pieces)
+            if not call.unsent and call.closing:
                 pieces.append(call.closing)
-            if not pieces:
-                return False
-            self._transport.writelines(pieces)
+            if pieces:
+                self._answers += 1
+                self._transport.writelines(pieces)
             if not call.unsent:
                 return True
+            if not pieces:
+                return False
         return False
 
+    def _cut_frames(self, call: Call, pieces: list[bytes | memoryview]) -> None:
+        """Move what the windows allow from ``call.unsent`` to *pieces*, as frames that are as long as can be."""
+        unsent = call.unsent
+        room = _WRITE_BYTES
+        while unsent:
+            size = limit = min(self._send_window, call.send_window, self._max_frame, room)
+            if limit <= 0:
+                return
+            at = len(pieces)
+            while unsent and size:
+                rest = unsent[0]
+                if len(rest) <= size:
+                    unsent.popleft()
+                else:
+                    view = memoryview(rest)
+                    rest, unsent[0] = view[:size], view[size:]
+                pieces.append(rest)
+                size -= len(rest)
+            length = limit - size
+            pieces.insert(at, frames.frame_head(frames.DATA, 0, call.stream_id, length))
+            room -= length
+            self._send_window -= length
+            call.send_window -= length
+
     def _finish(self, call: Call) -> None:
-        self._answers += 1
         del self._calls[call.stream_id]
         if self._state is _DRAINING and not self._calls:
             self._close(None, "")

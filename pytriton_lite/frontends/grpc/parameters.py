@@ -41,11 +41,16 @@ def read_request_parameters(parameters: Parameters, request: InferenceRequest) -
                     "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys "
                     f"starting with 'triton_' are allowed: {_EMPTY_FINAL_RESPONSE}",
                 )
-            _bool(key, parameter, choice)  # a single response is never empty
+            _bool(key, parameter, choice)  # the stream asks for it; elsewhere a response is never empty
         elif choice is None or choice == "uint64_param":
             raise _wrong_type(key, "int64_param, bool_param, or string_param.")
         else:
             request.parameters[key] = getattr(parameter, choice)
+
+
+def wants_empty_final(parameters: Parameters) -> bool:
+    """Whether the client is to be told when a decoupled model ends a request without a last response."""
+    return _EMPTY_FINAL_RESPONSE in parameters and parameters[_EMPTY_FINAL_RESPONSE].bool_param
 
 
 def shared_memory_region(name: str, parameters: Parameters) -> str | None:

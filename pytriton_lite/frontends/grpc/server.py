@@ -6,7 +6,8 @@ import asyncio
 import errno
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
@@ -14,6 +15,8 @@ import grpc
 from pytriton_lite.frontends.grpc.calls import CallsInFlight
 from pytriton_lite.frontends.grpc.codec import MAX_MESSAGE_BYTES
 from pytriton_lite.frontends.grpc.errors import Status, failure_of
+from pytriton_lite.frontends.grpc.infer_stream import METHOD as STREAM_METHOD
+from pytriton_lite.frontends.grpc.infer_stream import InferStream
 from pytriton_lite.frontends.grpc.options import CompressionLevel, GrpcOptions
 from pytriton_lite.frontends.grpc.servicer import (
     HEALTH_SERVICE,
@@ -143,6 +146,7 @@ def _why_not_bound(host: str, port: int) -> str | None:
 def _rpc_handlers(servicer: Servicer, calls: CallsInFlight) -> list[grpc.GenericRpcHandler]:
     inference = {name: _unary(method) for name, method in servicer.inference_methods().items()}
     inference["ModelInfer"] = grpc.unary_unary_rpc_method_handler(_infer_handler(servicer, calls))
+    inference[STREAM_METHOD] = grpc.stream_stream_rpc_method_handler(_stream_handler(servicer, calls))
     for name in NOT_YET_SUPPORTED:
         inference[name] = grpc.stream_stream_rpc_method_handler(_refusing_handler(name))  # refuses unary calls as well
     health = {name: _unary(method) for name, method in servicer.health_methods().items()}
@@ -172,6 +176,75 @@ def _infer_handler(servicer: Servicer, calls: CallsInFlight) -> Handler:
     return handle
 
 
+def _stream_handler(servicer: Servicer, calls: CallsInFlight) -> Callable[[AsyncIterator[bytes], Any], Awaitable[None]]:
+    async def handle(requests: AsyncIterator[bytes], context: Any) -> None:
+        ends_on_error = ("triton_grpc_error", "true") in context.invocation_metadata()
+        outlet = _Outlet()
+        stream = servicer.open_stream(outlet, calls, ends_on_error=ends_on_error)
+        reading = asyncio.create_task(_read_requests(requests, stream, outlet))
+        try:
+            failure = await outlet.write_to(context)
+        finally:  # also when the client cancels, upon which grpcio cancels this task
+            stream.cancel()
+            reading.cancel()
+            await asyncio.wait({reading})
+        if failure is not None:
+            await _fail(context, STREAM_METHOD, failure)
+
+    return handle
+
+
+async def _read_requests(requests: AsyncIterator[bytes], stream: InferStream, outlet: _Outlet) -> None:
+    """Give *stream* what the client sends, as fast as it takes it; grpcio stops reading from a client that is too fast."""
+    try:
+        async for message in requests:
+            stream.take(message)
+            while not stream.has_room():
+                await outlet.wait_room()
+        stream.finish()
+    except Exception as error:
+        stream.fail(error)
+
+
+class _Outlet:
+    """The messages of a stream on their way to grpcio, which takes one at a time."""
+
+    def __init__(self) -> None:
+        self._messages: deque[tuple[bytes, Callable[[], None]]] = deque()
+        self._is_ended = False
+        self._failure: Exception | None = None
+        self._grew = asyncio.Event()
+        self._has_room = asyncio.Event()
+
+    def send(self, message: bytes, on_left: Callable[[], None]) -> None:
+        self._messages.append((message, on_left))
+        self._grew.set()
+
+    def on_room(self) -> None:
+        self._has_room.set()
+
+    def end(self, error: Exception | None) -> None:
+        self._is_ended = True
+        self._failure = error
+        self._grew.set()
+
+    async def wait_room(self) -> None:
+        self._has_room.clear()
+        await self._has_room.wait()
+
+    async def write_to(self, context: Any) -> Exception | None:
+        """Write everything up to the end; returns what the RPC is to fail with."""
+        while True:
+            while self._messages:
+                message, on_left = self._messages.popleft()
+                await context.write(message)
+                on_left()
+            if self._is_ended:
+                return self._failure
+            self._grew.clear()
+            await self._grew.wait()
+
+
 def _unary(method: Method) -> grpc.RpcMethodHandler:
     parse = method.request.FromString
     serve = method.serve
@@ -179,7 +252,8 @@ def _unary(method: Method) -> grpc.RpcMethodHandler:
     async def handle(data: bytes, context: Any) -> bytes:
         try:
             context.disable_next_message_compression()
-            return serve(parse(data)).SerializeToString()
+            answer = serve(parse(data))
+            return (await answer if isinstance(answer, Awaitable) else answer).SerializeToString()
         except Exception as error:
             await _fail(context, serve.__name__, error)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceResponse, parse_version
+from pytriton_lite.frontends.grpc.calls import CallsInFlight
 from pytriton_lite.frontends.grpc.codec import decode_request, encode_response
+from pytriton_lite.frontends.grpc.infer_stream import InferStream, Outlet
 from pytriton_lite.proto import grpc_service_pb as pb
 from pytriton_lite.proto import health_pb
 from pytriton_lite.proto.message import Message
@@ -21,7 +23,6 @@ INFERENCE_SERVICE = "inference.GRPCInferenceService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
 
 NOT_YET_SUPPORTED = (
-    "ModelStreamInfer",
     "SystemSharedMemoryStatus",
     "SystemSharedMemoryRegister",
     "SystemSharedMemoryUnregister",
@@ -35,10 +36,10 @@ NOT_YET_SUPPORTED = (
 
 
 class Method(NamedTuple):
-    """A unary method that answers at once."""
+    """A unary method: ``serve`` answers at once, or returns what is to be awaited for the answer."""
 
     request: type[Message]
-    serve: Callable[[Any], Message]
+    serve: Callable[[Any], Message | Awaitable[Message]]
 
 
 class Servicer:
@@ -53,7 +54,7 @@ class Servicer:
         self._server = server
 
     def inference_methods(self) -> Mapping[str, Method]:
-        """The methods of the inference service by name, except ModelInfer."""
+        """The methods of the inference service by name, except ModelInfer and ModelStreamInfer."""
         return {
             "ServerLive": Method(pb.ServerLiveRequest, self.server_live),
             "ServerReady": Method(pb.ServerReadyRequest, self.server_ready),
@@ -81,6 +82,10 @@ class Servicer:
             )
         return server.infer(served, decode_request(message, version))
 
+    def open_stream(self, outlet: Outlet, calls: CallsInFlight, *, ends_on_error: bool) -> InferStream:
+        """Begin a ModelStreamInfer that answers through *outlet*."""
+        return InferStream(self._server, outlet, calls, ends_on_error=ends_on_error)
+
     async def model_infer(self, message: pb.ModelInferRequest) -> bytes:
         """Serve one request; returns the serialized ModelInferResponse."""
         return encode_response(await self.start_infer(message))
@@ -98,9 +103,11 @@ class Servicer:
         response = health_pb.HealthCheckResponse
         return response(status=response.SERVING if self._server.is_ready() else response.NOT_SERVING)
 
-    def model_ready(self, message: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
+    async def model_ready(self, message: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
         self._refuse_while_exiting()
-        return pb.ModelReadyResponse(ready=self._server.is_model_ready(message.name, parse_version(message.version)))
+        return pb.ModelReadyResponse(
+            ready=await self._server.is_model_ready(message.name, parse_version(message.version))
+        )
 
     def server_metadata(self, message: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
         metadata = self._server.metadata()
@@ -142,27 +149,31 @@ class Servicer:
             )
         return response
 
-    def repository_model_load(self, message: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
+    async def repository_model_load(self, message: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
         _refuse_repository_name(message.repository_name)
+        config: str | None = None
+        files: dict[str, bytes] = {}
         for key, parameter in message.parameters.items():
             _check_load_parameter(key, parameter)
-        raise self._not_allowed()
+            if key == "config":
+                config = parameter.string_param
+            else:
+                files[key.removeprefix("file:")] = parameter.bytes_param
+        await self._server.load_model(message.model_name, config, files)
+        return pb.RepositoryModelLoadResponse()
 
-    def repository_model_unload(self, message: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
+    async def repository_model_unload(
+        self, message: pb.RepositoryModelUnloadRequest
+    ) -> pb.RepositoryModelUnloadResponse:
         _refuse_repository_name(message.repository_name)
         dependents = message.parameters.get("unload_dependents")
         if dependents is not None and dependents.WhichOneof("parameter_choice") != "bool_param":
             raise InferenceError(
                 ErrorCode.INVALID_ARG, "invalid value type for 'unload_dependents' parameter, expected bool_param."
             )
-        raise self._not_allowed()
-
-    def _not_allowed(self) -> InferenceError:
-        """Models are loaded when the server starts and stay: what Triton says in its control mode ``none``."""
-        self._refuse_while_exiting()
-        return InferenceError(
-            ErrorCode.UNAVAILABLE, "explicit model load / unload is not allowed if polling is enabled"
-        )
+        unloads_dependents = dependents is not None and dependents.bool_param
+        await self._server.unload_model(message.model_name, unloads_dependents)
+        return pb.RepositoryModelUnloadResponse()
 
     def _refuse_while_exiting(self, text: str = "Server not ready") -> None:
         """Repository spec, section 7: two texts, for the health of the server and for everything about its models."""

@@ -7,8 +7,10 @@ infer.
 
 from __future__ import annotations
 
+import binascii
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -28,7 +30,8 @@ from pytriton_lite.frontends.http.routes import is_version, parse_version
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import Server
 
-_NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"
+_FILE = "file:"
+_NOT_BASE64 = re.compile(r"[^A-Za-z0-9+/]")
 _NO_REPOSITORY_NAME = "'repository_name' specification is not supported"
 
 logger = logging.getLogger(__name__)
@@ -97,9 +100,9 @@ def _add_health(app: FastAPI, server: Server) -> None:
         refuse_when_exiting()
         return answer(good=server.is_ready())
 
-    def model_ready(model: str, version: int | None) -> Response:
+    async def model_ready(model: str, version: int | None) -> Response:
         refuse_when_exiting()
-        if not server.is_model_ready(model, version):
+        if not await server.is_model_ready(model, version):
             return _error(400, "Model version not ready")
         return answer(good=True)
 
@@ -134,7 +137,7 @@ def _add_metadata(app: FastAPI, server: Server) -> None:
 def _add_for_models(
     app: FastAPI,
     suffix: str,
-    answer: Callable[[str, int | None], Response],
+    answer: Callable[[str, int | None], Response | Awaitable[Response]],
     *,
     tag: str,
     what: str,
@@ -144,7 +147,7 @@ def _add_for_models(
 
     @app.get(f"/v2/models/{{model}}{suffix}", tags=[tag], summary=f"{what} of a model", responses=responses)
     async def of_model(model: str) -> Response:
-        return answer(model, None)
+        return await _answered(answer(model, None))
 
     @app.get(
         f"/v2/models/{{model}}/versions/{{version}}{suffix}",
@@ -155,7 +158,11 @@ def _add_for_models(
     async def of_version(model: str, version: str) -> Response:
         if not is_version(version):
             raise HTTPException(404)  # to Triton it is another path, which nobody serves
-        return answer(model, parse_version(version))
+        return await _answered(answer(model, parse_version(version)))
+
+
+async def _answered(answer: Response | Awaitable[Response]) -> Response:
+    return await answer if isinstance(answer, Awaitable) else answer
 
 
 def _add_repository(app: FastAPI, server: Server, options: HttpOptions) -> None:
@@ -173,19 +180,28 @@ def _add_repository(app: FastAPI, server: Server, options: HttpOptions) -> None:
         return _json([_index_entry(entry) for entry in server.repository_index(ready=ready)])
 
     @app.post(
-        "/v2/repository/models/{model}/unload",
-        tags=["repository"],
-        summary="Unload a model",
-        responses=openapi.NOT_EXPLICIT,
-    )
-    @app.post(
         "/v2/repository/models/{model}/load",
         tags=["repository"],
-        summary="Load a model",
-        responses=openapi.NOT_EXPLICIT,
+        summary="Load a model, or load it anew; answers when it serves",
+        responses=openapi.LOAD,
+        openapi_extra=openapi.LOAD_BODY,
     )
-    async def change(model: str) -> Response:
-        raise InferenceError(ErrorCode.UNAVAILABLE, _NOT_EXPLICIT)
+    async def load(request: Request, model: str) -> Response:
+        config, files = _load_parameters(await _read_parameters(request, options.max_input_size))
+        await server.load_model(model, config, files)
+        return Response(media_type="application/json")
+
+    @app.post(
+        "/v2/repository/models/{model}/unload",
+        tags=["repository"],
+        summary="Unload a model; answers at once, requests inside it are served",
+        responses=openapi.UNLOAD,
+        openapi_extra=openapi.UNLOAD_BODY,
+    )
+    async def unload(request: Request, model: str) -> Response:
+        body = await _read_body(request, options.max_input_size)
+        await server.unload_model(model, _unloads_dependents(body))
+        return Response(media_type="application/json")
 
     @app.post("/v2/repository/{repository}/models/{model}/unload", include_in_schema=False)
     @app.post("/v2/repository/{repository}/models/{model}/load", include_in_schema=False)
@@ -193,8 +209,7 @@ def _add_repository(app: FastAPI, server: Server, options: HttpOptions) -> None:
         raise InferenceError(ErrorCode.UNSUPPORTED, _NO_REPOSITORY_NAME)
 
 
-async def _read_ready(request: Request, max_size: int) -> bool:
-    """The option of the index request. An empty body has none, nor has one that is no object."""
+async def _read_body(request: Request, max_size: int) -> bytes:
     body = bytearray()
     async for piece in request.stream():
         body += piece
@@ -204,11 +219,61 @@ async def _read_ready(request: Request, max_size: int) -> bool:
                 f"request JSON size of {len(body)} bytes exceeds the maximum allowed input size of {max_size} bytes. "
                 "Use --http-max-input-size to increase the limit.",
             )
+    return bytes(body)
+
+
+async def _read_ready(request: Request, max_size: int) -> bool:
+    """The option of the index request. An empty body has none, nor has one that is no object."""
+    body = await _read_body(request, max_size)
     options = json_dialect.loads(body) if body else {}
     ready = options.get("ready", False) if type(options) is dict else False
     if type(ready) is not bool:
         raise InferenceError(ErrorCode.INVALID_ARG, "Invalid value for 'ready': expected a boolean")
     return ready
+
+
+async def _read_parameters(request: Request, max_size: int) -> dict[str, object]:
+    """The parameters of a load request. An empty body has none, nor has one that is no object."""
+    body = await _read_body(request, max_size)
+    document = json_dialect.loads(body) if body else {}
+    parameters = document.get("parameters", {}) if type(document) is dict else {}
+    if type(parameters) is not dict:
+        raise InferenceError(ErrorCode.INTERNAL, "attempt to get members for non-object")
+    return parameters
+
+
+def _load_parameters(parameters: dict[str, object]) -> tuple[str | None, dict[str, bytes]]:
+    """The configuration and the files of a load request (section 13). Raises InferenceError with Triton's texts."""
+    config: str | None = None
+    files: dict[str, bytes] = {}
+    for key, value in parameters.items():
+        if type(value) is not str:
+            raise InferenceError(ErrorCode.INTERNAL, "attempt to access JSON non-string as string")
+        if key == "config":
+            config = value
+        elif key.startswith(_FILE):
+            files[key.removeprefix(_FILE)] = _decode_base64(value)
+        else:
+            raise InferenceError(ErrorCode.INTERNAL, "unexpected error on creating Triton parameter")
+    return config, files
+
+
+def _decode_base64(text: str) -> bytes:
+    """As Triton reads it: what is not of the alphabet is passed over, padding need not be there."""
+    digits = _NOT_BASE64.sub("", text.partition("=")[0])
+    if len(digits) % 4 == 1:  # six bits of a byte whose end is missing
+        digits = digits[:-1]
+    return binascii.a2b_base64(digits + "=" * (-len(digits) % 4))
+
+
+def _unloads_dependents(body: bytes) -> bool:
+    """The option of an unload request. Triton passes over whatever it cannot read there."""
+    try:
+        document = json_dialect.loads(body) if body else {}
+    except InferenceError:
+        return False
+    parameters = document.get("parameters") if type(document) is dict else None
+    return type(parameters) is dict and parameters.get("unload_dependents") is True
 
 
 def _json(value: object) -> Response:

@@ -8,7 +8,8 @@ request goes; the bytes on the wire are the same.
 A client mostly sends the same head again, byte for byte, and the same JSON part with other tensors. Both are remembered:
 the head by its connection, which then leaves the parser alone, the JSON part by the listener (templates).
 
-Order on a connection: a request that comes while an answer is due waits in uvicorn's own pipeline.
+Order on a connection: a request that comes while an answer is due waits in uvicorn's own pipeline. A connection that is lost
+cancels the request that it waits for.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.frontends.http import codec
 from pytriton_lite.frontends.http.codec import OutputForms
@@ -40,6 +41,9 @@ _LARGEST_BODY = 64 << 10
 """Above this the body is checked before it is buffered, which the application does."""
 
 _LONGEST_HEAD = 4096
+
+_CANCELLED = InferenceError(ErrorCode.CANCELLED, "the request was cancelled")
+"""What a client reads that did not cancel it itself."""
 
 _UNUSUAL = frozenset({b"content-encoding", b"transfer-encoding", b"accept-encoding", b"expect", b"upgrade"})
 
@@ -76,7 +80,7 @@ class InferProtocol(ListenerProtocol):
         self._answer: asyncio.Future[InferenceResponse] | None = None
         self._forms: OutputForms | None = None
         self._is_last = False
-        """Close when the answer is written: the listener is closing."""
+        """Close when the answer is written: the listener is closing, or the client has ended its side."""
 
     # ------------------------------------------------------------------------------------------ in
 
@@ -204,9 +208,7 @@ class InferProtocol(ListenerProtocol):
 
     def _on_answer(self, answer: asyncio.Future[InferenceResponse]) -> None:
         self._answer = None
-        if answer.cancelled():
-            return
-        error = answer.exception()
+        error = _CANCELLED if answer.cancelled() else answer.exception()
         if self.transport.is_closing():
             return
         if error is None:
@@ -250,6 +252,19 @@ class InferProtocol(ListenerProtocol):
         elif self.pipeline:
             self.flow.resume_reading()
             super()._start_asgi_task(*self.pipeline.pop())
+
+    # ------------------------------------------------------------------------------------------ ends
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._answer is not None:
+            self._answer.cancel()
+
+    def close_behind_answers(self) -> bool:
+        if self._answer is None or self.pipeline:
+            return super().close_behind_answers()
+        self._is_last = True
+        return True
 
     def shutdown(self) -> None:
         if self._answer is not None or self._is_reading:

@@ -11,6 +11,7 @@ What it costs beside decoding and encoding is one dict of the headers, one ``rec
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -48,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Disconnected(Exception):
-    """The client went away before its request was complete; there is nobody to answer."""
+    """The client went away before its request was complete, or before it was answered; there is nobody to answer."""
 
 
 def infer_app(server: Server, options: HttpOptions) -> InferApp:
@@ -80,7 +81,7 @@ def infer_app(server: Server, options: HttpOptions) -> InferApp:
             if forwarded is not None:
                 for name, value in forwarded(scope):
                     codec.forward_header(request, name, value)
-            response = await server.infer(served, request)
+            response = await _while_connected(server.infer(served, request), receive)
             await _send_response(send, response, forms, headers.get(b"accept-encoding"))
         except compression.UnsupportedEncoding as error:
             await send_error(send, 501, error.message, (b"accept-encoding", b"gzip, deflate"))
@@ -205,6 +206,26 @@ class Reading:
         """None for a chunked body, whose length only its end tells."""
         text = self._headers.get(b"content-length")
         return None if text is None else int(text)
+
+
+async def _while_connected(answer: asyncio.Future[InferenceResponse], receive: Receive) -> InferenceResponse:
+    """The result of *answer*, which is cancelled when the client goes away. Raises _Disconnected then."""
+    gone = asyncio.ensure_future(_wait_disconnected(receive))
+    gone.add_done_callback(lambda _: answer.cancel())
+    try:
+        return await answer
+    except asyncio.CancelledError:
+        if gone.done():
+            raise _Disconnected from None
+        raise
+    finally:
+        gone.cancel()
+
+
+async def _wait_disconnected(receive: Receive) -> None:
+    """Wait for the end of the connection; what else may come belongs to no body."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _next_piece(receive: Receive) -> tuple[bytes, bool]:

@@ -26,7 +26,50 @@ JSON: dict[int | str, Json] = {
     404: _error("Unknown model or version"),
     503: _error("The version is not ready"),
 }
-NOT_EXPLICIT: dict[int | str, Json] = {503: _error("Models are not loaded or unloaded on request")}
+_NOT_EXPLICIT = _error("Models are not loaded or unloaded on request, or the server is exiting")
+LOAD: dict[int | str, Json] = {
+    200: {"description": "The model serves; the body is empty"},
+    400: _error("The model does not load. What was served before is served on"),
+    500: _error("The model cannot be found or read, or the request cannot"),
+    503: _NOT_EXPLICIT,
+}
+UNLOAD: dict[int | str, Json] = {
+    200: {"description": "No new request finds the model; the body is empty"},
+    503: _NOT_EXPLICIT,
+}
+
+
+def _parameters_body(parameters: Json) -> Json:
+    schema = {"type": "object", "properties": {"parameters": {"type": "object", **parameters}}}
+    return {"requestBody": {"required": False, "content": {"application/json": {"schema": schema}}}}
+
+
+LOAD_BODY = _parameters_body(
+    {
+        "properties": {
+            "config": {"type": "string", "description": "A model configuration as JSON, in place of config.pbtxt"}
+        },
+        "patternProperties": {
+            "^file:": {
+                "type": "string",
+                "format": "byte",
+                "description": "A file of the model, `file:1/model.py` for instance. Given any, they are the whole model",
+            }
+        },
+        "additionalProperties": False,
+    }
+)
+UNLOAD_BODY = _parameters_body(
+    {
+        "properties": {
+            "unload_dependents": {
+                "type": "boolean",
+                "default": False,
+                "description": "Also the models that only this ensemble needs",
+            }
+        }
+    }
+)
 INDEX_BODY: Json = {
     "requestBody": {
         "required": False,

@@ -14,6 +14,7 @@ from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.states import VersionState
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine import views
+from pytriton_lite.engine.response_stream import ResponseReceiver, ResponseStream
 from pytriton_lite.engine.statistics import FailureReason, ModelStatistics
 from pytriton_lite.proto import model_config_pb
 
@@ -59,12 +60,59 @@ def fake_statistics() -> list[ModelStatistics]:
     return [busy, ModelStatistics("idle", 1, {})]
 
 
+class FakeStream(ResponseStream):
+    """What the engine and a model do for one request of a stream. The test calls `deliver`, in the loop."""
+
+    def __init__(self, request: InferenceRequest, receiver: ResponseReceiver) -> None:
+        super().__init__(receiver)
+        self.request = request
+        self.consumed_count = 0
+        self.was_cancelled = threading.Event()
+        self.on_cancel(self.was_cancelled.set)
+
+    def consumed(self, count: int = 1) -> None:
+        super().consumed(count)
+        self.consumed_count += count
+
+
+class FakeFlood(FakeStream):
+    """A model that sends as fast as its window lets it, and then waits, as ``send`` does."""
+
+    WINDOW = 64
+
+    def __init__(self, request: InferenceRequest, receiver: ResponseReceiver) -> None:
+        super().__init__(request, receiver)
+        self.left = int(request.parameters["count"])
+        self.sent = 0
+        size = int(request.parameters["bytes_each"])
+        self._tensor = Tensor("X", dtypes.UINT8, (size,), b"x" * size)
+
+    def consumed(self, count: int = 1) -> None:
+        super().consumed(count)
+        if not self.cancelled():
+            self.flow()
+
+    def flow(self) -> None:
+        while self.left and self.sent - self.consumed_count < self.WINDOW:
+            self.left -= 1
+            self.sent += 1
+            response = InferenceResponse("flood", 3, self.request.request_id, [self._tensor], {"n": self.sent})
+            self.deliver(response, is_final=not self.left)
+
+
 @dataclass
 class FakeServer:
-    """Models: ``echo`` answers with its inputs, ``waiting`` answers when the test says so, ``decoupled`` is decoupled."""
+    """Models: ``echo`` answers with its inputs, ``waiting`` and ``decoupled`` answer when the test says so.
+
+    The last is decoupled, and so is ``flood``, which sends ``count`` responses of ``bytes_each`` bytes.
+    """
 
     ready: bool = True
     exiting: bool = False
+    explicit: bool = False
+    """Whether models are loaded and unloaded on request."""
+    changes: list[tuple[object, ...]] = field(default_factory=list)
+    """The loads and unloads that were asked for."""
     server_name: str = "triton"
     error: Exception | None = None
     """Raised by `find` when set."""
@@ -76,6 +124,10 @@ class FakeServer:
     """Set when ``waiting`` has got a request."""
     cancelled: threading.Event = field(default_factory=threading.Event)
     """Set when the future of a request of ``waiting`` was cancelled."""
+    streams: list[FakeStream] = field(default_factory=list)
+    """The requests of `infer_stream`, in order."""
+    streamed: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    """Released for each of them."""
 
     def metadata(self) -> views.ServerMetadata:
         return views.ServerMetadata(self.server_name, "9.8.7", ("binary_tensor_data", "statistics"))
@@ -89,7 +141,7 @@ class FakeServer:
     def is_exiting(self) -> bool:
         return self.exiting
 
-    def is_model_ready(self, name: str, version: int | None) -> bool:
+    async def is_model_ready(self, name: str, version: int | None) -> bool:
         return name == "echo" and version in (None, 3)
 
     def model_metadata(self, name: str, version: int | None) -> views.ModelMetadata:
@@ -114,14 +166,28 @@ class FakeServer:
         ]
         return [row for row in rows if row.state is VersionState.READY] if ready else rows
 
+    async def load_model(self, name: str, config_override: str | None, files: dict[str, bytes]) -> None:
+        self._change("load", name, config_override, files)
+
+    async def unload_model(self, name: str, unload_dependents: bool) -> None:
+        self._change("unload", name, unload_dependents)
+
+    def _change(self, *what: object) -> None:
+        if self.exiting:
+            raise InferenceError(ErrorCode.UNAVAILABLE, "Server not ready")
+        if not self.explicit:
+            text = "explicit model load / unload is not allowed if polling is enabled"
+            raise InferenceError(ErrorCode.UNAVAILABLE, text)
+        self.changes.append(what)
+
     def find(self, name: str, version: int | None) -> FakeServed:
         if self.error is not None:
             raise self.error
-        if name not in ("echo", "waiting", "decoupled"):
+        if name not in ("echo", "waiting", "decoupled", "flood"):
             raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
         message = model_config_pb.ModelConfig(name=name, backend="python", max_batch_size=8)
         message.input.add(name="X", data_type=model_config_pb.TYPE_STRING, dims=[4])
-        return FakeServed(name, 3, FakeConfig(message, decoupled=name == "decoupled"))
+        return FakeServed(name, 3, FakeConfig(message, decoupled=name in ("decoupled", "flood")))
 
     def check(self, served: FakeServed, request: InferenceRequest) -> None:
         """Every request is right."""
@@ -136,6 +202,23 @@ class FakeServer:
         else:
             future.set_result(self.echo(served, request))
         return future
+
+    def infer_stream(self, served: FakeServed, request: InferenceRequest, receiver: ResponseReceiver) -> FakeStream:
+        if "refuse" in request.parameters:
+            raise InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
+        loop = asyncio.get_running_loop()
+        if served.name == "flood":
+            flood = FakeFlood(request, receiver)
+            loop.call_soon(flood.flow)
+            stream: FakeStream = flood
+        else:
+            stream = FakeStream(request, receiver)
+        if served.name == "echo":
+            loop.call_soon(lambda: stream.deliver(self.echo(served, request), is_final=True))
+        self.seen.append(request)
+        self.streams.append(stream)
+        self.streamed.release()
+        return stream
 
     def echo(self, served: FakeServed, request: InferenceRequest) -> InferenceResponse:
         """Views, as the engine's outputs are views of a worker's memory."""

@@ -450,7 +450,7 @@ class TestResponse:
     def test_lengths_are_written_as_protobuf_reads_them(self, nbytes: int) -> None:
         from google.protobuf.internal.decoder import _DecodeVarint  # what protobuf's own Python decoder uses
 
-        header = codec._raw_header(nbytes)
+        header = codec._field_header(codec._RAW_OUTPUT_CONTENTS_TAG, nbytes)
         assert header[:1] == b"\x32"
         assert _DecodeVarint(header, 1) == (nbytes, len(header))
 

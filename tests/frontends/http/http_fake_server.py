@@ -96,6 +96,10 @@ class FakeServer:
         self.asked = asyncio.Event()
         self.ready = True
         self.exiting = False
+        self.explicit = False
+        """Whether models are loaded and unloaded on request."""
+        self.changes: list[tuple[object, ...]] = []
+        """The loads and unloads that were asked for."""
         self.failure: BaseException | None = None
         self.response_parameters: dict[str, Any] = {}
         self.gate: asyncio.Event | None = None
@@ -115,7 +119,7 @@ class FakeServer:
     def is_exiting(self) -> bool:
         return self.exiting
 
-    def is_model_ready(self, name: str, version: int | None) -> bool:
+    async def is_model_ready(self, name: str, version: int | None) -> bool:
         try:
             self.find(name, version)
         except InferenceError:
@@ -155,6 +159,20 @@ class FakeServer:
             IndexEntry("c", 1, VersionState.UNAVAILABLE, "it fell over"),
         ]
         return [row for row in rows if row.state is VersionState.READY] if ready else rows
+
+    async def load_model(self, name: str, config_override: str | None, files: dict[str, bytes]) -> None:
+        self._change("load", name, config_override, files)
+
+    async def unload_model(self, name: str, unload_dependents: bool) -> None:
+        self._change("unload", name, unload_dependents)
+
+    def _change(self, *what: object) -> None:
+        if self.exiting:
+            raise InferenceError(ErrorCode.UNAVAILABLE, "Server not ready")
+        if not self.explicit:
+            text = "explicit model load / unload is not allowed if polling is enabled"
+            raise InferenceError(ErrorCode.UNAVAILABLE, text)
+        self.changes.append(what)
 
     def find(self, name: str, version: int | None) -> FakeServed:
         versions = [number for known, number in self.models if known == name]

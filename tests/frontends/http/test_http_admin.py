@@ -271,6 +271,55 @@ def test_load_and_unload_are_not_for_this_mode(app: AsgiApp, verb: str) -> None:
     assert (answer.status, answer.error) == (501, "'repository_name' specification is not supported")
 
 
+def test_load_and_unload_reach_the_engine(app: AsgiApp, server: FakeServer) -> None:
+    server.explicit = True
+    load, unload = "/v2/repository/models/add_sub/load", "/v2/repository/models/add_sub/unload"
+    for target, body in (
+        (load, b""),
+        (load, b'"no object"'),
+        (load, b'{"parameters":{"config":"{}","file:1/model.py":"cGFzcwA="}}'),
+        (unload, b""),
+        (unload, b'{"parameters":{"unload_dependents":true}}'),
+        (unload, b'{"parameters":{"unload_dependents":1}}'),
+        (unload, b'{"parameters":[true]}'),
+        (unload, b"{"),
+    ):
+        answer = asked(app, "POST", target, body)
+        assert (answer.status, answer.body) == (200, b"")
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.headers["content-length"] == "0"
+    assert server.changes == [
+        ("load", "add_sub", None, {}),
+        ("load", "add_sub", None, {}),
+        ("load", "add_sub", "{}", {"1/model.py": b"pass\0"}),
+        ("unload", "add_sub", False),
+        ("unload", "add_sub", True),
+        ("unload", "add_sub", False),
+        ("unload", "add_sub", False),
+        ("unload", "add_sub", False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("cGFzcw==", b"pass"),
+        ("cGFzcw", b"pass"),
+        ("cG\nFz!cw==behind the padding", b"pass"),
+        ("cGFzc", b"pas"),
+        ("", b""),
+        ("=", b""),
+        ("é", b""),
+    ],
+)
+def test_base64_is_read_without_complaint(app: AsgiApp, server: FakeServer, text: str, content: bytes) -> None:
+    """http.md, section 13."""
+    server.explicit = True
+    body = json.dumps({"parameters": {"file:x": text}}).encode()
+    assert asked(app, "POST", "/v2/repository/models/m/load", body).status == 200
+    assert server.changes == [("load", "m", None, {"x": content})]
+
+
 @pytest.mark.parametrize("target", ["/v2", "/v2/models/stats", "/v2/models/nope", "/docs"])
 def test_nothing_here_is_compressed(app: AsgiApp, target: str) -> None:
     """http.md row 75."""
