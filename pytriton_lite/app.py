@@ -12,12 +12,15 @@ import logging
 import os
 import resource
 import signal
+import socket
 import sys
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from pytriton_lite import __version__, logs
 from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.engine.backends import Backends
+from pytriton_lite.engine.foreground import Foreground
 from pytriton_lite.engine.model import WorkerSettings
 from pytriton_lite.engine.server import Server, ServerOptions
 from pytriton_lite.frontends.grpc.http2 import Http2Listener, start_http2
@@ -27,7 +30,7 @@ from pytriton_lite.frontends.http.server import HttpOptions, http_app
 from pytriton_lite.frontends.listener import Listener, ListenError, start_listener
 from pytriton_lite.frontends.metrics import metrics_app
 from pytriton_lite.ipc.segment import DEFAULT_PREFIX
-from pytriton_lite.settings import GrpcTransport, Settings
+from pytriton_lite.settings import GrpcTransport, ModelControlMode, Settings
 
 if TYPE_CHECKING:
     from pytriton_lite.frontends.grpc.server import GrpcListener
@@ -37,9 +40,12 @@ logger = logging.getLogger(__name__)
 _METRICS_CLOSE_S = 1.0
 
 
-def serve(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT; the exit code: 0 when all was drained in time, 1 otherwise or when start-up failed."""
-    return _run(App(settings).run())
+def serve(settings: Settings, foreground: tuple[str, socket.socket] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; the exit code: 0 when all was drained in time, 1 otherwise or when start-up failed.
+
+    *foreground* is a model that is debugged, and the control socket of its process (engine/foreground.py).
+    """
+    return _run(App(settings, foreground).run())
 
 
 def _run(main: Coroutine[Any, Any, int]) -> int:
@@ -68,8 +74,9 @@ class StartError(Exception):
 class App:
     """One server process, from start to exit code."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, foreground: tuple[str, socket.socket] | None = None) -> None:
         self._settings = settings
+        self._foreground = foreground
         self._engine: Server | None = None
         self._grpc: Http2Listener | GrpcListener | None = None
         self._http: Listener | None = None
@@ -83,7 +90,8 @@ class App:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         _raise_file_limit()
-        self._engine = engine = Server(self._server_options())
+        foreground = Foreground(*self._foreground) if self._foreground is not None else None
+        self._engine = engine = Server(self._server_options(), foreground=foreground)
         try:
             try:
                 if not await self._unless_signalled(self._load(engine)):
@@ -134,6 +142,7 @@ class App:
             hello_timeout_s=settings.worker_hello_timeout_s,
             ready_timeout_s=settings.worker_ready_timeout_s,
             log_levels=levels | bool(settings.log_verbose) << 3,
+            response_window=settings.grpc_max_response_pool_size,
         )
         return ServerOptions(
             repositories=tuple(path.resolve() for path in settings.model_repository),
@@ -143,6 +152,11 @@ class App:
             strict_config=settings.disable_auto_complete_config,
             config_name=settings.model_config_name,
             load_threads=settings.model_load_thread_count,
+            allow_requirements=settings.allow_requirements,
+            environment_cache_directory=settings.environment_cache_directory,
+            is_explicit=settings.model_control_mode is ModelControlMode.EXPLICIT,
+            startup_models=settings.load_model,
+            backends=Backends(settings.backend_directory.resolve(), settings.backend_settings),
         )
 
     async def _load(self, engine: Server) -> None:
@@ -156,6 +170,7 @@ class App:
             if not self._settings.exit_on_error:
                 logger.error("%s: %s", error.code.label, error.message)
                 return
+        logs.log_table(logger, "backends", ("Backend", "Path", "Config"), engine.backend_table())
         logs.log_table(logger, "models", ("Model", "Version", "Status"), engine.load_table())
         if failure and self._settings.exit_on_error:
             raise StartError(failure)

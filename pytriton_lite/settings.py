@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import enum
+import glob
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -204,6 +205,12 @@ def _parse_repository(text: str) -> Path:
         raise ValueError("Invalid option value. Got an empty path")
     if _SCHEME.match(text):
         raise ValueError(f"cloud storage is not yet supported, expected a directory. Got {text}")
+    return Path(text)
+
+
+def _parse_directory(text: str) -> Path:
+    if not text:
+        raise ValueError("Invalid option value. Got an empty path")
     return Path(text)
 
 
@@ -402,12 +409,11 @@ class Settings:
     )
     model_control_mode: ModelControlMode = field(
         default=ModelControlMode.NONE,
-        metadata=_later(
+        metadata=_option(
             Group.REPOSITORY,
             _choice("model-control-mode", ModelControlMode),
-            "none: load every model at start, and no more. poll: follow changes in the repository. explicit: load what "
-            "--load-model names, then what the model control API asks for.",
-            "loading and unloading of models while serving",
+            "none: load every model at start, and no more. explicit: load what --load-model names, then what the model "
+            "control API asks for. poll, to follow changes in the repository, is not yet supported.",
         ),
     )
     repository_poll_secs: int = field(
@@ -421,12 +427,8 @@ class Settings:
     )
     load_model: tuple[str, ...] = field(
         default=(),
-        metadata=_later(
-            Group.REPOSITORY,
-            TEXT,
-            "Model to load at start in mode explicit; * alone is all of them.",
-            "--model-control-mode=explicit",
-            repeatable=True,
+        metadata=_option(
+            Group.REPOSITORY, TEXT, "Model to load at start in mode explicit; * alone is all of them.", repeatable=True
         ),
     )
     model_config_name: str = field(
@@ -537,9 +539,11 @@ class Settings:
         default=2, metadata=_unused(Group.GRPC, COUNT, "Threads that handle inference requests.", _ONE_LOOP)
     )
     grpc_max_response_pool_size: int = field(
-        default=INT32_MAX,
-        metadata=_unused(
-            Group.GRPC, COUNT, "Unsent responses that a stream may hold.", "unsent responses are not limited"
+        default=64,  # Triton's own is no limit, so that a client that does not read takes all the memory there is
+        metadata=_option(
+            Group.GRPC,
+            _integer(low=1),
+            "Responses of a decoupled model to one request that may wait for the client; then the model waits.",
         ),
     )
     grpc_use_ssl: bool = field(default=False, metadata=_later(Group.GRPC, BOOL, "Encrypt gRPC with TLS.", _TLS))
@@ -714,14 +718,40 @@ class Settings:
         metadata=_option(
             Group.BACKEND,
             Kind("[<backend>,]<setting>=<value>", _parse_backend_setting),
-            "Setting of a backend. Used are python,stub-timeout-seconds (30; how long a worker may take to be ready), "
+            "Setting of a backend, or of all. A Python-based backend is told of its own. Used are default-max-batch-size "
+            "(4; for models that batch and do not say how much, by onnxruntime), python,stub-timeout-seconds (30; how long a "
+            "worker may take to be ready), "
             "python,shm-default-byte-size (1048576; the arena's first size) and python,shm-region-prefix-name.",
             repeatable=True,
         ),
     )
-    backend_directory: str = field(
-        default="/opt/tritonserver/backends",
-        metadata=_unused(Group.BACKEND, TEXT, "Directory of backends.", _NO_PLUGINS),
+    backend_directory: Path = field(
+        default=Path("/opt/tritonserver/backends"),
+        metadata=_option(
+            Group.BACKEND,
+            Kind("<path>", _parse_directory),
+            "Directory of Python-based backends: <name>/model.py serves the models whose backend is <name>, and goes before "
+            "one of that name that comes with the server.",
+        ),
+    )
+
+    allow_requirements: bool = field(
+        default=False,
+        metadata=_option(
+            Group.BACKEND,
+            BOOL,
+            "Give a model with a requirements.txt an environment of its own, built with uv or pip when it is first loaded. The "
+            "packages are downloaded, and what they run while they are built runs as this server's user.",
+        ),
+    )
+    environment_cache_directory: Path | None = field(
+        default=None,
+        metadata=_option(
+            Group.BACKEND,
+            PATH,
+            "Directory that keeps the environments built for models.",
+            shown_default="pytriton-lite/environments in $XDG_CACHE_HOME or ~/.cache",
+        ),
     )
 
     repoagent_directory: str = field(
@@ -878,6 +908,25 @@ class Settings:
         """First part of the names of segments: ``python,shm-region-prefix-name``; None leaves it to the arena."""
         return self.backend_value("python", "shm-region-prefix-name")
 
+    @property
+    def backend_settings(self) -> dict[str, dict[str, str]]:
+        """The values by backend and key, the last one given of each. Under "", those for all backends, Triton's own first."""
+        settings = {
+            "": {
+                "auto-complete-config": show(not self.disable_auto_complete_config),
+                "backend-directory": str(self.backend_directory),
+                "min-compute-capability": f"{self.min_supported_compute_capability:f}",
+                "default-max-batch-size": "4",
+            }
+        }
+        for setting in self.backend_config:
+            settings.setdefault(setting.backend, {})[setting.key] = setting.value
+        return settings
+
+    def has_backend(self, name: str) -> bool:
+        """Whether the operator has a Python-based backend of that name, or any for "": it may read what we do not know."""
+        return any(self.backend_directory.glob(f"{glob.escape(name) or '*'}/model.py"))
+
     def backend_value(self, backend: str, key: str) -> str | None:
         """The last value given for *key* of *backend*; None if there is none."""
         for setting in reversed(self.backend_config):
@@ -892,9 +941,11 @@ HONOURED_BACKEND_KEYS = frozenset(
         ("python", "ready-timeout-seconds"),
         ("python", "shm-default-byte-size"),
         ("python", "shm-region-prefix-name"),
+        ("", "default-max-batch-size"),
+        ("onnxruntime", "default-max-batch-size"),
     }
 )
-"""The settings of ``--backend-config`` that do something; the others are accepted with a warning."""
+"""The settings of ``--backend-config`` that do something here; others are for a Python-based backend to read."""
 
 
 # Options, generated from the fields ---------------------------------------------------------------------------------
@@ -1049,6 +1100,10 @@ def _python_integer(settings: Settings, key: str, default: int, low: int, too_sm
 
 
 def _check_supported(settings: Settings) -> None:
+    if settings.model_control_mode is ModelControlMode.POLL:
+        raise UsageError(
+            'Bad option: "--model-control-mode".\nfollowing changes in the repository: not yet supported. Got poll'
+        )
     for entry in dataclasses.fields(settings):
         declared = declaration_of(entry.name)
         value = getattr(settings, entry.name)

@@ -53,6 +53,7 @@ FLAGS_OF_THE_SPEC = """
 
 # Flags of our own.
 FLAGS_OF_OURS = """
+    allow-requirements environment-cache-directory
     grpc-transport
 """
 
@@ -190,6 +191,7 @@ REFUSED = [
         "invalid argument for --grpc_infer_response_compression_level: foo",
     ),
     ("rate-limit", "foo", "invalid argument for --rate-limit: foo"),
+    ("grpc-max-response-pool-size", "0", "Provided option value is out of bound. Got 0"),
     ("model-config-name", "", "Error: empty argument for --model-config-name"),
     ("model-config-name", "a b", "must not contain blanks. Got 'a b'"),
     ("http-address", "", "Invalid option value. Got "),
@@ -230,6 +232,7 @@ READ = [
     ("log-verbose", "2", 2),
     ("model-load-thread-count", "0", 1),
     ("http-max-input-size", "1", 1),
+    ("grpc-max-response-pool-size", "1", 1),
     ("metrics-interval-ms", "0.5", 0.5),
     ("trace-count", "-1", -1),
     ("model-control-mode", "EXPLICIT", ModelControlMode.EXPLICIT),
@@ -306,15 +309,15 @@ def test_listeners_that_cannot_meet_are_not_refused(given_values: dict[str, Any]
 
 
 def test_load_model_needs_the_explicit_mode() -> None:
-    """cli.md section 1: this text comes before 'not yet supported'."""
+    """cli.md section 1."""
     with pytest.raises(UsageError) as raised:
         Settings(load_model=("add_sub",))
     assert str(raised.value) == "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well."
 
 
-def test_load_model_in_the_explicit_mode_is_not_yet_supported() -> None:
-    with pytest.raises(UsageError, match=r'^Bad option: "--model-control-mode"\.\n.*not yet supported\. Got explicit$'):
-        Settings(load_model=("add_sub",), model_control_mode=ModelControlMode.EXPLICIT)
+def test_load_model_in_the_explicit_mode_keeps_each_name_once() -> None:
+    settings = Settings(load_model=("add_sub", "m", "add_sub"), model_control_mode=ModelControlMode.EXPLICIT)
+    assert settings.load_model == ("add_sub", "m")
 
 
 def test_two_ways_to_size_the_cache_are_refused_together() -> None:
@@ -338,7 +341,7 @@ def test_a_feature_that_a_later_version_brings_refuses_to_start(field: str) -> N
 
 def test_no_feature_of_a_later_version_is_missing_above() -> None:
     later = {option.field for option in OPTIONS if option.standing is Standing.NOT_YET}
-    assert later == {*NOT_YET, "load_model"}
+    assert later | {"model_control_mode"} == set(NOT_YET)
 
 
 @pytest.mark.parametrize("field", NOT_YET)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pytriton_lite.core.dtypes import DataType
 
 Buffer = bytes | bytearray | memoryview
@@ -13,18 +15,27 @@ class Tensor:
     ``data`` is a view of the received body for an input and of the worker's memory, or a copy of it, for an output; it
     stays valid for as long as this object (or any view of ``data``) is referenced. ``nbytes`` is its length; a codec
     that has read only the header sets ``nbytes`` from the declaration and leaves ``data`` None until the bytes are there.
+    ``home`` is where another process can find the bytes, a segment of shared memory and the offset in it, if it can; the
+    tensor keeps them there.
     """
 
-    __slots__ = ("data", "datatype", "name", "nbytes", "shape")
+    __slots__ = ("data", "datatype", "home", "name", "nbytes", "shape")
 
     def __init__(
-        self, name: str, datatype: DataType, shape: tuple[int, ...], data: Buffer | None, nbytes: int | None = None
+        self,
+        name: str,
+        datatype: DataType,
+        shape: tuple[int, ...],
+        data: Buffer | None,
+        nbytes: int | None = None,
+        home: tuple[Any, int] | None = None,
     ) -> None:
         self.name = name
         self.datatype = datatype
         self.shape = shape
         self.data = b"" if data is None and not nbytes else data  # an empty tensor has nothing to wait for
         self.nbytes = (len(data) if data is not None else 0) if nbytes is None else nbytes
+        self.home = home
 
     def __repr__(self) -> str:
         return f"Tensor({self.name!r}, {self.datatype}, {list(self.shape)}, {self.nbytes} bytes)"

@@ -2,6 +2,8 @@
 
 Everything that became dispatchable in one turn of the loop is decided at its end, so that it shares a message. Only a
 request that finds an idle instance and no queue goes at once, where no batch could be made of it (``is_eager``).
+
+A request's waiter is a `PendingAnswer` where its client takes one answer, a `ResponseStream` where it takes any number.
 """
 
 from __future__ import annotations
@@ -12,22 +14,36 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceResponse
 from pytriton_lite.engine.fork_server import WorkerExit
 from pytriton_lite.engine.instance import Batch, Instance, Outcome
+from pytriton_lite.engine.response_stream import ResponseStream
 from pytriton_lite.engine.statistics import FailureReason, ModelStatistics
-from pytriton_lite.ipc.messages import BatchResult
+from pytriton_lite.ipc.messages import BatchResult, Fate
 from pytriton_lite.scheduling.ordering import AnswerOrder
-from pytriton_lite.scheduling.queue import Scheduler, Ticket
+from pytriton_lite.scheduling.queue import Decision, Scheduler, Ticket
+from pytriton_lite.scheduling.sequence_batch import NOT_ITERATIVE_TEXT, SequenceBatchScheduler
 
 logger = logging.getLogger("pytriton_lite.model")
 
 Clock = Callable[[], int]
 """Monotonic nanoseconds. Must be the clock the workers read (CLOCK_MONOTONIC), their times are compared with it."""
 
-Answer = asyncio.Future[InferenceResponse]
+
+class PendingAnswer(asyncio.Future[InferenceResponse]):
+    """The answer to a request of which there is one. Cancelling it cancels the request."""
+
+    on_cancel: Callable[[], None] | None = None
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        is_cancelled = super().cancel(msg)
+        on_cancel, self.on_cancel = self.on_cancel, None
+        if is_cancelled and on_cancel is not None:
+            on_cancel()
+        return is_cancelled
 
 
 class Dispatcher:
@@ -35,21 +51,25 @@ class Dispatcher:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: Scheduler | SequenceBatchScheduler,
         statistics: ModelStatistics,
         *,
         preserve_ordering: bool = False,
         is_eager: bool = False,
+        is_decoupled: bool = False,
         clock: Clock = time.monotonic_ns,
     ) -> None:
         self._scheduler = scheduler
         self._statistics = statistics
-        self._order = AnswerOrder() if preserve_ordering else None
+        self._order = AnswerOrder() if preserve_ordering and not is_decoupled else None
         self._is_eager = is_eager
+        self._is_decoupled = is_decoupled
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._instances: list[Instance] = []
         self._idle: deque[Instance] = deque()
+        self._held: dict[Ticket, InferenceResponse | InferenceError] = {}
+        """What a sender of a model in default mode gave, until it says that this was all."""
         self._turn_is_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
@@ -61,29 +81,48 @@ class Dispatcher:
         self.has_room(instance)
 
     @property
+    def instances(self) -> list[Instance]:
+        return self._instances
+
+    def candidates(self, ticket: Ticket) -> list[Instance]:
+        """The instances that could take *ticket*, which waits."""
+        if isinstance(self._scheduler, SequenceBatchScheduler):
+            index = self._scheduler.instance_of(ticket)
+            if index is not None:
+                return [self._instances[index]]
+        return list(self._instances)
+
+    @property
     def waiting(self) -> int:
         """Requests that no execution has begun with."""
         return len(self._scheduler) + sum(instance.pending_requests for instance in self._instances)
 
     @property
     def is_empty(self) -> bool:
-        return not len(self._scheduler) and not any(instance.in_flight for instance in self._instances)
+        return not len(self._scheduler) and all(instance.is_empty for instance in self._instances)
 
     def submit(self, ticket: Ticket) -> None:
-        """Take a request; its waiter, an asyncio future, carries the answer. Raises InferenceError when the queue is full."""
-        if self._is_eager and self._idle and not len(self._scheduler) and self._idle[0].is_idle():
+        """Take a request; its waiter carries the answer. Raises InferenceError when the queue is full, for instance."""
+        if self._is_eager and self._idle and not len(self._scheduler) and self._idle[0].has_room:
             # One request, an instance that waits for it, nobody before it: there is nothing to decide.
             ticket.enqueued_ns = ticket.accepted_ns
             self._dispatch(self._idle.popleft(), [[ticket]])
             return
         self._scheduler.enqueue(ticket, self._clock())
-        if not self._turn_is_due:
-            self._turn_is_due = True
-            self._loop.call_soon(self._turn)
+        self._turn_soon()
 
-    def notice_cancelled(self) -> None:
-        """A waiter was cancelled: look at the queue, where the request may be waiting for company."""
-        if len(self._scheduler) and not self._turn_is_due:
+    def cancelled(self, ticket: Ticket) -> None:
+        """The waiter of *ticket* was cancelled: drop it from the queue, or tell the model that has it."""
+        if len(self._scheduler):
+            if isinstance(self._scheduler, SequenceBatchScheduler):
+                self._scheduler.notice_cancelled()
+            self._turn_soon()
+        for instance in self._instances:
+            if instance.cancel(ticket):
+                return
+
+    def _turn_soon(self) -> None:
+        if not self._turn_is_due:
             self._turn_is_due = True
             self._loop.call_soon(self._turn)
 
@@ -98,6 +137,7 @@ class Dispatcher:
         now_ns = self._clock()
         for ticket in self._scheduler.drain():
             self._statistics.add_failure(FailureReason.BACKEND, now_ns - ticket.accepted_ns)
+            self._held.pop(ticket, None)
             _resolve(ticket, error)
         self._report_drained()
 
@@ -105,7 +145,9 @@ class Dispatcher:
 
     def has_room(self, instance: Instance) -> None:
         """*instance* can take batches (again)."""
-        if instance.is_idle() and instance not in self._idle:
+        if instance not in self._instances:
+            return  # a passive one
+        if instance.has_room and instance not in self._idle:
             self._idle.append(instance)
         if len(self._scheduler):
             self._turn()
@@ -117,28 +159,43 @@ class Dispatcher:
 
     def _turn(self) -> None:
         self._turn_is_due = False
+        if isinstance(self._scheduler, SequenceBatchScheduler):
+            self._turn_of_sequences(self._scheduler)
+            return
         now_ns = self._clock()
         idle = self._idle
-        while idle and not idle[0].is_idle():
+        while idle and not idle[0].has_room:
             idle.popleft()
-        free = [instance for instance in idle if instance.is_idle()] if len(idle) > 1 else list(idle)
+        free = [instance for instance in idle if instance.has_room] if len(idle) > 1 else list(idle)
         rooms: list[tuple[Instance, int]] = []
         if len(self._scheduler) > len(free):
             is_alone = len(self._instances) == 1
             rooms = [(instance, instance.room_ahead(is_alone=is_alone)) for instance in self._instances]
         decision = self._scheduler.decide(now_ns, idle=len(free), ahead=sum(room for _, room in rooms))
-        if decision.expired or decision.cancelled:
-            self._end_dropped(decision.expired, decision.cancelled, now_ns)
-            self._report_drained()
+        self._end_dropped(decision, now_ns)
         if decision.batches:
             self._send(decision.batches, free, rooms)
+            if self._idle and len(self._scheduler):  # an instance that executes several batches at a time
+                self._turn_soon()
+        self._check_again_at(decision.next_check_ns, now_ns)
+
+    def _turn_of_sequences(self, scheduler: SequenceBatchScheduler) -> None:
+        """Each batch is for the instance that has its sequences."""
+        now_ns = self._clock()
+        free = [index for index, instance in enumerate(self._instances) if instance.has_room]
+        decision = scheduler.decide(now_ns, free=free)
+        self._end_dropped(decision, now_ns)
+        for index, tickets in zip(decision.instances, decision.batches):
+            if self._order is not None:
+                self._order.taken(_kept_in_order(tickets))
+            self._dispatch(self._instances[index], [tickets])
         self._check_again_at(decision.next_check_ns, now_ns)
 
     def _send(self, batches: list[list[Ticket]], free: list[Instance], rooms: list[tuple[Instance, int]]) -> None:
         """The first batches go to the free instances, the one that is idle longest first; the rest where there is room."""
         if self._order is not None:
             for tickets in batches:
-                self._order.taken(tickets)
+                self._order.taken(_kept_in_order(tickets))
         share: dict[Instance, list[list[Ticket]]] = {}
         for instance, tickets in zip(free, batches):
             share[instance] = [tickets]
@@ -154,7 +211,8 @@ class Dispatcher:
     def _dispatch(self, instance: Instance, batches: list[list[Ticket]]) -> None:
         for tickets, error in instance.dispatch(batches):
             self._fail(tickets, error, FailureReason.BACKEND, self._clock())
-        if instance.is_idle():  # nothing could be sent, so nothing will come back to say that there is room
+        # Also when nothing could be sent, so that nothing will come back to say that there is room.
+        if instance.has_room and instance not in self._idle:
             self._idle.append(instance)
 
     def _check_again_at(self, check_ns: int | None, now_ns: int) -> None:
@@ -180,6 +238,11 @@ class Dispatcher:
         input_ns = result.inputs_ns - result.taken_ns
         infer_ns = result.executed_ns - result.inputs_ns
         output_ns = max(0, now_ns - result.executed_ns)
+        if outcomes and outcomes[0] is Fate.SKIPPED:
+            for ticket in batch.tickets:
+                statistics.add_failure(FailureReason.CANCELED, now_ns - ticket.accepted_ns)
+                self._end(ticket, _cancelled())
+            return
         statistics.add_execution(
             batch_size=batch.batch_size,
             input_ns=input_ns,
@@ -191,9 +254,11 @@ class Dispatcher:
             text = f"Failed to process the request(s) for model '{instance.name}', message: {result.failure}"
             fields = {"model": statistics.name, "version": statistics.version, "instance": instance.name}
             logger.error("%s", text, extra=fields)
-            self._fail(batch.tickets, InferenceError(ErrorCode.INTERNAL, text), FailureReason.BACKEND, now_ns)
+            self._fail_batch(batch, InferenceError(ErrorCode.INTERNAL, text), now_ns)
             return
         for at, ticket in enumerate(batch.tickets):
+            if ticket.is_null:
+                continue
             statistics.add_success(
                 batch_size=ticket.batch_size,
                 total_ns=now_ns - ticket.accepted_ns,
@@ -205,7 +270,7 @@ class Dispatcher:
             outcome = outcomes[at]
             if isinstance(outcome, InferenceError):
                 self._end(ticket, outcome)
-            else:
+            elif isinstance(outcome, list):
                 parameters = result.answers[at].parameters_json
                 response = InferenceResponse(
                     statistics.name,
@@ -215,54 +280,172 @@ class Dispatcher:
                     json.loads(parameters) if parameters else {},
                 )
                 self._end(ticket, response)
+            elif outcome is Fate.RESCHEDULED:
+                self._reschedule(ticket, now_ns)
 
-    def lost(self, instance: Instance, begun: list[Batch], untouched: list[Batch], how: WorkerExit) -> None:
+    def responded(
+        self,
+        instance: Instance,
+        batch: Batch,
+        index: int,
+        response: InferenceResponse | InferenceError | None,
+        *,
+        is_final: bool,
+    ) -> None:
+        """A sender has sent. A client that takes one answer gets it when the sender says that this was all."""
+        ticket = batch.tickets[index]
+        if ticket.is_null:
+            return
+        waiter = ticket.waiter
+        if self._is_decoupled and isinstance(waiter, ResponseStream):
+            waiter.comes_from(instance, batch.number, index)
+            waiter.deliver(response, is_final=is_final)
+            if is_final:
+                self._released(ticket)
+            return
+        if response is not None:
+            self._held[ticket] = response
+        if is_final:
+            nothing = InferenceError(ErrorCode.INTERNAL, "the response sender of the model ended without a response")
+            self._end(ticket, self._held.pop(ticket, nothing))
+
+    def returned(self, batches: list[Batch]) -> None:
+        """A worker gave back what it had not begun with."""
+        self._put_back(batches)
+
+    def lost(
+        self, instance: Instance, begun: list[Batch], untouched: list[Batch], deferred: list[Batch], how: WorkerExit
+    ) -> None:
         """A worker died. What it had begun with has failed; what it had not looked at goes back to the queue."""
         if instance in self._idle:
             self._idle.remove(instance)
+        error = InferenceError(
+            ErrorCode.UNAVAILABLE,
+            f"Stub process '{instance.name}' is not healthy. The worker {how} while it had this request.",
+        )
+        now_ns = self._clock()
         for batch in begun:
-            error = InferenceError(
-                ErrorCode.UNAVAILABLE,
-                f"Stub process '{instance.name}' is not healthy. The worker {how} while it had this request.",
-            )
-            self._fail(batch.tickets, error, FailureReason.BACKEND, self._clock())
-        for batch in reversed(untouched):
-            if self._order is not None:
-                self._order.put_back(batch.tickets)
-            self._scheduler.put_back(batch.tickets)
-        if untouched:
-            self._turn()
+            self._fail_batch(batch, error, now_ns)
+        for batch in deferred:  # counted when their execute returned
+            for index, ticket in enumerate(batch.tickets):
+                if index not in batch.ended and not ticket.is_null:
+                    self._end(ticket, self._held.pop(ticket, error))
+        self._put_back(untouched)
+        if isinstance(self._scheduler, SequenceBatchScheduler) and instance in self._instances:
+            self._scheduler.instance_lost(self._instances.index(instance), now_ns)
+            self._turn_soon()
         self._report_drained()
 
-    def _end_dropped(self, expired: list[Ticket], cancelled: list[Ticket], now_ns: int) -> None:
-        for ticket in cancelled:
+    def _put_back(self, batches: list[Batch]) -> None:
+        for batch in reversed(batches):
+            tickets = [ticket for ticket in batch.tickets if not ticket.is_null]
+            if self._order is not None:
+                self._order.put_back(_kept_in_order(tickets))
+            self._scheduler.put_back(tickets)
+        if batches:
+            self._turn()
+
+    def _reschedule(self, ticket: Ticket, now_ns: int) -> None:
+        """The model wants the request in a later batch again."""
+        if ticket.waiter.cancelled():
+            self._end(ticket, _cancelled())
+            return
+        try:
+            if not isinstance(self._scheduler, SequenceBatchScheduler):
+                raise InferenceError(ErrorCode.INVALID_ARG, NOT_ITERATIVE_TEXT)
+            ticket.accepted_ns = now_ns
+            if self._order is not None:
+                self._order.put_back([ticket])  # it takes its place again when it is taken again
+            self._scheduler.rescheduled(ticket, now_ns)
+        except InferenceError as error:
+            self._end(ticket, error)
+
+    def _end_dropped(self, decision: Decision, now_ns: int) -> None:
+        """End what the scheduler has taken out of the queue without a batch for it."""
+        for ticket in decision.cancelled:
             self._statistics.add_failure(FailureReason.CANCELED, now_ns - ticket.accepted_ns)
-        for ticket in expired:
+            _resolve(ticket, _cancelled())
+        for ticket in decision.expired:
             self._statistics.add_failure(FailureReason.REJECTED, now_ns - ticket.accepted_ns)
-            _resolve(ticket, InferenceError(ErrorCode.UNAVAILABLE, "Request timeout expired"))
+            _resolve(ticket, InferenceError(ErrorCode.UNAVAILABLE, decision.expired_text))
+        for ticket, error in decision.failed:
+            self._statistics.add_failure(FailureReason.OTHER, now_ns - ticket.accepted_ns)
+            _resolve(ticket, error)
+        if decision.cancelled or decision.expired or decision.failed:
+            self._report_drained()
+
+    def _fail_batch(self, batch: Batch, error: InferenceError, now_ns: int) -> None:
+        """End what of *batch* has not ended. A response that a sender gave stands, also when it did not say that it was all."""
+        failed: list[Ticket] = []
+        for index, ticket in enumerate(batch.tickets):
+            if ticket.is_null:
+                continue
+            if index in batch.ended or ticket in self._held:
+                self._statistics.add_success(
+                    batch_size=ticket.batch_size,
+                    total_ns=now_ns - ticket.accepted_ns,
+                    queue_ns=0,
+                    input_ns=0,
+                    infer_ns=0,
+                    output_ns=0,
+                )
+                if ticket in self._held:
+                    self._end(ticket, self._held.pop(ticket))
+            else:
+                failed.append(ticket)
+        self._fail(failed, error, FailureReason.BACKEND, now_ns)
 
     def _fail(self, tickets: list[Ticket], error: InferenceError, reason: FailureReason, now_ns: int) -> None:
         for ticket in tickets:
-            self._statistics.add_failure(reason, now_ns - ticket.accepted_ns)
-            self._end(ticket, error)
+            if not ticket.is_null:
+                self._statistics.add_failure(reason, now_ns - ticket.accepted_ns)
+                self._end(ticket, error)
 
     def _end(self, ticket: Ticket, outcome: InferenceResponse | InferenceError) -> None:
         """Answer *ticket*, after those taken before it where order is to be kept."""
-        if self._order is None:
+        self._released(ticket)
+        if self._order is None or not _kept_in_order([ticket]):
             _resolve(ticket, outcome)
         else:
             self._order.finished(ticket, lambda: _resolve(ticket, outcome))
 
+    def _released(self, ticket: Ticket) -> None:
+        """The request needs no execution any more: the next one of its sequence may come."""
+        if isinstance(self._scheduler, SequenceBatchScheduler):
+            self._scheduler.released(ticket, self._clock())
+            self._turn_soon()
+
+
+def _kept_in_order(tickets: list[Ticket]) -> list[Ticket]:
+    """Those whose answers wait for the answers of earlier ones.
+
+    Not those of models: a request that was taken earlier may be waiting for just this answer.
+    """
+    return [
+        ticket
+        for ticket in tickets
+        if not ticket.is_null and not (isinstance(ticket.waiter, ResponseStream) and ticket.waiter.caller is not None)
+    ]
+
 
 def _resolve(ticket: Ticket, outcome: InferenceResponse | InferenceError) -> None:
     waiter = ticket.waiter
-    assert isinstance(waiter, asyncio.Future)
+    if isinstance(waiter, ResponseStream):
+        waiter.deliver(outcome, is_final=True)
+        return
+    assert isinstance(waiter, PendingAnswer)
     if waiter.done():
         return
+    waiter.on_cancel = None  # it refers to the ticket, and the ticket to it: memory of the answer would wait for a collection
     if isinstance(outcome, InferenceError):
         waiter.set_exception(outcome)
     else:
         waiter.set_result(outcome)
+
+
+def _cancelled() -> InferenceError:
+    """What a request ends with that its client gave up; one who took others along hears it."""
+    return InferenceError(ErrorCode.CANCELLED, "")
 
 
 def _interleave(rooms: list[tuple[Instance, int]]) -> list[Instance]:

@@ -2,6 +2,9 @@
 
 The worker in place is replaced when it dies: at once if it had served a request, with back-off if not. Batches whose
 execution had begun fail; those that it had not looked at yet go back to the queue, because nothing happened to them.
+
+A batch is in flight until its RESULT; it stays *open* while requests of it are to be answered by RESPONSE frames, which
+leaves the instance free for the next batch.
 """
 
 from __future__ import annotations
@@ -9,25 +12,23 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import weakref
-from collections.abc import Callable
-from typing import Any, Protocol
-
-import numpy as np
+from collections.abc import Iterable
+from typing import Protocol
 
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.request import InferenceRequest
+from pytriton_lite.core.request import InferenceResponse
 from pytriton_lite.core.states import INSTANCE_TRANSITIONS, InstanceState, move
 from pytriton_lite.core.tensor import Tensor, element_count
-from pytriton_lite.engine.fork_server import ForkServers, WorkerExit
+from pytriton_lite.engine.calls import CallOutcome, OpenCalls, WorkerServices
+from pytriton_lite.engine.environments import Environment
+from pytriton_lite.engine.fork_server import Spawners, WorkerExit
+from pytriton_lite.engine.statistics import SharedMemory
+from pytriton_lite.engine.worker_memory import Parcel, WorkerMemory, room_for
 from pytriton_lite.engine.worker_process import LaunchOptions, WorkerProcess
 from pytriton_lite.ipc import messages
-from pytriton_lite.ipc.arena import Arena
 from pytriton_lite.ipc.channel import frame
-from pytriton_lite.ipc.messages import INLINE_BYTES, Answer, BatchResult, Kind, Place, SpecTable, TensorRef
-from pytriton_lite.ipc.segment import Segment
-from pytriton_lite.ipc.tensor_io import aligned, arena_frames
+from pytriton_lite.ipc.messages import INLINE_BYTES, Answer, BatchResult, Fate, Kind, Place, SpecTable, TensorRef
 from pytriton_lite.scheduling.queue import Ticket
 
 logger = logging.getLogger(__name__)
@@ -47,37 +48,66 @@ _TRIM_AFTER_S = 5.0
 """Idle for so long, an instance gives back memory that a burst had made it reserve."""
 
 
+_PROBE_S = 5.0
+"""Triton's limit for ``is_ready``."""
+
 _CANNOT_ENCODE = "internal error of the server: the request cannot be handed to the model; the log has the details"
 
 
 class Batch:
     """Requests on their way through one ``execute``."""
 
-    __slots__ = ("batch_size", "number", "slot", "tickets")
+    __slots__ = ("batch_size", "ended", "number", "slots", "tickets")
 
-    def __init__(self, number: int, tickets: list[Ticket], slot: int) -> None:
+    def __init__(self, number: int, tickets: list[Ticket], slots: list[int]) -> None:
         self.number = number
         self.tickets = tickets
-        self.slot = slot
+        self.slots = slots
+        """Memory that the worker gives back, or we take back when it never looked at the batch."""
         self.batch_size = sum(ticket.batch_size for ticket in tickets) if len(tickets) > 1 else tickets[0].batch_size
+        self.ended: set[int] = set()
+        """Requests that a RESPONSE has ended, by their place in ``tickets``."""
+
+    def input(self, at: int) -> Tensor:
+        """The tensor that the worker calls input *at*: request << 32 | number, counting the controls first."""
+        ticket = self.tickets[at >> 32]
+        number = at & 0xFFFFFFFF
+        controls = ticket.controls
+        return controls[number] if number < len(controls) else ticket.request.inputs[number - len(controls)]
 
 
 Reshape = tuple[tuple[int, ...], tuple[int, ...]]
 """(the shape on this side, the shape on the other), both without the batch dimension and perhaps with -1."""
 
 
-Outcome = list[Tensor] | InferenceError
-"""What became of one request: the tensors that the model gave, or the error that it returned."""
+Outcome = list[Tensor] | InferenceError | Fate
+"""What became of one request: the tensors that the model gave, the error that it returned, or what else."""
 
 
 class InstanceOwner(Protocol):
     """What an instance asks of the version it belongs to."""
 
     def on_result(self, instance: Instance, batch: Batch, result: BatchResult, outcomes: list[Outcome]) -> None:
-        """A batch has ended. *outcomes* go with its tickets; empty when ``result.failure`` says why."""
+        """``execute`` is done with a batch. *outcomes* go with its tickets; empty when ``result.failure`` says why."""
 
-    def on_lost(self, instance: Instance, begun: list[Batch], untouched: list[Batch], how: WorkerExit) -> None:
-        """The worker died with batches in flight."""
+    def on_response(
+        self,
+        instance: Instance,
+        batch: Batch,
+        index: int,
+        response: InferenceResponse | InferenceError | None,
+        *,
+        is_final: bool,
+    ) -> None:
+        """A response to request *index* of *batch*, perhaps before the batch's result; None for an end alone."""
+
+    def on_returned(self, instance: Instance, batches: list[Batch]) -> None:
+        """The worker gave back what it had not begun with."""
+
+    def on_lost(
+        self, instance: Instance, begun: list[Batch], untouched: list[Batch], deferred: list[Batch], how: WorkerExit
+    ) -> None:
+        """The worker died with batches in flight, and with *deferred* ones of which requests had not ended."""
 
     def on_room(self, instance: Instance) -> None:
         """The instance can take batches (again)."""
@@ -94,9 +124,13 @@ class Instance:
         options: LaunchOptions,
         config: ModelConfig,
         owner: InstanceOwner,
-        fork_servers: ForkServers,
-        executable: str,
+        spawners: Spawners,
+        environment: Environment,
+        services: WorkerServices,
+        *,
+        capacity: int = 1,
     ) -> None:
+        """*capacity* is how many batches it executes at a time."""
         self.name = options.instance
         self.state = InstanceState.STARTING
         self.deaths_in_a_row = 0
@@ -105,8 +139,8 @@ class Instance:
         self.restarts = 0
         self._options = options
         self._owner = owner
-        self._fork_servers = fork_servers
-        self._executable = executable
+        self._spawners = spawners
+        self._environment = environment
         self._loop = asyncio.get_running_loop()
         self._output_bits = {name: 1 << bit for bit, name in enumerate(options.outputs)}
         self._input_reshapes: dict[str, Reshape] = {
@@ -118,8 +152,18 @@ class Instance:
         self._has_batch_dimension = config.max_batch_size > 0
         self._specs = SpecTable()
         self._worker: WorkerProcess | None = None
-        self._memory = _Memory(options)
+        self._memory = WorkerMemory(options, self._flush_soon)
+        self._services = services
+        self.capacity = capacity
+        self._calls: OpenCalls | None = None
+        """Of the present worker. None before it has asked for anything."""
+        self._makes_calls = False
+        """Whether its model calls others, and may therefore wait for one of them."""
         self._in_flight: dict[int, Batch] = {}
+        self._open: dict[int, Batch] = {}
+        self._credits: dict[tuple[int, int], int] = {}
+        self._probed: asyncio.Future[bool] | None = None
+        """What the model will say of its readiness; everybody who asks meanwhile shares it."""
         self._next_batch = 1
         self._has_served = False
         self._execute_ns = 0.0
@@ -136,13 +180,41 @@ class Instance:
             raise
 
     @property
+    def owner(self) -> InstanceOwner:
+        return self._owner
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state is InstanceState.READY
+
+    @property
+    def specs(self) -> SpecTable:
+        return self._specs
+
+    @property
     def pid(self) -> int | None:
         """The worker's process id, None while there is none."""
         return self._worker.pid if self._worker is not None else None
 
     @property
     def in_flight(self) -> int:
+        """Batches that ``execute`` is not done with."""
         return len(self._in_flight)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every request that came here has ended."""
+        return not self._in_flight and not self._open
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another batch would be executed at once."""
+        return self.state is InstanceState.READY and len(self._in_flight) < self.capacity
+
+    @property
+    def shared_memory(self) -> SharedMemory:
+        memory = self._memory
+        return SharedMemory(self.name, memory.reserved_bytes, memory.worker_bytes, memory.live_slots)
 
     @property
     def pending_requests(self) -> int:
@@ -152,21 +224,19 @@ class Instance:
         started = self._worker.started_batch
         return sum(len(batch.tickets) for batch in self._in_flight.values() if batch.number > started)
 
-    def is_idle(self) -> bool:
-        return self.state is InstanceState.READY and not self._in_flight
-
     def room_ahead(self, *, is_alone: bool) -> int:
         """How many batches may be sent to follow those in flight.
 
         As many as are expected to be executed within a few messages' time, so that the worker never waits for us. Behind
-        slow batches none: another instance might be free sooner. An instance that *is_alone* has at least one.
+        slow batches none: another instance might be free sooner. An instance that *is_alone* has at least one. Behind a
+        model that calls others none: what waits there could be what it waits for.
         """
-        if self.state is not InstanceState.READY:
+        if self.state is not InstanceState.READY or self._makes_calls:
             return 0
         ahead = min(_MOST_AHEAD, int(_AHEAD_BUDGET_NS / self._execute_ns)) if self._execute_ns else 0
         if is_alone and ahead == 0:
             ahead = 1
-        return max(0, 1 + ahead - max(1, len(self._in_flight)))
+        return max(0, self.capacity + ahead - max(self.capacity, len(self._in_flight)))
 
     # ------------------------------------------------------------------------------------------ requests
 
@@ -177,7 +247,7 @@ class Instance:
         sent = 0
         for tickets in batches:
             try:
-                slot, writer = self._reserve(tickets)
+                parcel = self._parcel(tickets)
             except InferenceError as error:
                 refused.append((tickets, error))
                 continue
@@ -186,17 +256,16 @@ class Instance:
             try:
                 messages.put_batch(parts, number, len(tickets))
                 for ticket in tickets:
-                    self._put_request(parts, ticket.request, writer)
+                    self._put_request(parts, ticket, parcel)
             except Exception:
                 # A hole in admission or in a front end. The requests end here, and the instance serves the next ones.
                 logger.exception("requests to instance '%s' cannot be encoded", self.name)
                 del parts[written:]
-                if writer is not None:
-                    self._memory.release((slot,))
+                self._memory.release(parcel.slots)
                 refused.append((tickets, InferenceError(ErrorCode.INTERNAL, _CANNOT_ENCODE)))
                 continue
             self._next_batch += 1
-            self._in_flight[number] = Batch(number, tickets, slot)
+            self._in_flight[number] = Batch(number, tickets, parcel.slots)
             sent += 1
         worker = self._worker
         assert worker is not None, "dispatch is only called while READY"
@@ -207,20 +276,18 @@ class Instance:
             self._trim = None
         return refused
 
-    def _reserve(self, tickets: list[Ticket]) -> tuple[int, _SlotWriter | None]:
-        """One slot for all tensors of a batch that are too large to travel in the message."""
+    def _parcel(self, tickets: list[Ticket]) -> Parcel:
+        """For the tensors of a batch. Raises InferenceError when the machine has no memory left."""
         nbytes = 0
         for ticket in tickets:
             for tensor in ticket.request.inputs:
                 if tensor.nbytes > INLINE_BYTES:
-                    nbytes += aligned(tensor.nbytes)
-        if not nbytes:
-            return 0, None
-        writer = self._memory.reserve(nbytes)
-        return writer.slot, writer
+                    nbytes += room_for(tensor)
+        return Parcel(self._memory, nbytes)
 
-    def _put_request(self, parts: list[bytes], request: InferenceRequest, writer: _SlotWriter | None) -> None:
-        mask = 0
+    def _put_request(self, parts: list[bytes], ticket: Ticket, parcel: Parcel) -> None:
+        request = ticket.request
+        mask = 1 << len(self._output_bits) if ticket.is_null else 0  # a bit of no output: it wants none
         for name in request.requested_outputs:
             mask |= self._output_bits[name]
         messages.put_request(
@@ -231,19 +298,30 @@ class Instance:
             sequence_flags=request.sequence_flags,
             parameters_json=json.dumps(request.parameters, separators=(",", ":")) if request.parameters else "",
             outputs_mask=mask,
-            input_count=len(request.inputs),
+            input_count=len(ticket.controls) + len(request.inputs),
         )
+        for tensor in ticket.controls:
+            parcel.put(parts, self._specs.encode(tensor.name, tensor.datatype, tensor.shape), tensor)
         for tensor in request.inputs:
             shape = tensor.shape
             if tensor.name in self._input_reshapes:
                 shape = self._reshape(self._input_reshapes[tensor.name], shape) or shape
-            spec = self._specs.encode(tensor.name, tensor.datatype, shape)
-            assert tensor.data is not None, "checked by admission"
-            if tensor.nbytes <= INLINE_BYTES:
-                messages.put_inline(parts, spec, tensor.data)
-            else:
-                assert writer is not None
-                writer.put(parts, spec, tensor)
+            parcel.put(parts, self._specs.encode(tensor.name, tensor.datatype, shape), tensor)
+
+    def cancel(self, ticket: Ticket) -> bool:
+        """Tell the worker that nobody waits for *ticket* any more. Whether it was here."""
+        for batch in (*self._in_flight.values(), *self._open.values()):
+            if ticket in batch.tickets:
+                index = batch.tickets.index(ticket)
+                if self._worker is not None and index not in batch.ended:
+                    self._worker.send_cancel(batch.number, index)
+                return True
+        return False
+
+    def credit(self, batch: int, index: int, consumed: int) -> None:
+        """So many responses of a request have been passed on. Said at the end of this turn of the loop."""
+        self._credits[batch, index] = consumed
+        self._flush_soon()
 
     def _reshape(self, reshape: Reshape, shape: tuple[int, ...]) -> tuple[int, ...] | None:
         batch = shape[:1] if self._has_batch_dimension else ()
@@ -257,10 +335,12 @@ class Instance:
             for result in messages.read_result(body, self._specs):
                 self._finish(result)
             self._owner.on_room(self)
-            if not self._in_flight:
-                self._trim_later()
+            self._trim_when_empty()
+        elif kind == Kind.RESPONSE:
+            self._respond(body)
         elif kind == Kind.RELEASE:
             self._memory.release(messages.read_release(body))
+            self._trim_when_empty()
         elif kind == Kind.SEGMENT:
             segment_id, nbytes = messages.read_segment(body)
             self._memory.attach(segment_id, worker.receive_descriptor(), nbytes)
@@ -268,6 +348,12 @@ class Instance:
             self._memory.drop(messages.read_drop(body))
         elif kind == Kind.LOG:
             worker.log(body)
+        elif kind == Kind.PROBED:
+            self._end_probe(is_ready=messages.read_probed(body))
+        elif kind == Kind.RETURNED:
+            self._take_back(messages.read_returned(body))
+        else:
+            self._calls_of(worker).on_frame(kind, body)
 
     def _finish(self, result: BatchResult) -> None:
         batch = self._in_flight[result.number]
@@ -275,16 +361,45 @@ class Instance:
         self._execute_ns = self._execute_ns * 0.9 + took * 0.1 if self._execute_ns else float(took)
         self._has_served = True
         self.deaths_in_a_row = 0
-        self._owner.on_result(self, batch, result, [self._outcome(answer, batch) for answer in result.answers])
+        outcomes = [self._outcome(answer, batch) for answer in result.answers]
+        if any(outcome is Fate.DEFERRED and at not in batch.ended for at, outcome in enumerate(outcomes)):
+            batch.ended.update(index for index, outcome in enumerate(outcomes) if outcome is not Fate.DEFERRED)
+            self._open[result.number] = batch
+        self._owner.on_result(self, batch, result, outcomes)
         # Last: if anything above fails, the worker is killed, and what is still in flight is answered for.
         del self._in_flight[result.number]
 
-    def _outcome(self, answer: Answer, batch: Batch) -> list[Tensor] | InferenceError:
+    def _respond(self, body: memoryview) -> None:
+        number, index, answer, is_final = messages.read_response(body, self._specs)
+        batch = self._in_flight.get(number) or self._open[number]
+        response: InferenceResponse | InferenceError | None = None
+        if answer is not None:
+            outcome = self._outcome(answer, batch)
+            assert not isinstance(outcome, Fate), "a RESPONSE carries outputs or an error"
+            response = outcome if isinstance(outcome, InferenceError) else self._response(batch, index, outcome, answer)
+        self._owner.on_response(self, batch, index, response, is_final=is_final)
+        if is_final:
+            batch.ended.add(index)
+            if number in self._open and len(batch.ended) == len(batch.tickets):
+                del self._open[number]
+                self._trim_when_empty()
+                self._owner.on_room(self)
+
+    def _response(self, batch: Batch, index: int, outputs: list[Tensor], answer: Answer) -> InferenceResponse:
+        options = self._options
+        ticket = batch.tickets[index]
+        parameters = json.loads(answer.parameters_json) if answer.parameters_json else {}
+        return InferenceResponse(options.model, options.version, ticket.request.request_id, outputs, parameters)
+
+    def _outcome(self, answer: Answer, batch: Batch) -> Outcome:
         if answer.error is not None:
             return InferenceError(*answer.error)
+        if answer.fate is not None:
+            return answer.fate
         try:
             return [self._tensor(ref, batch) for ref in answer.outputs]
         except InferenceError as error:
+            self.refuse(answer.outputs)
             return error
 
     def _tensor(self, ref: TensorRef, batch: Batch) -> Tensor:
@@ -298,24 +413,132 @@ class Instance:
             shape = seen
         if ref.place == Place.INLINE:
             return Tensor(ref.name, ref.datatype, shape, ref.inline)
-        if ref.place == Place.INPUT:
-            came_in = batch.tickets[ref.offset >> 32].request.inputs[ref.offset & 0xFFFFFFFF]
-            return Tensor(ref.name, ref.datatype, shape, came_in.data)
-        data = self._memory.read(ref, self._on_output_released)
-        return Tensor(ref.name, ref.datatype, shape, data)
+        if ref.place == Place.INPUT and ref.slot == batch.number:
+            came_in = batch.input(ref.offset)
+            return Tensor(ref.name, ref.datatype, shape, came_in.data, home=came_in.home)
+        return self.resolve(ref, shape)
 
-    def _on_output_released(self) -> None:
-        """Send releases at the end of this turn of the loop, all in one message."""
+    def resolve(self, ref: TensorRef, shape: tuple[int, ...]) -> Tensor:
+        """A tensor of the worker's, of any place. Raises InferenceError for one that is not there any more."""
+        if ref.place == Place.INLINE:
+            return Tensor(ref.name, ref.datatype, shape, ref.inline)
+        if ref.place == Place.INPUT:
+            batch = self._in_flight.get(ref.slot) or self._open.get(ref.slot)
+            if batch is None:
+                raise InferenceError(ErrorCode.INTERNAL, f"input '{ref.name}' was used after its request had ended")
+            came_in = batch.input(ref.offset)
+        elif ref.place == Place.GIVEN:
+            came_in = self._memory.given(ref.slot)
+        else:
+            data, home = self._memory.read(ref)
+            return Tensor(ref.name, ref.datatype, shape, data, home=home)
+        return Tensor(ref.name, ref.datatype, shape, came_in.data, home=came_in.home)
+
+    def refuse(self, refs: Iterable[TensorRef]) -> None:
+        """Give back the memory of tensors that came with a message which was refused."""
+        self._memory.refuse(refs)
+
+    def _take_back(self, numbers: Iterable[int]) -> None:
+        """Batches that the worker gives back unseen: somebody else may be free for them."""
+        batches = [self._in_flight.pop(number) for number in numbers]
+        for batch in batches:
+            self._memory.release(batch.slots)
+        self._owner.on_returned(self, batches)
+
+    # ------------------------------------------------------------------------------------------ calls
+
+    def _calls_of(self, worker: WorkerProcess) -> OpenCalls:
+        if self._calls is None:
+            self._calls = OpenCalls(self, worker, self._services)
+        return self._calls
+
+    @property
+    def calls(self) -> OpenCalls | None:
+        """What the model is asking of others at this moment."""
+        return self._calls
+
+    @property
+    def batches_in_flight(self) -> Iterable[Batch]:
+        return self._in_flight.values()
+
+    def has_begun(self, batch: int) -> bool:
+        return self._worker is not None and batch <= self._worker.started_batch
+
+    def on_call(self) -> None:
+        """The model has called another one for the first time: what waits behind it may be what it is going to wait for."""
+        if not self._makes_calls:
+            self._makes_calls = True
+            if len(self._in_flight) > self.capacity and self._worker is not None:
+                self._worker.send(frame(Kind.RECALL, []))
+
+    def reply(self, worker: WorkerProcess, call: int, outcome: CallOutcome, *, is_final: bool) -> None:
+        """Hand a response to a call of *worker*, which lives; tensors in shared memory go by reference."""
+        parts: list[bytes] = []
+        if isinstance(outcome, InferenceError):
+            messages.put_error(parts, outcome.code, outcome.message)
+        elif outcome is not None:
+            try:
+                self._put_reply(parts, outcome)
+            except InferenceError as error:  # no shared memory left
+                parts.clear()
+                messages.put_error(parts, error.code, error.message)
+        worker.send(
+            b"".join([*self._memory.frames(worker), messages.reply_frame(call, is_final=is_final, parts=parts)])
+        )
+
+    def _put_reply(self, parts: list[bytes], response: InferenceResponse) -> None:
+        parameters = json.dumps(response.parameters) if response.parameters else ""
+        messages.put_answer(parts, outputs=len(response.outputs), parameters_json=parameters)
+        for tensor in response.outputs:
+            room = room_for(tensor)
+            parcel = Parcel(self._memory, room)
+            if room:
+                self._memory.give(parcel.slots[0], tensor)
+            parcel.put(parts, self._specs.encode(tensor.name, tensor.datatype, tensor.shape), tensor)
+
+    # ------------------------------------------------------------------------------------------ readiness
+
+    async def says_ready(self) -> bool:
+        """What the model's ``is_ready`` says, within `_PROBE_S`; True for a model without one (model API, 3.5)."""
+        worker = self._worker
+        if worker is None or not self.is_ready:
+            return False
+        if not worker.has_is_ready:
+            return True
+        if self._probed is None:
+            self._probed = self._loop.create_future()
+            worker.send(frame(Kind.PROBE, []))
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._probed), _PROBE_S)
+        except asyncio.TimeoutError:
+            return False
+
+    def _end_probe(self, *, is_ready: bool) -> None:
+        probed, self._probed = self._probed, None
+        if probed is not None:
+            probed.set_result(is_ready)
+
+    # ------------------------------------------------------------------------------------------ memory
+
+    def _flush_soon(self) -> None:
+        """Send releases and credits at the end of this turn of the loop, all in one message."""
         if not self._flush_is_due:
             self._flush_is_due = True
-            self._loop.call_soon(self._flush_releases)
+            self._loop.call_soon(self._flush)
 
-    def _flush_releases(self) -> None:
+    def _flush(self) -> None:
         self._flush_is_due = False
+        credits, self._credits = self._credits, {}
         if self._worker is not None:
             frames = self._memory.frames(self._worker)
+            if credits:
+                frames.append(messages.credit_frame([(*key, consumed) for key, consumed in credits.items()]))
             if frames:
                 self._worker.send(b"".join(frames))
+
+    def _trim_when_empty(self) -> None:
+        if self.is_empty:
+            self._trim_later()
 
     def _trim_later(self) -> None:
         if self._memory.is_used and self._trim is None:
@@ -325,25 +548,28 @@ class Instance:
         """Give back shared memory that nothing needs now, here and in the worker."""
         self._trim = None
         worker = self._worker
-        if worker is not None and not self._in_flight:
+        if worker is not None and self.is_empty:
             self._memory.trim()
             worker.send(b"".join([*self._memory.frames(worker), frame(Kind.TRIM, [])]))
 
     # ------------------------------------------------------------------------------------------ life and death
 
     async def _launch(self) -> None:
-        self._memory = _Memory(self._options)
+        self._memory = WorkerMemory(self._options, self._flush_soon)
         self._has_served = False
         try:
             self._worker = await WorkerProcess.launch(
                 self._options,
-                self._fork_servers.get(self._executable),
+                self._spawners.get(self._environment),
                 on_frame=self._on_frame,
                 on_gone=self._on_gone,
             )
         except OSError as error:  # no descriptors or processes left
             text = f"the worker of instance '{self.name}' cannot be started: {error}"
             raise InferenceError(ErrorCode.INTERNAL, text) from error
+        except BaseException:
+            self._end_calls()
+            raise
         self._move(InstanceState.READY)
 
     def _on_gone(self, worker: WorkerProcess, how: WorkerExit) -> None:
@@ -351,6 +577,8 @@ class Instance:
         self._worker = None
         self._memory.close()
         lost, self._in_flight = list(self._in_flight.values()), {}
+        deferred, self._open = [batch for batch in self._open.values() if batch not in lost], {}
+        self._end_calls()
         if self.state is InstanceState.STOPPING:
             self._move(InstanceState.STOPPED)
         elif self.state is InstanceState.READY:
@@ -363,8 +591,17 @@ class Instance:
             self,
             [batch for batch in lost if batch.number <= started],
             [batch for batch in lost if batch.number > started],
+            deferred,
             how,
         )
+
+    def _end_calls(self) -> None:
+        """Nobody is there any more to whom the model's calls could be answered, nor anybody to answer ours."""
+        self._end_probe(is_ready=False)
+        self._credits.clear()
+        if self._calls is not None:
+            self._calls.close()
+            self._calls = None
 
     async def _restart_until_ready(self, *, at_once: bool) -> None:
         """Try again and again, ever more slowly. Ends with READY or by being cancelled."""
@@ -392,7 +629,7 @@ class Instance:
     def _back_off_s(self) -> float:
         return float(min(_LONGEST_BACK_OFF_S, _FIRST_BACK_OFF_S * 2 ** max(0, self.deaths_in_a_row - 1)))
 
-    async def stop(self, timeout_s: float) -> bool:
+    async def stop(self, timeout_s: float | None) -> bool:
         """Finalize and end. Whether the worker ended by itself within *timeout_s*."""
         if self._trim is not None:
             self._trim.cancel()
@@ -410,99 +647,6 @@ class Instance:
     def _move(self, target: InstanceState) -> None:
         self.state = move(INSTANCE_TRANSITIONS, self.state, target)
         self._owner.on_state(self)
-
-
-class _SlotWriter:
-    """Fills the one slot of a batch."""
-
-    __slots__ = ("_at", "_base", "_segment", "_view", "slot")
-
-    def __init__(self, slot: int, segment: int, base: int, view: memoryview) -> None:
-        self.slot = slot
-        self._segment = segment
-        self._base = base
-        self._view = view
-        self._at = 0
-
-    def put(self, parts: list[bytes], spec: bytes, tensor: Tensor) -> None:
-        """Copy *tensor* in and append its reference."""
-        at = self._at
-        self._view[at : at + tensor.nbytes] = tensor.data  # type: ignore[assignment]  # any buffer of bytes
-        messages.put_reference(
-            parts,
-            spec,
-            place=Place.SLOT,
-            segment=self._segment,
-            slot=self.slot,
-            offset=self._base + at,
-            nbytes=tensor.nbytes,
-        )
-        self._at = at + aligned(tensor.nbytes)
-
-
-class _Memory:
-    """Shared memory between the engine and one worker process: our arena of inputs, its arena of outputs as mapped here."""
-
-    def __init__(self, options: LaunchOptions) -> None:
-        self._arena = Arena(
-            lambda nbytes: Segment.create(nbytes, prefix=options.shm_prefix), ring_bytes=options.ring_bytes
-        )
-        self._outputs: dict[int, memoryview] = {}
-        self._leases: dict[int, weakref.ref[np.ndarray[Any, Any]]] = {}
-        self._released: list[int] = []
-        self._is_closed = False
-
-    @property
-    def is_used(self) -> bool:
-        """Whether either side has reserved anything that `trim` might give back."""
-        return bool(self._outputs) or self._arena.is_reserved
-
-    def reserve(self, nbytes: int) -> _SlotWriter:
-        slot = self._arena.place(nbytes)
-        return _SlotWriter(slot.number, slot.segment_id, slot.offset, slot.view)
-
-    def release(self, slots: tuple[int, ...]) -> None:
-        for slot in slots:
-            self._arena.release(slot)
-
-    def attach(self, segment_id: int, fd: int, nbytes: int) -> None:
-        segment = Segment.attach(fd, nbytes)
-        self._outputs[segment_id] = segment.view
-        segment.close()
-
-    def drop(self, segment_id: int) -> None:
-        del self._outputs[segment_id]
-
-    def read(self, ref: TensorRef, on_release: Callable[[], None]) -> memoryview:
-        """The bytes of *ref*. The worker's slot is released when the last view of them is garbage."""
-        # The array, not the view, is what every slice keeps alive: it is the exporter of the buffer.
-        lease = np.frombuffer(self._outputs[ref.segment], np.uint8, ref.nbytes, ref.offset)
-        slot = ref.slot
-
-        def give_back(_: object) -> None:
-            if self._leases.pop(slot, None) is not None and not self._is_closed:
-                self._released.append(slot)
-                on_release()
-
-        self._leases[slot] = weakref.ref(lease, give_back)
-        return memoryview(lease)  # type: ignore[arg-type]  # an ndarray has the buffer protocol, its stubs before 2.1 not
-
-    def frames(self, worker: WorkerProcess) -> list[bytes]:
-        """What the worker must be told before anything else: new segments, dropped ones, released slots."""
-        frames = arena_frames(self._arena, worker.send_descriptor)
-        if self._released:
-            frames.append(messages.release_frame(self._released))
-            self._released.clear()
-        return frames
-
-    def trim(self) -> None:
-        self._arena.trim()
-
-    def close(self) -> None:
-        """The worker is gone. Views of its memory stay valid; nobody is told of their release."""
-        self._is_closed = True
-        self._arena.close()
-        self._outputs.clear()
 
 
 def reshaped(source: tuple[int, ...], target: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pytriton_lite.config.model_config import InstanceSpec, ModelConfig, instance_names
@@ -13,22 +14,27 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.states import VERSION_TRANSITIONS, InstanceState, VersionState, move
 from pytriton_lite.engine.admission import Admission
-from pytriton_lite.engine.dispatch import Clock, Dispatcher
-from pytriton_lite.engine.fork_server import ForkServers, WorkerExit
+from pytriton_lite.engine.backends import Backend
+from pytriton_lite.engine.calls import WorkerServices
+from pytriton_lite.engine.dispatch import Clock, Dispatcher, PendingAnswer
+from pytriton_lite.engine.environments import Environment
+from pytriton_lite.engine.fork_server import Spawners, WorkerExit
 from pytriton_lite.engine.instance import DEATHS_BEFORE_NOT_READY, Batch, Instance, Outcome
-from pytriton_lite.engine.statistics import ModelStatistics
-from pytriton_lite.engine.worker_process import LaunchOptions
+from pytriton_lite.engine.response_stream import ResponseReceiver, ResponseStream
+from pytriton_lite.engine.statistics import ModelStatistics, SharedMemory
+from pytriton_lite.engine.worker_process import DEFAULT_RESPONSE_WINDOW, LaunchOptions
 from pytriton_lite.ipc.messages import BatchResult
 from pytriton_lite.scheduling.default import DefaultScheduler
 from pytriton_lite.scheduling.dynamic_batch import DynamicBatchScheduler
-from pytriton_lite.scheduling.queue import Scheduler, Ticket
+from pytriton_lite.scheduling.queue import Cancellable, Scheduler, Ticket
+from pytriton_lite.scheduling.sequence_batch import SequenceBatchScheduler
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """How workers of this server are started. Seconds and bytes; ``log_levels`` as in LaunchOptions."""
+    """How workers of this server are started. Seconds and bytes; ``log_levels`` and the rest as in LaunchOptions."""
 
     executable: str
     shm_prefix: str
@@ -36,10 +42,32 @@ class WorkerSettings:
     hello_timeout_s: float
     ready_timeout_s: float
     log_levels: int
+    response_window: int = DEFAULT_RESPONSE_WINDOW
 
 
-def make_scheduler(config: ModelConfig) -> Scheduler:
+def initialize_args(config: ModelConfig, plan: InstanceSpec, *, version: int, directory: Path) -> dict[str, str]:
+    """What ``initialize`` of an instance gets (model API, 1.4). *directory* is the model's own."""
+    return {
+        "model_config": config.json_text,
+        "model_instance_kind": plan.kind.value,
+        "model_instance_name": plan.name,
+        "model_instance_device_id": str(plan.device_id),
+        "model_repository": str(directory),
+        "model_version": str(version),
+        "model_name": config.name,
+    }
+
+
+def make_scheduler(config: ModelConfig) -> Scheduler | SequenceBatchScheduler:
     """The scheduler that the configuration asks for."""
+    if config.sequence_batching is not None:
+        return SequenceBatchScheduler(
+            config.sequence_batching,
+            model=config.name,
+            max_batch_size=config.max_batch_size,
+            instances=sum(not plan.passive for plan in instance_names(config)),
+            is_decoupled=config.decoupled,
+        )
     if config.dynamic_batching is not None:
         return DynamicBatchScheduler(config.dynamic_batching, max_batch_size=config.max_batch_size)
     return DefaultScheduler()
@@ -56,7 +84,9 @@ class ServedVersion:
         *,
         directory: Path,
         workers: WorkerSettings,
-        fork_servers: ForkServers,
+        spawners: Spawners,
+        services: WorkerServices,
+        backend: Backend | None = None,
         clock: Clock = time.monotonic_ns,
     ) -> None:
         self.name = name
@@ -67,7 +97,10 @@ class ServedVersion:
         self.statistics = ModelStatistics(name, version, dict(config.metric_tags))
         self._directory = directory
         self._workers = workers
-        self._fork_servers = fork_servers
+        self._spawners = spawners
+        self._services = services
+        self._backend = backend
+        """The Python-based backend whose code serves it; None where it has its own."""
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._admission = Admission(config)
@@ -75,13 +108,12 @@ class ServedVersion:
         self._dispatcher = Dispatcher(
             make_scheduler(config),
             self.statistics,
-            preserve_ordering=dynamic is not None and dynamic.preserve_ordering,
+            preserve_ordering=config.preserves_ordering,
             # A batcher gains by seeing everything that comes in the same turn; a model that takes single requests does not.
-            is_eager=dynamic is None,
+            is_eager=dynamic is None and config.sequence_batching is None,
+            is_decoupled=config.decoupled,
             clock=clock,
         )
-        # In every other queue a request that has gone away is met soon enough, and the callback costs a microsecond.
-        self._waits_for_company = dynamic is not None and dynamic.max_queue_delay_us > 0
         self._instances: list[Instance] = []
         self._passive: list[Instance] = []
         self._closed = ""
@@ -98,33 +130,45 @@ class ServedVersion:
 
         Raises InferenceError at once for what is wrong with the request or with the queue.
         """
+        answer = PendingAnswer(loop=self._loop)
+        ticket = self._ticket(request, answer)
+        answer.on_cancel = partial(self._dispatcher.cancelled, ticket)
+        self._dispatcher.submit(ticket)
+        return answer
+
+    def infer_stream(self, request: InferenceRequest, receiver: ResponseReceiver) -> ResponseStream:
+        """Check and enqueue; *receiver* gets the responses, one for a model that is not decoupled. Raises as `infer`."""
+        stream = ResponseStream(receiver)
+        ticket = stream.ticket = self._ticket(request, stream)
+        stream.dispatcher = self._dispatcher
+        stream.on_cancel(partial(self._dispatcher.cancelled, ticket))
+        self._dispatcher.submit(ticket)
+        return stream
+
+    def _ticket(self, request: InferenceRequest, waiter: Cancellable) -> Ticket:
         accepted_ns = self._clock()
         batch_size = self._admission.check(request)
         if self._closed:
             raise InferenceError(ErrorCode.UNAVAILABLE, request.error_prefix + self._closed)
         if self.state is not VersionState.READY:  # it was when it was found, but the body took its time
             raise self.not_ready_error()
-        answer: asyncio.Future[InferenceResponse] = self._loop.create_future()
-        if self._waits_for_company:
-            answer.add_done_callback(self._on_answer_done)
-        ticket = Ticket(
+        return Ticket(
             request,
-            answer,
+            waiter,
             batch_size=batch_size,
             shape_key=self._admission.shape_key(request),
             accepted_ns=accepted_ns,
         )
-        self._dispatcher.submit(ticket)
-        return answer
-
-    def _on_answer_done(self, answer: asyncio.Future[InferenceResponse]) -> None:
-        if answer.cancelled():
-            self._dispatcher.notice_cancelled()
 
     @property
     def pending(self) -> int:
         """Requests that no execution has begun with."""
         return self._dispatcher.waiting
+
+    @property
+    def shared_memory(self) -> list[SharedMemory]:
+        """One for each instance that executes."""
+        return [instance.shared_memory for instance in self._instances]
 
     @property
     def is_ready(self) -> bool:
@@ -133,6 +177,16 @@ class ServedVersion:
             instance.state is InstanceState.READY for instance in self._instances
         )
 
+    async def says_ready(self) -> bool:
+        """`is_ready`, and every instance's model agrees that has an opinion."""
+        answers = await asyncio.gather(*(instance.says_ready() for instance in self._instances if instance.is_ready))
+        return self.is_ready and all(answers)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it has workers that `unload` would end, and has not been told to."""
+        return self.state is VersionState.READY or self.is_recovering
+
     @property
     def is_recovering(self) -> bool:
         """Whether it is UNAVAILABLE only because its workers keep dying; they are being restarted."""
@@ -140,25 +194,39 @@ class ServedVersion:
 
     # ------------------------------------------------------------------------------------------ life
 
-    async def load(self) -> None:
-        """Start every instance; READY when all are, UNAVAILABLE with the reason if one fails. Does not raise for that."""
+    def begin_load(self) -> None:
+        """LOADING from now on; `load` or `fail_load` must follow."""
         self._move(VersionState.LOADING)
+
+    def fail_load(self, error: InferenceError) -> None:
+        """UNAVAILABLE, with the reason in the index."""
+        self._move(VersionState.UNAVAILABLE, f"{error.code.label}: {error.message}")
+
+    async def load(self, environment: Environment) -> None:
+        """Start every instance in *environment*. Still LOADING when all are there: `open` or `unload` must follow.
+
+        UNAVAILABLE with the reason if one fails; does not raise for that. When it is cancelled `unload` must follow, too.
+        """
         plans = list(instance_names(self.config))
-        instances = [self._make_instance(plan) for plan in plans]
+        instances = [self._make_instance(plan, environment) for plan in plans]
+        self._instances = [instance for plan, instance in zip(plans, instances) if not plan.passive]
+        self._passive = [instance for plan, instance in zip(plans, instances) if plan.passive]
         results = await asyncio.gather(*(instance.start() for instance in instances), return_exceptions=True)
         failures = [result for result in results if isinstance(result, BaseException)]
         if failures:
             await asyncio.gather(*(instance.stop(_STOP_AFTER_FAILED_LOAD_S) for instance in instances))
+            self._instances.clear()
+            self._passive.clear()
             failure = failures[0]
             if not isinstance(failure, InferenceError):
                 raise failure
-            self._move(VersionState.UNAVAILABLE, f"{failure.code.label}: {failure.message}")
-            return
+            self.fail_load(failure)
+
+    def open(self) -> None:
+        """READY: requests are taken. Call it once, after a `load` that went well."""
         self._move(VersionState.READY)
-        for plan, instance in zip(plans, instances):
-            (self._passive if plan.passive else self._instances).append(instance)
-            if not plan.passive:
-                self._dispatcher.add(instance)
+        for instance in self._instances:
+            self._dispatcher.add(instance)
         if not self._instances:
             self._closed = f"model '{self.name}' has only passive instances, which never execute"
             logger.warning("%s", self._closed)
@@ -168,21 +236,8 @@ class ServedVersion:
         text = f"Request for unknown model: '{self.name}' version {self.version} is not at ready state"
         return InferenceError(ErrorCode.UNAVAILABLE, text)
 
-    def refuse(self, error: InferenceError) -> None:
-        """The configuration does not allow a load: UNAVAILABLE, with the reason in the index."""
-        self._move(VersionState.LOADING)
-        self._move(VersionState.UNAVAILABLE, f"{error.code.label}: {error.message}")
-
-    def _make_instance(self, plan: InstanceSpec) -> Instance:
-        args = {
-            "model_config": self.config.json_text,
-            "model_instance_kind": plan.kind.value,
-            "model_instance_name": plan.name,
-            "model_instance_device_id": str(plan.device_id),
-            "model_repository": str(self._directory),
-            "model_version": str(self.version),
-            "model_name": self.name,
-        }
+    def _make_instance(self, plan: InstanceSpec, environment: Environment) -> Instance:
+        args = initialize_args(self.config, plan, version=self.version, directory=self._directory)
         options = LaunchOptions(
             model=self.name,
             version=self.version,
@@ -195,33 +250,46 @@ class ServedVersion:
             hello_timeout_s=self._workers.hello_timeout_s,
             ready_timeout_s=self._workers.ready_timeout_s,
             log_levels=self._workers.log_levels,
+            backend_dir=str(self._backend.folder) if self._backend is not None else "",
+            backend_settings=self._backend.settings if self._backend is not None else {},
+            is_decoupled=self.config.decoupled,
+            response_window=self._workers.response_window,
+            concurrency=self.config.execute_concurrency,
+            cancels_coroutines=self.config.cancels_coroutines,
         )
-        return Instance(options, self.config, self, self._fork_servers, self._workers.executable)
+        capacity = 1 if self.config.decoupled else self.config.execute_concurrency
+        return Instance(options, self.config, self, self._spawners, environment, self._services, capacity=capacity)
 
     def stop_accepting(self) -> None:
         """Refuse new requests from now on; those inside are served."""
         self._closed = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 
-    async def unload(self, timeout_s: float) -> bool:
-        """Serve what is inside, finalize, end the workers. Whether all of it ended by itself within *timeout_s*."""
-        self.stop_accepting()
-        if self.state is VersionState.UNAVAILABLE and not self._instances:
-            return True
-        deadline = self._loop.time() + timeout_s
-        was_ready = self.state is VersionState.READY
+    def begin_unload(self) -> None:
+        """UNLOADING from now on: no request finds its way here any more. `unload` must follow."""
         self._move(VersionState.UNLOADING)
+
+    async def unload(self, timeout_s: float | None = None) -> bool:
+        """Serve what is inside, finalize, end the workers; UNAVAILABLE then.
+
+        Whether all of it ended by itself within *timeout_s*; without it there is no limit, as in Triton. Call `begin_unload`
+        first.
+        """
+        deadline = None if timeout_s is None else self._loop.time() + timeout_s
         drained = True
         try:
             await asyncio.wait_for(self._dispatcher.wait_drained(), timeout_s)
         except asyncio.TimeoutError:
             drained = False
             self._dispatcher.fail_queued(_stopped_error(self.name))
-        remaining = max(0.0, deadline - self._loop.time())
+        except asyncio.CancelledError:
+            self._dispatcher.fail_queued(_stopped_error(self.name))
+            raise
+        remaining = None if deadline is None else max(0.0, deadline - self._loop.time())
         stopped = await asyncio.gather(*(i.stop(remaining) for i in (*self._instances, *self._passive)))
         self._instances.clear()
         self._passive.clear()
         self._move(VersionState.UNAVAILABLE, "unloaded")
-        return drained and all(stopped) if was_ready else True
+        return drained and all(stopped)
 
     def _move(self, target: VersionState, reason: str = "") -> None:
         self.state = move(VERSION_TRANSITIONS, self.state, target)
@@ -232,8 +300,24 @@ class ServedVersion:
     def on_result(self, instance: Instance, batch: Batch, result: BatchResult, outcomes: list[Outcome]) -> None:
         self._dispatcher.finished(instance, batch, result, outcomes)
 
-    def on_lost(self, instance: Instance, begun: list[Batch], untouched: list[Batch], how: WorkerExit) -> None:
-        self._dispatcher.lost(instance, begun, untouched, how)
+    def on_response(
+        self,
+        instance: Instance,
+        batch: Batch,
+        index: int,
+        response: InferenceResponse | InferenceError | None,
+        *,
+        is_final: bool,
+    ) -> None:
+        self._dispatcher.responded(instance, batch, index, response, is_final=is_final)
+
+    def on_returned(self, instance: Instance, batches: list[Batch]) -> None:
+        self._dispatcher.returned(batches)
+
+    def on_lost(
+        self, instance: Instance, begun: list[Batch], untouched: list[Batch], deferred: list[Batch], how: WorkerExit
+    ) -> None:
+        self._dispatcher.lost(instance, begun, untouched, deferred, how)
         # What was put back just now came after `_judge`, if that was the death which made us UNAVAILABLE.
         if self.state is VersionState.UNAVAILABLE:
             self._dispatcher.fail_queued(self.not_ready_error())
@@ -255,13 +339,14 @@ class ServedVersion:
         if self.state is VersionState.UNAVAILABLE and alive:
             self._move(VersionState.READY)
         elif (
-            self.state is VersionState.READY
+            self.state in (VersionState.READY, VersionState.UNLOADING)
             and not alive
             and all(instance.deaths_in_a_row >= DEATHS_BEFORE_NOT_READY for instance in self._instances)
         ):
-            reason = self._instances[0].last_error
-            self._move(VersionState.UNAVAILABLE, reason)
-            logger.error("model '%s' version %d is not ready: %s", self.name, self.version, reason)
+            if self.state is VersionState.READY:
+                reason = self._instances[0].last_error
+                self._move(VersionState.UNAVAILABLE, reason)
+                logger.error("model '%s' version %d is not ready: %s", self.name, self.version, reason)
             self._dispatcher.fail_queued(self.not_ready_error())
 
 

@@ -5,39 +5,61 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pytriton_lite import __version__
-from pytriton_lite.config.errors import PollError
-from pytriton_lite.config.model_config import ModelConfig, check_for_load, read_model_config
+from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.states import SERVER_TRANSITIONS, ServerState, VersionState, move
+from pytriton_lite.engine.backends import Backends
+from pytriton_lite.engine.custom_metrics import CustomMetrics
 from pytriton_lite.engine.dispatch import Clock
+from pytriton_lite.engine.environments import Environments
+from pytriton_lite.engine.foreground import Foreground
 from pytriton_lite.engine.fork_server import ForkServers
+from pytriton_lite.engine.instance import InstanceOwner
 from pytriton_lite.engine.model import ServedVersion, WorkerSettings
+from pytriton_lite.engine.model_operations import answer_model_operation
+from pytriton_lite.engine.model_store import Model, ModelStore, Override, PollFailed, StoreOptions
+from pytriton_lite.engine.response_stream import ResponseReceiver, ResponseStream
 from pytriton_lite.engine.statistics import ModelStatistics
+from pytriton_lite.engine.version_factory import VersionFactory
 from pytriton_lite.engine.views import IndexEntry, ModelMetadata, ServerMetadata, TensorMetadata
-from pytriton_lite.ipc import cuda
-from pytriton_lite.repository.index import ModelDirectory, scan_repositories
-from pytriton_lite.repository.version_policy import missing_version_text, no_version_error, select_versions
+from pytriton_lite.repository.index import Scan, scan_repositories
 
 logger = logging.getLogger(__name__)
 
 __all__ = ["EXTENSIONS", "ServedVersion", "Server", "ServerOptions"]
 
-EXTENSIONS = ("model_configuration", "binary_tensor_data", "parameters", "statistics")
+EXTENSIONS = (
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+)
 """Those that are served today, in Triton's order."""
 
 
-_UNLOAD_SIBLING_S = 10.0  # for finalize() of a version whose sibling failed to load; it has served nothing yet
+_UNLOAD_SIBLING_S = 10.0
+"""How long the start waits for the finalize() of versions whose siblings failed to load."""
+
+_ALL_MODELS = "*"
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """What the composition root decides. ``load_threads`` bounds how many models load at a time."""
+    """What the composition root decides.
+
+    ``load_threads`` bounds how many models load at a time. ``is_explicit`` is the control mode in which models are loaded and
+    unloaded on request; ``startup_models`` are then those to begin with, ``*`` alone is all. Otherwise all of them are
+    loaded, and stay.
+    """
 
     repositories: tuple[Path, ...]
     workers: WorkerSettings
@@ -46,26 +68,49 @@ class ServerOptions:
     strict_config: bool = False
     config_name: str = ""
     load_threads: int = 4
-
-
-@dataclass
-class _Model:
-    """A model that was asked to load, and its versions."""
-
-    name: str
-    versions: dict[int, ServedVersion] = field(default_factory=dict)
+    is_explicit: bool = False
+    startup_models: tuple[str, ...] = ()
+    allow_requirements: bool = False
+    environment_cache_directory: Path | None = None
+    backends: Backends = field(default_factory=Backends)
 
 
 class Server:
     """The engine. ``load_all`` first, then serve, then ``stop``; one event loop throughout."""
 
-    def __init__(self, options: ServerOptions, *, clock: Clock = time.monotonic_ns) -> None:
+    def __init__(
+        self, options: ServerOptions, *, foreground: Foreground | None = None, clock: Clock = time.monotonic_ns
+    ) -> None:
+        """*foreground* runs the workers of the model that is debugged."""
         self._options = options
-        self._clock = clock
         self._fork_servers = ForkServers()
-        self._models: dict[str, _Model] = {}
+        self._foreground = foreground
+        self._environments = Environments(
+            options.workers.executable,
+            allow_requirements=options.allow_requirements,
+            cache_directory=options.environment_cache_directory,
+        )
+        self.custom_metrics = CustomMetrics()
+        factory = VersionFactory(
+            workers=options.workers,
+            fork_servers=self._fork_servers,
+            foreground=foreground,
+            environments=self._environments,
+            backends=options.backends,
+            auto_completes=not options.strict_config,
+            services=self,
+            clock=clock,
+        )
+        store = StoreOptions(
+            options.repositories,
+            strict_config=options.strict_config,
+            config_name=options.config_name,
+            load_threads=options.load_threads,
+        )
+        self._store = ModelStore(store, factory)
+        self._models = self._store.models
         self._unreadable: dict[str, str] = {}
-        """Why a directory did not become a model; such a name is not known to anybody but the table at start-up."""
+        """Why a model that was to load at the start could not be read; the table at start-up shows it, and nobody else."""
         self._state = ServerState.STARTING
 
     # ------------------------------------------------------------------------------------------ health and views
@@ -91,10 +136,10 @@ class Server:
                     return False
         return True
 
-    def is_model_ready(self, name: str, version: int | None) -> bool:
-        """Whether that version, or the newest ready one, would serve a request now."""
+    async def is_model_ready(self, name: str, version: int | None) -> bool:
+        """Whether that version, or the newest ready one, would serve a request now, and its model says so, too."""
         try:
-            return self.find(name, version).is_ready
+            return await self.find(name, version).says_ready()
         except InferenceError:
             return False
 
@@ -143,16 +188,17 @@ class Server:
             self._row(served)
             for model in self._models.values()
             for served in sorted(model.versions.values(), key=lambda served: served.version)
-            if served.state is VersionState.READY or served.is_recovering
+            if served.is_loaded
         ]
 
     @staticmethod
     def _row(served: ServedVersion) -> ModelStatistics:
         served.statistics.pending = served.pending
+        served.statistics.shared_memory = served.shared_memory
         return served.statistics
 
     @staticmethod
-    def _ready(model: _Model) -> list[ServedVersion]:
+    def _ready(model: Model) -> list[ServedVersion]:
         versions = sorted(model.versions.values(), key=lambda served: served.version)
         return [served for served in versions if served.state is VersionState.READY]
 
@@ -184,6 +230,11 @@ class Server:
                 status = served.state.value
                 rows.append((name, str(version), f"{status}: {served.reason}" if served.reason else status))
         return sorted(rows)
+
+    def backend_table(self) -> list[tuple[str, str, str]]:
+        """(backend, path, configuration) of the backends that models use, as printed at start-up."""
+        configs = [served.config for model in self._models.values() for served in model.versions.values()]
+        return self._options.backends.table(configs)
 
     # ------------------------------------------------------------------------------------------ infer
 
@@ -221,121 +272,133 @@ class Server:
 
     def infer(self, served: ServedVersion, request: InferenceRequest) -> asyncio.Future[InferenceResponse]:
         """Enqueue a request. Raises InferenceError for what is found at once; the future carries the rest."""
+        if served.state is not VersionState.READY:
+            # It was when it was found, but the body took its time, and the version was replaced or unloaded meanwhile.
+            served = self.find(request.model_name, request.version)
         return served.infer(request)
+
+    def infer_stream(
+        self, served: ServedVersion, request: InferenceRequest, receiver: ResponseReceiver
+    ) -> ResponseStream:
+        """Enqueue a request whose responses *receiver* gets, as they come. Raises InferenceError as `infer`."""
+        if served.state is not VersionState.READY:
+            served = self.find(request.model_name, request.version)
+        return served.infer_stream(request, receiver)
+
+    # ------------------------------------------------------------------------------------------ what models ask
+
+    def is_model_known(self, name: str) -> bool:
+        """Whether it was ever asked to load."""
+        return name in self._models
+
+    async def answer(self, worker: Hashable, asker: InstanceOwner, operation: str, arguments: dict[str, Any]) -> object:
+        if operation.startswith("metric."):
+            return self.custom_metrics.handle(worker, operation, arguments)
+        assert isinstance(asker, ServedVersion)
+        return await answer_model_operation(self, operation, arguments, caller=asker)
+
+    def hear(self, worker: Hashable, operation: str, arguments: dict[str, Any]) -> None:
+        try:
+            self.custom_metrics.handle(worker, operation, arguments)
+        except InferenceError as error:
+            logger.warning("'%s' of a model was dropped: %s", operation, error.message)
+
+    def worker_gone(self, worker: Hashable) -> None:
+        self.custom_metrics.owner_gone(worker)
 
     # ------------------------------------------------------------------------------------------ life
 
     async def load_all(self) -> bool:
-        """Load every model of every repository. Whether all of them did; the failures are logged and in the index.
+        """Load what is to be loaded at the start. Whether all of it was; the failures are logged and in the index.
 
-        Raises InferenceError(INTERNAL) for a repository that cannot be read.
+        Raises InferenceError(INTERNAL) for a repository that cannot be read, INVALID_ARG for ``*`` beside another name.
         """
         scan = scan_repositories(self._options.repositories)
+        names = self._startup_names(scan)
+        results = await asyncio.gather(*(self._load_at_start(name, scan) for name in names))
+        await self._store.wait_retired(_UNLOAD_SIBLING_S)
+        return all(results)
+
+    def _startup_names(self, scan: Scan) -> list[str]:
+        names = self._options.startup_models
+        if self._options.is_explicit and names != (_ALL_MODELS,):
+            if _ALL_MODELS in names:
+                text = "Wildcard model name '*' must be the ONLY startup model if specified at all."
+                raise InferenceError(ErrorCode.INVALID_ARG, text)
+            return list(names)
         for notice in scan.notices:
             logger.log(notice.level, "%s", notice.text)
-        for name in scan.duplicates:
-            logger.error("failed to poll model '%s': not unique across all model repositories", name)
-        gpu_ids = cuda.visible_device_ids()
-        limit = asyncio.Semaphore(self._options.load_threads)
+        return [*scan.models, *scan.duplicates]
 
-        async def load(directory: ModelDirectory) -> bool:
-            async with limit:
-                return await self._load(directory, gpu_ids)
-
-        results = await asyncio.gather(*(load(directory) for directory in scan.models.values()))
-        return all(results) and not scan.duplicates
+    async def _load_at_start(self, name: str, scan: Scan) -> bool:
+        try:
+            await self._store.load(name, Override(), directory=scan.models.get(name))
+        except PollFailed as error:
+            self._unreadable[name] = error.detail
+            return False
+        except InferenceError:  # logged and in the index
+            return False
+        return True
 
     def start_serving(self) -> None:
         """Everything is loaded: be live, and ready if the models are."""
         self._state = move(SERVER_TRANSITIONS, self._state, ServerState.READY)
 
-    async def _load(self, directory: ModelDirectory, gpu_ids: Sequence[int]) -> bool:
-        name = directory.name
-        try:
-            config = read_model_config(
-                directory.path,
-                strict=self._options.strict_config,
-                config_name=self._options.config_name,
-                versions=directory.versions,
-            )
-        except PollError as error:
-            # A parse error names file and line itself; a broken rule names the field in Triton's words, and here the file.
-            folder = str(directory.path)
-            detail = error.detail if folder in error.detail else f"{error.detail} (in {folder})"
-            logger.error("Poll failed for model directory '%s': %s", name, detail)
-            self._unreadable[name] = detail
-            return False
-        model = self._models[name] = _Model(name)
-        selection = select_versions(config, directory.versions)
-        for version in selection.missing:
-            logger.error("%s", missing_version_text(name, version))
-        if not selection.selected:
-            logger.error("failed to load '%s': %s", name, no_version_error(name).message)
-            return False
-        self._report_fields(config)
-        await asyncio.gather(
-            *(self._load_version(model, directory, config, version, gpu_ids) for version in selection.selected)
-        )
-        loaded = [served for served in model.versions.values() if served.state is VersionState.READY]
-        if len(loaded) == len(model.versions):
-            return True
-        # All versions of a load become READY, or none does (repository spec, section 3, step 5).
-        await asyncio.gather(*(served.unload(_UNLOAD_SIBLING_S) for served in loaded))
-        return False
-
-    async def _load_version(
-        self, model: _Model, directory: ModelDirectory, config: ModelConfig, version: int, gpu_ids: Sequence[int]
+    async def load_model(
+        self, name: str, config_override: str | None, files: Mapping[str, bytes], *, asked_by: str = ""
     ) -> None:
-        logger.info("loading: %s:%d", model.name, version)
-        refusal: InferenceError | None = None
-        try:
-            if config.has_ensemble:
-                raise InferenceError(
-                    ErrorCode.UNSUPPORTED, f"ensembles are not yet supported, and '{model.name}' is one"
-                )
-            config = check_for_load(config, model_dir=directory.path, gpu_ids=gpu_ids)
-        except InferenceError as error:
-            refusal = error
-        served = model.versions[version] = ServedVersion(
-            model.name,
-            version,
-            config,
-            directory=directory.path,
-            workers=self._options.workers,
-            fork_servers=self._fork_servers,
-            clock=self._clock,
-        )
-        if refusal is not None:
-            served.refuse(refusal)
-        else:
-            await served.load()
-        if served.state is VersionState.READY:
-            logger.info("successfully loaded '%s' version %d", model.name, version)
-        else:
-            logger.error("failed to load '%s' version %d: %s", model.name, version, served.reason)
+        """Load a model or load it anew; nothing happens when nothing changed. It serves when this returns.
 
-    @staticmethod
-    def _report_fields(config: ModelConfig) -> None:
-        for path in config.not_yet_honoured:
-            logger.warning("model '%s': field '%s' is not yet honoured", config.name, path)
-        for path in config.without_effect:
-            logger.warning("model '%s': field '%s' has no effect for Python models", config.name, path)
+        *config_override* is JSON and takes the place of config.pbtxt. *files* are contents by path, and then the whole
+        model. *asked_by* is the model that is being loaded itself and waits for this one. Cancelling does not stop a load.
+        Raises InferenceError with Triton's texts; what was served before is then served on.
+        """
+        if not name.strip():
+            raise InferenceError(
+                ErrorCode.INVALID_ARG, "Model name cannot be empty. Please enter a valid name to deploy."
+            )
+        if name == ".." or "/" in name:
+            text = f"invalid model name '{name}', model name must not contain path traversal characters"
+            raise InferenceError(ErrorCode.INVALID_ARG, text)
+        self._check_control()
+        await self._store.load(name, Override(config_override, files), asked_by=asked_by)
+
+    async def unload_model(self, name: str, unload_dependents: bool, *, asked_by: str = "") -> None:
+        """Begin to unload a model: new requests do not find it, those inside are served. An unknown one is no error.
+
+        *unload_dependents* is about the models of an ensemble; there are no ensembles yet. *asked_by* as for `load_model`.
+        """
+        self._check_control()
+        await self._store.unload(name, asked_by=asked_by)
+
+    def _check_control(self) -> None:
+        """Raises InferenceError(UNAVAILABLE) where models are not loaded and unloaded on request, or not now."""
+        if self.is_exiting():
+            raise InferenceError(ErrorCode.UNAVAILABLE, "Server not ready")
+        if not self._options.is_explicit:
+            raise InferenceError(
+                ErrorCode.UNAVAILABLE, "explicit model load / unload is not allowed if polling is enabled"
+            )
+        if self._state is ServerState.STARTING:
+            raise InferenceError(
+                ErrorCode.UNAVAILABLE,
+                "the server is starting, models are loaded and unloaded on request when it serves",
+            )
 
     def begin_exit(self) -> None:
-        """Not ready any more, and no new requests; those inside are served."""
+        """Not ready any more, and no new requests; those inside are served. Loads under way end without success."""
         if self._state in (ServerState.STARTING, ServerState.READY):
             self._state = move(SERVER_TRANSITIONS, self._state, ServerState.EXITING)
-        for model in self._models.values():
-            for served in model.versions.values():
-                served.stop_accepting()
+        self._store.begin_exit()
 
     async def stop(self, timeout_s: float) -> bool:
         """Serve what is inside, finalize every model, end every process. Whether all of it ended within *timeout_s*."""
         self.begin_exit()
-        versions = [served for model in self._models.values() for served in model.versions.values()]
         try:
-            results = await asyncio.gather(*(served.unload(timeout_s) for served in versions))
+            return await self._store.stop(timeout_s)
         finally:
             self._fork_servers.close()
+            if self._foreground is not None:
+                self._foreground.close()
+            await self._environments.close()
             self._state = move(SERVER_TRANSITIONS, self._state, ServerState.STOPPED)
-        return all(results)

@@ -40,6 +40,19 @@ class BatchStatistics:
     compute_output: Duration = field(default_factory=Duration)
 
 
+@dataclass(frozen=True, slots=True)
+class SharedMemory:
+    """What one instance has of it for tensors. Bytes are reserved ones, whoever refers to them."""
+
+    instance: str
+    server_bytes: int
+    """Written by the server."""
+    worker_bytes: int
+    """Written by the worker."""
+    slots: int
+    """Places with tensors that somebody refers to: this side what the worker wrote, or the worker what it was given."""
+
+
 @dataclass(slots=True)
 class ModelStatistics:
     """Everything counted for one loaded model version, from 0 at its load.
@@ -68,6 +81,7 @@ class ModelStatistics:
     failures: dict[FailureReason, int] = field(default_factory=lambda: dict.fromkeys(FailureReason, 0))
     pending: int = 0
     """Requests handed to the scheduler that no execution has started with."""
+    shared_memory: list[SharedMemory] = field(default_factory=list)
     request_us: int = 0
     queue_us: int = 0
     compute_input_us: int = 0

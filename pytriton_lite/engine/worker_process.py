@@ -1,7 +1,9 @@
-"""One worker process as the engine holds it: channel, descriptors, control page, stdio, and the process's end.
+"""One process of a model as the engine holds it: channel, descriptors, control page, stdio, and the process's end.
 
-`WorkerProcess.launch` returns when the worker said READY; there is no half-started object. From then on `on_frame` is
-called for what it sends and `on_gone` exactly once, after the last frame, when the process has ended.
+WorkerProcess   serves; `launch` returns when it said READY, so there is no half-started object. From then on
+                `on_frame` is called for what it sends and `on_gone` exactly once, after the last frame, when the
+                process has ended
+run_task        a process that does one thing, says COMPLETED, and is thrown away
 """
 
 from __future__ import annotations
@@ -11,13 +13,13 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.engine.fork_server import ForkServer, WorkerExit
+from pytriton_lite.engine.fork_server import Spawner, WorkerExit
 from pytriton_lite.engine.line_pipe import LinePipe
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import (
@@ -28,7 +30,7 @@ from pytriton_lite.ipc.channel import (
     receive_descriptor,
     send_descriptor,
 )
-from pytriton_lite.ipc.messages import Kind
+from pytriton_lite.ipc.messages import Kind, Task
 from pytriton_lite.ipc.segment import Segment
 
 logger = logging.getLogger("pytriton_lite.model")
@@ -42,9 +44,19 @@ _EXIT_GRACE_S = 0.5
 """How long a process whose channel has ended may take to end itself before it is killed."""
 
 
+DEFAULT_RESPONSE_WINDOW = 64
+"""Triton's ``--grpc-max-response-pool-size`` is unlimited by default; a client that does not read would cost us any memory."""
+
+
 @dataclass(frozen=True)
 class LaunchOptions:
-    """How to start a worker. Deadlines are seconds; ``log_levels`` has bit n set for pb_utils.Logger level n."""
+    """How to start a process. Deadlines are seconds; ``log_levels`` has bit n set for pb_utils.Logger level n.
+
+    ``ready_timeout_s`` is how long it may take from START to READY, or to COMPLETED. ``backend_dir`` is the folder of the
+    Python-based backend that the model names, empty for a model with code of its own. ``response_window`` is how many
+    responses of one request may be unread before its sender waits; ``concurrency`` how many coroutines of ``execute`` may
+    run at a time in default mode; ``cancels_coroutines`` whether they are cancelled with their requests.
+    """
 
     model: str
     version: int
@@ -57,6 +69,13 @@ class LaunchOptions:
     hello_timeout_s: float
     ready_timeout_s: float
     log_levels: int
+    task: Task = Task.SERVE
+    backend_dir: str = ""
+    backend_settings: Mapping[str, str] = field(default_factory=dict)
+    is_decoupled: bool = False
+    response_window: int = DEFAULT_RESPONSE_WINDOW
+    concurrency: int = 1
+    cancels_coroutines: bool = False
 
     def start_frame(self) -> bytes:
         body = {
@@ -65,25 +84,49 @@ class LaunchOptions:
             "outputs": self.outputs,
             "shm_prefix": self.shm_prefix,
             "ring_bytes": self.ring_bytes,
+            "task": self.task.value,
+            "backend_dir": self.backend_dir,
+            "backend_settings": dict(self.backend_settings),
+            "is_decoupled": self.is_decoupled,
+            "response_window": self.response_window,
+            "concurrency": self.concurrency,
+            "cancels_coroutines": self.cancels_coroutines,
         }
         return frame(Kind.START, [json.dumps(body).encode()])
 
 
-class WorkerProcess:
-    """A worker that is ready, or was."""
+class _Goal(NamedTuple):
+    """What a process does after START: the frame that says that it is done, and two ways to name what it then has done."""
 
-    def __init__(self, options: LaunchOptions, fork_server: ForkServer, stack: ExitStack) -> None:
+    answer: Kind
+    verb: str
+    clause: str
+
+
+_GOALS = {
+    Task.SERVE: _Goal(Kind.READY, "initialize the model", "the model was ready"),
+    Task.AUTO_COMPLETE: _Goal(Kind.COMPLETED, "return from auto_complete_config", "auto_complete_config returned"),
+}
+
+
+class _Process:
+    """What both kinds have in common. Whoever makes one calls `_spawn`, then `_reach_goal`, and owns its *stack*."""
+
+    def __init__(self, options: LaunchOptions, spawner: Spawner, stack: ExitStack) -> None:
         self.options = options
+        self._goal = _GOALS[options.task]
         self.pid = 0
-        self._fork_server = fork_server
+        self._spawner = spawner
         self._stack = stack
         self._loop = asyncio.get_running_loop()
         self._reader = FrameReader()
         self._unsent = bytearray()
         self._on_frame: Callable[[int, memoryview], None] = self._expect_hello
-        self._on_gone: Callable[[WorkerExit], None] | None = None
+        self._on_early: Callable[[int, memoryview], None] | None = None
+        """Takes what a model asks before it is ready."""
         self._hello: asyncio.Future[None] = self._loop.create_future()
-        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._answer: asyncio.Future[bytes] = self._loop.create_future()
+        """The body of the frame that says so."""
         self._exited: asyncio.Future[WorkerExit] | None = None
         self._is_reading = False
         self._has_ended = False
@@ -95,36 +138,6 @@ class WorkerProcess:
         stack.callback(self._control_segment.close)
         self._control = self._control_segment.view.cast("Q")
         self._control[messages.CONTROL_LOG_LEVELS] = options.log_levels
-
-    @classmethod
-    async def launch(
-        cls,
-        options: LaunchOptions,
-        fork_server: ForkServer,
-        *,
-        on_frame: Callable[[WorkerProcess, int, memoryview], None],
-        on_gone: Callable[[WorkerProcess, WorkerExit], None],
-    ) -> WorkerProcess:
-        """Start a worker and wait until its model is initialized.
-
-        Raises InferenceError with the model's own failure, ``Stub process '<instance>' is not healthy.`` when the process
-        died first, or a text that names the deadline that passed. Nothing is left behind then.
-        """
-        with ExitStack() as stack:
-            worker = cls(options, fork_server, stack)
-            await worker._spawn()
-            await worker._await_ready()
-            worker._stack = stack.pop_all()
-        worker._on_frame = lambda kind, body: on_frame(worker, kind, body)
-        worker._on_gone = lambda how: on_gone(worker, how)
-        if worker._has_ended:
-            worker._loop.call_soon(worker._report_gone)
-        return worker
-
-    @property
-    def started_batch(self) -> int:
-        """Number of the batch whose execution began last; readable after death, too."""
-        return self._control[messages.CONTROL_STARTED]
 
     def send(self, data: bytes) -> None:
         """Send frames, in order, without waiting."""
@@ -143,6 +156,13 @@ class WorkerProcess:
             self._unsent += memoryview(data)[sent:]
             self._loop.add_writer(self._channel.fileno(), self._send_rest)
 
+    def send_cancel(self, batch: int, index: int) -> None:
+        """Tell a model, which may be asking at this moment, that nobody waits for a request any more."""
+        if not self._has_ended:
+            self.send(messages.cancel_frame(batch, index))
+            # After the frame: who sees the number looks for it.
+            self._control[messages.CONTROL_CANCELS] += 1
+
     def send_descriptor(self, fd: int) -> None:
         try:
             send_descriptor(self._descriptors, fd)
@@ -153,22 +173,8 @@ class WorkerProcess:
         return receive_descriptor(self._descriptors)
 
     def kill(self) -> None:
-        """End the process now; `on_gone` follows."""
-        self._fork_server.kill(self.pid)
-
-    async def stop(self, timeout_s: float) -> bool:
-        """Let the model finalize and wait for the end; kill it when *timeout_s* has passed. Whether it ended by itself."""
-        if self._exited is None or self._has_ended:
-            return True
-        self.send(frame(Kind.STOP, []))
-        try:
-            await asyncio.wait_for(asyncio.shield(self._exited), timeout_s)
-            return True
-        except asyncio.TimeoutError:
-            logger.warning("finalize did not end in time, killing the worker", extra=self._log_fields())
-            self.kill()
-            await asyncio.shield(self._exited)
-            return False
+        """End the process now; its exit follows."""
+        self._spawner.kill(self.pid)
 
     # ------------------------------------------------------------------------------------------ starting
 
@@ -192,7 +198,7 @@ class WorkerProcess:
                 stderr_write,
             ]
             self.pid, exited = await self._within(
-                self._fork_server.spawn(theirs), self.options.hello_timeout_s, "start its interpreter"
+                self._spawner.spawn(theirs), self.options.hello_timeout_s, "start its interpreter"
             )
         finally:
             os.close(stdout_write)
@@ -215,11 +221,12 @@ class WorkerProcess:
     def _log_fields(self) -> dict[str, object]:
         return {"model": self.options.model, "version": self.options.version, "instance": self.options.instance}
 
-    async def _await_ready(self) -> None:
+    async def _reach_goal(self) -> bytes:
+        """Say START and wait for the answer; its body. The process is killed where it does not come."""
         try:
             await self._within(self._hello, self.options.hello_timeout_s, "say that its process is up")
             self.send(self.options.start_frame())
-            await self._within(self._ready, self.options.ready_timeout_s, "initialize the model")
+            return await self._within(self._answer, self.options.ready_timeout_s, self._goal.verb)
         except BaseException:
             self.kill()
             self._end()
@@ -238,24 +245,29 @@ class WorkerProcess:
         if kind != Kind.HELLO:
             raise ProtocolError(f"frame of kind {kind} before HELLO")
         messages.read_hello(body)
-        self._on_frame = self._expect_ready
+        self._on_frame = self._expect_answer
         if not self._hello.done():
             self._hello.set_result(None)
 
-    def _expect_ready(self, kind: int, body: memoryview) -> None:
+    def _expect_answer(self, kind: int, body: memoryview) -> None:
         if kind == Kind.LOG:
             self.log(body)
         elif kind == Kind.FAILED:
             code, text = messages.read_failed(body)
             self._fail_start(InferenceError(code, text))
-        elif kind == Kind.READY and not self._ready.done():
-            self._ready.set_result(None)
+        elif kind == self._goal.answer:
+            if not self._answer.done():
+                self._answer.set_result(bytes(body))
+        elif self._on_early is not None:
+            self._on_early(kind, body)
 
     def _fail_start(self, error: InferenceError) -> None:
-        for waiting in (self._hello, self._ready):
-            if not waiting.done():
-                waiting.set_exception(error)
-                waiting.exception()  # seen: only one of the two is awaited
+        if not self._hello.done():
+            self._hello.set_exception(error)
+            self._hello.exception()  # seen: only one of the two is awaited
+        if not self._answer.done():
+            self._answer.set_exception(error)
+            self._answer.exception()
 
     # ------------------------------------------------------------------------------------------ running
 
@@ -330,13 +342,89 @@ class WorkerProcess:
         if not self._reader.is_between_frames:
             logger.warning("the worker ended in the middle of a message", extra=self._log_fields())
         self._end()
-        text = f"{self._not_healthy()} It {exited.result()} before the model was ready."
+        text = f"{self._not_healthy()} It {exited.result()} before {self._goal.clause}."
         self._fail_start(InferenceError(ErrorCode.INTERNAL, text))
-        if self._on_gone is not None:
-            self._report_gone()
 
     def _not_healthy(self) -> str:
         return f"Stub process '{self.options.instance}' is not healthy."
+
+    def _end(self) -> None:
+        self._has_ended = True
+        self._stop_reading()
+        self._unsent.clear()
+
+    def _release(self) -> None:
+        """Break the cycle through the callback, which would keep the control page mapped until a collection."""
+        self._on_frame = _ignore
+        self._control.release()
+
+    async def _wait_exit(self, timeout_s: float | None, overdue: str) -> bool:
+        """Wait for the end; kill the process, with *overdue* in the log, when *timeout_s* has passed.
+
+        Whether it ended by itself.
+        """
+        assert self._exited is not None, "the process was spawned"
+        try:
+            await asyncio.wait_for(asyncio.shield(self._exited), timeout_s)
+            return True
+        except asyncio.TimeoutError:
+            logger.warning("%s", overdue, extra=self._log_fields())
+            self.kill()
+            await asyncio.shield(self._exited)
+            return False
+
+
+class WorkerProcess(_Process):
+    """A worker that is ready, or was."""
+
+    def __init__(self, options: LaunchOptions, spawner: Spawner, stack: ExitStack) -> None:
+        super().__init__(options, spawner, stack)
+        self.has_is_ready = False
+        """Whether the model wants to be asked for its readiness."""
+        self._on_gone: Callable[[WorkerExit], None] | None = None
+
+    @classmethod
+    async def launch(
+        cls,
+        options: LaunchOptions,
+        spawner: Spawner,
+        *,
+        on_frame: Callable[[WorkerProcess, int, memoryview], None],
+        on_gone: Callable[[WorkerProcess, WorkerExit], None],
+    ) -> WorkerProcess:
+        """Start a worker and wait until its model is initialized.
+
+        Raises InferenceError with the model's own failure, ``Stub process '<instance>' is not healthy.`` when the process
+        died first, or a text that names the deadline that passed. Nothing is left behind then.
+        """
+        with ExitStack() as stack:
+            worker = cls(options, spawner, stack)
+            worker._on_early = lambda kind, body: on_frame(worker, kind, body)
+            await worker._spawn()
+            worker.has_is_ready = messages.read_ready(await worker._reach_goal())
+            worker._stack = stack.pop_all()
+        worker._on_frame = lambda kind, body: on_frame(worker, kind, body)
+        worker._on_gone = lambda how: on_gone(worker, how)
+        if worker._has_ended:
+            worker._loop.call_soon(worker._report_gone)
+        return worker
+
+    @property
+    def started_batch(self) -> int:
+        """Number of the batch whose execution began last; readable after death, too."""
+        return self._control[messages.CONTROL_STARTED]
+
+    async def stop(self, timeout_s: float | None) -> bool:
+        """Let the model finalize and wait for the end; kill it when *timeout_s* has passed. Whether it ended by itself."""
+        if self._exited is None or self._has_ended:
+            return True
+        self.send(frame(Kind.STOP, []))
+        return await self._wait_exit(timeout_s, "finalize did not end in time, killing the worker")
+
+    def _on_exit(self, exited: asyncio.Future[WorkerExit]) -> None:
+        super()._on_exit(exited)
+        if self._on_gone is not None:
+            self._report_gone()
 
     def _report_gone(self) -> None:
         on_gone, self._on_gone = self._on_gone, None
@@ -344,14 +432,24 @@ class WorkerProcess:
         if on_gone is not None:
             on_gone(self._exited.result())
             self._stack.close()
-            # Break the cycle through the callback, which would keep the control page mapped until a collection.
-            self._on_frame = _ignore
-            self._control.release()
+            self._release()
 
-    def _end(self) -> None:
-        self._has_ended = True
-        self._stop_reading()
-        self._unsent.clear()
+
+async def run_task(options: LaunchOptions, spawner: Spawner) -> Any:
+    """Start a process for ``options.task``, wait until it has done it and has ended; what COMPLETED says.
+
+    Raises InferenceError with the failure that it told of, or with how it ended, or with the deadline that passed. Nothing
+    is left behind, whatever happens.
+    """
+    with ExitStack() as stack:
+        process = _Process(options, spawner, stack)
+        stack.callback(process._release)
+        stack.callback(process._end)
+        await process._spawn()
+        stack.callback(process.kill)
+        answer = await process._reach_goal()
+        await process._wait_exit(_EXIT_GRACE_S, "the process did not end by itself, killing it")
+        return messages.read_completed(memoryview(answer))
 
 
 def _ignore(kind: int, body: memoryview) -> None:

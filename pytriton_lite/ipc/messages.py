@@ -1,35 +1,46 @@
 """The messages between engine and worker, each a frame of the channel. Structs throughout: no pickle of a peer's bytes.
 
-Engine to worker                         Worker to engine
-----------------                         ----------------
-START    version, what to load (JSON)    HELLO    version, pid: the process is up
-EXECUTE  batches of requests             READY    initialize returned
-RELEASE  slots of the worker's arena     FAILED   loading failed: code and text
-SEGMENT  a segment of the engine's       RESULT   batches of answers
-DROP     one is not used any more        RELEASE, SEGMENT, DROP, as the other way round
-TRIM     give idle memory back           LOG      a line from pb_utils.Logger
-STOP     finalize and exit
+Engine to worker                          Worker to engine
+----------------                          ----------------
+START     version, what to load (JSON)    HELLO     version, pid: the process is up
+EXECUTE   batches of requests             READY     initialize returned
+RELEASE   slots of the worker's arena     FAILED    loading failed: code and text
+SEGMENT   a segment to read from          RESULT    batches of answers
+DROP      one is not used any more        RELEASE, SEGMENT, DROP, as the other way round
+TRIM      give idle memory back           LOG       a line from pb_utils.Logger
+STOP      finalize and exit               RESPONSE  one response of a request, in its own time
+CANCEL    a request nobody waits for      CALL      a request to another model (BLS)
+CREDIT    responses were passed on        ABANDON   a call nobody waits for
+REPLY     a response to a CALL            TAKEN     responses to a CALL have arrived
+ANSWER    to an ASK                       ASK       a question, answered with JSON
+RECALL    give back what is not begun     TELL      news, not answered
+PROBE     does the model say it is ready  PROBED    its answer
+                                          RETURNED  batches that a RECALL asked for
+                                          COMPLETED what a process that serves nothing found (JSON)
 
 Numbers are little-endian. A tensor is a fixed head, a *spec* (data type, name, shape) and, for a small one, its bytes.
 Specs repeat from request to request, so both sides keep the encoded and the decoded form in a table.
 
 Who ends what: a slot that EXECUTE or RESULT names belongs to the receiver until it sends RELEASE with its number. Every
-batch of an EXECUTE comes back exactly once in a RESULT, or the channel ends.
+batch of an EXECUTE comes back exactly once in a RESULT or a RETURNED, or the channel ends. A request that RESULT defers is
+ended by the RESPONSE that is flagged final; a CALL by the REPLY that is, also after ABANDON.
 """
 
 from __future__ import annotations
 
 import enum
+import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.dtypes import DataType
-from pytriton_lite.core.errors import ErrorCode
+from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.ipc.channel import ProtocolError, frame
 
-VERSION = 1
+VERSION = 2
 """Raised with every change of a layout below; the handshake compares it."""
 
 INLINE_BYTES = 4096
@@ -44,11 +55,35 @@ class Kind(enum.IntEnum):
     DROP = 5
     TRIM = 6
     STOP = 7
+    CANCEL = 8
+    CREDIT = 9
+    REPLY = 10
+    ANSWER = 11
+    RECALL = 12
+    PROBE = 13
     HELLO = 16
     READY = 17
     FAILED = 18
     RESULT = 19
     LOG = 20
+    RESPONSE = 21
+    CALL = 22
+    ABANDON = 23
+    TAKEN = 24
+    ASK = 25
+    TELL = 26
+    RETURNED = 27
+    COMPLETED = 28
+    PROBED = 29
+
+
+class Task(str, enum.Enum):
+    """What START starts a process for."""
+
+    SERVE = "serve"
+    """READY, then batches until STOP."""
+    AUTO_COMPLETE = "auto_complete"
+    """COMPLETED with what ``auto_complete_config`` returned, and the process ends."""
 
 
 class Place(enum.IntEnum):
@@ -59,7 +94,11 @@ class Place(enum.IntEnum):
     SLOT = 1
     """In a slot of the sender's arena."""
     INPUT = 2
-    """Answers only: the request's own input number ``offset``, with the data that came in (model API, 5.3)."""
+    """Of a worker: input number ``offset`` (request << 32 | input) of batch ``slot``, with the data that came in (5.3)."""
+    GIVEN = 3
+    """Of a worker: what the engine gave it in ``slot``, from ``offset`` on, and it still holds: a tensor of a REPLY."""
+    SHARED = 4
+    """Of the engine: in a slot that others may look at, too; who wants to write takes a copy."""
 
 
 # ---------------------------------------------------------------------------------------------- control page
@@ -71,6 +110,8 @@ CONTROL_STARTED = 0
 """u64 index: number of the batch whose ``execute`` began last. The worker writes, the engine reads, also after death."""
 CONTROL_LOG_LEVELS = 1
 """u64 index: bit n is set when pb_utils.Logger level n is wanted (INFO 0, WARNING 1, ERROR 2, VERBOSE 3). The engine writes."""
+CONTROL_CANCELS = 2
+"""u64 index: how many CANCELs were sent. The engine writes; a worker that has read fewer looks into its channel."""
 
 # ---------------------------------------------------------------------------------------------- tensors
 
@@ -242,6 +283,33 @@ def execute_frame(batches: int, parts: list[bytes]) -> bytes:
     return frame(Kind.EXECUTE, [_COUNT.pack(batches), *parts])
 
 
+def _take_request(body: memoryview, at: int, specs: SpecTable) -> tuple[RequestMessage, int]:
+    correlation, timeout_us, flags, id_bytes, correlation_bytes, parameter_bytes, mask_bytes, inputs = (
+        _REQUEST.unpack_from(body, at)
+    )
+    at += 36
+    request_id = parameters_json = ""
+    correlation_id: int | str = correlation
+    mask = 0
+    if id_bytes:
+        request_id = str(body[at : at + id_bytes], "utf-8", "surrogateescape")
+        at += id_bytes
+    if correlation_bytes:
+        correlation_id = str(body[at : at + correlation_bytes], "utf-8")
+        at += correlation_bytes
+    if parameter_bytes:
+        parameters_json = str(body[at : at + parameter_bytes], "utf-8", "surrogateescape")
+        at += parameter_bytes
+    if mask_bytes:
+        mask = int.from_bytes(body[at : at + mask_bytes], "little")
+        at += mask_bytes
+    tensors: list[TensorRef] = []
+    for _ in range(inputs):
+        tensor, at = _take_tensor(body, at, specs)
+        tensors.append(tensor)
+    return RequestMessage(request_id, correlation_id, timeout_us, flags, parameters_json, mask, tensors), at
+
+
 def read_execute(body: memoryview, specs: SpecTable) -> list[tuple[int, list[RequestMessage]]]:
     """(batch number, requests) of an EXECUTE, in order."""
     (batches,) = _COUNT.unpack_from(body)
@@ -252,32 +320,8 @@ def read_execute(body: memoryview, specs: SpecTable) -> list[tuple[int, list[Req
         at += 12
         requests: list[RequestMessage] = []
         for _ in range(count):
-            (correlation, timeout_us, flags, id_bytes, correlation_bytes, parameter_bytes, mask_bytes, inputs) = (
-                _REQUEST.unpack_from(body, at)
-            )
-            at += 36
-            request_id = parameters_json = ""
-            correlation_id: int | str = correlation
-            mask = 0
-            if id_bytes:
-                request_id = str(body[at : at + id_bytes], "utf-8", "surrogateescape")
-                at += id_bytes
-            if correlation_bytes:
-                correlation_id = str(body[at : at + correlation_bytes], "utf-8")
-                at += correlation_bytes
-            if parameter_bytes:
-                parameters_json = str(body[at : at + parameter_bytes], "utf-8", "surrogateescape")
-                at += parameter_bytes
-            if mask_bytes:
-                mask = int.from_bytes(body[at : at + mask_bytes], "little")
-                at += mask_bytes
-            tensors: list[TensorRef] = []
-            for _ in range(inputs):
-                tensor, at = _take_tensor(body, at, specs)
-                tensors.append(tensor)
-            requests.append(
-                RequestMessage(request_id, correlation_id, timeout_us, flags, parameters_json, mask, tensors)
-            )
+            request, at = _take_request(body, at, specs)
+            requests.append(request)
         found.append((number, requests))
     return found
 
@@ -287,16 +331,28 @@ def read_execute(body: memoryview, specs: SpecTable) -> list[tuple[int, list[Req
 _RESULT = struct.Struct("<QQQQQII")
 """batch number; CLOCK_MONOTONIC ns at: batch taken up, inputs ready, execute returned, outputs placed; answers; error bytes"""
 _ANSWER = struct.Struct("<BxHI")
-"""error code + 1 or 0, outputs, bytes of the parameters or of the error text"""
+"""error code + 1, or 0, or one of the three below; outputs; bytes of the parameters or of the error text"""
+
+
+class Fate(enum.IntEnum):
+    """What became of a request in its batch, other than an answer or an error, as `_ANSWER` says it."""
+
+    SKIPPED = 253
+    """It was cancelled before ``execute`` began, which was not called for it."""
+    RESCHEDULED = 254
+    """The model wants it again (model API, 4.5)."""
+    DEFERRED = 255
+    """It is answered by RESPONSE frames: one flagged final has come before, or will come."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """What one request gets: outputs, or an error that the model returned for it."""
+    """What one request gets: outputs, or an error that the model returned for it, or neither for a ``fate``."""
 
     outputs: list[TensorRef] = field(default_factory=list)
     parameters_json: str = ""
     error: tuple[ErrorCode, str] | None = None
+    fate: Fate | None = None
 
 
 @dataclass(slots=True)
@@ -343,8 +399,30 @@ def put_error(parts: list[bytes], code: int, text: str) -> None:
     parts.append(raw)
 
 
+def put_fate(parts: list[bytes], fate: Fate) -> None:
+    parts.append(_ANSWER.pack(fate, 0, 0))
+
+
 def result_frame(batches: int, parts: list[bytes]) -> bytes:
     return frame(Kind.RESULT, [_COUNT.pack(batches), *parts])
+
+
+def _take_answer(body: memoryview, at: int, specs: SpecTable) -> tuple[Answer, int]:
+    code, outputs, text_bytes = _ANSWER.unpack_from(body, at)
+    at += 8
+    text = ""
+    if text_bytes:
+        text = str(body[at : at + text_bytes], "utf-8", "surrogateescape")
+        at += text_bytes
+    if code:
+        if code >= Fate.SKIPPED:
+            return Answer(fate=Fate(code)), at
+        return Answer(error=(ErrorCode(code - 1), text)), at
+    tensors: list[TensorRef] = []
+    for _ in range(outputs):
+        tensor, at = _take_tensor(body, at, specs)
+        tensors.append(tensor)
+    return Answer(tensors, text), at
 
 
 def read_result(body: memoryview, specs: SpecTable) -> list[BatchResult]:
@@ -361,22 +439,107 @@ def read_result(body: memoryview, specs: SpecTable) -> list[BatchResult]:
             at += failure_bytes
         answers: list[Answer] = []
         for _ in range(count):
-            code, outputs, text_bytes = _ANSWER.unpack_from(body, at)
-            at += 8
-            text = ""
-            if text_bytes:
-                text = str(body[at : at + text_bytes], "utf-8", "surrogateescape")
-                at += text_bytes
-            if code:
-                answers.append(Answer(error=(ErrorCode(code - 1), text)))
-                continue
-            tensors: list[TensorRef] = []
-            for _ in range(outputs):
-                tensor, at = _take_tensor(body, at, specs)
-                tensors.append(tensor)
-            answers.append(Answer(tensors, text))
+            answer, at = _take_answer(body, at, specs)
+            answers.append(answer)
         results.append(BatchResult(number, taken, inputs, executed, placed, answers, failure))
     return results
+
+
+# ---------------------------------------------------------------------------------------------- RESPONSE, REPLY
+
+_RESPONSE = struct.Struct("<QIBxxx")
+"""batch number, request in it, flags"""
+_REPLY = struct.Struct("<QBxxx")
+"""call number, flags"""
+
+FLAG_FINAL = 1
+"""Nothing more comes for this request, or call."""
+FLAG_EMPTY = 2
+"""There is no response here, only the end."""
+
+
+def response_frame(batch: int, index: int, *, is_final: bool, parts: list[bytes]) -> bytes:
+    """One response of request *index* of *batch*; *parts* from `put_answer` or `put_error`, empty for an end alone."""
+    flags = FLAG_FINAL * is_final | FLAG_EMPTY * (not parts)
+    return frame(Kind.RESPONSE, [_RESPONSE.pack(batch, index, flags), *parts])
+
+
+def read_response(body: memoryview, specs: SpecTable) -> tuple[int, int, Answer | None, bool]:
+    """(batch, request, what it is answered, whether that was the last)"""
+    batch, index, flags = _RESPONSE.unpack_from(body)
+    answer = None if flags & FLAG_EMPTY else _take_answer(body, _RESPONSE.size, specs)[0]
+    return batch, index, answer, bool(flags & FLAG_FINAL)
+
+
+def reply_frame(call: int, *, is_final: bool, parts: list[bytes]) -> bytes:
+    """One response to *call*; *parts* as in `response_frame`."""
+    flags = FLAG_FINAL * is_final | FLAG_EMPTY * (not parts)
+    return frame(Kind.REPLY, [_REPLY.pack(call, flags), *parts])
+
+
+def read_reply(body: memoryview, specs: SpecTable) -> tuple[int, Answer | None, bool]:
+    """(call, the response, whether that was the last)"""
+    call, flags = _REPLY.unpack_from(body)
+    answer = None if flags & FLAG_EMPTY else _take_answer(body, _REPLY.size, specs)[0]
+    return call, answer, bool(flags & FLAG_FINAL)
+
+
+# ---------------------------------------------------------------------------------------------- CALL
+
+_CALL = struct.Struct("<QqQBxHI")
+"""call number, model version or -1, batch that waits for it or 0, flags, bytes of the model's name, of the outputs (JSON)"""
+
+FLAG_DECOUPLED = 1
+"""The caller takes any number of responses."""
+
+
+@dataclass(slots=True)
+class CallMessage:
+    """A request that a model makes of another one. ``version`` is -1 where the server is to choose.
+
+    ``waiting_batch`` is the batch whose ``execute`` cannot end before the call does, 0 where nothing hangs on it.
+    """
+
+    number: int
+    model_name: str
+    version: int
+    waiting_batch: int
+    is_decoupled: bool
+    requested_outputs: list[str]
+    request: RequestMessage
+
+
+def put_call(
+    parts: list[bytes],
+    number: int,
+    *,
+    model_name: str,
+    version: int,
+    waiting_batch: int,
+    is_decoupled: bool,
+    requested_outputs: Sequence[str],
+) -> None:
+    """Append the head of a CALL; `put_request` and the inputs must follow, then `call_frame` around them."""
+    raw_name = model_name.encode("utf-8", "surrogateescape")
+    raw_outputs = json.dumps(list(requested_outputs)).encode() if requested_outputs else b""
+    flags = FLAG_DECOUPLED * is_decoupled
+    parts.append(_CALL.pack(number, version, waiting_batch, flags, len(raw_name), len(raw_outputs)))
+    parts.append(raw_name + raw_outputs)
+
+
+def call_frame(parts: list[bytes]) -> bytes:
+    return frame(Kind.CALL, parts)
+
+
+def read_call(body: memoryview, specs: SpecTable) -> CallMessage:
+    number, version, waiting_batch, flags, name_bytes, output_bytes = _CALL.unpack_from(body)
+    at = _CALL.size
+    name = str(body[at : at + name_bytes], "utf-8", "surrogateescape")
+    at += name_bytes
+    outputs: list[str] = json.loads(bytes(body[at : at + output_bytes])) if output_bytes else []
+    at += output_bytes
+    request, _ = _take_request(body, at, specs)
+    return CallMessage(number, name, version, waiting_batch, bool(flags & FLAG_DECOUPLED), outputs, request)
 
 
 # ---------------------------------------------------------------------------------------------- the small ones
@@ -432,6 +595,15 @@ def read_failed(body: memoryview) -> tuple[ErrorCode, str]:
     return ErrorCode(_COUNT.unpack_from(body)[0]), str(body[4:], "utf-8")
 
 
+def completed_frame(answer: Any) -> bytes:
+    """*answer* is what JSON can carry; whatever json.dumps raises passes through."""
+    return frame(Kind.COMPLETED, [json.dumps(answer).encode()])
+
+
+def read_completed(body: memoryview) -> Any:
+    return json.loads(bytes(body))
+
+
 def log_frame(level: int, filename: str, line: int, text: str) -> bytes:
     raw = filename.encode("utf-8", "replace")
     return frame(Kind.LOG, [_LOG.pack(level, len(raw), line), raw, text.encode("utf-8", "replace")])
@@ -441,3 +613,105 @@ def read_log(body: memoryview) -> tuple[int, str, int, str]:
     """(level, file, line, text)"""
     level, name_bytes, line = _LOG.unpack_from(body)
     return level, str(body[8 : 8 + name_bytes], "utf-8"), line, str(body[8 + name_bytes :], "utf-8")
+
+
+_CANCEL = struct.Struct("<QI")
+_CREDIT = struct.Struct("<QIQ")
+_TAKEN = struct.Struct("<QQ")
+_NUMBER = struct.Struct("<Q")
+_REFUSAL = struct.Struct("<QB")
+
+
+def cancel_frame(batch: int, index: int) -> bytes:
+    """Nobody waits for request *index* of *batch* any more."""
+    return frame(Kind.CANCEL, [_CANCEL.pack(batch, index)])
+
+
+def read_cancel(body: memoryview) -> tuple[int, int]:
+    batch, index = _CANCEL.unpack(body)
+    return batch, index
+
+
+def credit_frame(credits: Sequence[tuple[int, int, int]]) -> bytes:
+    """How many responses of (batch, request) have been passed on, since its beginning."""
+    return frame(Kind.CREDIT, [_CREDIT.pack(*credit) for credit in credits])
+
+
+def read_credit(body: memoryview) -> list[tuple[int, int, int]]:
+    return list(_CREDIT.iter_unpack(body))
+
+
+def taken_frame(taken: Sequence[tuple[int, int]]) -> bytes:
+    """How many responses to each call have arrived, since its beginning."""
+    return frame(Kind.TAKEN, [_TAKEN.pack(*pair) for pair in taken])
+
+
+def read_taken(body: memoryview) -> list[tuple[int, int]]:
+    return list(_TAKEN.iter_unpack(body))
+
+
+def abandon_frame(call: int) -> bytes:
+    return frame(Kind.ABANDON, [_NUMBER.pack(call)])
+
+
+def read_abandon(body: memoryview) -> int:
+    return int(_NUMBER.unpack(body)[0])
+
+
+def returned_frame(batches: Sequence[int]) -> bytes:
+    return frame(Kind.RETURNED, [struct.pack(f"<{len(batches)}Q", *batches)])
+
+
+def read_returned(body: memoryview) -> tuple[int, ...]:
+    return struct.unpack(f"<{len(body) // 8}Q", body)
+
+
+def ask_frame(number: int, operation: str, arguments: dict[str, Any]) -> bytes:
+    return frame(Kind.ASK, [_NUMBER.pack(number), json.dumps([operation, arguments]).encode()])
+
+
+def read_ask(body: memoryview) -> tuple[int, str, dict[str, Any]]:
+    """(number, operation, arguments)"""
+    operation, arguments = json.loads(bytes(body[8:]))
+    return _NUMBER.unpack_from(body)[0], operation, arguments
+
+
+def tell_frame(operation: str, arguments: dict[str, Any]) -> bytes:
+    return frame(Kind.TELL, [json.dumps([operation, arguments]).encode()])
+
+
+def read_tell(body: memoryview) -> tuple[str, dict[str, Any]]:
+    operation, arguments = json.loads(bytes(body))
+    return operation, arguments
+
+
+def answer_frame(number: int, answer: object) -> bytes:
+    """The answer to an ASK: what JSON can carry, or the InferenceError that refuses it."""
+    if isinstance(answer, InferenceError):
+        return frame(Kind.ANSWER, [_REFUSAL.pack(number, answer.code + 1), answer.message.encode("utf-8", "replace")])
+    return frame(Kind.ANSWER, [_REFUSAL.pack(number, 0), json.dumps(answer).encode()])
+
+
+def read_answer(body: memoryview) -> tuple[int, Any]:
+    """(number, the answer or the InferenceError that refuses it)"""
+    number, code = _REFUSAL.unpack_from(body)
+    if code:
+        return number, InferenceError(ErrorCode(code - 1), str(body[9:], "utf-8"))
+    return number, json.loads(bytes(body[9:]))
+
+
+def ready_frame(*, has_is_ready: bool) -> bytes:
+    """The model is loaded; whether it wants to be asked for its readiness."""
+    return frame(Kind.READY, [bytes((has_is_ready,))])
+
+
+def read_ready(body: bytes) -> bool:
+    return body == b"\x01"
+
+
+def probed_frame(*, is_ready: bool) -> bytes:
+    return frame(Kind.PROBED, [bytes((is_ready,))])
+
+
+def read_probed(body: memoryview) -> bool:
+    return bytes(body) == b"\x01"

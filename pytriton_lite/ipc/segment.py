@@ -40,11 +40,12 @@ def shm_free_bytes() -> int:
 class Segment:
     """Shared memory of ``nbytes`` bytes, mapped for reading and writing.
 
-    ``view`` is the mapping. ``fd`` is ours until `close`; another process maps the same memory by attaching to it.
-    After `close` existing views stay valid: the pages go when the last view in the last process is gone.
+    ``view`` is the mapping. ``fd`` is ours until `close`, or until the object is garbage; another process maps the same
+    memory by attaching to it. After `close` existing views stay valid: the pages go when the last view in the last process
+    is gone.
     """
 
-    __slots__ = ("backing", "fd", "nbytes", "view")
+    __slots__ = ("__weakref__", "backing", "fd", "nbytes", "view")
 
     def __init__(self, fd: int, nbytes: int, backing: str) -> None:
         self.fd = fd
@@ -103,6 +104,10 @@ class Segment:
             os.close(self.fd)
             self.fd = -1
             self.view = memoryview(b"")
+
+    def __del__(self) -> None:
+        if getattr(self, "fd", -1) >= 0:
+            self.close()
 
 
 def _open_shm(name: str) -> int:

@@ -58,6 +58,26 @@ def scan_repositories(roots: Sequence[Path]) -> Scan:
     )
 
 
+def find_model(roots: Sequence[Path], name: str) -> Scan:
+    """As `scan_repositories`, of the model called *name* alone. It is in neither ``models`` nor ``duplicates`` if absent."""
+    notices: list[Notice] = []
+    found = [
+        ModelDirectory(name, root / name, root, tuple(sorted(_versions(root / name, notices))))
+        for root in dict.fromkeys(roots)
+        if not name.startswith(".") and name in _directories_of_root(root)
+    ]
+    return Scan(
+        models={name: found[0]} if len(found) == 1 else {},
+        duplicates=(name,) if len(found) > 1 else (),
+        notices=tuple(notices),
+    )
+
+
+def read_model_directory(path: Path) -> ModelDirectory:
+    """The model in *path*, which need not lie in a repository. Odd directories in it are passed over in silence."""
+    return ModelDirectory(path.name, path, path.parent, tuple(sorted(_versions(path, []))))
+
+
 def _scan_repository(root: Path, notices: list[Notice]) -> Iterator[ModelDirectory]:
     for name in _directories_of_root(root):
         if name.startswith("."):

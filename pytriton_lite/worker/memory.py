@@ -101,6 +101,10 @@ class OutputMemory:
     def trim(self) -> None:
         self._arena.trim()
 
+    @property
+    def has_announcements(self) -> bool:
+        return bool(self._arena.announced or self._arena.dropped)
+
     def announcements(self) -> list[bytes]:
         """Frames for new and dropped segments since the last call; descriptors of new ones are sent by this call."""
         return arena_frames(self._arena, lambda fd: send_descriptor(self._descriptors, fd))

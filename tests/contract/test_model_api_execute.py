@@ -188,8 +188,8 @@ def test_a_model_without_execute_loads_and_answers_with_an_error(server: Running
             id="row 50",
         ),
         pytest.param(
-            "async def later(): ...\nreturned = later()",
-            "`async def execute` is not yet supported by pytriton-lite.",
+            "async def later(): return 5\nreturned = later()",
+            "Expected a list in the execute return, found type '<class 'int'>'.",
             id="coroutine",
         ),
     ],

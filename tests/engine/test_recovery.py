@@ -16,6 +16,7 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.core.states import VersionState
 from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.fork_server import ForkServer
 from pytriton_lite.engine.model import WorkerSettings
 from pytriton_lite.engine.server import Server, ServerOptions
@@ -42,7 +43,7 @@ def request() -> InferenceRequest:
 
 def test_a_worker_whose_birth_and_death_are_reported_together_is_known() -> None:
     async def scenario() -> None:
-        fork_server = ForkServer.start(sys.executable)
+        fork_server = ForkServer.start(Environment(sys.executable, dict(os.environ)))
         null = os.open(os.devnull, os.O_RDWR)
         try:
             spawning = asyncio.ensure_future(fork_server.spawn([null] * 5))  # no worker can live with these

@@ -1,0 +1,217 @@
+"""What a model asks of the server while it runs: other models (BLS), and everything that pb_utils does by ASK and TELL."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse, ParameterValue
+from pytriton_lite.engine.deadlock import chain_text, is_stuck
+from pytriton_lite.engine.response_stream import ResponseReceiver, ResponseStream
+from pytriton_lite.ipc import messages
+from pytriton_lite.ipc.channel import ProtocolError
+from pytriton_lite.ipc.messages import CallMessage, Kind
+
+if TYPE_CHECKING:
+    from pytriton_lite.engine.instance import Instance, InstanceOwner
+    from pytriton_lite.engine.model import ServedVersion
+    from pytriton_lite.engine.worker_process import WorkerProcess
+    from pytriton_lite.scheduling.queue import Ticket
+
+logger = logging.getLogger(__name__)
+
+CallOutcome = InferenceResponse | InferenceError | None
+"""What a `ResponseReceiver` hears."""
+
+_INT64 = range(-(1 << 63), 1 << 63)
+
+
+class WorkerServices(Protocol):
+    """What the server does for models. *worker* identifies one process."""
+
+    def find(self, name: str, version: int | None) -> ServedVersion: ...
+
+    def is_model_known(self, name: str) -> bool: ...
+
+    def infer_stream(
+        self, served: ServedVersion, request: InferenceRequest, receiver: ResponseReceiver
+    ) -> ResponseStream: ...
+
+    async def answer(self, worker: Hashable, asker: InstanceOwner, operation: str, arguments: dict[str, Any]) -> object:
+        """The answer to an ASK of a process of *asker*. Raises InferenceError."""
+
+    def hear(self, worker: Hashable, operation: str, arguments: dict[str, Any]) -> None:
+        """A TELL."""
+
+    def worker_gone(self, worker: Hashable) -> None:
+        """Nothing more comes from it."""
+
+
+class OpenCalls:
+    """The calls and questions of one worker process that have not been answered."""
+
+    def __init__(self, instance: Instance, worker: WorkerProcess, services: WorkerServices) -> None:
+        self._instance = instance
+        self._worker = worker
+        self._services = services
+        self._calls: dict[int, _Call] = {}
+        self._answering: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    @property
+    def instance(self) -> Instance:
+        return self._instance
+
+    def on_frame(self, kind: int, body: memoryview) -> None:
+        if kind == Kind.CALL:
+            self._begin(body)
+        elif kind == Kind.TAKEN:
+            for number, count in messages.read_taken(body):
+                if number in self._calls:
+                    self._calls[number].taken(count)
+        elif kind == Kind.ABANDON:
+            call = self._calls.get(messages.read_abandon(body))
+            if call is not None:
+                call.abandon()
+        elif kind == Kind.ASK:
+            task = asyncio.ensure_future(self._answer(*messages.read_ask(body)))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
+        elif kind == Kind.TELL:
+            self._services.hear(self._worker, *messages.read_tell(body))
+        else:
+            raise ProtocolError(f"frame of kind {kind}")
+
+    def close(self) -> None:
+        """The worker has ended: cancel what it waited for."""
+        self._is_closed = True
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            call.abandon()
+        for task in self._answering:
+            task.cancel()
+        self._services.worker_gone(self._worker)
+
+    def blocking(self, batch: int) -> list[Ticket]:
+        """The requests without whose answer ``execute`` of *batch* cannot end."""
+        return [call.ticket for call in self._calls.values() if call.waiting_batch == batch and call.ticket is not None]
+
+    # ------------------------------------------------------------------------------------------ ASK
+
+    async def _answer(self, number: int, operation: str, arguments: dict[str, Any]) -> None:
+        answer: object
+        try:
+            answer = await self._services.answer(self._worker, self._instance.owner, operation, arguments)
+        except InferenceError as error:
+            answer = error
+        except Exception as error:
+            logger.exception("'%s' of instance '%s' failed inside the server", operation, self._instance.name)
+            answer = InferenceError(ErrorCode.INTERNAL, f"internal error of the server: {error!r}")
+        if not self._is_closed:
+            self._worker.send(messages.answer_frame(number, answer))
+
+    # ------------------------------------------------------------------------------------------ CALL
+
+    def _begin(self, body: memoryview) -> None:
+        message = messages.read_call(body, self._instance.specs)
+        self._instance.on_call()
+        call = self._calls[message.number] = _Call(self, message.number, message.waiting_batch)
+        try:
+            served = self._find(message)
+            request = self._request(message)
+            if served.config.decoupled and not message.is_decoupled:
+                raise InferenceError(
+                    ErrorCode.UNSUPPORTED,
+                    f"Model {message.model_name} is using the decoupled. The current BLS request call doesn't support "
+                    "models using the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or "
+                    "'async_exec' calls for decoupled models.'",
+                )
+            call.stream = self._services.infer_stream(served, request, call)
+            call.stream.caller = self._instance
+        except InferenceError as error:
+            self._instance.refuse(message.request.inputs)
+            call.on_response(_framed(message.model_name, error.code, error.message), is_final=True)
+            return
+        ticket = call.ticket
+        if message.waiting_batch and ticket is not None and is_stuck(ticket):
+            text = chain_text(self._instance, message.waiting_batch, ticket)
+            call.stream.cancel()
+            call.on_response(_framed(message.model_name, ErrorCode.UNAVAILABLE, text), is_final=True)
+
+    def _find(self, message: CallMessage) -> ServedVersion:
+        name = message.model_name
+        try:
+            return self._services.find(name, None if message.version < 0 else message.version)
+        except InferenceError as error:
+            if not self._services.is_model_known(name):
+                raise
+            text = f"Failed for execute the inference request. Model '{name}' is not ready."
+            raise InferenceError(error.code, text) from None
+
+    def _request(self, message: CallMessage) -> InferenceRequest:
+        fields = message.request
+        parameters: dict[str, ParameterValue] = json.loads(fields.parameters_json) if fields.parameters_json else {}
+        if any(type(value) is int and value not in _INT64 for value in parameters.values()):
+            raise InferenceError(ErrorCode.INVALID_ARG, "Unsupported value type on parameters")
+        return InferenceRequest(
+            message.model_name,
+            None if message.version < 0 else message.version,
+            request_id=fields.request_id,
+            inputs=[self._instance.resolve(ref, ref.shape) for ref in fields.inputs],
+            requested_outputs=message.requested_outputs,
+            parameters=parameters,
+            correlation_id=fields.correlation_id,
+            sequence_flags=fields.sequence_flags,
+            timeout_us=fields.timeout_us,
+        )
+
+    def reply(self, call: int, outcome: CallOutcome, *, is_final: bool) -> None:
+        if self._is_closed:
+            return
+        if is_final:
+            del self._calls[call]
+        self._instance.reply(self._worker, call, outcome, is_final=is_final)
+
+
+class _Call:
+    """One call: what receives the callee's responses on behalf of the caller."""
+
+    def __init__(self, calls: OpenCalls, number: int, waiting_batch: int) -> None:
+        self._calls = calls
+        self._number = number
+        self._taken = 0
+        self.waiting_batch = waiting_batch
+        self.stream: ResponseStream | None = None
+
+    @property
+    def caller(self) -> Instance:
+        return self._calls.instance
+
+    @property
+    def ticket(self) -> Ticket | None:
+        return self.stream.ticket if self.stream is not None else None
+
+    def on_response(self, response: CallOutcome, *, is_final: bool) -> None:
+        self._calls.reply(self._number, response, is_final=is_final)
+
+    def taken(self, count: int) -> None:
+        """So many responses have arrived at the caller."""
+        if self.stream is not None and count > self._taken:
+            self.stream.consumed(count - self._taken)
+            self._taken = count
+
+    def abandon(self) -> None:
+        """Nobody waits any more; the caller still hears an end."""
+        if self.stream is not None and not self.stream.done():
+            self.stream.cancel()
+            error = InferenceError(ErrorCode.CANCELLED, "the request was cancelled by its caller")
+            self._calls.reply(self._number, error, is_final=True)
+
+
+def _framed(model: str, code: ErrorCode, text: str) -> InferenceError:
+    """An error of ours about a call, as Triton frames it; those of the callee come as they are."""
+    return InferenceError(code, f"Model {model} - Error when running inference: {text}")

@@ -1,0 +1,60 @@
+"""What a model asks of the server about other models: ``model.load``, ``model.unload``, ``model.is_ready`` (model API, 4.8)."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pytriton_lite.core.errors import BugError, ErrorCode, InferenceError
+from pytriton_lite.core.request import parse_version
+from pytriton_lite.core.states import VersionState
+from pytriton_lite.engine.model import ServedVersion
+
+if TYPE_CHECKING:
+    from pytriton_lite.engine.server import Server
+
+_FILE = "file:"
+
+
+async def answer_model_operation(
+    server: Server, operation: str, arguments: Mapping[str, Any], *, caller: ServedVersion
+) -> object:
+    """Do what a worker of *caller* asks, and return the answer for it. Cancel it when that worker is gone.
+
+    Raises InferenceError for the model to see. It never waits for *caller* itself: a model that is being loaded is refused
+    what would have to wait for the end of its load.
+    """
+    name: str = arguments["model_name"]
+    asked_by = caller.name if caller.state is VersionState.LOADING else ""
+    if operation == "model.load":
+        await server.load_model(name, arguments["config"] or None, _files(arguments["files"]), asked_by=asked_by)
+        return None
+    if operation == "model.unload":
+        await server.unload_model(name, arguments["unload_dependents"], asked_by=asked_by)
+        return None
+    if operation == "model.is_ready":
+        return await server.is_model_ready(name, _version(arguments["model_version"]))
+    raise BugError(f"a worker of model '{caller.name}' asks for '{operation}', which nobody answers")
+
+
+def _files(encoded: Mapping[str, str]) -> dict[str, bytes]:
+    files: dict[str, bytes] = {}
+    for key, content in encoded.items():
+        if not key.startswith(_FILE):
+            raise InferenceError(ErrorCode.INVALID_ARG, f"unrecognized load parameter '{key}'.")
+        files[key.removeprefix(_FILE)] = base64.b64decode(content)
+    return files
+
+
+def _version(text: str) -> int | None:
+    try:
+        return parse_version(text)
+    except InferenceError as error:
+        # Triton words it in another way here than in its front ends where the number is negative.
+        if "stol" in error.message:
+            raise
+        raise InferenceError(
+            ErrorCode.INVALID_ARG,
+            f"failed to get model version from specified version string '{text}', version should be an integral value > 0",
+        ) from None

@@ -1,0 +1,83 @@
+"""TritonError, TritonModelException, and the TypeErrors of Triton's compiled bindings (model API, sections 2 and 2.6)."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import NoReturn
+
+from pytriton_lite.core.errors import ErrorCode
+
+COMPILED = "c_python_backend_utils"
+"""What classes of Triton's compiled half say as their module."""
+
+
+class TritonModelException(Exception):
+    """The one exception class of Triton's Python API."""
+
+    __module__ = COMPILED
+
+
+def refuse_arguments(function: str, signature: str, arguments: Sequence[object]) -> NoReturn:
+    """Raise the TypeError that Triton's bindings raise for arguments of a wrong type."""
+    kind = "constructor" if function == "__init__" else "function"
+    invoked = ", ".join(map(repr, arguments))
+    raise TypeError(
+        f"{function}(): incompatible {kind} arguments. The following argument types are supported:\n"
+        f"    1. {signature}\n\nInvoked with: {invoked}"
+    )
+
+
+class _ErrorCode(enum.IntEnum):
+    """Triton's own enumeration, as it prints there; the numbers are those of `core.errors`."""
+
+    UNKNOWN = int(ErrorCode.UNKNOWN)
+    INTERNAL = int(ErrorCode.INTERNAL)
+    NOT_FOUND = int(ErrorCode.NOT_FOUND)
+    INVALID_ARG = int(ErrorCode.INVALID_ARG)
+    UNAVAILABLE = int(ErrorCode.UNAVAILABLE)
+    UNSUPPORTED = int(ErrorCode.UNSUPPORTED)
+    ALREADY_EXISTS = int(ErrorCode.ALREADY_EXISTS)
+    CANCELLED = int(ErrorCode.CANCELLED)
+
+    def __repr__(self) -> str:
+        return f"<__ErrorCode.{self.name}: {self.value}>"
+
+    def __str__(self) -> str:
+        return f"__ErrorCode.{self.name}"
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+
+class TritonError:
+    """What a response carries instead of outputs. Not an exception: raising one is a TypeError."""
+
+    __module__ = COMPILED
+    __slots__ = ("_code", "_message")
+
+    UNKNOWN = _ErrorCode.UNKNOWN
+    INTERNAL = _ErrorCode.INTERNAL
+    NOT_FOUND = _ErrorCode.NOT_FOUND
+    INVALID_ARG = _ErrorCode.INVALID_ARG
+    UNAVAILABLE = _ErrorCode.UNAVAILABLE
+    UNSUPPORTED = _ErrorCode.UNSUPPORTED
+    ALREADY_EXISTS = _ErrorCode.ALREADY_EXISTS
+    CANCELLED = _ErrorCode.CANCELLED
+
+    def __init__(self, message: str, code: _ErrorCode = _ErrorCode.INTERNAL) -> None:
+        if not isinstance(message, str) or not isinstance(code, _ErrorCode):
+            refuse_arguments("__init__", "TritonError(message: str, code: __ErrorCode = INTERNAL)", (message, code))
+        self._message = message
+        self._code = code
+
+    def message(self) -> str:
+        return self._message
+
+    def code(self) -> _ErrorCode:
+        return self._code
+
+
+def error_of(code: int, message: str) -> TritonError:
+    """The error that the server tells of, with its code."""
+    return TritonError(message, _ErrorCode(code))

@@ -1,0 +1,430 @@
+"""``pb_utils.InferenceRequest`` and ``InferenceResponse`` (model API, sections 2.3, 2.4 and 4.9)."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import enum
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from pytriton_lite.worker.api_errors import COMPILED, TritonError, TritonModelException, refuse_arguments
+from pytriton_lite.worker.process import host
+from pytriton_lite.worker.tensor import Tensor
+
+if TYPE_CHECKING:
+    from pytriton_lite.worker.responses import Answering, InferenceResponseSender
+
+RELEASE_ALL = 1
+RELEASE_RESCHEDULE = 2
+
+_LARGEST_U64 = (1 << 64) - 1
+
+
+def parameters_text(parameters: object) -> str:
+    """The JSON text of *parameters*, checked as Triton checks them (2.3)."""
+    if not isinstance(parameters, dict):
+        raise TritonModelException(f"Expect parameters to be a dict, got {type(parameters)}")
+    for key, value in parameters.items():
+        if not isinstance(key, str):
+            raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
+        if not isinstance(value, (bool, int, str)):
+            raise TritonModelException(f"Expect parameters values to have type bool/int/str, found type {type(value)}")
+    return json.dumps(parameters)
+
+
+class MemoryType(enum.Enum):
+    """Where PreferredMemory wants tensors. Not numbers, although they have some."""
+
+    TRITONSERVER_MEMORY_GPU = 0
+    TRITONSERVER_MEMORY_CPU = 1
+
+
+class PreferredMemory:
+    """Where the outputs of a BLS call shall lie. A preference for a GPU falls back to the CPU where there is none."""
+
+    __module__ = COMPILED
+    __slots__ = ("_device_id", "_memory_type")
+
+    def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
+        if not isinstance(preferred_memory_type, MemoryType) or not isinstance(preferred_device_id, int):
+            refuse_arguments(
+                "__init__",
+                "PreferredMemory(preferred_memory_type: MemoryType, preferred_device_id: int = 0)",
+                (preferred_memory_type, preferred_device_id),
+            )
+        self._memory_type = preferred_memory_type
+        self._device_id = preferred_device_id
+
+
+class InferenceTrace:
+    """What a BLS request passes on so that its call shows as part of the trace of the request that caused it."""
+
+    __module__ = COMPILED
+    __slots__ = ("_context",)
+
+    def __init__(self, context: str | None = None) -> None:
+        self._context = context
+
+    def get_context(self) -> str | None:
+        """The OpenTelemetry context as JSON text; None for a request that is not traced."""
+        return self._context
+
+
+class InferenceRequest:
+    """A request as ``execute`` gets it, or one that the model builds to call another model (BLS).
+
+    For the latter: *inputs* and *requested_output_names* may be empty lists (no names: all outputs), ``model_version`` -1
+    lets the server choose, ``correlation_id`` is a number or a text, ``timeout`` is microseconds and counts only where the
+    callee's queue policy allows it, ``flags`` are those of a sequence. Raises TritonModelException or TypeError for what
+    can be seen to be wrong at once; everything else is told by the response.
+    """
+
+    __module__ = COMPILED
+    __slots__ = (
+        "_answering",
+        "_answering_of",
+        "_correlation_id",
+        "_flags",
+        "_inputs",
+        "_model_name",
+        "_model_version",
+        "_parameters",
+        "_preferred_memory",
+        "_release_flags",
+        "_request_id",
+        "_requested_outputs",
+        "_sender",
+        "_timeout_us",
+        "_trace",
+    )
+
+    _answering: Answering | None
+    _answering_of: Callable[[], Answering] | None
+    _sender: InferenceResponseSender | None
+    _requested_outputs: frozenset[str]
+
+    def __init__(
+        self,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        inputs: Sequence[Tensor] | None = None,  # required, this and the next two; on Triton, too, they stand here
+        requested_output_names: Sequence[str] | None = None,
+        model_name: str | None = None,
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory | None = None,
+        trace: InferenceTrace | None = None,
+        parameters: dict[str, bool | int | str] | None = None,
+    ) -> None:
+        given = (
+            request_id,
+            correlation_id,
+            inputs,
+            requested_output_names,
+            model_name,
+            model_version,
+            flags,
+            timeout,
+            preferred_memory,
+            trace,
+            parameters,
+        )
+        if not (
+            isinstance(request_id, str)
+            and isinstance(inputs, (list, tuple))
+            and all(tensor is None or isinstance(tensor, Tensor) for tensor in inputs)
+            and isinstance(requested_output_names, (list, tuple, set, frozenset))
+            and all(isinstance(name, str) for name in requested_output_names)
+            and isinstance(model_name, str)
+            and isinstance(model_version, int)
+            and _is_unsigned(flags, 32)
+            and _is_unsigned(timeout, 64)
+            and (preferred_memory is None or isinstance(preferred_memory, PreferredMemory))
+            and (trace is None or isinstance(trace, InferenceTrace))
+        ):
+            refuse_arguments("__init__", _REQUEST_SIGNATURE, given)
+        which = f"for request with id '{request_id}' and model name '{model_name}' should not be empty."
+        if any(tensor is None for tensor in inputs):
+            raise TritonModelException(f"Input tensor {which}")
+        if not all(requested_output_names):
+            raise TritonModelException(f"Requested output name {which}")
+        if not isinstance(correlation_id, (int, str)):
+            raise TritonModelException("Correlation ID must be integer or string")
+        if isinstance(correlation_id, int) and not 0 <= correlation_id <= _LARGEST_U64:
+            raise RuntimeError(f"correlation_id must be from 0 to 2**64 - 1, got {correlation_id}")
+        self._request_id = request_id
+        self._correlation_id: int | str = correlation_id
+        self._inputs: list[Tensor] = list(inputs)
+        self._requested_outputs = frozenset(requested_output_names)
+        self._model_name = model_name
+        self._model_version = model_version
+        self._flags = flags
+        self._timeout_us = timeout
+        self._preferred_memory = preferred_memory
+        self._trace = trace
+        self._parameters = "" if parameters is None else parameters_text(parameters)
+        self._release_flags = RELEASE_ALL
+        self._answering = None
+        self._answering_of = None
+        self._sender = None
+
+    @classmethod
+    def _received(
+        cls,
+        *,
+        request_id: str,
+        correlation_id: int | str,
+        flags: int,
+        timeout_us: int,
+        parameters: str,
+        requested_outputs: frozenset[str],
+        inputs: list[Tensor],
+        answering_of: Callable[[], Answering] | None = None,
+    ) -> InferenceRequest:
+        """A request of a client. *answering_of* makes what its responses go through, once somebody asks for it."""
+        request = cls.__new__(cls)
+        request._request_id = request_id
+        request._correlation_id = correlation_id
+        request._flags = flags
+        request._timeout_us = timeout_us
+        request._parameters = parameters
+        request._requested_outputs = requested_outputs
+        request._inputs = inputs
+        request._release_flags = RELEASE_ALL
+        request._answering = None
+        request._answering_of = answering_of
+        request._sender = None
+        return request
+
+    def inputs(self) -> list[Tensor]:
+        """A new list of the same tensors, in the order of the client's request; omitted optional ones are not in it."""
+        return list(self._inputs)
+
+    def request_id(self) -> str:
+        """The client's id, "" if it gave none."""
+        return self._request_id
+
+    def correlation_id(self) -> int | str:
+        """As the client sent it, 0 if it did not."""
+        return self._correlation_id
+
+    def flags(self) -> int:
+        """TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and …_END, combined."""
+        return self._flags
+
+    def set_flags(self, flags: int) -> None:
+        if not _is_unsigned(flags, 32):
+            refuse_arguments("set_flags", "(self: InferenceRequest, flags: int) -> None", (flags,))
+        self._flags = flags
+
+    def timeout(self) -> int:
+        """Microseconds from the client's ``timeout`` parameter, 0 if none; enforced by the scheduler, not here."""
+        return self._timeout_us
+
+    def parameters(self) -> str:
+        """The custom parameters as JSON text, ``"{}"`` if none."""
+        return self._parameters or "{}"
+
+    def requested_output_names(self) -> set[str]:
+        """The outputs the client asked for; all configured ones if it named none."""
+        return set(self._requested_outputs)
+
+    def trace(self) -> InferenceTrace:
+        """To be given to the requests that the model makes on behalf of this one."""
+        return InferenceTrace()
+
+    def get_response_sender(self) -> InferenceResponseSender:
+        """What sends responses to this request; always the same object."""
+        if self._sender is None:
+            from pytriton_lite.worker.responses import InferenceResponseSender
+
+            self._sender = InferenceResponseSender._of(self._answer())
+        return self._sender
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the answer any more. False for a request that the model built."""
+        answering = self._answer()
+        return answering is not None and answering.poll_cancelled()
+
+    def set_release_flags(self, flags: int) -> None:
+        """TRITONSERVER_REQUEST_RELEASE_RESCHEDULE wants this request in a later ``execute`` again (4.5)."""
+        if not _is_unsigned(flags, 32):
+            refuse_arguments("set_release_flags", "(self: InferenceRequest, flags: int) -> None", (flags,))
+        self._release_flags = flags
+
+    def _answer(self) -> Answering | None:
+        if self._answering is None and self._answering_of is not None:
+            self._answering = self._answering_of()
+        return self._answering
+
+    # ------------------------------------------------------------------------------------------ BLS
+
+    @overload
+    def exec(self, decoupled: Literal[False] = False) -> InferenceResponse: ...
+    @overload
+    def exec(self, decoupled: Literal[True]) -> ResponseIterator: ...
+    def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
+        """Call the model and wait for its response, which may be an error; with *decoupled*, for the first of them."""
+        if not isinstance(decoupled, bool):
+            refuse_arguments("exec", "(self: InferenceRequest, decoupled: bool = False) -> object", (decoupled,))
+        call = host().call(self, decoupled=decoupled)
+        call.wait(1)
+        return ResponseIterator(call) if decoupled else call.only_response()
+
+    @overload
+    def async_exec(self, decoupled: Literal[False] = False) -> asyncio.Future[InferenceResponse]: ...
+    @overload
+    def async_exec(self, decoupled: Literal[True]) -> asyncio.Future[ResponseIterator]: ...
+    def async_exec(self, decoupled: bool = False) -> asyncio.Future[Any]:
+        """As `exec`, to be awaited in a coroutine. The call begins here and now, so that several run side by side.
+
+        Raises RuntimeError where no event loop runs.
+        """
+        if not isinstance(decoupled, bool):
+            refuse_arguments("async_exec", "(self: InferenceRequest, decoupled: bool = False) -> object", (decoupled,))
+        loop = asyncio.get_running_loop()
+        call = host().call(self, decoupled=decoupled)
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def resolve() -> None:
+            if not future.done():
+                future.set_result(ResponseIterator(call) if decoupled else call.only_response())
+
+        def on_first_response() -> None:
+            try:
+                loop.call_soon_threadsafe(resolve)
+            except RuntimeError:
+                pass  # the loop was closed, so nobody awaits it
+
+        call.notify(on_first_response)
+        future.add_done_callback(lambda done: call.abandon() if done.cancelled() else None)
+        return future
+
+
+def _is_unsigned(value: object, bits: int) -> bool:
+    return isinstance(value, int) and 0 <= value < 1 << bits
+
+
+_REQUEST_SIGNATURE = (
+    "InferenceRequest(request_id: str = '', correlation_id: object = 0, inputs: list[Tensor], "
+    "requested_output_names: list[str], model_name: str, model_version: int = -1, flags: int = 0, timeout: int = 0, "
+    "preferred_memory: PreferredMemory = <default>, trace: InferenceTrace = <empty>, parameters: object = None)"
+)
+
+
+class InferenceResponse:
+    """One answer: outputs, or an error, in which case the outputs are ignored."""
+
+    __module__ = COMPILED
+    __slots__ = ("_error", "_outputs", "_parameters")
+
+    def __init__(
+        self,
+        output_tensors: Sequence[Tensor] = (),
+        error: TritonError | None = None,
+        parameters: dict[str, bool | int | str] | None = None,
+    ) -> None:
+        if not isinstance(output_tensors, (list, tuple)) or not (error is None or isinstance(error, TritonError)):
+            refuse_arguments("__init__", _RESPONSE_SIGNATURE, (output_tensors, error, parameters))
+        for tensor in output_tensors:
+            if tensor is None:
+                raise TritonModelException("Output tensor for inference response should not be empty.")
+            if not isinstance(tensor, Tensor):
+                refuse_arguments("__init__", _RESPONSE_SIGNATURE, (output_tensors, error, parameters))
+        self._outputs = list(output_tensors)
+        self._error = error
+        self._parameters = "" if parameters is None else parameters_text(parameters)
+
+    def output_tensors(self) -> list[Tensor]:
+        """A new list of the same tensors. Sending removes those that the client did not ask for."""
+        return list(self._outputs)
+
+    def has_error(self) -> bool:
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        return self._error
+
+    def parameters(self) -> str:
+        """The response's parameters as JSON text."""
+        return self._parameters or "{}"
+
+
+_RESPONSE_SIGNATURE = (
+    "InferenceResponse(output_tensors: list[Tensor] = [], error: TritonError = None, parameters: object = None)"
+)
+
+
+class PendingCall(abc.ABC):
+    """A call that a host has made for a model: responses as they arrive, any thread.
+
+    A host's own class derives from it and says how to wait, and what happens to a call that nobody wants any more.
+    """
+
+    __slots__ = ("is_complete", "is_discarded", "responses")
+
+    def __init__(self) -> None:
+        self.responses: list[InferenceResponse] = []
+        self.is_complete = False
+        self.is_discarded = False
+        """Nobody can read the responses any more; they need not be kept."""
+
+    @abc.abstractmethod
+    def wait(self, count: int) -> None:
+        """Return when *count* responses are there, or no more will come."""
+
+    @abc.abstractmethod
+    def abandon(self) -> None:
+        """Cancel the callee's request. Harmless after its end."""
+
+    @abc.abstractmethod
+    def notify(self, callback: Callable[[], None]) -> None:
+        """Call *callback* once, when the first response is there or the call has ended; at once if that is so now."""
+
+    def has(self, count: int) -> bool:
+        return self.is_complete or len(self.responses) >= count
+
+    def only_response(self) -> InferenceResponse:
+        return self.responses[0] if self.responses else InferenceResponse()
+
+
+class ResponseIterator:
+    """The responses of a decoupled call. A new ``for`` after the end begins with the first response again (4.9)."""
+
+    __module__ = COMPILED
+    __slots__ = ("__weakref__", "_at", "_call", "_has_ended")
+
+    def __init__(self, call: PendingCall) -> None:
+        if not isinstance(call, PendingCall):
+            raise TypeError(f"{COMPILED}.ResponseIterator: No constructor defined!")
+        self._call = call
+        self._at = 0
+        self._has_ended = False
+
+    def __iter__(self) -> Iterator[InferenceResponse]:
+        if self._has_ended:
+            self._at = 0
+            self._has_ended = False
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        call = self._call
+        call.wait(self._at + 1)
+        if self._at < len(call.responses):
+            self._at += 1
+            return call.responses[self._at - 1]
+        self._has_ended = True
+        raise StopIteration("Iteration is done for the responses.")
+
+    def cancel(self) -> None:
+        """Tell the callee that nobody waits for the rest. Harmless after the end."""
+        self._call.abandon()
+
+    def __del__(self) -> None:
+        call = getattr(self, "_call", None)
+        if call is not None:
+            call.is_discarded = True
+            call.responses = []

@@ -1,0 +1,204 @@
+"""The worker's end of the channel. There is no thread that reads: whoever waits, reads.
+
+    Mailbox     one waiting thread at a time reads for all; when it has what it waited for, the next one takes over
+    Outbox      frames leave whole and in order, from any thread, also from a destructor
+
+A lone request costs no hand-over between threads: the main thread waits for work, so it reads. It may as well be waiting
+in ``execute`` for the answer to a BLS call, in a `send` for a slow client, or for a coroutine; then work that arrives
+meanwhile is put aside.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from pytriton_lite.ipc.channel import RECEIVE_BYTES, FrameReader
+
+OnFrame = Callable[[int, memoryview], None]
+
+
+class EngineGone(Exception):
+    """End-of-file on the channel: nobody is left to work for."""
+
+
+class Waiter:
+    """Something that a thread waits for. Done when it is finished, and only once."""
+
+    __slots__ = ("_signal", "is_done")
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self._signal: threading.Lock | None = None
+
+
+class Mailbox:
+    """Frames as they come, each given to *on_frame* in the thread that reads."""
+
+    def __init__(self, sock: socket.socket, on_frame: OnFrame) -> None:
+        self._sock = sock
+        self._on_frame = on_frame
+        self._frames = FrameReader()
+        self._mutex = threading.Lock()
+        self._reader: Waiter | None = None
+        self._reading_thread = 0
+        self._waiting: deque[Waiter] = deque()
+        self._wake_read = self._wake_write = -1
+        self._poll: select.poll
+
+    def wait(self, waiter: Waiter) -> None:
+        """Return when *waiter* is done; read the channel meanwhile, or let another thread do it.
+
+        Raises EngineGone on end-of-file.
+        """
+        if waiter.is_done:
+            return
+        with self._mutex:
+            if waiter.is_done:
+                return
+            if self._reader is None:
+                self._reader = waiter
+                signal = None
+            else:
+                signal = waiter._signal = threading.Lock()
+                signal.acquire()
+                self._waiting.append(waiter)
+        if signal is not None:
+            signal.acquire()  # until it is done, or it is this thread's turn to read
+            if waiter.is_done:
+                if self._reader is waiter:
+                    self._hand_over()
+                return
+        self._reading_thread = threading.get_ident()
+        try:
+            while not waiter.is_done:
+                self._read()
+        finally:
+            self._hand_over()
+
+    def finish(self, waiter: Waiter) -> None:
+        """Say that *waiter* is done: from `on_frame`, or from any thread once `allow_wakeups` was called."""
+        with self._mutex:
+            if waiter.is_done:
+                return
+            waiter.is_done = True
+            if waiter is self._reader:
+                if self._wake_write >= 0 and self._reading_thread != threading.get_ident():
+                    os.write(self._wake_write, b"w")
+                return
+            try:
+                self._waiting.remove(waiter)
+            except ValueError:
+                return  # it has not begun to wait
+            assert waiter._signal is not None
+            waiter._signal.release()
+
+    def poll(self) -> None:
+        """Read what has come, without waiting; nothing when another thread reads. Raises EngineGone on end-of-file."""
+        with self._mutex:
+            if self._reader is not None:
+                return
+            self._reader = Waiter()
+        self._reading_thread = threading.get_ident()
+        try:
+            while True:
+                try:
+                    data = self._sock.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    return
+                self._take(data)
+        finally:
+            self._hand_over()
+
+    def allow_wakeups(self) -> None:
+        """From now on a thread that reads can be woken by `finish` without a frame. Costs a system call per read."""
+        if self._wake_write < 0:
+            self._wake_read, self._wake_write = os.pipe()
+            self._poll = select.poll()
+            for fd in (self._sock.fileno(), self._wake_read):
+                self._poll.register(fd, select.POLLIN)
+
+    def _read(self) -> None:
+        if self._wake_read >= 0:
+            ready = {fd for fd, _ in self._poll.poll()}
+            if self._wake_read in ready:
+                os.read(self._wake_read, 4096)
+                ready.discard(self._wake_read)
+            if not ready:
+                return
+        self._take(self._sock.recv(RECEIVE_BYTES))
+
+    def _take(self, data: bytes) -> None:
+        if not data:
+            raise EngineGone
+        for kind, body in self._frames.feed(data):
+            self._on_frame(kind, body)
+
+    def _hand_over(self) -> None:
+        """Let the next thread that waits read. On end-of-file each of them finds out for itself."""
+        with self._mutex:
+            self._reader = None
+            self._reading_thread = 0
+            if self._waiting:
+                self._reader = self._waiting.popleft()
+                assert self._reader._signal is not None
+                self._reader._signal.release()
+
+
+class Outbox:
+    """Frames to the engine.
+
+    Holding it (``with outbox:``) makes a frame, the memory that it refers to and the descriptors that it needs one step:
+    hold it from the first allocation to `send_held`. `post` never waits for it, so a destructor may call that, wherever
+    it runs. What a thread posted leaves before what it sends later.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._posted: deque[bytes] = deque()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        try:
+            self._send_posted()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        if self._posted:
+            self._try_posted()
+
+    def send(self, data: bytes) -> None:
+        """Send whole frames; returns when the kernel has them."""
+        with self:
+            self._sock.sendall(data)
+
+    def send_held(self, data: bytes) -> None:
+        """`send` for who holds the outbox."""
+        self._sock.sendall(data)
+
+    def post(self, data: bytes) -> None:
+        """Send whole frames soon, from any thread and from any place; never waits for who holds the outbox."""
+        self._posted.append(data)
+        self._try_posted()
+
+    def _send_posted(self) -> None:
+        while self._posted:
+            self._sock.sendall(self._posted.popleft())
+
+    def _try_posted(self) -> None:
+        # Whoever holds the lock looks here again after its release, so nothing is left lying.
+        while self._posted and self._lock.acquire(blocking=False):
+            try:
+                self._send_posted()
+            except (BrokenPipeError, ConnectionResetError):
+                self._posted.clear()  # the engine is gone; the thread that reads will see it
+            finally:
+                self._lock.release()

@@ -1,0 +1,73 @@
+"""What ``pb_utils`` asks of whoever runs the model: a worker of the server, or nobody, in a test or a notebook.
+
+There is one host per process, because the API of a model is a module. The worker installs its own when it knows what it
+serves; `pytriton_lite.testing` installs one that answers without a server.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from pytriton_lite.worker.api_errors import TritonModelException
+
+if TYPE_CHECKING:
+    from pytriton_lite.worker.inference import InferenceRequest
+
+
+BLS_ONLY_IN_EXECUTE = "BLS is only supported during the 'execute' function."
+
+
+class Phase(enum.Enum):
+    """Where the model is in its life: some calls are allowed in some places only (model API, 2.9, 4.8 and 4.9)."""
+
+    OUTSIDE = "outside a server"
+    AUTO_COMPLETE = "auto_complete_config"
+    INITIALIZE = "initialize"
+    SERVING = "execute"
+    FINALIZE = "finalize"
+
+
+class Host:
+    """The host of a process that no server runs: logs go to stderr, and what needs a server says so."""
+
+    phase = Phase.OUTSIDE
+    model_dir = ""
+    """``<repository>/<model>/<version>``"""
+    instance_name = ""
+
+    def log(self, level: int, filename: str, line: int, text: str) -> None:
+        """A line of pb_utils.Logger; *level* is the number of its level. May be called by any thread, and never blocks."""
+        print(f"{'IWEI'[level]} {filename}:{line}] {text}", file=sys.stderr)
+
+    def ask(self, operation: str, **arguments: Any) -> Any:
+        """Ask the server and wait for its answer; arguments and answer are what JSON can carry.
+
+        Any thread. Raises InferenceError with the server's text when it refuses.
+        """
+        self._no_server(operation)
+
+    def tell(self, operation: str, **arguments: Any) -> None:
+        """Let the server know something that has no answer. Seen by the server before any later `ask`. Any thread."""
+
+    def call(self, request: InferenceRequest, *, decoupled: bool) -> Any:
+        """Send *request*, which the model built, to another model (BLS); the pending call."""
+        self._no_server("InferenceRequest.exec")
+
+    def _no_server(self, what: str) -> NoReturn:
+        raise TritonModelException(f"{what} needs a server, and this process has none")
+
+
+_host = Host()
+
+
+def host() -> Host:
+    return _host
+
+
+def install(host: Host) -> Host:
+    """Make *host* the one of this process; the previous one."""
+    global _host
+    previous, _host = _host, host
+    return previous

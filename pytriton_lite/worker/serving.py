@@ -1,0 +1,837 @@
+"""A worker at work: batches in, answers out, and what the model asks of the server meanwhile.
+
+    main thread     takes batches from the inbox, calls ``execute``; reads the channel while it waits for more
+    model's loop    runs coroutines of ``execute`` (coroutines.py); their batches are answered from there
+    other threads   of the model's own making: send responses, call other models
+
+Whoever waits reads the channel (mailbox.py); `_on_frame` may therefore run in any of them, but in one at a time. What goes
+out is put together while the outbox is held, which also guards the arena that it refers to.
+
+Answers of small batches that came in one message leave in one message too, but no answer that is ready waits for the next
+``execute`` once it is `_HOLD_NS` old: that one may take seconds.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import gc
+import itertools
+import os
+import socket
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic_ns
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any
+
+from pytriton_lite.core import dtypes
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.ipc import messages
+from pytriton_lite.ipc.messages import INLINE_BYTES, Answer, Fate, Kind, Place, RequestMessage, SpecTable, TensorRef
+from pytriton_lite.worker.api_errors import TritonModelException, error_of
+from pytriton_lite.worker.bls import Call, Calls
+from pytriton_lite.worker.coroutines import ModelLoop, Running
+from pytriton_lite.worker.execute import (
+    ANSWERED_TWICE,
+    END_IS_IMPLIED,
+    NOT_ANSWERED,
+    RESCHEDULED_TOO_LATE,
+    ExecuteFailed,
+    check_nothing,
+    check_responses,
+    failure_of,
+    framed,
+    invoke,
+    keep_wanted,
+)
+from pytriton_lite.worker.inference import RELEASE_RESCHEDULE, InferenceRequest, InferenceResponse
+from pytriton_lite.worker.mailbox import EngineGone, Mailbox, Outbox, Waiter
+from pytriton_lite.worker.memory import Array, InputMemory, OutputMemory
+from pytriton_lite.worker.process import BLS_ONLY_IN_EXECUTE, Host, Phase
+from pytriton_lite.worker.readiness import ReadinessProbe
+from pytriton_lite.worker.responses import Answering
+from pytriton_lite.worker.tensor import Tensor
+from pytriton_lite.worker.tracebacks import describe
+
+if TYPE_CHECKING:
+    import asyncio
+
+_HOLD_NS = 100_000
+"""How old a ready answer may get while more batches of the same message are executed: five of the quickest."""
+
+_BATCH_OF_COROUTINE: contextvars.ContextVar[int] = contextvars.ContextVar("batch", default=0)
+"""The batch that a coroutine of a model in default mode answers: what it calls keeps the instance busy."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How this model is served. ``outputs`` are the configured names in order, ``path`` is its model.py.
+
+    ``response_window`` bounds the unread responses of a request. ``concurrency`` is how many coroutines of ``execute`` may
+    be under way at a time in default mode; ``cancels_coroutines`` says whether one is cancelled when none of its requests
+    is wanted any more.
+    """
+
+    instance: str
+    path: str
+    outputs: tuple[str, ...]
+    is_decoupled: bool
+    response_window: int
+    concurrency: int
+    cancels_coroutines: bool
+
+
+@dataclass
+class _Batch:
+    """A batch that was begun. Times are CLOCK_MONOTONIC ns."""
+
+    number: int
+    requests: list[InferenceRequest]
+    taken_ns: int
+    inputs_ns: int
+
+
+class _Work:
+    """What lies in the inbox of the main thread."""
+
+    __slots__ = ("kind", "number", "requests")
+
+    def __init__(self, kind: int, number: int = 0, requests: list[RequestMessage] | None = None) -> None:
+        self.kind = kind
+        self.number = number
+        self.requests = requests
+
+
+class Worker(Host):
+    """The host of a model that a server runs. `serve` is its life, once the model is there."""
+
+    def __init__(
+        self,
+        channel: socket.socket,
+        descriptors: socket.socket,
+        control: memoryview,
+        *,
+        shm_prefix: str,
+        ring_bytes: int,
+        serving: Serving,
+    ) -> None:
+        self.phase = Phase.INITIALIZE
+        self.instance_name = serving.instance
+        self.outbox = Outbox(channel)
+        self.mailbox = Mailbox(channel, self._on_frame)
+        self._pid = os.getpid()
+        self._main_thread = threading.get_ident()
+        self._control = control
+        self._serving = serving
+        self._model: Any = None
+        self._inbox: deque[_Work] = deque()
+        self._idle: Waiter | None = None
+        """What the main thread waits for when the inbox is empty."""
+        self._all_outputs = frozenset(serving.outputs)
+        self._selections: dict[int, frozenset[str]] = {0: self._all_outputs}
+        self._specs = SpecTable()
+        self._input_memory = InputMemory(descriptors)
+        self._output_memory = OutputMemory(descriptors, prefix=shm_prefix, ring_bytes=ring_bytes)
+        self._results: list[bytes] = []
+        self._result_count = 0
+        self._oldest_result_ns = 0
+        self._begun = 0
+        """Number of the batch that was begun last."""
+        self._in_execute = 0
+        """The batch for which the main thread is in ``execute`` now, else 0."""
+        self._executing: set[int] = set()
+        """Batches that were begun and whose RESULT has not been put together."""
+        self._deferred: dict[int, set[int]] = {}
+        """The requests of a batch that are still to be ended by a RESPONSE."""
+        self._answerings: dict[tuple[int, int], weakref.ref[Answering]] = {}
+        self._answerings_lock = threading.Lock()
+        """Held while one is made, of which there is to be one for each request."""
+        self._cancelled: set[tuple[int, int]] = set()
+        """Requests of batches not ended whose cancellation nobody else remembers."""
+        self._cancels_seen = 0
+        self._calls = Calls(self.mailbox, lambda number: self.outbox.post(messages.abandon_frame(number)))
+        self._ask_numbers = itertools.count(1)
+        self._asked: dict[int, Waiter] = {}
+        self._answers: dict[int, Any] = {}
+        self._has_unanswerable = False
+        """Whether a batch ended with a request that nobody has asked for a sender: most likely nobody ever will."""
+        self._probe: ReadinessProbe | None = None
+        self._loop = ModelLoop()
+        self._running: dict[int, tuple[Running, int]] = {}
+        """Coroutines by batch, with the number of requests that they answer."""
+        self._capacity: Waiter | None = None
+        """What the main thread waits for while so many coroutines run as may."""
+
+    # ------------------------------------------------------------------------------------------ host
+
+    def log(self, level: int, filename: str, line: int, text: str) -> None:
+        if self._control[messages.CONTROL_LOG_LEVELS] >> level & 1:
+            self.outbox.post(messages.log_frame(level, os.path.basename(filename), line, text))
+
+    def ask(self, operation: str, **arguments: Any) -> Any:
+        self._refuse_in_child(operation)
+        number = next(self._ask_numbers)
+        waiter = self._asked[number] = Waiter()
+        self.outbox.send(messages.ask_frame(number, operation, arguments))
+        self.mailbox.wait(waiter)
+        answer = self._answers.pop(number)
+        if isinstance(answer, InferenceError):
+            raise answer
+        return answer
+
+    def tell(self, operation: str, **arguments: Any) -> None:
+        if os.getpid() == self._pid:
+            self.outbox.post(messages.tell_frame(operation, arguments))
+
+    def call(self, request: InferenceRequest, *, decoupled: bool) -> Call:
+        if self.phase is not Phase.SERVING:
+            raise TritonModelException(BLS_ONLY_IN_EXECUTE)
+        self._refuse_in_child("BLS")
+        call = self._calls.begin(is_decoupled=decoupled)
+        parts: list[bytes] = []
+        messages.put_call(
+            parts,
+            call.number,
+            model_name=request._model_name,
+            version=request._model_version,
+            waiting_batch=self._waiting_batch(),
+            is_decoupled=decoupled,
+            requested_outputs=sorted(request._requested_outputs),
+        )
+        messages.put_request(
+            parts,
+            request_id=request._request_id,
+            correlation_id=request._correlation_id,
+            timeout_us=request._timeout_us,
+            sequence_flags=request._flags,
+            parameters_json=request._parameters,
+            outputs_mask=0,
+            input_count=len(request._inputs),
+        )
+        try:
+            with self.outbox:
+                try:
+                    for tensor in request._inputs:
+                        self._put_tensor(parts, tensor)
+                except InferenceError:
+                    self._output_memory.undo()
+                    raise
+                self._output_memory.commit()
+                self._send_held([messages.call_frame(parts)])
+        except InferenceError as error:  # no shared memory left for the inputs
+            self._calls.forget(call.number)
+            call.add(_error_response(error.code, error.message), is_final=True, is_decoupled=decoupled)
+        return call
+
+    def _waiting_batch(self) -> int:
+        """The batch whose ``execute`` cannot end before a call made here and now does; 0 where that is not known."""
+        if threading.get_ident() == self._main_thread:
+            return self._in_execute
+        return _BATCH_OF_COROUTINE.get()
+
+    def _refuse_in_child(self, what: str) -> None:
+        if os.getpid() != self._pid:
+            raise TritonModelException(f"{what} is not available in a process that the model has forked")
+
+    # ------------------------------------------------------------------------------------------ in
+
+    @property
+    def is_executing(self) -> bool:
+        """Whether the main thread is in the model's ``execute``."""
+        return self._in_execute != 0
+
+    def serve(self, model: Any) -> None:
+        """Execute batches until STOP. Raises EngineGone on end-of-file."""
+        self._model = model
+        self.phase = Phase.SERVING
+        if hasattr(model, "is_ready"):
+            self._probe = ReadinessProbe(model, self.outbox.send, self._warn)
+            # So that the question is heard while the main thread is in ``execute``.
+            threading.Thread(target=self._keep_reading, name="channel", daemon=True).start()
+        inbox = self._inbox
+        while True:
+            while inbox:
+                work = inbox.popleft()
+                if work.kind == Kind.EXECUTE:
+                    assert work.requests is not None
+                    self._execute(work.number, work.requests)
+                elif work.kind == Kind.TRIM:
+                    with self.outbox:
+                        self._output_memory.trim()
+                else:
+                    self._flush()
+                    self._finalize()
+                    return
+            # What the variable still names would hold the last message, and the slots in it, while we wait.
+            work = None  # type: ignore[assignment]
+            self._flush()
+            self._idle = Waiter()
+            if not inbox:
+                self.mailbox.wait(self._idle)
+
+    def _on_frame(self, kind: int, body: memoryview) -> None:
+        if kind == Kind.EXECUTE:
+            for number, requests in messages.read_execute(body, self._specs):
+                self._inbox.append(_Work(kind, number, requests))
+            self._wake_main()
+        elif kind == Kind.RELEASE:
+            with self.outbox:
+                self._output_memory.release(messages.read_release(body))
+                if self._output_memory.has_announcements:  # a segment of its own: the engine's mapping keeps its pages
+                    self._send_held([])
+        elif kind == Kind.SEGMENT:
+            self._input_memory.attach(*messages.read_segment(body))
+        elif kind == Kind.DROP:
+            self._input_memory.drop(messages.read_drop(body))
+        elif kind == Kind.REPLY:
+            self._on_reply(body)
+        elif kind == Kind.CREDIT:
+            self._on_credit(body)
+        elif kind == Kind.CANCEL:
+            self._on_cancel(*messages.read_cancel(body))
+        elif kind == Kind.ANSWER:
+            number, answer = messages.read_answer(body)
+            self._answers[number] = answer
+            self.mailbox.finish(self._asked.pop(number))
+        elif kind == Kind.RECALL:
+            self._return_unbegun()
+        elif kind == Kind.PROBE:
+            assert self._probe is not None, "only asked where READY said so"
+            self._probe.start()
+        else:  # TRIM, STOP
+            self._inbox.append(_Work(kind))
+            self._wake_main()
+
+    def _keep_reading(self) -> None:
+        try:
+            self.mailbox.wait(Waiter())
+        except (EngineGone, OSError):
+            return
+
+    def _wake_main(self) -> None:
+        if self._idle is not None:
+            self.mailbox.finish(self._idle)
+
+    def _return_unbegun(self) -> None:
+        """Give back the batches that lie in the inbox: this instance is going to wait, another one may be free."""
+        numbers: list[int] = []
+        kept: list[_Work] = []
+        while self._inbox:
+            work = self._inbox.pop()
+            if work.kind == Kind.EXECUTE:
+                numbers.append(work.number)
+            else:
+                kept.append(work)
+        self._inbox.extend(reversed(kept))
+        if numbers:
+            self.outbox.post(messages.returned_frame(sorted(numbers)))
+
+    def _on_reply(self, body: memoryview) -> None:
+        number, answer, is_final = messages.read_reply(body, self._specs)
+        response = None if answer is None else self._response_of(answer)
+        taken = self._calls.on_reply(number, response, is_final=is_final)
+        if taken is not None:
+            with self.outbox:  # with the slots of those before, which nobody may have wanted
+                self._send_held([messages.taken_frame([taken])])
+
+    def _response_of(self, answer: Answer) -> InferenceResponse:
+        if answer.error is not None:
+            return _error_response(*answer.error)
+        response = InferenceResponse([self._given_tensor(ref) for ref in answer.outputs])
+        response._parameters = answer.parameters_json
+        return response
+
+    def _given_tensor(self, ref: TensorRef) -> Tensor:
+        origin = None if ref.place == Place.INLINE else (Place.GIVEN, ref.slot, 0)
+        return Tensor._of_request(ref.name, ref.datatype, ref.shape, origin, self._reader_of(ref))
+
+    def _on_credit(self, body: memoryview) -> None:
+        for batch, index, consumed in messages.read_credit(body):
+            answering = self._answering_at((batch, index))
+            if answering is not None:
+                answering.consumed = consumed
+                self._finish_all(answering)
+
+    def _on_cancel(self, batch: int, index: int) -> None:
+        key = (batch, index)
+        answering = self._answering_at(key)
+        if answering is not None:
+            answering.is_cancelled = True
+            self._finish_all(answering)
+        with self.outbox:
+            if batch > self._begun or batch in self._executing:
+                self._cancelled.add(key)
+        if self._serving.cancels_coroutines:
+            self._cancel_coroutine(batch)
+        # Last: who compares the counters must find what they count.
+        self._cancels_seen += 1
+
+    def _answering_at(self, key: tuple[int, int]) -> Answering | None:
+        known = self._answerings.get(key)
+        return None if known is None else known()
+
+    def _finish_all(self, answering: Answering) -> None:
+        while answering.waiters:
+            self.mailbox.finish(answering.waiters.pop())
+
+    def _look_into_channel(self) -> None:
+        """Read what has come if a cancellation is among it."""
+        if self._control[messages.CONTROL_CANCELS] != self._cancels_seen:
+            self.mailbox.poll()
+
+    # ------------------------------------------------------------------------------------------ execute
+
+    def _execute(self, number: int, wanted: list[RequestMessage]) -> None:
+        if self._result_count and monotonic_ns() - self._oldest_result_ns > _HOLD_NS:
+            self._flush()
+        if len(self._running) >= self._serving.concurrency and not self._serving.is_decoupled:
+            self._await_capacity()
+        self._look_into_channel()
+        taken_ns = monotonic_ns()
+        self._begun = number
+        self._executing.add(number)
+        self._control[messages.CONTROL_STARTED] = number
+        if self._cancelled and all((number, index) in self._cancelled for index in range(len(wanted))):
+            self._skip(number, len(wanted), taken_ns)
+            return
+        requests = [self._request(number, index, message) for index, message in enumerate(wanted)]
+        batch = _Batch(number, requests, taken_ns, monotonic_ns())
+        self._in_execute = number
+        try:
+            returned = invoke(self._model, requests, path=self._serving.path)
+            if isinstance(returned, CoroutineType):
+                self._run_coroutine(batch, returned)
+                return
+            self._end_batch(batch, returned)
+        except ExecuteFailed as error:
+            self._fail_batch(batch, str(error))
+        finally:
+            self._in_execute = 0
+            # Nothing here may hold the inputs when the answer leaves, so that their slots travel with it.
+            batch = requests = returned = None  # type: ignore[assignment]
+            if self._has_unanswerable:
+                self._collect()
+
+    def _collect(self) -> None:
+        """Find requests that only refer to each other, so that their clients hear of their end now and not some day."""
+        self._has_unanswerable = False
+        gc.collect()
+
+    def _skip(self, number: int, count: int, taken_ns: int) -> None:
+        """Nobody waits for any request of the batch: ``execute`` is not called for it."""
+        parts: list[bytes] = []
+        for _ in range(count):
+            messages.put_fate(parts, Fate.SKIPPED)
+        with self.outbox:
+            self._add_result(_Batch(number, [], taken_ns, taken_ns), parts, count, executed_ns=taken_ns)
+
+    def _end_batch(self, batch: _Batch, returned: object) -> None:
+        """Put together what ``execute`` has left to say. Raises ExecuteFailed for what it may not return."""
+        executed_ns = monotonic_ns()
+        if self._serving.is_decoupled:
+            check_nothing(returned, instance=self._serving.instance)
+            responses: list[InferenceResponse | None] = [None] * len(batch.requests)
+        else:
+            responses = check_responses(returned, batch.requests)
+        parts: list[bytes] = []
+        with self.outbox:
+            try:
+                deferred: set[int] = set()
+                for index, (request, response) in enumerate(zip(batch.requests, responses)):
+                    if self._put_outcome(parts, request, response):
+                        deferred.add(index)
+            except InferenceError as error:  # no shared memory left for the outputs
+                self._output_memory.undo()
+                raise ExecuteFailed(error.message) from error
+            self._output_memory.commit()
+            if deferred:
+                self._deferred[batch.number] = deferred
+            self._add_result(batch, parts, len(batch.requests), executed_ns=executed_ns)
+
+    def _put_outcome(self, parts: list[bytes], request: InferenceRequest, response: InferenceResponse | None) -> bool:
+        """Append what became of one request; whether its end is still to come."""
+        if request._release_flags == RELEASE_RESCHEDULE and self._reschedules(request):
+            messages.put_fate(parts, Fate.RESCHEDULED)
+            return False
+        answering = request._answering
+        if response is not None and (answering is None or not answering.sent):
+            if answering is not None:
+                answering.sent = 1
+                self._close(answering)
+            self._put_response(parts, request._requested_outputs, response)
+            return False
+        if response is not None:
+            self._warn(ANSWERED_TWICE)
+            assert answering is not None
+            if not answering.is_closed:
+                self._end_deferred(answering)
+        if request._sender is None:
+            self._has_unanswerable = True
+        answering = request._answer()  # its destructor tells when nobody can answer any more
+        assert answering is not None
+        messages.put_fate(parts, Fate.DEFERRED)
+        return not answering.is_closed
+
+    def _reschedules(self, request: InferenceRequest) -> bool:
+        """Whether the request may come again. Its sender is of no use then: it gets another one."""
+        answering = request._answering
+        if answering is None:
+            return True
+        if answering.is_closed or (answering.sent and not answering.is_decoupled):
+            self._warn(RESCHEDULED_TOO_LATE)
+            return False
+        self._close(answering)
+        return True
+
+    def _fail_batch(self, batch: _Batch, failure: str) -> None:
+        executed_ns = monotonic_ns()
+        with self.outbox:
+            for request in batch.requests:
+                if request._answering is not None:
+                    self._close(request._answering)
+            self._add_result(batch, [], 0, executed_ns=executed_ns, failure=failure)
+
+    def _add_result(
+        self, batch: _Batch, parts: list[bytes], answers: int, *, executed_ns: int, failure: str = ""
+    ) -> None:
+        """Keep a batch's result for `_flush`; at once from another thread than the main one. The outbox is held."""
+        placed_ns = monotonic_ns()
+        head: list[bytes] = []
+        messages.put_result(
+            head,
+            batch.number,
+            taken_ns=batch.taken_ns,
+            inputs_ns=batch.inputs_ns,
+            executed_ns=executed_ns,
+            placed_ns=placed_ns,
+            answers=answers,
+            failure=failure,
+        )
+        self._executing.discard(batch.number)
+        if self._cancelled:
+            self._cancelled = {key for key in self._cancelled if key[0] > self._begun or key[0] in self._executing}
+        if threading.get_ident() != self._main_thread:
+            self._send_held([messages.result_frame(1, head + parts)])
+            return
+        self._results += head
+        self._results += parts
+        if not self._result_count:
+            self._oldest_result_ns = placed_ns
+        self._result_count += 1
+
+    # ------------------------------------------------------------------------------------------ coroutines
+
+    def _run_coroutine(self, batch: _Batch, coroutine: CoroutineType[Any, Any, Any]) -> None:
+        """Let the coroutine that ``execute`` returned run. In decoupled mode the batch ends here, in default mode with it."""
+        self.mailbox.allow_wakeups()
+        context = contextvars.copy_context()
+        if self._serving.is_decoupled:
+            answerings = [request._answer() for request in batch.requests]
+            self._end_batch(batch, None)
+            on_done = partial(self._on_decoupled_done, batch.number, answerings)
+        else:
+            context.run(_BATCH_OF_COROUTINE.set, batch.number)
+            on_done = partial(self._on_default_done, batch)
+        running = self._loop.prepare(coroutine, on_done)
+        self._running[batch.number] = running, len(batch.requests)
+        context.run(running.start)
+
+    def _on_default_done(self, batch: _Batch, task: asyncio.Task[Any]) -> None:
+        """In the loop's thread: the coroutine of a batch in default mode has ended."""
+        try:
+            self._end_batch(batch, _result_of(task))
+        except ExecuteFailed as error:
+            self._fail_batch(batch, str(error))
+        self._forget_coroutine(batch.number)
+        batch.requests = []
+        if self._has_unanswerable:
+            self._collect()
+        self._flush()  # the slots of the inputs
+
+    def _on_decoupled_done(self, number: int, answerings: list[Answering | None], task: asyncio.Task[Any]) -> None:
+        """In the loop's thread: what the coroutine has not ended ends with its error, or when nobody can answer any more."""
+        try:
+            check_nothing(_result_of(task), instance=self._serving.instance)
+        except ExecuteFailed as error:
+            text = self._exec_text(str(error))
+            print(text, file=sys.stderr)
+            for answering in answerings:
+                if answering is not None and not answering.is_closed:
+                    self._end_deferred(answering, text)
+        self._forget_coroutine(number)
+        answerings.clear()
+        self._flush()  # the slots of what it called for
+
+    def _forget_coroutine(self, number: int) -> None:
+        del self._running[number]
+        if self._capacity is not None:
+            self.mailbox.finish(self._capacity)
+
+    def _await_capacity(self) -> None:
+        while len(self._running) >= self._serving.concurrency:
+            self._flush()
+            self._capacity = Waiter()
+            if len(self._running) >= self._serving.concurrency:
+                self.mailbox.wait(self._capacity)
+        self._capacity = None
+
+    def _cancel_coroutine(self, batch: int) -> None:
+        """Cancel the task that answers *batch* if none of its requests is wanted any more."""
+        if batch not in self._running:
+            return
+        running, requests = self._running[batch]
+        if self._serving.is_decoupled:
+            known = [reference() for key, reference in list(self._answerings.items()) if key[0] == batch]
+            is_wanted = any(answering is not None and not answering.is_cancelled for answering in known)
+        else:
+            is_wanted = sum(number == batch for number, _ in tuple(self._cancelled)) < requests
+        if not is_wanted:
+            running.cancel()
+
+    # ------------------------------------------------------------------------------------------ responses
+
+    def carry(self, answering: Answering, response: InferenceResponse | None, *, is_final: bool) -> None:
+        """A response of a sender, or an end alone. Raises TritonModelException when it may not be sent after all."""
+        self._refuse_in_child("InferenceResponseSender.send")
+        if answering.is_decoupled and response is not None:
+            self._await_room(answering)
+        parts: list[bytes] = []
+        with self.outbox:
+            if not self._is_unanswered(answering.batch, answering.index):  # execute has returned a response meanwhile
+                answering.sent = answering.sent or 1
+                self._close(answering)
+            answering.check(response)  # another thread may have been quicker
+            if response is not None:
+                try:
+                    self._put_response(parts, answering.requested_outputs, response)
+                except InferenceError as error:  # no shared memory left for the outputs
+                    self._output_memory.undo()
+                    raise TritonModelException(error.message) from error
+                self._output_memory.commit()
+                answering.sent += 1
+            self._send_held([self._response_frame(answering, parts, is_final=is_final)])
+            if is_final:
+                self._close(answering)
+
+    def orphaned(self, answering: Answering) -> None:
+        """Nobody can answer any more: end the request. Runs in a destructor, anywhere, so it takes no lock."""
+        if os.getpid() != self._pid or not self._is_unanswered(answering.batch, answering.index):
+            return
+        if answering.sent:
+            self._warn(END_IS_IMPLIED)
+            self._end_deferred(answering)
+        else:
+            self._end_deferred(answering, self._exec_text(NOT_ANSWERED))
+
+    def looks_cancelled(self, answering: Answering) -> bool:
+        self._look_into_channel()
+        return answering.is_cancelled
+
+    def _answering(self, batch: int, index: int, requested_outputs: frozenset[str]) -> Answering:
+        """The one of request *index*. It is closed from the start if the model asks for it after the request's end."""
+        key = (batch, index)
+        with self._answerings_lock:
+            answering = self._answering_at(key)
+            if answering is not None:  # another thread has asked at the same time
+                return answering
+            answering = Answering(
+                self, batch, index, is_decoupled=self._serving.is_decoupled, requested_outputs=requested_outputs
+            )
+            if self._is_unanswered(batch, index):
+                self._answerings[key] = weakref.ref(answering)
+            else:
+                answering.sent = 1
+                answering.is_closed = True
+        answering.is_cancelled = key in self._cancelled
+        return answering
+
+    def _is_unanswered(self, batch: int, index: int) -> bool:
+        """Whether the engine still waits for the end of request *index*."""
+        return batch in self._executing or index in self._deferred.get(batch, ())
+
+    def _await_room(self, answering: Answering) -> None:
+        """Wait until the client's side has taken enough of the responses that were sent."""
+        window = self._serving.response_window
+        unread = answering.sent - answering.consumed
+        if unread * 2 >= window:
+            self.mailbox.poll()  # most often the credit is there already
+        while answering.sent - answering.consumed >= window and not answering.is_closed:
+            self.mailbox.allow_wakeups()  # another thread may end the request
+            waiter = Waiter()
+            answering.waiters.append(waiter)
+            if answering.sent - answering.consumed < window:
+                break
+            self.mailbox.wait(waiter)
+
+    def _response_frame(self, answering: Answering, parts: list[bytes], *, is_final: bool) -> bytes:
+        return messages.response_frame(answering.batch, answering.index, is_final=is_final, parts=parts)
+
+    def _end_deferred(self, answering: Answering, error: str = "") -> None:
+        """End a request with an error or with nothing. Takes no lock."""
+        parts: list[bytes] = []
+        if error:
+            messages.put_error(parts, ErrorCode.INTERNAL, error)
+        # In this order: who finds the batch open names its inputs in a frame that leaves before this one.
+        self._close(answering)
+        self.outbox.post(self._response_frame(answering, parts, is_final=True))
+
+    def _close(self, answering: Answering) -> None:
+        """Nothing more may be sent through *answering*."""
+        if answering.is_closed:
+            return
+        answering.is_closed = True
+        self._answerings.pop((answering.batch, answering.index), None)
+        left = self._deferred.get(answering.batch)
+        if left is not None:
+            left.discard(answering.index)
+            if not left:
+                self._deferred.pop(answering.batch, None)
+        self._finish_all(answering)
+
+    # ------------------------------------------------------------------------------------------ tensors
+
+    def _request(self, batch: int, index: int, message: RequestMessage) -> InferenceRequest:
+        requested_outputs = self._selection(message.outputs_mask)
+        return InferenceRequest._received(
+            request_id=message.request_id,
+            correlation_id=message.correlation_id,
+            flags=message.sequence_flags,
+            timeout_us=message.timeout_us,
+            parameters=message.parameters_json,
+            requested_outputs=requested_outputs,
+            inputs=[
+                Tensor._of_request(
+                    ref.name, ref.datatype, ref.shape, (Place.INPUT, batch, index << 32 | number), self._reader_of(ref)
+                )
+                for number, ref in enumerate(message.inputs)
+            ],
+            answering_of=partial(self._answering, batch, index, requested_outputs),
+        )
+
+    def _selection(self, mask: int) -> frozenset[str]:
+        selection = self._selections.get(mask)
+        if selection is None:
+            selection = frozenset(name for bit, name in enumerate(self._serving.outputs) if mask >> bit & 1)
+            if len(self._selections) < 1024:
+                self._selections[mask] = selection
+        return selection
+
+    def _reader_of(self, ref: TensorRef) -> Callable[[], Any]:
+        if ref.place == Place.INLINE:
+            return partial(bytearray, ref.inline)
+        lease = self._input_memory.hold(ref)
+        if ref.place == Place.SHARED:
+            return partial(_copy, lease, ref.offset, ref.nbytes)
+        return partial(_slice, lease, ref.offset, ref.nbytes)
+
+    def _put_response(self, parts: list[bytes], requested: frozenset[str], response: InferenceResponse) -> None:
+        """Append *response*; outputs that nobody asked for are taken out of the object itself (model API, 2.4)."""
+        error = response._error
+        if error is not None:
+            messages.put_error(parts, error._code, error._message)
+            return
+        wanted = requested & self._all_outputs
+        outputs = keep_wanted(response, wanted)
+        messages.put_answer(parts, outputs=len(outputs), parameters_json=response._parameters)
+        for tensor in outputs:
+            self._put_tensor(parts, tensor)
+
+    def _put_tensor(self, parts: list[bytes], tensor: Tensor) -> None:
+        """Append *tensor*: by reference what came from the engine, inline what is small, else a copy in the arena."""
+        spec = self._specs.encode(tensor._name, tensor._datatype, tensor._shape)
+        origin = tensor._origin
+        if origin is not None and (origin[0] == Place.GIVEN or self._is_open(origin[1])):
+            place, slot, offset = origin
+            messages.put_reference(parts, spec, place=Place(place), slot=slot, offset=offset, nbytes=0)
+            return
+        if tensor._read is not None:
+            self._put_bytes(parts, spec, tensor._read())  # afresh: what the model wrote into its array is its own affair
+            return
+        if tensor._datatype is dtypes.BYTES or tensor._array is None or tensor._storage is not None:
+            self._put_bytes(parts, spec, tensor._buffer())  # BYTES, or memory of a DLPack producer
+            return
+        array = tensor._array
+        if array.nbytes <= INLINE_BYTES:
+            messages.put_inline(parts, spec, array.tobytes())
+        else:
+            self._output_memory.put(parts, spec, array)
+
+    def _put_bytes(self, parts: list[bytes], spec: bytes, data: Any) -> None:
+        if len(data) <= INLINE_BYTES:
+            messages.put_inline(parts, spec, bytes(data))
+        else:
+            self._output_memory.put_bytes(parts, spec, data)
+
+    def _is_open(self, batch: int) -> bool:
+        """Whether the engine still has the requests of *batch*, so that their inputs can be named."""
+        return batch in self._executing or batch in self._deferred
+
+    # ------------------------------------------------------------------------------------------ out
+
+    def _flush(self) -> None:
+        """Send the answers that are ready, and the slots that were given back."""
+        if self._result_count or self._input_memory.released or self._output_memory.has_announcements:
+            with self.outbox:
+                self._send_held([])
+
+    def _send_held(self, frames: list[bytes]) -> None:
+        """Send *frames* between the segments that they need and the slots that were given back. The outbox is held.
+
+        Answers that are ready leave before them: they may name slots that are given back behind them.
+        """
+        if self._result_count:
+            frames = [messages.result_frame(self._result_count, self._results), *frames]
+            self._results = []
+            self._result_count = 0
+        frames = self._output_memory.announcements() + frames
+        released = self._input_memory.released
+        if released:
+            count = len(released)
+            frames.append(messages.release_frame(released[:count]))
+            del released[:count]
+        if frames:
+            self.outbox.send_held(b"".join(frames) if len(frames) > 1 else frames[0])
+
+    def _exec_text(self, failure: str) -> str:
+        return framed(failure, instance=self._serving.instance)
+
+    def _warn(self, text: str) -> None:
+        self.log(1, self._serving.path, 0, text)
+
+    def _finalize(self) -> None:
+        self.phase = Phase.FINALIZE
+        self._loop.stop()
+        finalize = getattr(self._model, "finalize", None)
+        if finalize is not None:
+            try:
+                finalize()
+            except BaseException as error:
+                self.log(0, self._serving.path, 0, f"finalize of the model failed: {describe(error)}")
+        self._model = None
+
+
+def _result_of(task: asyncio.Task[Any]) -> object:
+    """What the coroutine returned. Raises ExecuteFailed for what it raised."""
+    if task.cancelled():
+        raise ExecuteFailed("the coroutine of the execute function was cancelled.")
+    error = task.exception()
+    if error is not None:
+        raise failure_of(error)
+    return task.result()
+
+
+def _error_response(code: ErrorCode, text: str) -> InferenceResponse:
+    return InferenceResponse(error=error_of(code, text))
+
+
+def _slice(lease: Array, offset: int, nbytes: int) -> Array:
+    return lease[offset : offset + nbytes]
+
+
+def _copy(lease: Array, offset: int, nbytes: int) -> bytearray:
+    return bytearray(lease[offset : offset + nbytes])

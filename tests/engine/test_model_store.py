@@ -1,0 +1,332 @@
+"""What becomes of generations and of who waits for them, where a client over a socket cannot see it or cannot cause it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pytriton_lite.core.errors import BugError, ErrorCode, InferenceError
+from pytriton_lite.core.request import InferenceRequest
+from pytriton_lite.core.states import VersionState
+from pytriton_lite.engine.model import WorkerSettings
+from pytriton_lite.engine.model_operations import answer_model_operation
+from pytriton_lite.engine.server import Server, ServerOptions
+from tests.harness import write_model
+
+WORKERS = WorkerSettings(
+    executable=sys.executable,
+    shm_prefix="pytriton_lite_test_",
+    ring_bytes=1 << 20,
+    hello_timeout_s=30,
+    ready_timeout_s=30,
+    log_levels=7,
+)
+CONFIG = """
+    backend: "python"
+    output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
+"""
+
+
+def code(value: int, *, initialize: str = "pass", execute: str = "pass", finalize: str = "pass") -> str:
+    return f"""
+import os
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        {initialize}
+
+    def execute(self, requests):
+        {execute}
+        out = np.array([{value}], np.int32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", out)]) for _ in requests]
+
+    def finalize(self):
+        {finalize}
+"""
+
+
+class Gate:
+    """Models that execute its statement wait until it is opened, and say so before."""
+
+    def __init__(self, folder: Path, name: str = "gate") -> None:
+        begun, held, self._opened = folder / f"{name}_begun", folder / name, folder / f"{name}_opened"
+        os.mkfifo(begun)
+        os.mkfifo(held)
+        self._begun, self._held = (os.open(path, os.O_RDWR | os.O_NONBLOCK) for path in (begun, held))
+        self.statement = (
+            f"open({str(begun)!r}, 'w').write('x'); os.path.exists({str(self._opened)!r}) or open({str(held)!r}).read()"
+        )
+
+    async def wait_held(self) -> None:
+        loop = asyncio.get_running_loop()
+        begun: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(self._begun, lambda: begun.done() or begun.set_result(None))
+        try:
+            await asyncio.wait_for(begun, 30)
+        finally:
+            loop.remove_reader(self._begun)
+        os.read(self._begun, 1)
+
+    def open(self) -> None:
+        self._opened.touch()
+        os.close(self._held)
+
+    def close(self) -> None:
+        os.close(self._begun)
+
+
+def run(repository: Path, scenario: Callable[[Server], Awaitable[None]], *, load_threads: int = 4) -> None:
+    """Do *scenario* with an explicit server that has loaded nothing, and stop it."""
+    repository.mkdir(exist_ok=True)
+
+    async def main() -> None:
+        options = ServerOptions((repository,), WORKERS, is_explicit=True, load_threads=load_threads)
+        server = Server(options)
+        assert await server.load_all()
+        server.start_serving()
+        try:
+            await asyncio.wait_for(scenario(server), 60)
+        finally:
+            await server.stop(10)
+
+    asyncio.run(main())
+
+
+def request() -> InferenceRequest:
+    return InferenceRequest("m", None)
+
+
+async def value_of(answer: asyncio.Future[object]) -> int:
+    (tensor,) = (await answer).outputs  # type: ignore[attr-defined]
+    return int(np.frombuffer(tensor.data, np.int32)[0])
+
+
+@pytest.mark.parametrize("version", [1, 2], ids=["the same version", "another version"])
+def test_a_request_whose_model_was_replaced_while_its_body_came_is_served(tmp_path: Path, version: int) -> None:
+    """repository.md row 22: a front end finds the version before it has the body."""
+    write_model(tmp_path, "m", code(1), CONFIG)
+
+    async def scenario(server: Server) -> None:
+        await server.load_model("m", None, {})
+        found = server.find("m", None)
+        write_model(tmp_path, "m", code(2), version=version)
+        await server.load_model("m", None, {})
+        assert found.state is not VersionState.READY
+        assert await value_of(server.infer(found, request())) == 2
+
+    run(tmp_path, scenario)
+
+
+def test_a_request_whose_model_was_unloaded_while_its_body_came_is_refused(tmp_path: Path) -> None:
+    """repository.md row 27."""
+    write_model(tmp_path, "m", code(1), CONFIG)
+
+    async def scenario(server: Server) -> None:
+        await server.load_model("m", None, {})
+        found = server.find("m", None)
+        await server.unload_model("m", unload_dependents=False)
+        with pytest.raises(InferenceError, match=r"^Request for unknown model: 'm' has no available versions$"):
+            server.infer(found, request())
+
+    run(tmp_path, scenario)
+
+
+def test_a_replaced_generation_serves_what_is_inside_it(tmp_path: Path) -> None:
+    """repository.md, section 3, step 6: queued requests too."""
+    gate = Gate(tmp_path)
+    write_model(tmp_path / "models", "m", code(1, execute=gate.statement), CONFIG)
+
+    async def scenario(server: Server) -> None:
+        await server.load_model("m", None, {})
+        old = [server.infer(server.find("m", None), request()) for _ in range(3)]
+        await gate.wait_held()
+        write_model(tmp_path / "models", "m", code(2))
+        await server.load_model("m", None, {})
+        assert await value_of(server.infer(server.find("m", None), request())) == 2
+        assert not any(answer.done() for answer in old)
+        gate.open()
+        assert [await value_of(answer) for answer in old] == [1, 1, 1]
+
+    run(tmp_path / "models", scenario)
+    gate.close()
+
+
+def test_requests_of_an_unloading_model_whose_worker_does_not_come_back_all_end(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    died = str(tmp_path / "died")
+    dies = f"{gate.statement}; open({died!r}, 'w').close(); os._exit(1)"
+    text = code(1, initialize=f"assert not os.path.exists({died!r})", execute=dies)
+    write_model(tmp_path / "models", "m", text, CONFIG)
+
+    async def scenario(server: Server) -> None:
+        await server.load_model("m", None, {})
+        served = server.find("m", None)
+        answers = [server.infer(served, request()) for _ in range(8)]
+        await gate.wait_held()
+        await server.unload_model("m", unload_dependents=False)
+        gate.open()
+        outcomes = await asyncio.gather(*answers, return_exceptions=True)
+        assert all(isinstance(outcome, InferenceError) for outcome in outcomes)
+
+    run(tmp_path / "models", scenario)
+    gate.close()
+
+
+@pytest.mark.parametrize("unloads_first", [False, True], ids=["load", "unload and load"])
+def test_a_load_repairs_a_model_whose_worker_does_not_come_back(tmp_path: Path, unloads_first: bool) -> None:
+    """model_api.md, section 3.6; nothing on disk has changed."""
+    died = tmp_path / "died"
+    dies = f"open({str(died)!r}, 'x').close(); os._exit(1)"
+    text = code(1, initialize=f"assert not os.path.exists({str(died)!r})", execute=dies)
+    write_model(tmp_path / "models", "m", text, CONFIG)
+
+    async def scenario(server: Server) -> None:
+        await server.load_model("m", None, {})
+        served = server.find("m", None)
+        while served.state is VersionState.READY:
+            with pytest.raises(InferenceError):
+                await server.infer(served, request())
+        died.unlink()
+        if unloads_first:
+            await server.unload_model("m", unload_dependents=False)
+        await server.load_model("m", None, {})
+        assert server.find("m", None) is not served
+        assert await server.is_model_ready("m", 1)
+
+    run(tmp_path / "models", scenario)
+
+
+def test_the_end_of_the_server_does_not_wait_longer_than_it_may_for_an_unload(tmp_path: Path) -> None:
+    """An unload has no limit of its own; the end of the server has."""
+    gate = Gate(tmp_path)
+    write_model(tmp_path / "models", "m", code(1, finalize=gate.statement), CONFIG)
+
+    async def scenario(server: Server) -> None:
+        await server.load_model("m", None, {})
+        await server.unload_model("m", unload_dependents=False)
+        await gate.wait_held()
+        assert not await server.stop(0.0)
+        server.stop = no_second_stop  # type: ignore[method-assign]
+
+    async def no_second_stop(timeout_s: float) -> bool:
+        return True
+
+    run(tmp_path / "models", scenario)
+    gate.open()
+    gate.close()
+
+
+def test_the_end_of_the_server_ends_loads_and_what_waits_for_its_turn(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    write_model(tmp_path / "models", "m", code(1, initialize=gate.statement), CONFIG)
+
+    async def scenario(server: Server) -> None:
+        loading = asyncio.ensure_future(server.load_model("m", None, {}))
+        await gate.wait_held()
+        waiting = [
+            asyncio.ensure_future(server.load_model("m", None, {})),
+            asyncio.ensure_future(server.unload_model("m", unload_dependents=False)),
+        ]
+        await asyncio.sleep(0)  # they begin
+        server.begin_exit()
+        for task in (loading, *waiting):
+            with pytest.raises(InferenceError, match=r"^Server is stopping, ") as refused:
+                await task
+            assert refused.value.code is ErrorCode.UNAVAILABLE
+        with pytest.raises(InferenceError, match=r"^Server not ready$"):
+            await server.load_model("m", None, {})
+
+    run(tmp_path / "models", scenario)
+    gate.open()
+    gate.close()
+
+
+def test_a_load_goes_on_when_nobody_waits_for_it(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    write_model(tmp_path / "models", "m", code(1, initialize=gate.statement), CONFIG)
+
+    async def scenario(server: Server) -> None:
+        loading = asyncio.ensure_future(server.load_model("m", None, {}))
+        await gate.wait_held()
+        loading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+        gate.open()
+        await server.load_model("m", None, {})
+        assert await server.is_model_ready("m", 1)
+
+    run(tmp_path / "models", scenario)
+    gate.close()
+
+
+def test_loads_that_wait_for_each_other_through_others_are_refused(tmp_path: Path) -> None:
+    """model_api.md, section 4.8; *a* waits for *b*, *b* for *c*, and *c* would wait for *a*."""
+    gates = {name: Gate(tmp_path, name) for name in "abc"}
+    for name, gate in gates.items():
+        write_model(tmp_path / "models", name, code(1, initialize=gate.statement), CONFIG)
+
+    async def scenario(server: Server) -> None:
+        loads = []
+        for name, asked_by in (("a", ""), ("b", "a"), ("c", "b")):
+            loads.append(asyncio.ensure_future(server.load_model(name, None, {}, asked_by=asked_by)))
+            await gates[name].wait_held()
+        text = r"^a model that is loading cannot wait for itself: 'c' -> 'a' -> 'b' -> 'c'$"
+        with pytest.raises(InferenceError, match=text):
+            await server.load_model("a", None, {}, asked_by="c")
+        with pytest.raises(InferenceError, match=r"^a model that is loading cannot wait for itself: 'c' -> 'c'$"):
+            await server.unload_model("c", unload_dependents=False, asked_by="c")
+        with pytest.raises(InferenceError, match=r"^a model that is loading cannot wait for itself: 'b' -> 'b'$"):
+            await server.load_model("b", None, {}, asked_by="b")
+        for gate in gates.values():
+            gate.open()
+        await asyncio.gather(*loads)
+        await server.load_model("a", None, {}, asked_by="c")
+
+    run(tmp_path / "models", scenario)
+    for gate in gates.values():
+        gate.close()
+
+
+def test_a_load_that_another_waits_for_needs_no_place_of_its_own(tmp_path: Path) -> None:
+    """``--model-load-thread-count=1``: the load that is waiting has the only one."""
+    gates = {name: Gate(tmp_path, name) for name in "ab"}
+    for name, gate in gates.items():
+        write_model(tmp_path / "models", name, code(1, initialize=gate.statement), CONFIG)
+    write_model(tmp_path / "models", "c", code(1), CONFIG)
+
+    async def scenario(server: Server) -> None:
+        outer = asyncio.ensure_future(server.load_model("a", None, {}))
+        await gates["a"].wait_held()
+        others = [asyncio.ensure_future(server.load_model(name, None, {})) for name in "bc"]
+        inner = asyncio.ensure_future(server.load_model("b", None, {}, asked_by="a"))
+        await gates["b"].wait_held()
+        assert not any(other.done() for other in others)
+        assert not await server.is_model_ready("c", None)
+        gates["b"].open()
+        await inner
+        gates["a"].open()
+        await asyncio.gather(outer, *others)
+
+    run(tmp_path / "models", scenario, load_threads=1)
+    for gate in gates.values():
+        gate.close()
+
+
+def test_an_operation_that_nobody_knows_is_a_bug(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", code(1), CONFIG)
+
+    async def scenario(server: Server) -> None:
+        await server.load_model("m", None, {})
+        with pytest.raises(BugError, match=r"'model\.rename'"):
+            await answer_model_operation(server, "model.rename", {"model_name": "x"}, caller=server.find("m", None))
+
+    run(tmp_path, scenario)

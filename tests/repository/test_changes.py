@@ -1,0 +1,85 @@
+"""When a model counts as changed: repository.md, section 3.1."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pytriton_lite.repository.changes import ChangeTimes, change_times
+from pytriton_lite.repository.index import read_model_directory
+
+OLD_NS = 1_000_000_000
+NEW_NS = 5_000_000_000
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model of versions 1 and 2, all of whose files are equally old."""
+    folder = tmp_path / "m"
+    for path in ("1/model.py", "1/data/weights", "2/model.py", "config.pbtxt", "configs/a.pbtxt", "labels.txt"):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text("")
+    for path in (*folder.rglob("*"), folder):
+        os.utime(path, ns=(OLD_NS, OLD_NS))
+    return folder
+
+
+def times(model: Path, config_name: str = "") -> ChangeTimes:
+    return change_times(read_model_directory(model), config_name=config_name)
+
+
+def touch(path: Path) -> None:
+    """Change the time of *path*, created or not, and of nothing else."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+        for parent in path.relative_to(path.parents[2]).parents:
+            os.utime(path.parents[2] / parent, ns=(OLD_NS, OLD_NS))
+    os.utime(path, ns=(NEW_NS, NEW_NS))
+
+
+def test_what_nobody_touched_is_as_old_as_it_was(model: Path) -> None:
+    assert times(model) == ChangeTimes(OLD_NS, {1: OLD_NS, 2: OLD_NS})
+
+
+@pytest.mark.parametrize(
+    ("path", "version_1", "version_2"),
+    [
+        pytest.param("1/model.py", NEW_NS, OLD_NS, id="a file of a version"),
+        pytest.param("1/data/weights", NEW_NS, OLD_NS, id="deep in a version"),
+        pytest.param("1", NEW_NS, OLD_NS, id="a deletion in a version"),
+        pytest.param("config.pbtxt", OLD_NS, OLD_NS, id="the configuration, which is compared by its content"),
+        pytest.param("labels.txt", NEW_NS, NEW_NS, id="a file that all versions may read"),
+        pytest.param("configs/a.pbtxt", NEW_NS, NEW_NS, id="configurations that are not in use"),
+        pytest.param(".", OLD_NS, OLD_NS, id="a version that was added or removed"),
+    ],
+)
+def test_a_change_is_one_to_the_model_and_to_the_versions_that_may_read_it(
+    model: Path, path: str, version_1: int, version_2: int
+) -> None:
+    touch(model / path)
+    assert times(model) == ChangeTimes(NEW_NS, {1: version_1, 2: version_2})
+
+
+def test_with_a_configuration_by_name_the_folder_of_them_is_the_configuration(model: Path) -> None:
+    touch(model / "configs" / "a.pbtxt")
+    assert times(model, "a").version_ns == {1: OLD_NS, 2: OLD_NS}
+    assert times(model, "there_is_none").version_ns == {1: NEW_NS, 2: NEW_NS}
+    touch(model / "config.pbtxt")
+    assert times(model, "a").version_ns == {1: NEW_NS, 2: NEW_NS}
+
+
+@pytest.mark.parametrize("path", ["1/__pycache__/model.cpython-311.pyc", "1/helper.pyc", "__pycache__/x.pyc"])
+def test_bytecode_is_no_change(model: Path, path: str) -> None:
+    """The ``__pycache__`` trap: Triton loads every Python model twice for it."""
+    touch(model / path)
+    assert times(model).version_ns == {1: OLD_NS, 2: OLD_NS}
+    assert times(model).model_ns == OLD_NS
+
+
+def test_a_link_that_leads_nowhere_is_passed_over(model: Path) -> None:
+    (model / "1" / "link").symlink_to(model / "nowhere")
+    os.utime(model / "1", ns=(OLD_NS, OLD_NS))
+    assert times(model).version_ns[1] == OLD_NS
