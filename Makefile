@@ -4,7 +4,16 @@ BIN    := $(VENV)/bin
 # Passed on to the command: make serve ARGS="--http-port=9000"
 ARGS   ?=
 
-.PHONY: serve test check format protos bench clean
+# PyTorch, JAX and ONNX Runtime take 2 GB, so they have an environment of their own.
+FRAMEWORKS  := $(VENV)-frameworks
+TORCH       ?= torch==2.13.0
+# PyPI's torch for Linux brings CUDA along, 3 GB more; this index has the builds for the CPU.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# Examples that need it.
+FRAMEWORK_EXAMPLES := jax_add_sub pytorch_add_sub
+EXAMPLE_VENV       := $(if $(filter $(NAME),$(FRAMEWORK_EXAMPLES)),$(FRAMEWORKS),$(VENV))
+
+.PHONY: serve example test test-frameworks check format protos bench clean
 
 # The stamp is older than pyproject.toml when dependencies changed.
 $(VENV)/.installed: pyproject.toml
@@ -12,11 +21,26 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[examples,dev]'
 	touch $@
 
+# torch comes first and alone, so that nothing else is looked for in its index; the second step adds what it depends on.
+# Tests skip what cannot be imported: the last step makes sure that nothing is.
+$(FRAMEWORKS)/.installed: pyproject.toml
+	test -x $(FRAMEWORKS)/bin/python || $(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --index-url $(TORCH_INDEX) '$(TORCH)'
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[examples,frameworks]' '$(TORCH)'
+	$(FRAMEWORKS)/bin/python -c 'import jax, onnx, onnxruntime, torch'
+	touch $@
+
 serve: $(VENV)/.installed  ## install, then serve model_repository/
 	$(BIN)/pytriton-lite serve model_repository $(ARGS)
 
+example: $(EXAMPLE_VENV)/.installed  ## server and client of an example: make example NAME=decoupled; without NAME: which there are
+	@$(EXAMPLE_VENV)/bin/python examples/run.py $(NAME)
+
 test: $(VENV)/.installed  ## install, then run every test
 	$(BIN)/python -m pytest $(ARGS)
+
+test-frameworks: $(FRAMEWORKS)/.installed  ## install PyTorch, JAX and ONNX Runtime, then run the tests that need them
+	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks $(ARGS)
 
 check: $(VENV)/.installed  ## format, lint, types, layers
 	$(BIN)/ruff format --check .
@@ -35,4 +59,4 @@ bench: $(VENV)/.installed  ## throughput beside a peer: make bench ARGS="--peer-
 	$(BIN)/python benchmarks/compare.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
