@@ -9,6 +9,7 @@ WORKDIR /src
 RUN pip install --no-cache-dir build
 COPY pyproject.toml README.md LICENSE ./
 COPY pytriton_lite pytriton_lite
+COPY model_api model_api
 RUN python -m build --wheel --outdir /dist
 
 FROM python:3.11-slim

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pytriton_lite import __version__, logs
@@ -33,7 +35,15 @@ from pytriton_lite.settings import (
     show,
 )
 
-USAGE = "Usage: pytriton-lite serve [options] [REPOSITORY ...]\n       pytriton-lite --version | --help"
+USAGE = """\
+Usage: pytriton-lite serve [options] [REPOSITORY ...]
+       pytriton-lite debug MODEL_FOLDER [options]
+       pytriton-lite --version | --help"""
+
+_COMMANDS = ("serve", "debug")
+
+_SERVER_OF_DEBUG = "debug-server"
+"""The command of the process that `debug` starts. Not for users."""
 
 _HELP_COLUMNS = 100
 
@@ -62,18 +72,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(sys.argv[1:] if argv is None else argv)
     except UsageError as error:
-        print(f"{USAGE}\n\n{error}", file=sys.stderr)
-        return 1
+        return report_usage(error)
+
+
+def report_usage(error: UsageError) -> int:
+    """Print how the command is used and, last, what was wrong with it; the exit status."""
+    print(f"{USAGE}\n\n{error}", file=sys.stderr)
+    return 1
 
 
 def _run(argv: Sequence[str]) -> int:
     if not argv:
-        raise UsageError("Error: no command given; the commands are: serve")
+        raise UsageError(f"Error: no command given; the commands are: {', '.join(_COMMANDS)}")
     command = argv[0]
     if command == "serve":
         return _serve(argv[1:], os.environ)
+    if command == "debug":
+        return _debug(argv[1:])
+    if command == _SERVER_OF_DEBUG:
+        return _serve_debugged(argv[1:])
     if not command.startswith("-"):
-        raise UsageError(f"Unexpected argument: {command}; the nearest known command is 'serve'")
+        raise UsageError(
+            f"Unexpected argument: {command}; the nearest known command is '{nearest(command, _COMMANDS)}'"
+        )
     flag = _resolve(command.removeprefix("--"), ("help", "version")) if command.startswith("--") else None
     if flag is None:
         hint = "; options of the server follow the command 'serve'" if _flag_name(command) in BY_FLAG else ""
@@ -83,7 +104,39 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _serve(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    parsed = parse(argv, environ)
+    return start(parse(argv, environ))
+
+
+def _debug(argv: Sequence[str]) -> int:
+    """Serve one model, which runs in this process: debug.py. Options that were typed come last, and so rank higher."""
+    if "--help" in argv:
+        print(help_text())
+        return 0
+    if not argv or argv[0].startswith("-"):
+        raise UsageError(
+            "error: debug needs the folder of a model, as in: pytriton-lite debug model_repository/add_sub"
+        )
+    folder = Path(argv[0]).absolute()
+    if not folder.is_dir():
+        raise UsageError(f"error: the model folder {folder} is no directory")
+    from pytriton_lite import debug
+
+    arguments = [*only_model(folder), *debug.PATIENCE, *argv[1:]]
+    parse(arguments, os.environ)  # so that a mistake is told before anything is started
+    return debug.debug(folder.name, arguments, server=_SERVER_OF_DEBUG)
+
+
+def _serve_debugged(argv: Sequence[str]) -> int:
+    """The server of `_debug`, in a process of its own."""
+    control, model, *arguments = argv
+    return start(parse(arguments, os.environ), foreground=(model, socket.socket(fileno=int(control))))
+
+
+def start(parsed: Parsed, *, foreground: tuple[str, socket.socket] | None = None) -> int:
+    """Serve as *parsed* says, until the end; the exit status. Raises UsageError.
+
+    *foreground* is a model that runs in the process that started this one, and the control socket of that (debug.py).
+    """
     settings = parsed.settings
     if settings is None:
         print(help_text())
@@ -102,7 +155,7 @@ def _serve(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     # Late, so that --help, --version and a misspelt flag do not wait for the web frameworks to be imported.
     from pytriton_lite.app import serve
 
-    return serve(settings)
+    return serve(settings, foreground)
 
 
 # Reading ------------------------------------------------------------------------------------------------------------
@@ -211,12 +264,17 @@ def _warnings(settings: Settings, given: Sequence[Given], environ: Mapping[str, 
         if option.instead:
             yield f"--{option.flag} is deprecated; use --{option.instead}"
     for setting in dict.fromkeys(settings.backend_config):
-        if (setting.backend, setting.key) not in HONOURED_BACKEND_KEYS:
+        if (setting.backend, setting.key) not in HONOURED_BACKEND_KEYS and not settings.has_backend(setting.backend):
             yield f"--backend-config={setting} has no effect: nothing here reads it"
     for name in environ:
         is_ours = name.startswith(ENVIRONMENT_PREFIX) and _SERVICE_LINK.fullmatch(name) is None
         if is_ours and name not in BY_ENVIRONMENT:
             yield f"environment variable {name} sets no option; the nearest is {nearest(name, BY_ENVIRONMENT)}"
+
+
+def only_model(folder: Path) -> list[str]:
+    """The arguments of ``serve`` for one model of a repository, nothing else of which is loaded unless it is asked for."""
+    return [f"--model-repository={folder.parent}", "--model-control-mode=explicit", f"--load-model={folder.name}"]
 
 
 # Help ---------------------------------------------------------------------------------------------------------------
@@ -227,7 +285,8 @@ def help_text() -> str:
     introduction = textwrap.fill(
         "Serves the models in each REPOSITORY over HTTP and gRPC. An option may also be set by an environment variable, "
         f"--http-port by {BY_FLAG['http-port'].environment} for instance; the command line ranks higher. Options that "
-        "may be given several times have their values between semicolons there.",
+        "may be given several times have their values between semicolons there. With debug the one model in MODEL_FOLDER is "
+        "served, and runs in the foreground process: breakpoint() stops in this terminal.",
         _HELP_COLUMNS,
     )
     sections = [

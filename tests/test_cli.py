@@ -118,9 +118,8 @@ def test_the_deprecated_strict_model_config_is_the_switch_with_a_boolean() -> No
 
 
 def test_a_later_feature_refuses_from_the_command_line() -> None:
-    assert refusal("--model-control-mode=explicit") == (
-        'Bad option: "--model-control-mode".\nloading and unloading of models while serving: not yet supported. Got '
-        "explicit"
+    assert refusal("--model-control-mode=poll") == (
+        'Bad option: "--model-control-mode".\nfollowing changes in the repository: not yet supported. Got poll'
     )
     assert refusal("--trace-config", "level=TIMESTAMPS", "--trace-config=rate=1").endswith(
         "request tracing: not yet supported. Got level=TIMESTAMPS rate=1"
@@ -259,7 +258,7 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("argv", "last"),
     [
-        ([], "Error: no command given; the commands are: serve"),
+        ([], "Error: no command given; the commands are: serve, debug"),
         (["sevre"], "Unexpected argument: sevre; the nearest known command is 'serve'"),
         (["--vresion"], "unrecognized option '--vresion'; the nearest known one is '--version'"),
         (
@@ -313,7 +312,7 @@ def test_serve_hands_the_settings_to_the_app_and_returns_its_status(
 ) -> None:
     served: list[Settings] = []
 
-    def serve(settings: Settings) -> int:
+    def serve(settings: Settings, foreground: object) -> int:
         served.append(settings)
         return 7
 

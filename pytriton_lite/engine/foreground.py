@@ -25,6 +25,9 @@ from pytriton_lite.engine.fork_server import Spawned, WorkerExit
 _LENGTH = struct.Struct("<I")
 _STATUS = struct.Struct("<i")
 
+_GRACE_S = 0.5
+"""A fork server's worker is killed when its model has failed to load. This one is the user's command: it should tell why."""
+
 _KILLED = WorkerExit(signal.SIGKILL)
 
 
@@ -75,7 +78,10 @@ class Foreground:
         return self._pid, self._exited
 
     def kill(self, pid: int) -> None:
-        """End the worker, and the command with it. Harmless when it has ended."""
+        """End the worker, and the command with it, unless it says very soon that it has ended by itself."""
+        self._loop.call_later(_GRACE_S, self._kill, pid)
+
+    def _kill(self, pid: int) -> None:
         if self._exited is not None and not self._exited.done():
             os.kill(pid, signal.SIGKILL)
 

@@ -372,6 +372,8 @@ class Instance:
     def _respond(self, body: memoryview) -> None:
         number, index, answer, is_final = messages.read_response(body, self._specs)
         batch = self._in_flight.get(number) or self._open[number]
+        self._has_served = True
+        self.deaths_in_a_row = 0
         response: InferenceResponse | InferenceError | None = None
         if answer is not None:
             outcome = self._outcome(answer, batch)

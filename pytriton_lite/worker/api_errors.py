@@ -28,6 +28,11 @@ def refuse_arguments(function: str, signature: str, arguments: Sequence[object])
     )
 
 
+def refuse_copy(thing: object) -> NoReturn:
+    """Raise the TypeError that Triton's bindings raise when an object is pickled or copied; for its ``__reduce__``."""
+    raise TypeError(f"cannot pickle '{COMPILED}.{type(thing).__name__}' object")
+
+
 class _ErrorCode(enum.IntEnum):
     """Triton's own enumeration, as it prints there; the numbers are those of `core.errors`."""
 
@@ -70,6 +75,9 @@ class TritonError:
             refuse_arguments("__init__", "TritonError(message: str, code: __ErrorCode = INTERNAL)", (message, code))
         self._message = message
         self._code = code
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self)
 
     def message(self) -> str:
         return self._message

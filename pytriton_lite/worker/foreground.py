@@ -106,6 +106,8 @@ def _work(descriptors: tuple[int, ...], control: socket.socket) -> None:
             status = 0
         except bdb.BdbQuit:
             print("left the debugger outside of the model; the server stops", file=sys.stderr)
+        except (BrokenPipeError, ConnectionResetError):
+            status = 0  # the server has ended first
     try:
         control.sendall(_STATUS.pack(status << 8))
     except (BrokenPipeError, ConnectionResetError):

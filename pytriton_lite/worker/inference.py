@@ -7,9 +7,9 @@ import asyncio
 import enum
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
-from pytriton_lite.worker.api_errors import COMPILED, TritonError, TritonModelException, refuse_arguments
+from pytriton_lite.worker.api_errors import COMPILED, TritonError, TritonModelException, refuse_arguments, refuse_copy
 from pytriton_lite.worker.process import host
 from pytriton_lite.worker.tensor import Tensor
 
@@ -57,6 +57,9 @@ class PreferredMemory:
         self._memory_type = preferred_memory_type
         self._device_id = preferred_device_id
 
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self)
+
 
 class InferenceTrace:
     """What a BLS request passes on so that its call shows as part of the trace of the request that caused it."""
@@ -66,6 +69,9 @@ class InferenceTrace:
 
     def __init__(self, context: str | None = None) -> None:
         self._context = context
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self)
 
     def get_context(self) -> str | None:
         """The OpenTelemetry context as JSON text; None for a request that is not traced."""
@@ -198,6 +204,9 @@ class InferenceRequest:
         request._answering_of = answering_of
         request._sender = None
         return request
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self)
 
     def inputs(self) -> list[Tensor]:
         """A new list of the same tensors, in the order of the client's request; omitted optional ones are not in it."""
@@ -338,6 +347,9 @@ class InferenceResponse:
         self._error = error
         self._parameters = "" if parameters is None else parameters_text(parameters)
 
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self)
+
     def output_tensors(self) -> list[Tensor]:
         """A new list of the same tensors. Sending removes those that the client did not ask for."""
         return list(self._outputs)
@@ -403,6 +415,9 @@ class ResponseIterator:
         self._call = call
         self._at = 0
         self._has_ended = False
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self)
 
     def __iter__(self) -> Iterator[InferenceResponse]:
         if self._has_ended:

@@ -68,7 +68,11 @@ class Mailbox:
                 signal.acquire()
                 self._waiting.append(waiter)
         if signal is not None:
-            signal.acquire()  # until it is done, or it is this thread's turn to read
+            try:
+                signal.acquire()  # until it is done, or it is this thread's turn to read
+            except BaseException:  # of a signal handler
+                self._leave(waiter)
+                raise
             if waiter.is_done:
                 if self._reader is waiter:
                     self._hand_over()
@@ -116,11 +120,14 @@ class Mailbox:
 
     def allow_wakeups(self) -> None:
         """From now on a thread that reads can be woken by `finish` without a frame. Costs a system call per read."""
-        if self._wake_write < 0:
-            self._wake_read, self._wake_write = os.pipe()
+        with self._mutex:
+            if self._wake_write >= 0:
+                return
+            wake_read, self._wake_write = os.pipe()
             self._poll = select.poll()
-            for fd in (self._sock.fileno(), self._wake_read):
+            for fd in (self._sock.fileno(), wake_read):
                 self._poll.register(fd, select.POLLIN)
+            self._wake_read = wake_read  # last: another thread may be about to read
 
     def _read(self) -> None:
         if self._wake_read >= 0:
@@ -137,6 +144,15 @@ class Mailbox:
             raise EngineGone
         for kind, body in self._frames.feed(data):
             self._on_frame(kind, body)
+
+    def _leave(self, waiter: Waiter) -> None:
+        """The thread of *waiter* does not wait any more: it must not be given the channel to read."""
+        with self._mutex:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+                return
+        if self._reader is waiter:
+            self._hand_over()
 
     def _hand_over(self) -> None:
         """Let the next thread that waits read. On end-of-file each of them finds out for itself."""

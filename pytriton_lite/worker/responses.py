@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
-from pytriton_lite.worker.api_errors import COMPILED, TritonModelException, refuse_arguments
+from pytriton_lite.worker.api_errors import COMPILED, TritonModelException, refuse_arguments, refuse_copy
 from pytriton_lite.worker.inference import InferenceResponse
 
 if TYPE_CHECKING:
@@ -107,6 +107,9 @@ class InferenceResponseSender:
         sender = cls.__new__(cls)
         sender._answering = answering
         return sender
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self)
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
         """Send *response*, or with flags TRITONSERVER_RESPONSE_COMPLETE_FINAL the end, or both.

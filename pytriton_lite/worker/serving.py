@@ -18,7 +18,6 @@ import gc
 import itertools
 import os
 import socket
-import sys
 import threading
 import weakref
 from collections import deque
@@ -290,6 +289,9 @@ class Worker(Host):
             self._input_memory.drop(messages.read_drop(body))
         elif kind == Kind.REPLY:
             self._on_reply(body)
+            # The coroutine that waited for it may have come to its end already, while this thread had the reply in hand.
+            if self._input_memory.released and self._idle is not None and not self._idle.is_done:
+                self._flush()
         elif kind == Kind.CREDIT:
             self._on_credit(body)
         elif kind == Kind.CANCEL:
@@ -397,7 +399,7 @@ class Worker(Host):
         self._executing.add(number)
         self._control[messages.CONTROL_STARTED] = number
         if self._cancelled and all((number, index) in self._cancelled for index in range(len(wanted))):
-            self._skip(number, len(wanted), taken_ns)
+            self._skip(number, wanted, taken_ns)
             return
         requests = [self._request(number, index, message) for index, message in enumerate(wanted)]
         batch = _Batch(number, requests, taken_ns, monotonic_ns())
@@ -422,13 +424,16 @@ class Worker(Host):
         self._has_unanswerable = False
         gc.collect()
 
-    def _skip(self, number: int, count: int, taken_ns: int) -> None:
+    def _skip(self, number: int, unwanted: list[RequestMessage], taken_ns: int) -> None:
         """Nobody waits for any request of the batch: ``execute`` is not called for it."""
+        # Held and let go, all together: a slot is given back once, however many inputs lie in it.
+        held = [self._input_memory.hold(ref) for m in unwanted for ref in m.inputs if ref.place != Place.INLINE]
+        held.clear()
         parts: list[bytes] = []
-        for _ in range(count):
+        for _ in unwanted:
             messages.put_fate(parts, Fate.SKIPPED)
         with self.outbox:
-            self._add_result(_Batch(number, [], taken_ns, taken_ns), parts, count, executed_ns=taken_ns)
+            self._add_result(_Batch(number, [], taken_ns, taken_ns), parts, len(unwanted), executed_ns=taken_ns)
 
     def _end_batch(self, batch: _Batch, returned: object) -> None:
         """Put together what ``execute`` has left to say. Raises ExecuteFailed for what it may not return."""
@@ -551,7 +556,7 @@ class Worker(Host):
         batch.requests = []
         if self._has_unanswerable:
             self._collect()
-        self._flush()  # the slots of the inputs
+        self._flush_after(task)
 
     def _on_decoupled_done(self, number: int, answerings: list[Answering | None], task: asyncio.Task[Any]) -> None:
         """In the loop's thread: what the coroutine has not ended ends with its error, or when nobody can answer any more."""
@@ -559,13 +564,17 @@ class Worker(Host):
             check_nothing(_result_of(task), instance=self._serving.instance)
         except ExecuteFailed as error:
             text = self._exec_text(str(error))
-            print(text, file=sys.stderr)
+            self.log(2, self._serving.path, 0, text)
             for answering in answerings:
                 if answering is not None and not answering.is_closed:
                     self._end_deferred(answering, text)
         self._forget_coroutine(number)
         answerings.clear()
-        self._flush()  # the slots of what it called for
+        self._flush_after(task)
+
+    def _flush_after(self, task: asyncio.Task[Any]) -> None:
+        """Give back the slots of inputs and replies when *task*, which may still refer to them, is gone."""
+        task.get_loop().call_soon(self._flush)
 
     def _forget_coroutine(self, number: int) -> None:
         del self._running[number]

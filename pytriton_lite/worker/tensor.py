@@ -12,7 +12,7 @@ from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.ipc import cuda
 from pytriton_lite.worker import dlpack
-from pytriton_lite.worker.api_errors import COMPILED, TritonModelException, refuse_arguments
+from pytriton_lite.worker.api_errors import COMPILED, TritonModelException, refuse_arguments, refuse_copy
 from pytriton_lite.worker.dlpack import Storage
 
 Array = np.ndarray[Any, Any]
@@ -165,7 +165,7 @@ class Tensor:
         return (device.type, device.id)
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(f"cannot pickle '{COMPILED}.{type(self).__name__}' object")
+        refuse_copy(self)
 
     def _make_array(self) -> Array:
         if not self.is_cpu():

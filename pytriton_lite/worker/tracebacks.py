@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from types import TracebackType
 
+from pytriton_lite.worker.misnomers import advice
+
 _OURS = str(Path(__file__).parent)
 
 _LONGEST_MESSAGE = 64 << 10
@@ -14,9 +16,12 @@ _LONGEST_MESSAGE = 64 << 10
 def describe(error: BaseException) -> str:
     """``ValueError: boom`` and the frames, innermost first, in Triton's layout (model API, shorthand TB).
 
-    Frames of the worker itself and of importlib are left out; an exception without others is its first line alone.
+    Frames of the worker itself and of importlib are left out; an exception without others is its first line alone. Where a
+    name is used that only tutorials have, the right one stands in parentheses behind the message (section 9).
     """
     head = f"{type(error).__name__}: {_message(error) or '<EMPTY MESSAGE>'}"
+    if right_name := advice(error):
+        head += f" ({right_name})"
     frames = _frames(error.__traceback__)
     if not frames:
         return head

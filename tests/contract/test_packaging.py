@@ -16,6 +16,8 @@ from tests.harness import MODEL_REPOSITORY, PROJECT, RunningServer, tensor
 
 DOCKERFILE = (PROJECT / "Dockerfile").read_text()
 ORDINARY_USER = 65534
+SOURCES = ("pytriton_lite", "model_api")
+PACKAGES = ("pytriton_lite", "triton_python_backend_utils", "c_python_backend_utils")
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +29,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(PROJECT / name, source)
-    shutil.copytree(PROJECT / "pytriton_lite", source / "pytriton_lite", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in SOURCES:
+        shutil.copytree(PROJECT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     run([sys.executable, "-m", "build", "--wheel", "--outdir", str(folder / "dist"), str(source)])
     (wheel,) = (folder / "dist").glob("*.whl")
     environment = str(folder / "env")
@@ -108,5 +111,26 @@ def test_the_wheel_holds_the_package_and_nothing_else(installed: Path) -> None:
     listing = subprocess.run([sys.executable, "-m", "zipfile", "-l", str(wheel)], capture_output=True, text=True).stdout
     names = [line.split()[0] for line in listing.splitlines()[1:]]
     assert names
-    assert all(name.startswith(("pytriton_lite/", "pytriton_lite-")) for name in names), names
-    assert "pytriton_lite/py.typed" in names
+    allowed = ("pytriton_lite-", *(f"{package}/" for package in PACKAGES))
+    assert all(name.startswith(allowed) for name in names), names
+    assert {f"{package}/py.typed" for package in PACKAGES} <= set(names)
+
+
+def test_the_api_of_models_can_be_imported_where_the_wheel_is_installed(installed: Path) -> None:
+    code = (
+        "import sys\nimport triton_python_backend_utils as pb_utils\nimport numpy as np\n"
+        "assert pb_utils.Tensor('X', np.zeros(2)).shape() == [2]\n"
+        "print(sorted({'google', 'grpc', 'fastapi', 'uvicorn', 'orjson'} & set(sys.modules)), pb_utils.__name__)"
+    )
+    command = [str(installed / "env/bin/python"), "-c", code]
+    done = subprocess.run(command, cwd=installed, capture_output=True, text=True)
+    assert done.stdout == "[] pytriton_lite.worker.pb_utils\n", done.stderr
+
+
+def test_the_wheel_brings_its_fixtures_to_pytest(installed: Path) -> None:
+    code = (
+        "from importlib.metadata import entry_points\nprint([point.value for point in entry_points(group='pytest11')])"
+    )
+    command = [str(installed / "env/bin/python"), "-c", code]
+    done = subprocess.run(command, cwd=installed, capture_output=True, text=True)
+    assert "'pytriton_lite.pytest_plugin'" in done.stdout, done.stderr

@@ -1,0 +1,215 @@
+"""The host of a model that a test runs: the worker's rules, without a worker's channel.
+
+What decides is the worker's own: `Answering` says what may be sent, execute.py checks what ``execute`` returned, metrics.py
+keeps the metrics. Here is only where responses go, and who answers a model's questions.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.engine.instance import Reshape, reshaped
+from pytriton_lite.testing.exchange import Outcome, Response
+from pytriton_lite.testing.stand_ins import StandIns
+from pytriton_lite.worker.api_errors import TritonModelException, error_of
+from pytriton_lite.worker.execute import (
+    ANSWERED_TWICE,
+    END_IS_IMPLIED,
+    NOT_ANSWERED,
+    RESCHEDULED_TOO_LATE,
+    framed,
+    keep_wanted,
+)
+from pytriton_lite.worker.inference import RELEASE_RESCHEDULE, InferenceRequest, InferenceResponse, PendingCall
+from pytriton_lite.worker.logger import Logger
+from pytriton_lite.worker.metrics import LocalMetrics
+from pytriton_lite.worker.process import BLS_ONLY_IN_EXECUTE, Host, Phase
+from pytriton_lite.worker.responses import Answering
+from pytriton_lite.worker.tensor import Tensor
+
+logger = logging.getLogger("pytriton_lite.model")
+
+_LEVELS = {
+    Logger.INFO.value: logging.INFO,
+    Logger.WARNING.value: logging.WARNING,
+    Logger.ERROR.value: logging.ERROR,
+    Logger.VERBOSE.value: logging.DEBUG,
+}
+
+_WARNING: int = Logger.WARNING.value
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line of pb_utils.Logger; ``level`` is ``INFO``, ``WARNING``, ``ERROR`` or ``VERBOSE``."""
+
+    level: str
+    text: str
+    filename: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The outputs that a model has: ``names``, and the reshapes of those that have one, from the model's to the client's."""
+
+    names: frozenset[str]
+    reshapes: dict[str, Reshape]
+    is_batched: bool
+
+    def shape(self, tensor: Tensor) -> tuple[int, ...]:
+        """As the client sees it. Raises InferenceError for a size that the reshape does not allow."""
+        shape: tuple[int, ...] = tuple(tensor._shape)
+        if tensor._name not in self.reshapes:
+            return shape
+        batch = shape[:1] if self.is_batched else ()
+        inner = reshaped(*self.reshapes[tensor._name], shape[len(batch) :])
+        if inner is None:
+            raise InferenceError(
+                ErrorCode.INTERNAL, f"output tensor shape does not match size of output for '{tensor._name}'"
+            )
+        return batch + inner
+
+
+class InProcessHost(Host):
+    """Takes the responses of one model, and answers what it asks from *stand_ins* and from metrics of its own."""
+
+    def __init__(self, stand_ins: StandIns) -> None:
+        self.phase = Phase.AUTO_COMPLETE
+        self.stand_ins = stand_ins
+        self.metrics = LocalMetrics()
+        self.log_lines: list[LogLine] = []
+        self.changed = threading.Condition()
+        """Notified when an outcome grows. Its lock may be taken again by a destructor in the same thread."""
+        self.outputs = Outputs(frozenset(), {}, is_batched=False)
+        self._outcomes: dict[tuple[int, int], Outcome] = {}
+        self._inputs: dict[tuple[int, int, int], bytes] = {}
+
+    # ------------------------------------------------------------------------------------------ what a model asks
+
+    def log(self, level: int, filename: str, line: int, text: str) -> None:
+        self.log_lines.append(LogLine(Logger.LogLevel(level).name, text, os.path.basename(filename), line))
+        logger.log(_LEVELS[level], "%s", text)
+
+    def ask(self, operation: str, **arguments: Any) -> Any:
+        if operation.startswith("metric."):
+            return self.metrics.ask(operation, **arguments)
+        return self.stand_ins.ask(operation, arguments)
+
+    def tell(self, operation: str, **arguments: Any) -> None:
+        self.metrics.tell(operation, **arguments)
+
+    def call(self, request: InferenceRequest, *, decoupled: bool) -> PendingCall:
+        if self.phase is not Phase.SERVING:
+            raise TritonModelException(BLS_ONLY_IN_EXECUTE)
+        return self.stand_ins.call(request, decoupled=decoupled)
+
+    # ------------------------------------------------------------------------------------------ what it answers
+
+    def expect(self, key: tuple[int, int], outcome: Outcome) -> None:
+        """Responses to request *key*, its batch and its place in it, belong to *outcome*."""
+        self._outcomes[key] = outcome
+
+    def remember_input(self, origin: tuple[int, int, int], data: bytes) -> None:
+        """The bytes of an input, which answer for it when it is returned as an output, whatever the model wrote there."""
+        self._inputs[origin] = data
+
+    def answering(self, key: tuple[int, int], requested: frozenset[str], *, is_decoupled: bool) -> Answering:
+        return Answering(self, *key, is_decoupled=is_decoupled, requested_outputs=requested)
+
+    def carry(self, answering: Answering, response: InferenceResponse | None, *, is_final: bool) -> None:
+        with self.changed:
+            answering.check(response)  # another thread may have been quicker
+            if response is not None:
+                try:
+                    self._add(answering, self._seen(response, answering.requested_outputs))
+                except InferenceError as error:
+                    raise TritonModelException(error.message) from None
+                answering.sent += 1
+            if is_final:
+                self.close(answering)
+
+    def orphaned(self, answering: Answering) -> None:
+        if answering.sent:
+            self._warn(END_IS_IMPLIED)
+            self.close(answering)
+        else:
+            self.refuse(answering, framed(NOT_ANSWERED, instance=self.instance_name))
+
+    def looks_cancelled(self, answering: Answering) -> bool:
+        answering.is_cancelled = self._outcome(answering).request.looks_cancelled()
+        return answering.is_cancelled
+
+    def conclude(self, request: InferenceRequest, response: InferenceResponse | None) -> bool:
+        """What ``execute`` said of one request by its return. Whether the request is to come again."""
+        if request._release_flags == RELEASE_RESCHEDULE and self._reschedules(request):
+            return True
+        answering = request._answer()
+        assert answering is not None, "the request was received"
+        if response is not None:
+            if answering.sent:
+                self._warn(ANSWERED_TWICE)
+            else:
+                self._add(answering, self._seen(response, request._requested_outputs))
+            self.close(answering)
+        return False  # without a response, what refers to the answering ends it
+
+    def _reschedules(self, request: InferenceRequest) -> bool:
+        answering = request._answering
+        if answering is None:
+            return True
+        if answering.is_closed or (answering.sent and not answering.is_decoupled):
+            self._warn(RESCHEDULED_TOO_LATE)
+            return False
+        answering.is_closed = True  # it is answered through another one, the next time
+        return True
+
+    def fail(self, answering: Answering, failure: BaseException) -> None:
+        """End a request with what the coroutine raised that was to answer it."""
+        with self.changed:
+            if not answering.is_closed:
+                self._outcome(answering).failure = failure
+                self.close(answering)
+
+    def refuse(self, answering: Answering, text: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
+        """End a request with an error of the server's."""
+        self._add(answering, Response(error=error_of(code, text)))
+        self.close(answering)
+
+    def close(self, answering: Answering) -> None:
+        with self.changed:
+            answering.is_closed = True
+            self._outcome(answering).is_final = True
+            self.changed.notify_all()
+
+    def _add(self, answering: Answering, response: Response) -> None:
+        with self.changed:
+            self._outcome(answering).received.append(response)
+
+    def _outcome(self, answering: Answering) -> Outcome:
+        return self._outcomes[answering.batch, answering.index]
+
+    def _seen(self, response: InferenceResponse, requested: frozenset[str]) -> Response:
+        """*response* as it leaves: what the model does to its tensors afterwards is not seen."""
+        if response._error is not None:
+            return Response(error=response._error)
+        sent = keep_wanted(response, requested & self.outputs.names)
+        return Response(
+            tuple(self._copied(tensor) for tensor in sent), parameters=json.loads(response._parameters or "{}")
+        )
+
+    def _copied(self, tensor: Tensor) -> Tensor:
+        data = self._inputs[tensor._origin] if tensor._origin is not None else bytes(tensor._buffer())
+        return Tensor._of_request(
+            tensor._name, tensor._datatype, self.outputs.shape(tensor), None, partial(bytearray, data)
+        )
+
+    def _warn(self, text: str) -> None:
+        self.log(_WARNING, "", 0, text)

@@ -1,0 +1,96 @@
+"""The fixtures, and the server behind one of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pytriton_lite.testing import ModelUnderTest, RunningServer, StandIns
+from pytriton_lite.testing.server import repository_arguments
+from pytriton_lite.worker.process import Phase, host
+from tests.harness import MODEL_REPOSITORY, PROJECT, write_model
+
+CONFIG = 'input [{ name: "X" data_type: TYPE_FP32 dims: [1] }] output [{ name: "Y" data_type: TYPE_FP32 dims: [1] }]'
+
+
+def test_the_plugin_costs_a_test_run_that_does_not_use_it_nothing() -> None:
+    code = (
+        "import sys\nimport pytest\nbefore = set(sys.modules)\nimport pytriton_lite.pytest_plugin\n"
+        "print(sorted(name for name in set(sys.modules) - before))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True)
+    assert done.stdout == "['pytriton_lite', 'pytriton_lite.pytest_plugin']\n", done.stderr
+
+
+def test_a_model_is_closed_after_its_test_also_when_that_fails(pytester_folder: Path) -> None:
+    (pytester_folder / "test_two.py").write_text(
+        "FOLDER = 'models/add_sub'\n"
+        "def test_one(triton_model):\n    triton_model(FOLDER)\n    raise ValueError('fails')\n"
+        "def test_another(triton_model):\n    assert triton_model(FOLDER).config['name'] == 'add_sub'\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "pytriton_lite.pytest_plugin", "test_two.py"]
+    done = subprocess.run(command, cwd=pytester_folder, capture_output=True, text=True)
+    assert "1 failed, 1 passed" in done.stdout, done.stdout
+
+
+@pytest.fixture
+def pytester_folder(tmp_path: Path) -> Path:
+    (tmp_path / "models").symlink_to(MODEL_REPOSITORY)
+    return tmp_path
+
+
+def test_the_model_calls_the_stand_ins_of_the_other_fixture(
+    triton_model: Callable[..., ModelUnderTest], triton_stand_ins: StandIns
+) -> None:
+    assert triton_model(MODEL_REPOSITORY / "add_sub").stand_ins is triton_stand_ins
+
+
+def test_no_host_is_left_behind_by_the_tests_before() -> None:
+    assert host().phase is Phase.OUTSIDE
+
+
+def test_the_same_arguments_give_the_same_server_and_it_serves_one_model_of_its_repository(
+    triton_server: Callable[..., RunningServer],
+) -> None:
+    tritonclient = pytest.importorskip("tritonclient.http")
+    server = triton_server(MODEL_REPOSITORY / "add_sub")
+    assert triton_server(MODEL_REPOSITORY / "add_sub") is server
+    client = tritonclient.InferenceServerClient(server.http_url)
+    index = client.get_model_repository_index()
+    assert [entry["name"] for entry in index if entry.get("state") == "READY"] == ["add_sub"]
+    inputs = [tritonclient.InferInput(name, [4], "FP32") for name in ("INPUT0", "INPUT1")]
+    for tensor in inputs:
+        tensor.set_data_from_numpy(np.ones(4, np.float32))
+    assert client.infer("add_sub", inputs).as_numpy("OUTPUT0").tolist() == [2.0] * 4
+    client.close()
+    with urllib.request.urlopen(server.metrics_url) as page:
+        assert b'nv_inference_request_success{model="add_sub",version="1"} 1' in page.read()
+    assert server.grpc_url.startswith("127.0.0.1:")
+
+
+def test_a_folder_is_a_model_if_it_has_a_configuration_or_a_version_with_a_file(tmp_path: Path) -> None:
+    model = write_model(tmp_path, "m", "code = 1")
+    assert repository_arguments(model) == [
+        f"--model-repository={tmp_path}",
+        "--model-control-mode=explicit",
+        "--load-model=m",
+    ]
+    assert repository_arguments(write_model(tmp_path, "c", config=CONFIG))[-1] == "--load-model=c"
+
+
+def test_a_folder_of_models_is_a_repository_also_when_a_model_has_a_number_for_a_name(tmp_path: Path) -> None:
+    write_model(tmp_path, "7", "code = 1", CONFIG)
+    assert repository_arguments(tmp_path) == [str(tmp_path)]
+    assert repository_arguments(tmp_path / "nowhere") == [str(tmp_path / "nowhere")]
+
+
+def test_a_server_that_does_not_start_fails_with_its_log(tmp_path: Path) -> None:
+    write_model(tmp_path, "broken", "raise ValueError('no weights')", CONFIG)
+    with pytest.raises(AssertionError, match="no weights"), RunningServer(tmp_path):
+        pass
