@@ -37,6 +37,8 @@ _ESCAPE = re.compile(
             | (?P<bad>.) )""",
     re.VERBOSE,
 )
+_PYTHON_LIB = 'has no field named "python_lib".'
+"""What tutorials write for the place of a model's code (model API, section 9)."""
 _SINGLE = dict(zip("abfnrtv\\?'\"", b"\a\b\f\n\r\t\v\\?'\""))
 
 
@@ -188,6 +190,8 @@ def _explain(error: text_format.ParseError, text: str, tokens: Sequence[_Token])
     if not message.startswith(at_token):  # about a token already read: the message names it
         if message.startswith("Expected"):  # a message that was never closed
             message = message.rstrip(".") + ", got the end of the file"
+        if message.endswith(_PYTHON_LIB):
+            message += " A model's code is <version>/model.py, or the file there that default_model_filename names."
         return _Refused(token.start, message)
     message = message.removeprefix(at_token).rstrip(".")
     return _Refused(token.start, message if token.text in message else f"{message}, got {token.text}")

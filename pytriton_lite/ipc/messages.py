@@ -338,7 +338,7 @@ class Fate(enum.IntEnum):
     """What became of a request in its batch, other than an answer or an error, as `_ANSWER` says it."""
 
     SKIPPED = 253
-    """It was cancelled before ``execute`` began, which was not called for it."""
+    """It was cancelled before ``execute`` began, which was not called for it, or its coroutine was cancelled with it."""
     RESCHEDULED = 254
     """The model wants it again (model API, 4.5)."""
     DEFERRED = 255

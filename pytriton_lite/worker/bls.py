@@ -34,6 +34,7 @@ class Call(PendingCall):
             self._calls.abandon(self.number)
 
     def notify(self, callback: Callable[[], None]) -> None:
+        self._calls.before_await()
         self._callback = callback
         if self.has(1):
             self._tell()
@@ -59,9 +60,11 @@ class Call(PendingCall):
 class Calls:
     """The calls of this worker that have not ended, by number."""
 
-    def __init__(self, mailbox: Mailbox, abandon: Callable[[int], None]) -> None:
+    def __init__(self, mailbox: Mailbox, abandon: Callable[[int], None], before_await: Callable[[], None]) -> None:
+        """*before_await* sees to it that the channel is read while nobody waits in the mailbox for a reply."""
         self.mailbox = mailbox
         self.abandon = abandon
+        self.before_await = before_await
         self._numbers = itertools.count(1)
         self._open: dict[int, tuple[Call, bool]] = {}
         self._taken: dict[int, int] = {}

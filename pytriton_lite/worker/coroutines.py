@@ -24,6 +24,10 @@ class ModelLoop:
         """*coroutine*, to be started; *on_done* is called in the loop's thread with its task, however it ends."""
         return Running(self._started(), coroutine, on_done)
 
+    def runs_here(self) -> bool:
+        """Whether this is the loop's thread."""
+        return self._thread is threading.current_thread()
+
     def stop(self) -> None:
         """Tell the loop to stop, as Triton does before ``finalize``."""
         if self._loop is not None:

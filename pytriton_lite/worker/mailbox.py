@@ -170,26 +170,49 @@ class Outbox:
 
     Holding it (``with outbox:``) makes a frame, the memory that it refers to and the descriptors that it needs one step:
     hold it from the first allocation to `send_held`. `post` never waits for it, so a destructor may call that, wherever
-    it runs. What a thread posted leaves before what it sends later.
+    it runs. What a thread posted leaves before what it sends later. A destructor that has to do more than that asks
+    `is_held_here` first, and uses `postpone`.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._posted: deque[bytes] = deque()
+        self._postponed: deque[Callable[[], None]] = deque()
         self._lock = threading.Lock()
+        self._holder = 0
 
     def __enter__(self) -> None:
         self._lock.acquire()
+        self._holder = threading.get_ident()
         try:
             self._send_posted()
         except BaseException:
-            self._lock.release()
+            self._release()
             raise
 
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        self._release()
         if self._posted:
             self._try_posted()
+        while self._postponed:
+            try:
+                action = self._postponed.popleft()
+            except IndexError:  # another thread has just taken it
+                break
+            action()
+
+    def _release(self) -> None:
+        self._holder = 0
+        self._lock.release()
+
+    @property
+    def is_held_here(self) -> bool:
+        """Whether this thread holds it."""
+        return self._holder == threading.get_ident()
+
+    def postpone(self, action: Callable[[], None]) -> None:
+        """Run *action* when this thread, which holds the outbox, has given it back."""
+        self._postponed.append(action)
 
     def send(self, data: bytes) -> None:
         """Send whole frames; returns when the kernel has them."""

@@ -32,26 +32,28 @@ _CANNOT_IMPORT = re.compile(r"cannot import name '(\w+)'")
 
 def advice(error: BaseException) -> str | None:
     """What to write instead, where *error* comes of such a name; None for every other exception."""
+    try:
+        return _advice(error)
+    except Exception:  # what user code put into its exception: it must not take the place of what we tell of
+        return None
+
+
+def _advice(error: BaseException) -> str | None:
     if isinstance(error, ModuleNotFoundError):
         return _IMPORT if (error.name or "").partition(".")[0] == _PACKAGE else None
+    api = sys.modules.get(_API)
     if isinstance(error, ImportError):
         found = _CANNOT_IMPORT.match(str(error))
-        return _OF_THE_API.get(found[1]) if found and error.name == _api_module_name() else None
+        return _OF_THE_API.get(found[1]) if found and api is not None and error.name == api.__name__ else None
     if isinstance(error, AttributeError):
-        return _for_attribute(error.name, error.obj)
+        return _for_attribute(error.name or "", error.obj, api)
     if isinstance(error, TypeError):
         return _for_type_error(str(error), error.__traceback__)
     return None
 
 
-def _api_module_name() -> str | None:
-    """What the API's module calls itself, which an ImportError has; None where no model was loaded."""
-    module = sys.modules.get(_API)
-    return None if module is None else module.__name__
-
-
-def _for_attribute(name: str, owner: object) -> str | None:
-    if owner is not None and owner is sys.modules.get(_API):
+def _for_attribute(name: str, owner: object, api: object) -> str | None:
+    if owner is not None and owner is api:
         return _OF_THE_API.get(name)
     if name == "from_numpy" and owner is Tensor:
         return _TENSOR

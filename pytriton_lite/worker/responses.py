@@ -39,6 +39,7 @@ class Answering:
         "_carrier",
         "batch",
         "consumed",
+        "has_sender",
         "index",
         "is_cancelled",
         "is_closed",
@@ -59,6 +60,8 @@ class Answering:
         self.sent = 0
         self.consumed = 0
         """Responses that the client's side has taken; never more than ``sent``."""
+        self.has_sender = False
+        """Whether the model has asked for its sender."""
         self.is_closed = False
         self.is_cancelled = False
         self.waiters: list[Waiter] = []
@@ -106,6 +109,8 @@ class InferenceResponseSender:
         """None for a request that the model built itself."""
         sender = cls.__new__(cls)
         sender._answering = answering
+        if answering is not None:
+            answering.has_sender = True
         return sender
 
     def __reduce__(self) -> NoReturn:

@@ -153,13 +153,16 @@ class Worker(Host):
         self._cancelled: set[tuple[int, int]] = set()
         """Requests of batches not ended whose cancellation nobody else remembers."""
         self._cancels_seen = 0
-        self._calls = Calls(self.mailbox, lambda number: self.outbox.post(messages.abandon_frame(number)))
+        self._calls = Calls(
+            self.mailbox, lambda number: self.outbox.post(messages.abandon_frame(number)), self._before_await
+        )
         self._ask_numbers = itertools.count(1)
         self._asked: dict[int, Waiter] = {}
         self._answers: dict[int, Any] = {}
         self._has_unanswerable = False
         """Whether a batch ended with a request that nobody has asked for a sender: most likely nobody ever will."""
         self._probe: ReadinessProbe | None = None
+        self._has_reading_thread = False
         self._loop = ModelLoop()
         self._running: dict[int, tuple[Running, int]] = {}
         """Coroutines by batch, with the number of requests that they answer."""
@@ -169,14 +172,19 @@ class Worker(Host):
     # ------------------------------------------------------------------------------------------ host
 
     def log(self, level: int, filename: str, line: int, text: str) -> None:
-        if self._control[messages.CONTROL_LOG_LEVELS] >> level & 1:
+        if not self._control[messages.CONTROL_LOG_LEVELS] >> level & 1:
+            return
+        if os.getpid() != self._pid:  # a process that the model has forked: the channel is not its own
+            super().log(level, os.path.basename(filename), line, text)
+        else:
             self.outbox.post(messages.log_frame(level, os.path.basename(filename), line, text))
 
     def ask(self, operation: str, **arguments: Any) -> Any:
         self._refuse_in_child(operation)
         number = next(self._ask_numbers)
         waiter = self._asked[number] = Waiter()
-        self.outbox.send(messages.ask_frame(number, operation, arguments))
+        with self.outbox:  # answers of earlier batches do not wait for this one
+            self._send_held([messages.ask_frame(number, operation, arguments)])
         self.mailbox.wait(waiter)
         answer = self._answers.pop(number)
         if isinstance(answer, InferenceError):
@@ -192,6 +200,17 @@ class Worker(Host):
             raise TritonModelException(BLS_ONLY_IN_EXECUTE)
         self._refuse_in_child("BLS")
         call = self._calls.begin(is_decoupled=decoupled)
+        try:
+            self._send_call(call, request, decoupled=decoupled)
+        except InferenceError as error:  # no shared memory left for the inputs
+            self._calls.forget(call.number)
+            call.add(_error_response(error.code, error.message), is_final=True, is_decoupled=decoupled)
+        except BaseException:
+            self._calls.forget(call.number)
+            raise
+        return call
+
+    def _send_call(self, call: Call, request: InferenceRequest, *, decoupled: bool) -> None:
         parts: list[bytes] = []
         messages.put_call(
             parts,
@@ -212,20 +231,15 @@ class Worker(Host):
             outputs_mask=0,
             input_count=len(request._inputs),
         )
-        try:
-            with self.outbox:
-                try:
-                    for tensor in request._inputs:
-                        self._put_tensor(parts, tensor)
-                except InferenceError:
-                    self._output_memory.undo()
-                    raise
-                self._output_memory.commit()
-                self._send_held([messages.call_frame(parts)])
-        except InferenceError as error:  # no shared memory left for the inputs
-            self._calls.forget(call.number)
-            call.add(_error_response(error.code, error.message), is_final=True, is_decoupled=decoupled)
-        return call
+        with self.outbox:
+            try:
+                for tensor in request._inputs:
+                    self._put_tensor(parts, tensor)
+            except BaseException:
+                self._output_memory.undo()
+                raise
+            self._output_memory.commit()
+            self._send_held([messages.call_frame(parts)])
 
     def _waiting_batch(self) -> int:
         """The batch whose ``execute`` cannot end before a call made here and now does; 0 where that is not known."""
@@ -250,12 +264,14 @@ class Worker(Host):
         self.phase = Phase.SERVING
         if hasattr(model, "is_ready"):
             self._probe = ReadinessProbe(model, self.outbox.send, self._warn)
-            # So that the question is heard while the main thread is in ``execute``.
-            threading.Thread(target=self._keep_reading, name="channel", daemon=True).start()
+            self._start_reading()  # so that the question is heard while the main thread is in ``execute``
         inbox = self._inbox
         while True:
             while inbox:
-                work = inbox.popleft()
+                try:
+                    work = inbox.popleft()
+                except IndexError:  # the thread that reads has just given it back
+                    break
                 if work.kind == Kind.EXECUTE:
                     assert work.requests is not None
                     self._execute(work.number, work.requests)
@@ -309,6 +325,21 @@ class Worker(Host):
             self._inbox.append(_Work(kind))
             self._wake_main()
 
+    def _before_await(self) -> None:
+        """A thread is about to await a reply in an event loop, where it cannot read.
+
+        The main thread reads for the loop of coroutines of ``execute``. It does not while it is in ``execute`` itself, maybe
+        until a loop of the model's own has that reply.
+        """
+        if self._in_execute or not self._loop.runs_here():
+            self._start_reading()
+
+    def _start_reading(self) -> None:
+        """Have a thread that always reads, at the price of a hand-over between threads for each message."""
+        if not self._has_reading_thread:
+            self._has_reading_thread = True
+            threading.Thread(target=self._keep_reading, name="channel", daemon=True).start()
+
     def _keep_reading(self) -> None:
         try:
             self.mailbox.wait(Waiter())
@@ -324,12 +355,17 @@ class Worker(Host):
         numbers: list[int] = []
         kept: list[_Work] = []
         while self._inbox:
-            work = self._inbox.pop()
+            try:
+                work = self._inbox.pop()
+            except IndexError:  # the main thread has just taken it
+                break
             if work.kind == Kind.EXECUTE:
                 numbers.append(work.number)
             else:
                 kept.append(work)
         self._inbox.extend(reversed(kept))
+        if kept:
+            self._wake_main()  # which may have found nothing meanwhile
         if numbers:
             self.outbox.post(messages.returned_frame(sorted(numbers)))
 
@@ -361,13 +397,14 @@ class Worker(Host):
 
     def _on_cancel(self, batch: int, index: int) -> None:
         key = (batch, index)
+        with self.outbox:
+            if batch > self._begun or batch in self._executing:
+                self._cancelled.add(key)
+        # After that, for who makes one at this moment looks there when it is in the table.
         answering = self._answering_at(key)
         if answering is not None:
             answering.is_cancelled = True
             self._finish_all(answering)
-        with self.outbox:
-            if batch > self._begun or batch in self._executing:
-                self._cancelled.add(key)
         if self._serving.cancels_coroutines:
             self._cancel_coroutine(batch)
         # Last: who compares the counters must find what they count.
@@ -379,7 +416,11 @@ class Worker(Host):
 
     def _finish_all(self, answering: Answering) -> None:
         while answering.waiters:
-            self.mailbox.finish(answering.waiters.pop())
+            try:
+                waiter = answering.waiters.pop()
+            except IndexError:  # two threads do this at the same time
+                return
+            self.mailbox.finish(waiter)
 
     def _look_into_channel(self) -> None:
         """Read what has come if a cancellation is among it."""
@@ -429,11 +470,14 @@ class Worker(Host):
         # Held and let go, all together: a slot is given back once, however many inputs lie in it.
         held = [self._input_memory.hold(ref) for m in unwanted for ref in m.inputs if ref.place != Place.INLINE]
         held.clear()
+        self._put_skipped(_Batch(number, [], taken_ns, taken_ns), len(unwanted))
+
+    def _put_skipped(self, batch: _Batch, requests: int) -> None:
         parts: list[bytes] = []
-        for _ in unwanted:
+        for _ in range(requests):
             messages.put_fate(parts, Fate.SKIPPED)
         with self.outbox:
-            self._add_result(_Batch(number, [], taken_ns, taken_ns), parts, len(unwanted), executed_ns=taken_ns)
+            self._add_result(batch, parts, requests, executed_ns=batch.inputs_ns)
 
     def _end_batch(self, batch: _Batch, returned: object) -> None:
         """Put together what ``execute`` has left to say. Raises ExecuteFailed for what it may not return."""
@@ -450,9 +494,10 @@ class Worker(Host):
                 for index, (request, response) in enumerate(zip(batch.requests, responses)):
                     if self._put_outcome(parts, request, response):
                         deferred.add(index)
-            except InferenceError as error:  # no shared memory left for the outputs
+            except Exception as error:  # no shared memory left for the outputs, or memory of a GPU that cannot be read
                 self._output_memory.undo()
-                raise ExecuteFailed(error.message) from error
+                text = error.message if isinstance(error, InferenceError) else describe(error)
+                raise ExecuteFailed(text) from error
             self._output_memory.commit()
             if deferred:
                 self._deferred[batch.number] = deferred
@@ -538,6 +583,7 @@ class Worker(Host):
         if self._serving.is_decoupled:
             answerings = [request._answer() for request in batch.requests]
             self._end_batch(batch, None)
+            self._has_unanswerable = False  # that is known when the coroutine has ended
             on_done = partial(self._on_decoupled_done, batch.number, answerings)
         else:
             context.run(_BATCH_OF_COROUTINE.set, batch.number)
@@ -545,13 +591,21 @@ class Worker(Host):
         running = self._loop.prepare(coroutine, on_done)
         self._running[batch.number] = running, len(batch.requests)
         context.run(running.start)
+        if self._serving.cancels_coroutines:  # it may have come before there was anything to cancel
+            self._cancel_coroutine(batch.number)
 
     def _on_default_done(self, batch: _Batch, task: asyncio.Task[Any]) -> None:
         """In the loop's thread: the coroutine of a batch in default mode has ended."""
-        try:
-            self._end_batch(batch, _result_of(task))
-        except ExecuteFailed as error:
-            self._fail_batch(batch, str(error))
+        if task.cancelled() and self._is_unwanted(batch.number, len(batch.requests)):
+            for request in batch.requests:
+                if request._answering is not None:
+                    self._close(request._answering)
+            self._put_skipped(batch, len(batch.requests))
+        else:
+            try:
+                self._end_batch(batch, _result_of(task))
+            except ExecuteFailed as error:
+                self._fail_batch(batch, str(error))
         self._forget_coroutine(batch.number)
         batch.requests = []
         if self._has_unanswerable:
@@ -564,12 +618,17 @@ class Worker(Host):
             check_nothing(_result_of(task), instance=self._serving.instance)
         except ExecuteFailed as error:
             text = self._exec_text(str(error))
-            self.log(2, self._serving.path, 0, text)
+            if not task.cancelled():
+                self.log(2, self._serving.path, 0, text)
             for answering in answerings:
-                if answering is not None and not answering.is_closed:
-                    self._end_deferred(answering, text)
+                with self.outbox:  # another thread may be sending
+                    if answering is not None and not answering.is_closed:
+                        self._end_deferred(answering, text)
         self._forget_coroutine(number)
+        is_unanswerable = any(known is not None and not (known.is_closed or known.has_sender) for known in answerings)
         answerings.clear()
+        if is_unanswerable:
+            self._collect()
         self._flush_after(task)
 
     def _flush_after(self, task: asyncio.Task[Any]) -> None:
@@ -578,8 +637,9 @@ class Worker(Host):
 
     def _forget_coroutine(self, number: int) -> None:
         del self._running[number]
-        if self._capacity is not None:
-            self.mailbox.finish(self._capacity)
+        capacity = self._capacity
+        if capacity is not None:
+            self.mailbox.finish(capacity)
 
     def _await_capacity(self) -> None:
         while len(self._running) >= self._serving.concurrency:
@@ -591,22 +651,30 @@ class Worker(Host):
 
     def _cancel_coroutine(self, batch: int) -> None:
         """Cancel the task that answers *batch* if none of its requests is wanted any more."""
-        if batch not in self._running:
+        running, requests = self._running.get(batch, (None, 0))
+        if running is None:
             return
-        running, requests = self._running[batch]
         if self._serving.is_decoupled:
-            known = [reference() for key, reference in list(self._answerings.items()) if key[0] == batch]
-            is_wanted = any(answering is not None and not answering.is_cancelled for answering in known)
+            known = [self._answering_at((batch, index)) for index in range(requests)]
+            is_open = [answering for answering in known if answering is not None]
+            is_wanted = not is_open or any(not answering.is_cancelled for answering in is_open)
         else:
-            is_wanted = sum(number == batch for number, _ in tuple(self._cancelled)) < requests
+            is_wanted = not self._is_unwanted(batch, requests)
         if not is_wanted:
             running.cancel()
+
+    def _is_unwanted(self, batch: int, requests: int) -> bool:
+        """Whether nobody waits for any of the *requests* of a batch in default mode."""
+        return sum(number == batch for number, _ in tuple(self._cancelled)) >= requests
 
     # ------------------------------------------------------------------------------------------ responses
 
     def carry(self, answering: Answering, response: InferenceResponse | None, *, is_final: bool) -> None:
         """A response of a sender, or an end alone. Raises TritonModelException when it may not be sent after all."""
         self._refuse_in_child("InferenceResponseSender.send")
+        if self.outbox.is_held_here:  # a destructor of the model's, run by what we do
+            self.outbox.postpone(partial(self._carry_late, answering, response, is_final=is_final))
+            return
         if answering.is_decoupled and response is not None:
             self._await_room(answering)
         parts: list[bytes] = []
@@ -618,14 +686,22 @@ class Worker(Host):
             if response is not None:
                 try:
                     self._put_response(parts, answering.requested_outputs, response)
-                except InferenceError as error:  # no shared memory left for the outputs
+                except BaseException as error:
                     self._output_memory.undo()
-                    raise TritonModelException(error.message) from error
+                    if isinstance(error, InferenceError):  # no shared memory left for the outputs
+                        raise TritonModelException(error.message) from error
+                    raise
                 self._output_memory.commit()
                 answering.sent += 1
             self._send_held([self._response_frame(answering, parts, is_final=is_final)])
             if is_final:
                 self._close(answering)
+
+    def _carry_late(self, answering: Answering, response: InferenceResponse | None, *, is_final: bool) -> None:
+        try:
+            self.carry(answering, response, is_final=is_final)
+        except TritonModelException as error:
+            self._warn(str(error))  # nobody is there any more to whom it could be raised
 
     def orphaned(self, answering: Answering) -> None:
         """Nobody can answer any more: end the request. Runs in a destructor, anywhere, so it takes no lock."""
@@ -638,7 +714,10 @@ class Worker(Host):
             self._end_deferred(answering, self._exec_text(NOT_ANSWERED))
 
     def looks_cancelled(self, answering: Answering) -> bool:
-        self._look_into_channel()
+        if os.getpid() == self._pid and not self.outbox.is_held_here:  # the channel is ours, and free
+            if self._result_count:  # a model that waits for a cancellation does not keep answers of earlier batches
+                self._flush()
+            self._look_into_channel()
         return answering.is_cancelled
 
     def _answering(self, batch: int, index: int, requested_outputs: frozenset[str]) -> Answering:
@@ -673,8 +752,8 @@ class Worker(Host):
             self.mailbox.allow_wakeups()  # another thread may end the request
             waiter = Waiter()
             answering.waiters.append(waiter)
-            if answering.sent - answering.consumed < window:
-                break
+            if answering.sent - answering.consumed < window or answering.is_closed:  # just now
+                self._finish_all(answering)
             self.mailbox.wait(waiter)
 
     def _response_frame(self, answering: Answering, parts: list[bytes], *, is_final: bool) -> bytes:
@@ -759,7 +838,9 @@ class Worker(Host):
             messages.put_reference(parts, spec, place=Place(place), slot=slot, offset=offset, nbytes=0)
             return
         if tensor._read is not None:
-            self._put_bytes(parts, spec, tensor._read())  # afresh: what the model wrote into its array is its own affair
+            self._put_bytes(
+                parts, spec, tensor._read()
+            )  # afresh: what the model wrote into its array is its own affair
             return
         if tensor._datatype is dtypes.BYTES or tensor._array is None or tensor._storage is not None:
             self._put_bytes(parts, spec, tensor._buffer())  # BYTES, or memory of a DLPack producer

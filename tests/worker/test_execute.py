@@ -1,15 +1,17 @@
-"""One call of ``execute`` and the checks on what it returns (model API, 4.1)."""
+"""One call of ``execute`` and the checks on what it returns (model API, 4.1, 4.3 and 4.5)."""
 
 from __future__ import annotations
 
 import gc
 import weakref
+from types import CoroutineType
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pytriton_lite.worker.execute import ExecuteFailed, call_execute
+from pytriton_lite.worker.execute import ExecuteFailed, check_nothing, check_responses, invoke
+from pytriton_lite.worker.inference import RELEASE_ALL, RELEASE_RESCHEDULE
 from pytriton_lite.worker.pb_utils import InferenceRequest, InferenceResponse
 
 PATH = "repo/m/1/model.py"
@@ -26,82 +28,65 @@ class Returning:
         return self._value
 
 
-def failure_of(model: Any, *, requests: int = 1) -> str:
+def requests_of(count: int, *, release_flags: int = RELEASE_ALL) -> list[InferenceRequest]:
+    """*count* requests that the model wants released with *release_flags*."""
+    requests = [InferenceRequest(inputs=[], requested_output_names=[], model_name="m") for _ in range(count)]
+    for request in requests:
+        request.set_release_flags(release_flags)
+    return requests
+
+
+def failure_to_invoke(model: Any) -> str:
     with pytest.raises(ExecuteFailed) as caught:
-        call_execute(model, [object()] * requests, path=PATH)  # type: ignore[list-item]
+        invoke(model, requests_of(1), path=PATH)
     return str(caught.value)
 
 
-def test_the_responses_come_back_in_order() -> None:
-    first, second = InferenceResponse([]), InferenceResponse([])
-    assert call_execute(Returning([first, second]), [None] * 2, path=PATH) == [first, second]  # type: ignore[list-item]
+def failure_to_check(returned: object, requests: list[InferenceRequest]) -> str:
+    with pytest.raises(ExecuteFailed) as caught:
+        check_responses(returned, requests)
+    return str(caught.value)
 
 
-def test_the_same_response_may_answer_several_requests() -> None:
-    """Model API, 4.1, Lite."""
-    assert call_execute(Returning([EMPTY, EMPTY]), [None] * 2, path=PATH) == [EMPTY, EMPTY]  # type: ignore[list-item]
+# ---------------------------------------------------------------------------------------------- the call
 
 
-def test_none_stands_for_none_for_every_request() -> None:
-    assert call_execute(Returning(None), [None] * 2, path=PATH) == [None, None]  # type: ignore[list-item]
+def test_whatever_execute_returns_comes_back() -> None:
+    something = object()
+    assert invoke(Returning(something), requests_of(1), path=PATH) is something
+
+
+def test_execute_gets_the_requests() -> None:
+    class Keeping:
+        def execute(self, requests: list[InferenceRequest]) -> list[InferenceRequest]:
+            return requests
+
+    requests = requests_of(2)
+    assert invoke(Keeping(), requests, path=PATH) is requests
+
+
+def test_a_coroutine_comes_back_without_having_run() -> None:
+    """Model API, 4.4: it runs in the model's loop."""
+
+    class Async:
+        async def execute(self, requests: list[InferenceRequest]) -> None:
+            raise AssertionError("it ran")
+
+    coroutine = invoke(Async(), requests_of(1), path=PATH)
+    assert isinstance(coroutine, CoroutineType)
+    coroutine.close()
 
 
 def test_a_missing_execute_names_the_file() -> None:
     """model_api.md row 47."""
-    assert failure_of(object()) == f"Python model {PATH} does not implement `execute` method."
+    assert failure_to_invoke(object()) == f"Python model {PATH} does not implement `execute` method."
 
 
 def test_execute_is_looked_up_for_each_call() -> None:
     """Model API, 3.3."""
     model = Returning(None)
-    model.execute = lambda requests: [EMPTY]  # type: ignore[method-assign]
-    assert call_execute(model, [None], path=PATH) == [EMPTY]  # type: ignore[list-item]
-
-
-@pytest.mark.parametrize(
-    ("returned", "requests"), [([], 1), ([EMPTY], 2), ([EMPTY, EMPTY], 1)], ids=["none", "too few", "too many"]
-)
-def test_a_list_of_wrong_length_names_both_lengths(returned: list[Any], requests: int) -> None:
-    """model_api.md row 48."""
-    assert failure_of(Returning(returned), requests=requests) == (
-        "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
-        f"InferenceRequest(s) size is:{requests}, and InferenceResponse(s) size is:{len(returned)}\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("returned", "type_text"),
-    [
-        ((EMPTY,), "<class 'tuple'>"),
-        (5, "<class 'int'>"),
-        ({}, "<class 'dict'>"),
-        (EMPTY, "<class 'c_python_backend_utils.InferenceResponse'>"),
-        ((response for response in [EMPTY]), "<class 'generator'>"),
-    ],
-)
-def test_what_is_no_list_is_named(returned: object, type_text: str) -> None:
-    """model_api.md row 49; a generator is no list either (4.1, Lite)."""
-    assert failure_of(Returning(returned)) == f"Expected a list in the execute return, found type '{type_text}'."
-
-
-@pytest.mark.parametrize("returned", [[5], [EMPTY, 5], [None, 5]], ids=["alone", "after a response", "after none"])
-def test_an_element_of_another_type_fails_the_whole_batch(returned: list[Any]) -> None:
-    """model_api.md rows 50 and 65."""
-    assert failure_of(Returning(returned), requests=len(returned)) == (
-        "Expected an 'InferenceResponse' object in the execute function return list, found type '<class 'int'>'."
-    )
-
-
-def test_an_async_execute_says_that_it_is_not_yet_supported() -> None:
-    """Its coroutine is closed: a "never awaited" warning would fail this test."""
-
-    class Async:
-        async def execute(self, requests: list[InferenceRequest]) -> list[InferenceResponse]:
-            return [EMPTY]
-
-    text = failure_of(Async())
-    gc.collect()
-    assert text == "`async def execute` is not yet supported by pytriton-lite."
+    model.execute = lambda requests: "another"  # type: ignore[method-assign]
+    assert invoke(model, requests_of(1), path=PATH) == "another"
 
 
 class Raising:
@@ -125,7 +110,7 @@ class Raising:
 def test_whatever_execute_raises_is_its_failure(error: BaseException, head: str) -> None:
     """model_api.md rows 45 and 46."""
     line = Raising.execute.__code__.co_firstlineno + 1
-    assert failure_of(Raising(error)) == f"{head}\n\nAt:\n  {__file__}({line}): execute\n"
+    assert failure_to_invoke(Raising(error)) == f"{head}\n\nAt:\n  {__file__}({line}): execute\n"
 
 
 def test_an_exception_that_cannot_be_printed_is_a_failure_like_any_other() -> None:
@@ -133,7 +118,7 @@ def test_an_exception_that_cannot_be_printed_is_a_failure_like_any_other() -> No
         def __str__(self) -> str:
             raise ValueError("no text")
 
-    assert failure_of(Raising(Unprintable())).startswith("Unprintable: <MESSAGE UNAVAILABLE")
+    assert failure_to_invoke(Raising(Unprintable())).startswith("Unprintable: <MESSAGE UNAVAILABLE")
 
 
 def test_a_failed_call_keeps_no_input_alive() -> None:
@@ -154,8 +139,97 @@ def test_a_failed_call_keeps_no_input_alive() -> None:
         requests = [array]
         del array
         with pytest.raises(ExecuteFailed):
-            call_execute(Failing(), requests, path=PATH)  # type: ignore[arg-type]
+            invoke(Failing(), requests, path=PATH)  # type: ignore[arg-type]
         requests.clear()
         assert kept() is None
     finally:
         gc.enable()
+
+
+# ---------------------------------------------------------------------------------------------- what it returned
+
+
+def test_the_responses_come_back_in_order() -> None:
+    responses = [InferenceResponse([]), InferenceResponse([])]
+    assert check_responses(responses, requests_of(2)) == responses
+
+
+def test_the_same_response_may_answer_several_requests() -> None:
+    """Model API, 4.1, Lite."""
+    assert check_responses([EMPTY, EMPTY], requests_of(2)) == [EMPTY, EMPTY]
+
+
+def test_none_stands_for_none_for_every_request() -> None:
+    assert check_responses(None, requests_of(2)) == [None, None]
+
+
+def test_none_at_a_place_stands_for_a_request_answered_by_its_sender() -> None:
+    """Model API, 4.2."""
+    assert check_responses([EMPTY, None], requests_of(2)) == [EMPTY, None]
+
+
+@pytest.mark.parametrize(
+    ("returned", "requests"), [([], 1), ([EMPTY], 2), ([EMPTY, EMPTY], 1)], ids=["none", "too few", "too many"]
+)
+def test_a_list_of_wrong_length_names_both_lengths(returned: list[Any], requests: int) -> None:
+    """model_api.md row 48."""
+    assert failure_to_check(returned, requests_of(requests)) == (
+        "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+        f"InferenceRequest(s) size is:{requests}, and InferenceResponse(s) size is:{len(returned)}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("returned", "type_text"),
+    [
+        ((EMPTY,), "<class 'tuple'>"),
+        (5, "<class 'int'>"),
+        ({}, "<class 'dict'>"),
+        (EMPTY, "<class 'c_python_backend_utils.InferenceResponse'>"),
+        ((response for response in [EMPTY]), "<class 'generator'>"),
+    ],
+)
+def test_what_is_no_list_is_named(returned: object, type_text: str) -> None:
+    """model_api.md row 49; a generator is no list either (4.1, Lite)."""
+    assert (
+        failure_to_check(returned, requests_of(1))
+        == f"Expected a list in the execute return, found type '{type_text}'."
+    )
+
+
+@pytest.mark.parametrize("returned", [[5], [EMPTY, 5], [None, 5]], ids=["alone", "after a response", "after none"])
+def test_an_element_of_another_type_fails_the_whole_batch(returned: list[Any]) -> None:
+    """model_api.md rows 50 and 65."""
+    assert failure_to_check(returned, requests_of(len(returned))) == (
+        "Expected an 'InferenceResponse' object in the execute function return list, found type '<class 'int'>'."
+    )
+
+
+def test_a_rescheduled_request_has_no_response() -> None:
+    """model_api.md row 96: the text is Triton's, letter by letter."""
+    requests = requests_of(1) + requests_of(1, release_flags=RELEASE_RESCHEDULE)
+    assert failure_to_check([EMPTY, EMPTY], requests) == (
+        "Expected a None object in the execute function return list for reschduled request, "
+        "found type '<class 'c_python_backend_utils.InferenceResponse'>'."
+    )
+    assert check_responses([EMPTY, None], requests) == [EMPTY, None]
+
+
+@pytest.mark.parametrize("flags", [0, RELEASE_ALL, RELEASE_RESCHEDULE | RELEASE_ALL])
+def test_only_the_flag_reschedule_alone_reschedules(flags: int) -> None:
+    """Model API, 4.5: compared for equality."""
+    assert check_responses([EMPTY], requests_of(1, release_flags=flags)) == [EMPTY]
+
+
+def test_in_decoupled_mode_nothing_may_be_returned() -> None:
+    check_nothing(None, instance="m_0_0")
+
+
+@pytest.mark.parametrize("returned", [[], [None], [EMPTY], 5, False], ids=repr)
+def test_in_decoupled_mode_anything_returned_is_refused(returned: object) -> None:
+    """model_api.md row 83."""
+    with pytest.raises(ExecuteFailed) as caught:
+        check_nothing(returned, instance="m_0_0")
+    assert str(caught.value) == (
+        "Python model 'm_0_0' is using the decoupled mode and the execute function must return None."
+    )

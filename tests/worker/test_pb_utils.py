@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import struct
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,14 +14,17 @@ import pytest
 
 from pytriton_lite.core import dtypes
 from pytriton_lite.worker import pb_utils
+from pytriton_lite.worker.loader import install_pb_utils
 from pytriton_lite.worker.pb_utils import (
     InferenceRequest,
     InferenceResponse,
     Logger,
+    PreferredMemory,
     Tensor,
     TritonError,
     TritonModelException,
 )
+from pytriton_lite.worker.process import Host, install
 
 NUMPY_TYPES = {
     1: ("TYPE_BOOL", np.bool_),
@@ -53,7 +59,7 @@ def make_request(*inputs: Tensor, **fields: Any) -> InferenceRequest:
 
 def input_tensor(name: str, datatype: dtypes.DataType, shape: tuple[int, ...], data: bytes) -> Tensor:
     """An input as the worker makes it: its bytes are read when the model asks for the array."""
-    return Tensor._of_request(name, datatype, shape, 0, lambda: bytearray(data))
+    return Tensor._of_request(name, datatype, shape, None, lambda: bytearray(data))
 
 
 # ---------------------------------------------------------------------------------------------- names
@@ -65,8 +71,16 @@ def input_tensor(name: str, datatype: dtypes.DataType, shape: tuple[int, ...], d
         "InferenceRequest",
         "InferenceResponse",
         "Logger",
+        "MetricFamily",
+        "ModelConfig",
+        "PreferredMemory",
+        "TRITONSERVER_MEMORY_CPU",
+        "TRITONSERVER_MEMORY_GPU",
         "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END",
         "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START",
+        "TRITONSERVER_REQUEST_RELEASE_ALL",
+        "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
+        "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
         "TRITON_STRING_TO_NUMPY",
         "Tensor",
         "TritonError",
@@ -77,75 +91,132 @@ def input_tensor(name: str, datatype: dtypes.DataType, shape: tuple[int, ...], d
         "get_model_dir",
         "get_output_config_by_name",
         "get_output_tensor_by_name",
+        "is_model_ready",
         "json",
+        "load_model",
         "np",
         "numpy_to_triton_type",
         "serialize_byte_tensor",
         "struct",
         "triton_string_to_numpy",
         "triton_to_numpy_type",
+        "unload_model",
         "using_decoupled_model_transaction_policy",
     ],
 )
 def test_every_name_of_the_reference_is_there(name: str) -> None:
-    """Model API, 2.1 to 2.8, and the modules that leak from Triton's own file."""
+    """Model API, 2.1 to 2.10, and the modules that leak from Triton's own file."""
     assert hasattr(pb_utils, name)
+    assert name in pb_utils.__all__
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["InferenceRequest", "InferenceResponse", "Logger", "Tensor", "TritonError", "TritonModelException"],
-)
+COMPILED_CLASSES = [
+    "InferenceRequest",
+    "InferenceResponse",
+    "InferenceResponseSender",
+    "InferenceTrace",
+    "Logger",
+    "Metric",
+    "MetricFamily",
+    "PreferredMemory",
+    "ResponseIterator",
+    "SharedMemory",
+    "Tensor",
+    "TritonError",
+    "TritonModelException",
+]
+
+
+@pytest.mark.parametrize("name", COMPILED_CLASSES)
 def test_compiled_classes_name_the_compiled_module(name: str) -> None:
     """Model API, 1.2."""
     assert getattr(pb_utils, name).__module__ == "c_python_backend_utils"
 
 
+@pytest.mark.parametrize("name", [*COMPILED_CLASSES, "MemoryType", "MetricKind", "shared_memory"])
+def test_the_compiled_half_can_be_imported_by_its_own_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Model API, 1.2."""
+    for module in ("triton_python_backend_utils", "c_python_backend_utils"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    install_pb_utils("repo/m/1")
+    compiled = importlib.import_module("c_python_backend_utils")
+    assert getattr(compiled, name) is getattr(pb_utils, name)
+
+
 @pytest.mark.parametrize(
-    "name", ["InferenceResponseSender", "MetricFamily", "ModelConfig", "PreferredMemory", "load_model", "MemoryType"]
+    ("name", "value"),
+    [
+        ("TRITONSERVER_REQUEST_FLAG_SEQUENCE_START", 1),
+        ("TRITONSERVER_REQUEST_FLAG_SEQUENCE_END", 2),
+        ("TRITONSERVER_RESPONSE_COMPLETE_FINAL", 1),
+        ("TRITONSERVER_REQUEST_RELEASE_ALL", 1),
+        ("TRITONSERVER_REQUEST_RELEASE_RESCHEDULE", 2),
+    ],
 )
-def test_a_name_of_a_later_release_says_that_it_is_not_yet_supported(name: str) -> None:
-    with pytest.raises(AttributeError, match=f"^triton_python_backend_utils.{name} is not yet supported"):
+def test_the_flags_are_plain_numbers(name: str, value: int) -> None:
+    """Model API, 2.1."""
+    flag = getattr(pb_utils, name)
+    assert type(flag) is int
+    assert flag == value
+
+
+def test_kinds_of_memory_have_numbers_and_are_none() -> None:
+    """Model API, 2.1."""
+    assert pb_utils.TRITONSERVER_MEMORY_GPU.value == 0
+    assert pb_utils.TRITONSERVER_MEMORY_CPU.value == 1
+    assert not isinstance(pb_utils.TRITONSERVER_MEMORY_GPU, int)
+    assert pb_utils.MemoryType.TRITONSERVER_MEMORY_CPU is pb_utils.TRITONSERVER_MEMORY_CPU
+
+
+def test_preferred_memory_takes_a_kind_and_a_device() -> None:
+    """Model API, 2.7."""
+    PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU)
+    PreferredMemory(pb_utils.TRITONSERVER_MEMORY_GPU, 1)
+    PreferredMemory(preferred_memory_type=pb_utils.TRITONSERVER_MEMORY_GPU, preferred_device_id=0)
+
+
+@pytest.mark.parametrize("arguments", [(), (1,), (None,), (pb_utils.TRITONSERVER_MEMORY_CPU, "0")], ids=repr)
+def test_preferred_memory_of_wrong_types_is_a_type_error(arguments: tuple[Any, ...]) -> None:
+    """Model API, 2.7."""
+    with pytest.raises(TypeError, match=r"__init__\(\)"):
+        PreferredMemory(*arguments)
+
+
+@pytest.mark.parametrize("name", ["InferenceResponseSender", "Logger", "ResponseIterator"])
+def test_what_is_only_ever_returned_cannot_be_made(name: str) -> None:
+    """Model API, 2.1, 2.5 and 2.8."""
+    with pytest.raises(TypeError):
+        getattr(pb_utils, name)()
+
+
+def test_the_shared_memory_tells_its_room() -> None:
+    """Model API, 1.2."""
+    assert pb_utils.shared_memory.free_memory() > 0
+
+
+@pytest.mark.parametrize(
+    ("thing", "name"),
+    [
+        pytest.param(Tensor("A", np.zeros(1)), "dtype", id="Tensor.dtype"),
+        pytest.param(Tensor("A", np.zeros(1)), "dims", id="Tensor.dims"),
+        pytest.param(Tensor("A", np.zeros(1)), "__array__", id="Tensor.__array__"),
+        pytest.param(make_request(), "model_name", id="InferenceRequest.model_name"),
+        pytest.param(make_request(), "model_version", id="InferenceRequest.model_version"),
+        pytest.param(make_request().get_response_sender(), "close", id="InferenceResponseSender.close"),
+        pytest.param(TritonModelException("e"), "message", id="TritonModelException.message"),
+    ],
+)
+def test_an_attribute_that_never_existed_is_an_ordinary_attribute_error(thing: Any, name: str) -> None:
+    """Model API, 2.2 to 2.6: tutorials know some that Triton never had."""
+    with pytest.raises(AttributeError, match=f"object has no attribute '{name}'$"):
+        getattr(thing, name)
+
+
+@pytest.mark.parametrize("name", ["Tenser", "Response", "DataType", "infer"])
+def test_a_name_that_never_existed_is_an_ordinary_attribute_error(name: str) -> None:
+    """Model API, 9."""
+    with pytest.raises(AttributeError, match=f"has no attribute '{name}'$"):
         getattr(pb_utils, name)
-
-
-@pytest.mark.parametrize(
-    "method", ["async_exec", "exec", "get_response_sender", "is_cancelled", "set_release_flags", "trace"]
-)
-def test_a_request_method_of_a_later_release_says_that_it_is_not_yet_supported(method: str) -> None:
-    with pytest.raises(AttributeError, match=f"^InferenceRequest.{method} is not yet supported"):
-        getattr(make_request(), method)
-
-
-@pytest.mark.parametrize("method", ["to_dlpack", "__dlpack__", "__dlpack_device__"])
-def test_a_tensor_method_of_a_later_release_says_that_it_is_not_yet_supported(method: str) -> None:
-    with pytest.raises(AttributeError, match=f"^Tensor.{method} is not yet supported"):
-        getattr(Tensor("A", np.zeros(1)), method)
-
-
-def test_a_tensor_from_dlpack_says_that_it_is_not_yet_supported() -> None:
-    with pytest.raises(TritonModelException, match=r"^Tensor\.from_dlpack is not yet supported"):
-        Tensor.from_dlpack("A", np.zeros(1))
-
-
-@pytest.mark.parametrize("thing", [Tensor("A", np.zeros(1)), make_request()], ids=lambda thing: type(thing).__name__)
-def test_an_attribute_that_never_existed_is_an_ordinary_attribute_error(thing: Any) -> None:
-    """Model API, 2.2 and 2.3: there is no ``model_name``, no ``dtype``."""
-    assert not hasattr(thing, "model_name")
-    with pytest.raises(
-        AttributeError, match=f"^'c_python_backend_utils.{type(thing).__name__}' object has no attribute 'dtype'$"
-    ):
-        thing.dtype
-
-
-def test_building_a_request_says_that_it_is_not_yet_supported() -> None:
-    with pytest.raises(TritonModelException, match="not yet supported"):
-        InferenceRequest(inputs=[], requested_output_names=[], model_name="m")
-
-
-def test_a_name_that_never_existed_is_an_ordinary_attribute_error() -> None:
-    with pytest.raises(AttributeError, match=r"^module 'triton_python_backend_utils' has no attribute 'Tenser'$"):
-        pb_utils.Tenser
 
 
 @pytest.mark.parametrize(
@@ -550,21 +621,22 @@ def test_the_exception_class_is_an_ordinary_exception() -> None:
 # ---------------------------------------------------------------------------------------------- Logger
 
 
-class LogSpy:
-    """Takes the place of the channel to the server's log."""
+class LogSpy(Host):
+    """A host that keeps what is logged."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[int, str, int, str]] = []
 
-    def __call__(self, level: int, filename: str, line: int, text: str) -> None:
+    def log(self, level: int, filename: str, line: int, text: str) -> None:
         self.lines.append((level, filename, line, text))
 
 
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> LogSpy:
+def log() -> Iterator[LogSpy]:
     spy = LogSpy()
-    monkeypatch.setattr(pb_utils._process, "log", spy)
-    return spy
+    previous = install(spy)
+    yield spy
+    install(previous)
 
 
 @pytest.mark.parametrize(
