@@ -3,9 +3,9 @@
 
     python benchmarks/compare.py --peer-command 'tritonserver --model-repository={models} --http-port={http_port} ...'
 
-Both servers run throughout, on 127.0.0.1, with one model, add_sub. In every round each cell of the table is measured on
-ours and at once on the peer (A B A B), so that what disturbs the machine for a while disturbs both. README.md beside
-this file tells how to read the figures.
+Both servers run throughout, on 127.0.0.1, with the models of the scenarios (scenarios.py). In every round each cell of
+the table is measured on ours and at once on the peer (A B A B), so that what disturbs the machine for a while disturbs
+both. README.md beside this file tells how to read the figures.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from add_sub_calls import MODEL, Protocol, check_answer
 from benchmark_error import BenchmarkError
+from calls import Protocol, check_answer
 from comparison_report import OURS, PEER, Cell, CellResult, Sample, as_json, as_markdown, as_text, others_cores
 from load_generators import Generator, H2load, Load, PerfAnalyzer, Wrk, require_tools
 from machine_facts import machine_facts, tool_version
 from measured_server import MeasuredServer, expand, free_ports
 from process_tree import everyone_cpu_seconds
+from scenarios import ADD_SUB, SCENARIOS, Scenario
 
 PROJECT = Path(__file__).resolve().parent.parent
+# Those that only the benchmark asks; add_sub is the project's own.
+MODELS = Path(__file__).resolve().parent / "models"
 OUR_COMMAND = (
     "{python} -m pytriton_lite serve {models}"
     " --http-address=127.0.0.1 --http-port={http_port}"
@@ -44,7 +47,7 @@ QUIET_CORES = 0.1
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Measure add_sub on this server and, interleaved, on a peer.",
+        description="Measure scenarios on this server and, interleaved, on a peer.",
         epilog="In the two commands {python}, {models}, {http_port}, {grpc_port} and {metrics_port} are filled in. "
         "The ports follow each other, so a command may also be told {http_port} alone and count on from there.",
     )
@@ -54,13 +57,24 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--only", choices=(OURS, PEER), help="measure one side alone")
     parser.add_argument(
+        "--scenarios",
+        type=_scenarios,
+        default=[ADD_SUB.name],
+        metavar="S,...",
+        help=f"of {','.join(SCENARIOS)}; default: {ADD_SUB.name}",
+    )
+    parser.add_argument(
         "--protocols",
         type=_protocols,
-        default=list(Protocol),
         metavar="P,...",
-        help=f"default: {','.join(protocol.value for protocol in Protocol)}",
+        help=f"of {','.join(Protocol)}; default: {_defaults(lambda scenario: scenario.protocols)}",
     )
-    parser.add_argument("--callers", type=_positive_list, default=[1, 8, 32], metavar="N,...", help="default: 1,8,32")
+    parser.add_argument(
+        "--callers",
+        type=_positive_list,
+        metavar="N,...",
+        help=f"default: {_defaults(lambda scenario: map(str, scenario.callers))}",
+    )
     parser.add_argument("--rounds", type=_positive, default=3, metavar="N", help="default: %(default)s")
     parser.add_argument(
         "--seconds", type=_positive, default=5, metavar="S", help="each measurement; default: %(default)s"
@@ -75,14 +89,14 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--perf-analyzer",
         metavar="COMMAND",
-        help="measure with perf_analyzer too, as a cross-check (not the JSON tensors)",
+        help="measure with perf_analyzer too, as a cross-check (neither JSON tensors nor streams)",
     )
     parser.add_argument(
         "--model",
         type=Path,
-        default=PROJECT / "model_repository" / MODEL,
+        default=PROJECT / "model_repository" / ADD_SUB.name,
         metavar="FOLDER",
-        help="the model's folder; default: the project's own",
+        help="add_sub's folder; default: the project's own",
     )
     parser.add_argument(
         "--port-base", type=_positive, metavar="PORT", help="use this port and the five after it; default: free ones"
@@ -93,7 +107,19 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.only == PEER and options.peer_command is None:
         parser.error("--only peer needs --peer-command")
+    for scenario in _chosen(options):
+        for protocol in options.protocols or ():
+            if not scenario.can_be_asked_over(protocol):
+                parser.error(f"scenario {scenario.name} streams its responses, which {protocol.value} cannot carry")
     return options
+
+
+def _defaults(values: Callable[[Scenario], Iterable[str]]) -> str:
+    return "; ".join(f"{name}: {','.join(values(scenario))}" for name, scenario in SCENARIOS.items())
+
+
+def _chosen(options: argparse.Namespace) -> list[Scenario]:
+    return [SCENARIOS[name] for name in options.scenarios]
 
 
 def _whole(text: str) -> int:
@@ -113,11 +139,19 @@ def _positive_list(text: str) -> list[int]:
 
 
 def _protocols(text: str) -> list[Protocol]:
-    try:
-        return [Protocol(part.strip()) for part in text.split(",")]
-    except ValueError as error:
-        known = ", ".join(protocol.value for protocol in Protocol)
-        raise argparse.ArgumentTypeError(f"{error}; known: {known}") from error
+    return [Protocol(name) for name in _known(text, [protocol.value for protocol in Protocol], "protocol")]
+
+
+def _scenarios(text: str) -> list[str]:
+    return _known(text, list(SCENARIOS), "scenario")
+
+
+def _known(text: str, known: Sequence[str], kind: str) -> list[str]:
+    names = [part.strip() for part in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"there is no {kind} {name!r}; known: {', '.join(known)}")
+    return names
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -145,40 +179,68 @@ def _leave(number: int, _frame: object) -> None:
 
 def compare(options: argparse.Namespace, facts: dict[str, str], results: list[CellResult]) -> None:
     """Fill *results*, and add to *facts* what is known only when the servers run. Raises BenchmarkError."""
-    tools = sorted({"h2load" if protocol is Protocol.GRPC else "wrk" for protocol in options.protocols})
+    scenarios = _chosen(options)
+    tools = sorted({_tool(protocol) for scenario in scenarios for protocol in _protocols_of(scenario, options)})
     require_tools(tools)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="compare-")))
-        models = _one_model_repository(options.model, folder / "models")
+        models = _repository(scenarios, options.model, folder / "models")
         servers = {
             side: stack.enter_context(_started(side, command, options, models, folder))
             for side, command in _sides(options).items()
         }
-        for side, server in servers.items():
-            facts[side.capitalize()] = server.version()
-            for protocol in options.protocols:
-                with _naming(server):
-                    check_answer(protocol, http_port=server.ports.http, grpc_port=server.ports.grpc)
+        facts.update({side.capitalize(): server.version() for side, server in servers.items()})
+        plan = [
+            Measurement(scenario, generator, callers, _checked(scenario, generator.protocol, servers))
+            for scenario in scenarios
+            for generator in _generators(scenario, options, folder)
+            for callers in options.callers or scenario.callers
+        ]
         facts["Load generators"] = ", ".join(tool_version(tool) for tool in tools)
         facts["Measured"] = (
             f"{options.rounds} rounds, {options.seconds} s each time after {options.warmup} s to warm up; shown are medians,"
             " and for the ratio of the rates also the outermost rounds"
         )
-        generators = _generators(options, folder)
-        results += [
-            CellResult(Cell(generator.protocol.value, callers, generator.name))
-            for generator in generators
-            for callers in options.callers
-        ]
-        _announce(options, len(results), len(servers))
-        by_name = {(generator.protocol.value, generator.name): generator for generator in generators}
+        results += [CellResult(measurement.cell) for measurement in plan]
+        _announce(options, len(plan), len(servers))
         for number in range(1, options.rounds + 1):
-            for result in results:
-                generator = by_name[result.cell.protocol, result.cell.generator]
-                measured = {side: measure(generator, result.cell.callers, side, servers, options) for side in servers}
+            for measurement, result in zip(plan, results):
+                measured = {side: measure(measurement, server, options) for side, server in servers.items()}
                 for side, sample in measured.items():  # a round counts when both halves of it are there
                     result.samples.setdefault(side, []).append(sample)
                 _say(f"round {number}: {_brief(result.cell, measured)}")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one cell of the table asks for. *body_bytes* is, by side, what the body of each right answer has."""
+
+    scenario: Scenario
+    generator: Generator
+    callers: int
+    body_bytes: Mapping[str, int]
+
+    @property
+    def cell(self) -> Cell:
+        generator = self.generator
+        return Cell(self.scenario.name, generator.protocol.value, self.callers, generator.name, self.scenario.responses)
+
+
+def _protocols_of(scenario: Scenario, options: argparse.Namespace) -> Sequence[Protocol]:
+    return options.protocols or scenario.protocols
+
+
+def _tool(protocol: Protocol) -> str:
+    return "wrk" if protocol.is_http else "h2load"
+
+
+def _checked(scenario: Scenario, protocol: Protocol, servers: Mapping[str, MeasuredServer]) -> dict[str, int]:
+    """Ask each server once; by side, the bytes of the answer's body. Raises BenchmarkError if one answers wrongly."""
+    sizes = {}
+    for side, server in servers.items():
+        with _naming(server):
+            sizes[side] = check_answer(scenario.call, protocol, server.ports)
+    return sizes
 
 
 def _sides(options: argparse.Namespace) -> dict[str, str]:
@@ -188,11 +250,13 @@ def _sides(options: argparse.Namespace) -> dict[str, str]:
     return {side: command for side, command in commands.items() if options.only in (None, side)}
 
 
-def _one_model_repository(model: Path, repository: Path) -> Path:
-    """A repository with a copy of the model alone, so that both servers serve the same and nothing else."""
-    if not model.joinpath("config.pbtxt").is_file():
-        raise BenchmarkError(f"{model} is no model folder: it has no config.pbtxt")
-    shutil.copytree(model, repository / MODEL, ignore=shutil.ignore_patterns("__pycache__"))
+def _repository(scenarios: Sequence[Scenario], add_sub: Path, repository: Path) -> Path:
+    """A repository with copies of what the scenarios need, so that both servers serve the same and nothing else."""
+    for name in sorted({model for scenario in scenarios for model in scenario.models}):
+        model = add_sub if name == ADD_SUB.name else MODELS / name
+        if not model.joinpath("config.pbtxt").is_file():
+            raise BenchmarkError(f"{model} is no model folder: it has no config.pbtxt")
+        shutil.copytree(model, repository / name, ignore=shutil.ignore_patterns("__pycache__"))
     return repository
 
 
@@ -212,39 +276,44 @@ def _started(
         yield server
 
 
-def _generators(options: argparse.Namespace, folder: Path) -> list[Generator]:
+def _generators(scenario: Scenario, options: argparse.Namespace, folder: Path) -> list[Generator]:
     generators: list[Generator] = []
-    for protocol in options.protocols:
-        generators.append(H2load(folder) if protocol is Protocol.GRPC else Wrk(protocol, folder))
-        if options.perf_analyzer is not None and protocol is not Protocol.HTTP_JSON:
-            generators.append(PerfAnalyzer(options.perf_analyzer, protocol, folder))
+    for protocol in _protocols_of(scenario, options):
+        generator = Wrk if protocol.is_http else H2load
+        generators.append(generator(scenario.call, protocol, folder))
+        if options.perf_analyzer is not None and protocol in PerfAnalyzer.PROTOCOLS:
+            generators.append(PerfAnalyzer(options.perf_analyzer, scenario.call, protocol, folder))
     return generators
 
 
-def measure(
-    generator: Generator, callers: int, side: str, servers: dict[str, MeasuredServer], options: argparse.Namespace
-) -> Sample:
+def measure(measurement: Measurement, server: MeasuredServer, options: argparse.Namespace) -> Sample:
     """Warm up, load, and compare what the generator saw with what the server has counted.
 
     The server's count is what CPU is divided by: it includes the few requests that were under way when the generator
     went, which it has paid for too.
     """
-    server = servers[side]
+    generator, callers = measurement.generator, measurement.callers
+    models = measurement.scenario.models
     with _naming(server):
         if options.warmup:
             generator.run(server.ports, callers=callers, seconds=options.warmup)
-        before = server.counters(MODEL)
+        before = {model: server.counters(model) for model in models}
         clock = CpuClock.now(server)
         load = generator.run(server.ports, callers=callers, seconds=options.seconds)
         spent = CpuClock.now(server).since(clock)
-        after = server.counters_with(MODEL, before.succeeded + (load.answered or 1))
-        served = after.succeeded - before.succeeded
-        check_counts(load, served=served, failed=after.failed - before.failed, callers=callers)
+        served = {}
+        for model in models:
+            after = server.counters_with(model, before[model].succeeded + (load.answered or 1))
+            served[model] = after.succeeded - before[model].succeeded
+            failed = after.failed - before[model].failed
+            check_counts(load, model=model, served=served[model], failed=failed, callers=callers)
+        check_bytes(load, each=measurement.body_bytes[server.side], callers=callers)
+    requests = served[measurement.scenario.name]
     return Sample(
         per_second=load.per_second,
         p50_us=load.p50_us,
         p99_us=load.p99_us,
-        cpu_us=None if spent is None else spent.server_s / served * 1e6,
+        cpu_us=None if spent is None else spent.server_s / requests * 1e6,
         others_cores=None if spent is None else spent.others_s / spent.elapsed_s,
     )
 
@@ -286,16 +355,31 @@ class CpuClock:
         return Spent(self.monotonic_s - before.monotonic_s, server_s, max(0.0, others_s))
 
 
-def check_counts(load: Load, *, served: int, failed: int, callers: int) -> None:
+def check_counts(load: Load, *, model: str, served: int, failed: int, callers: int) -> None:
     """Raises BenchmarkError unless every answer that the generator got was one that the server counts as a success.
 
-    The server may have served more: each caller's request that was under way when the generator left, and one more of
-    each from the warm-up that was counted late.
+    Of a model that is called once for each request, too. The server may have served more: each caller's request that was
+    under way when the generator left, and one more of each from the warm-up that was counted late.
     """
     if served == 0 or (load.answered is not None and not load.answered <= served <= load.answered + 2 * callers):
         answered = "an unknown number of" if load.answered is None else load.answered
         raise BenchmarkError(
             f"the load generator got {answered} answers, but the server counted {served} successes and {failed} failures"
+            f" of {model}"
+        )
+
+
+def check_bytes(load: Load, *, each: int, callers: int) -> None:
+    """Raises BenchmarkError unless the answers had together what so many whole ones have, of *each* bytes.
+
+    A stream that breaks off, or that ends in an error, looks like any other to the generator. There may be more: a part
+    of an answer to each caller, which was under way when the generator left.
+    """
+    if load.answered is None or load.body_bytes is None:
+        return
+    if not load.answered * each <= load.body_bytes <= (load.answered + callers) * each:
+        raise BenchmarkError(
+            f"the load generator got {load.answered} answers of together {load.body_bytes} bytes, where a right one has {each}"
         )
 
 
@@ -316,7 +400,7 @@ def _announce(options: argparse.Namespace, cells: int, sides: int) -> None:
 
 def _brief(cell: Cell, measured: dict[str, Sample]) -> str:
     rates = ", ".join(f"{side} {sample.per_second:,.0f}/s" for side, sample in measured.items())
-    return f"{cell.protocol}, {cell.callers} callers, {cell.generator}: {rates}"
+    return f"{cell.scenario}, {cell.protocol}, {cell.callers} callers, {cell.generator}: {rates}"
 
 
 def _say(text: str) -> None:

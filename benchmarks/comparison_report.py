@@ -28,11 +28,16 @@ class Sample:
 
 @dataclass(frozen=True)
 class Cell:
-    """One place in the table: what was sent, by how many callers, with which generator."""
+    """One place in the table: what was sent, by how many callers, with which generator.
 
+    *responses* is how many came for each request.
+    """
+
+    scenario: str
     protocol: str
     callers: int
     generator: str
+    responses: int = 1
 
 
 @dataclass
@@ -62,7 +67,11 @@ FIGURES: Mapping[str, Figure] = {
     "p99_us": lambda sample: sample.p99_us,
     "cpu_us": lambda sample: sample.cpu_us,
 }
-HEADINGS = ("protocol", "callers", "server", "requests/s", "spread", "p50 µs", "p99 µs", "CPU µs/request")
+HEADINGS = ("scenario", "protocol", "callers", "server", "requests/s", "spread", "p50 µs", "p99 µs", "CPU µs/request")
+# A column more, where any scenario has several responses to a request.
+RESPONSES_HEADING = "responses/s"
+_SERVER_COLUMN = HEADINGS.index("server")
+_LEFT_ALIGNED = [HEADINGS.index(heading) for heading in ("scenario", "protocol", "server")]
 
 
 def median(samples: Sequence[Sample], figure: Figure) -> float | None:
@@ -89,22 +98,31 @@ def ratio(result: CellResult, figure: Figure) -> Ratio | None:
     return Ratio(statistics.median(ratios), min(ratios), max(ratios))
 
 
-def rows(results: Sequence[CellResult]) -> list[tuple[str, ...]]:
-    """Two lines for a cell, one for each server, and a third with the ratios."""
-    table = []
+def table(results: Sequence[CellResult]) -> list[tuple[str, ...]]:
+    """The headings; then for a cell two lines, one for each server, and a third with the ratios."""
+    streams = any(result.cell.responses > 1 for result in results)
+    lines = [(*HEADINGS, RESPONSES_HEADING) if streams else HEADINGS]
     for result in results:
         name = result.cell.protocol
         if result.cell.generator == "perf_analyzer":  # the cross-check stands beside the cell that it checks
             name += " (perf_analyzer)"
-        lead = (name, str(result.cell.callers))
+        lead = (result.cell.scenario, name, str(result.cell.callers))
         for side in (OURS, PEER):
             if samples := result.samples.get(side):
-                table.append((*lead, side, *_figures(samples)))
-        if (rate := ratio(result, FIGURES["per_second"])) is not None:
+                lines.append((*lead, side, *_figures(samples)))
+                if streams:
+                    lines[-1] += (_number(_median_rate(samples) * result.cell.responses),)
+        if (found := ratio(result, FIGURES["per_second"])) is not None:
             others = [ratio(result, FIGURES[key]) for key in ("p50_us", "p99_us", "cpu_us")]
             texts = [f"{other.median:.2f}" if other else "–" for other in others]
-            table.append((*lead, "ours/peer", f"{rate.median:.2f}", f"{rate.lowest:.2f}–{rate.highest:.2f}", *texts))
-    return table
+            # Responses stand in the same ratio as requests.
+            texts += [f"{found.median:.2f}"] if streams else []
+            lines.append((*lead, "ours/peer", f"{found.median:.2f}", f"{found.lowest:.2f}–{found.highest:.2f}", *texts))
+    return lines
+
+
+def _median_rate(samples: Sequence[Sample]) -> float:
+    return statistics.median(sample.per_second for sample in samples)
 
 
 def _figures(samples: Sequence[Sample]) -> tuple[str, ...]:
@@ -135,31 +153,34 @@ def others_cores(results: Sequence[CellResult]) -> tuple[float, float] | None:
 
 
 def as_text(facts: Mapping[str, str], results: Sequence[CellResult]) -> str:
-    table = [HEADINGS, *rows(results)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(HEADINGS))]
-    lines = [f"{name}: {fact}" for name, fact in facts.items()]
-    lines.append("")
-    for row in table:
-        texts = [
-            text.ljust(width) if column in (0, 2) else text.rjust(width)
-            for column, (text, width) in enumerate(zip(row, widths))
+    lines = table(results)
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    texts = [f"{name}: {fact}" for name, fact in facts.items()]
+    texts.append("")
+    for line in lines:
+        columns = [
+            text.ljust(width) if column in _LEFT_ALIGNED else text.rjust(width)
+            for column, (text, width) in enumerate(zip(line, widths))
         ]
-        lines.append("  ".join(texts).rstrip())
-        if row[2] in ("ours/peer", "server"):
-            lines.append("")
-    return "\n".join(lines).rstrip() + "\n"
+        texts.append("  ".join(columns).rstrip())
+        if line[_SERVER_COLUMN] in ("ours/peer", "server"):
+            texts.append("")
+    return "\n".join(texts).rstrip() + "\n"
 
 
 def as_markdown(facts: Mapping[str, str], results: Sequence[CellResult]) -> str:
-    lines = [f"* {name}: {fact}" for name, fact in facts.items()]
-    alignment = ["---" if column in (0, 2) else "---:" for column in range(len(HEADINGS))]
-    lines += ["", _markdown_row(HEADINGS), _markdown_row(alignment)]
-    for row in rows(results):
-        is_ratio = row[2] == "ours/peer"
-        lines.append(
-            _markdown_row([f"**{text}**" if is_ratio and column > 1 else text for column, text in enumerate(row)])
+    headings, *lines = table(results)
+    alignment = ["---" if column in _LEFT_ALIGNED else "---:" for column in range(len(headings))]
+    texts = [f"* {name}: {fact}" for name, fact in facts.items()]
+    texts += ["", _markdown_row(headings), _markdown_row(alignment)]
+    for line in lines:
+        is_ratio = line[_SERVER_COLUMN] == "ours/peer"
+        texts.append(
+            _markdown_row(
+                [f"**{text}**" if is_ratio and column >= _SERVER_COLUMN else text for column, text in enumerate(line)]
+            )
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join(texts) + "\n"
 
 
 def _markdown_row(texts: Sequence[str]) -> str:

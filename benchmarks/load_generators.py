@@ -19,13 +19,13 @@ import signal
 import subprocess
 import typing
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from add_sub_calls import GRPC_PATH, HTTP_PATH, MODEL, HttpCall, Protocol, binary_call, grpc_body, json_call
 from benchmark_error import BenchmarkError
+from calls import Call, HttpRequest, Protocol, grpc_body, grpc_path, http_path, http_request
 from measured_server import Ports
 
 PACKAGES = {
@@ -38,16 +38,21 @@ GRACE_S = 30.0
 
 @dataclass(frozen=True)
 class Load:
-    """What one run of a generator saw. *answered* is None where the generator does not tell."""
+    """What one run of a generator saw. *answered* and *body_bytes* are None where the generator does not tell.
+
+    *body_bytes* is what all answers together had between headers and trailers, those included that were under way when
+    the generator left.
+    """
 
     answered: int | None
     per_second: float
     p50_us: float
     p99_us: float
+    body_bytes: int | None = None
 
 
 class Generator(typing.Protocol):
-    """Something that can load a server over one protocol."""
+    """Something that can load a server with one call over one protocol."""
 
     @property
     def name(self) -> str: ...
@@ -121,14 +126,15 @@ _WRK_ERRORS = ("connect", "read", "write", "status", "timeout")
 class Wrk:
     """HTTP/1.1 with keep-alive. *folder* takes the Lua script."""
 
+    call: Call
     protocol: Protocol
     folder: Path
     name: str = "wrk"
 
     def run(self, ports: Ports, *, callers: int, seconds: int) -> Load:
-        script = self.folder / f"{self.protocol.value}.lua"
-        script.write_text(wrk_script(json_call() if self.protocol is Protocol.HTTP_JSON else binary_call()))
-        url = f"http://127.0.0.1:{ports.http}{HTTP_PATH}"
+        script = self.folder / "wrk.lua"
+        script.write_text(wrk_script(http_request(self.call, self.protocol)))
+        url = f"http://127.0.0.1:{ports.http}{http_path(self.call)}"
         command = [
             "wrk",
             "--threads=1",
@@ -140,12 +146,12 @@ class Wrk:
         return read_wrk(run_bounded(command, limit_s=seconds + GRACE_S), callers=callers)
 
 
-def wrk_script(call: HttpCall) -> str:
-    """A Lua script that sends *call* over and over. wrk builds the request once, since request() is not defined."""
-    lines = ['wrk.method = "POST"', f"wrk.body = {_lua_string(call.body)}"]
+def wrk_script(request: HttpRequest) -> str:
+    """A Lua script that sends *request* over and over. wrk builds it once, since request() is not defined."""
+    lines = ['wrk.method = "POST"', f"wrk.body = {_lua_string(request.body)}"]
     lines += [
         f"wrk.headers[{_lua_string(name.encode())}] = {_lua_string(text.encode())}"
-        for name, text in call.headers.items()
+        for name, text in request.headers.items()
     ]
     return "\n".join(lines) + "\n" + _WRK_DONE
 
@@ -225,22 +231,27 @@ def histogram_percentile(histogram: Mapping[int, int], percent: float) -> float:
 class H2load:
     """gRPC as what it is on the wire: HTTP/2 POSTs of one prebuilt message. *folder* takes the message and the log.
 
+    A stream is asked for in the same way: one message, the end of the client's side with it, and whatever comes back until
+    the server ends its own.
+
     A gRPC error arrives with HTTP status 200 and its code in the trailers, which h2load does not read, so *answered*
-    counts errors too: whoever uses it compares it with the server's own statistics.
+    counts errors too, and streams that broke off: whoever uses it compares it with the server's own statistics, and
+    *body_bytes* with what so many whole answers would have.
     """
 
+    call: Call
+    protocol: Protocol
     folder: Path
-    protocol: Protocol = Protocol.GRPC
     name: str = "h2load"
 
     def run(self, ports: Ports, *, callers: int, seconds: int) -> Load:
         message, log = self.folder / "grpc.bin", self.folder / "h2load.log"
-        message.write_bytes(grpc_body())
+        message.write_bytes(grpc_body(self.call))
         log.unlink(missing_ok=True)
         command = ["h2load", "--threads=1", f"--clients={callers}", "--max-concurrent-streams=1"]
         command += [f"--duration={seconds}", f"--data={message}", f"--log-file={log}"]
         command += ["--header=content-type: application/grpc", "--header=te: trailers"]
-        command += [f"http://127.0.0.1:{ports.grpc}{GRPC_PATH}"]
+        command += [f"http://127.0.0.1:{ports.grpc}{grpc_path(self.protocol)}"]
         output = run_bounded(command, limit_s=seconds + GRACE_S)
         if not log.exists():
             raise BenchmarkError(f"h2load wrote no log:\n{output[-2000:]}")
@@ -248,14 +259,15 @@ class H2load:
 
 
 def read_h2load(output: str, log: str) -> Load:
-    """Rate and count from the report, percentiles from the log: the report has only mean and deviation."""
+    """Rate, count and bytes from the report, percentiles from the log: the report has only mean and deviation."""
     rate = re.search(r"^finished in [^,]+, ([\d.]+) req/s", output, re.MULTILINE)
     counts = re.search(
         r"^requests: \d+ total, \d+ started, (\d+) done, (\d+) succeeded, (\d+) failed, (\d+) errored, (\d+) timeout",
         output,
         re.MULTILINE,
     )
-    if rate is None or counts is None:
+    traffic = re.search(r"^traffic: .*\((\d+)\) data$", output, re.MULTILINE)
+    if rate is None or counts is None or traffic is None:
         raise BenchmarkError(f"h2load printed no summary:\n{output[-2000:]}")
     done, succeeded, failed, errored, timeout = (int(count) for count in counts.groups())
     if done == 0:
@@ -268,7 +280,9 @@ def read_h2load(output: str, log: str) -> Load:
     if len(latencies) < done:
         raise BenchmarkError(f"h2load's log has {len(latencies)} latencies for {done} answers")
     p50, p99 = np.percentile(latencies, [50, 99])
-    return Load(answered=done, per_second=float(rate[1]), p50_us=float(p50), p99_us=float(p99))
+    return Load(
+        answered=done, per_second=float(rate[1]), p50_us=float(p50), p99_us=float(p99), body_bytes=int(traffic[1])
+    )
 
 
 def read_h2load_log(log: str) -> list[int]:
@@ -290,10 +304,13 @@ class PerfAnalyzer:
     """NVIDIA's own load generator, a heavy client, as a cross-check. *command* may carry arguments of its own.
 
     Not for JSON tensors: what perf_analyzer 2.51 sends with `--input-tensor-format json`, Triton itself refuses ("Shape
-    does not match true shape of 'data' field").
+    does not match true shape of 'data' field"). Not for streams: there it keeps one stream for all callers.
     """
 
+    PROTOCOLS: typing.ClassVar[Collection[Protocol]] = (Protocol.HTTP_BINARY, Protocol.GRPC)
+
     command: str
+    call: Call
     protocol: Protocol
     folder: Path
     name: str = "perf_analyzer"
@@ -302,7 +319,7 @@ class PerfAnalyzer:
         report = self.folder / "perf_analyzer.csv"
         report.unlink(missing_ok=True)
         port = ports.grpc if self.protocol is Protocol.GRPC else ports.http
-        command = [*shlex.split(self.command), "-m", MODEL, "-u", f"127.0.0.1:{port}"]
+        command = [*shlex.split(self.command), "-m", self.call.model, "-u", f"127.0.0.1:{port}"]
         command += ["-i", "grpc" if self.protocol is Protocol.GRPC else "http"]
         command += ["--concurrency-range", str(callers), "--measurement-interval", str(seconds * 1000 // _WINDOWS)]
         command += ["--stability-percentage", _ANY_SPREAD_PERCENT, "--percentile", "99", "-f", str(report)]

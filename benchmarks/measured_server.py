@@ -108,12 +108,23 @@ class MeasuredServer:
     def started(
         cls, side: str, template: str, *, models: Path, ports: Ports, log: Path, timeout_s: float
     ) -> Iterator[MeasuredServer]:
-        """Start the command in a session of its own and wait until it is ready; on leaving, nothing of it is left."""
+        """Start the command in a session of its own and wait until it is ready; on leaving, nothing of it is left.
+
+        It runs in the folder of the log, where no modules lie. The Python of a Triton looks into the working directory
+        first: started beside a triton_python_backend_utils of ours, it did not come up.
+        """
         command = expand(template, models=models, ports=ports)
+        if os.sep in command[0]:
+            command[0] = os.path.abspath(command[0])  # meant from where we are; not resolved, as {python} may be a link
         with log.open("wb") as output:
             try:
                 process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                    command,
+                    cwd=log.parent,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
                 )
             except OSError as error:
                 raise BenchmarkError(f"{side}: cannot start {command[0]!r}: {error}") from error
@@ -195,16 +206,21 @@ class MeasuredServer:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=STOP_TIMEOUT_S)
             self._signal_group(signal.SIGTERM)
-            deadline = time.monotonic() + CHILDREN_TIMEOUT_S
-            while self.tree.alive() and time.monotonic() < deadline:
-                time.sleep(_LOOK_AGAIN_S)
+            self._wait_until_left()
         finally:  # also when a second Ctrl-C ends the waiting
             killed = self.tree.kill()
             self._signal_group(signal.SIGKILL)
             self._process.wait()
+            self._wait_until_left()  # on a busy machine a killed process takes its time
         if killed:
             pids = ", ".join(str(stat.pid) for stat in killed)
             print(f"{self.side}: had to kill what SIGTERM left behind: {pids}", file=sys.stderr)
+
+    def _wait_until_left(self) -> None:
+        """Until everything that the command started has ended, or CHILDREN_TIMEOUT_S are over."""
+        deadline = time.monotonic() + CHILDREN_TIMEOUT_S
+        while self.tree.alive() and time.monotonic() < deadline:
+            time.sleep(_LOOK_AGAIN_S)
 
     def _signal_group(self, number: int) -> None:
         try:

@@ -169,8 +169,7 @@ class Dispatcher:
         free = [instance for instance in idle if instance.has_room] if len(idle) > 1 else list(idle)
         rooms: list[tuple[Instance, int]] = []
         if len(self._scheduler) > len(free):
-            is_alone = len(self._instances) == 1
-            rooms = [(instance, instance.room_ahead(is_alone=is_alone)) for instance in self._instances]
+            rooms = [(instance, instance.room_ahead()) for instance in self._instances]
         decision = self._scheduler.decide(now_ns, idle=len(free), ahead=sum(room for _, room in rooms))
         self._end_dropped(decision, now_ns)
         if decision.batches:
@@ -354,11 +353,12 @@ class Dispatcher:
             if not isinstance(self._scheduler, SequenceBatchScheduler):
                 raise InferenceError(ErrorCode.INVALID_ARG, NOT_ITERATIVE_TEXT)
             ticket.accepted_ns = now_ns
-            if self._order is not None:
-                self._order.put_back([ticket])  # it takes its place again when it is taken again
             self._scheduler.rescheduled(ticket, now_ns)
         except InferenceError as error:
             self._end(ticket, error)
+            return
+        if self._order is not None:
+            self._order.put_back(_kept_in_order([ticket]))  # it takes its place again when it is taken again
 
     def _end_dropped(self, decision: Decision, now_ns: int) -> None:
         """End what the scheduler has taken out of the queue without a batch for it."""
@@ -436,7 +436,9 @@ def _resolve(ticket: Ticket, outcome: InferenceResponse | InferenceError) -> Non
     assert isinstance(waiter, PendingAnswer)
     if waiter.done():
         return
-    waiter.on_cancel = None  # it refers to the ticket, and the ticket to it: memory of the answer would wait for a collection
+    waiter.on_cancel = (
+        None  # it refers to the ticket, and the ticket to it: memory of the answer would wait for a collection
+    )
     if isinstance(outcome, InferenceError):
         waiter.set_exception(outcome)
     else:

@@ -129,8 +129,9 @@ class Instance:
         services: WorkerServices,
         *,
         capacity: int = 1,
+        is_alone: bool = False,
     ) -> None:
-        """*capacity* is how many batches it executes at a time."""
+        """*capacity* is how many batches it executes at a time; it *is_alone* where its model has no other instance."""
         self.name = options.instance
         self.state = InstanceState.STARTING
         self.deaths_in_a_row = 0
@@ -157,6 +158,7 @@ class Instance:
         self.capacity = capacity
         self._calls: OpenCalls | None = None
         """Of the present worker. None before it has asked for anything."""
+        self._is_alone = is_alone
         self._makes_calls = False
         """Whether its model calls others, and may therefore wait for one of them."""
         self._in_flight: dict[int, Batch] = {}
@@ -224,17 +226,17 @@ class Instance:
         started = self._worker.started_batch
         return sum(len(batch.tickets) for batch in self._in_flight.values() if batch.number > started)
 
-    def room_ahead(self, *, is_alone: bool) -> int:
+    def room_ahead(self) -> int:
         """How many batches may be sent to follow those in flight.
 
         As many as are expected to be executed within a few messages' time, so that the worker never waits for us. Behind
-        slow batches none: another instance might be free sooner. An instance that *is_alone* has at least one. Behind a
-        model that calls others none: what waits there could be what it waits for.
+        slow batches none: another instance might be free sooner; where there is no other, at least one. Behind a model that
+        calls others none either: what waits there could be what it waits for, and another instance could serve it.
         """
-        if self.state is not InstanceState.READY or self._makes_calls:
+        if self.state is not InstanceState.READY or (self._makes_calls and not self._is_alone):
             return 0
         ahead = min(_MOST_AHEAD, int(_AHEAD_BUDGET_NS / self._execute_ns)) if self._execute_ns else 0
-        if is_alone and ahead == 0:
+        if self._is_alone and ahead == 0:
             ahead = 1
         return max(0, self.capacity + ahead - max(self.capacity, len(self._in_flight)))
 
@@ -313,7 +315,9 @@ class Instance:
         for batch in (*self._in_flight.values(), *self._open.values()):
             if ticket in batch.tickets:
                 index = batch.tickets.index(ticket)
-                if self._worker is not None and index not in batch.ended:
+                if index in batch.ended:
+                    continue  # it was released for another batch
+                if self._worker is not None:
                     self._worker.send_cancel(batch.number, index)
                 return True
         return False
@@ -371,7 +375,11 @@ class Instance:
 
     def _respond(self, body: memoryview) -> None:
         number, index, answer, is_final = messages.read_response(body, self._specs)
-        batch = self._in_flight.get(number) or self._open[number]
+        batch = self._in_flight.get(number) or self._open.get(number)
+        if batch is None or index in batch.ended:
+            # The end that a destructor sends takes no lock: ``execute`` may fail, and end the whole batch, meanwhile.
+            self.refuse(answer.outputs if answer is not None else ())
+            return
         self._has_served = True
         self.deaths_in_a_row = 0
         response: InferenceResponse | InferenceError | None = None
@@ -446,6 +454,7 @@ class Instance:
         for batch in batches:
             self._memory.release(batch.slots)
         self._owner.on_returned(self, batches)
+        self._owner.on_room(self)  # the results of those before them may have come already
 
     # ------------------------------------------------------------------------------------------ calls
 
@@ -470,7 +479,7 @@ class Instance:
         """The model has called another one for the first time: what waits behind it may be what it is going to wait for."""
         if not self._makes_calls:
             self._makes_calls = True
-            if len(self._in_flight) > self.capacity and self._worker is not None:
+            if not self._is_alone and len(self._in_flight) > self.capacity and self._worker is not None:
                 self._worker.send(frame(Kind.RECALL, []))
 
     def reply(self, worker: WorkerProcess, call: int, outcome: CallOutcome, *, is_final: bool) -> None:
@@ -491,12 +500,18 @@ class Instance:
     def _put_reply(self, parts: list[bytes], response: InferenceResponse) -> None:
         parameters = json.dumps(response.parameters) if response.parameters else ""
         messages.put_answer(parts, outputs=len(response.outputs), parameters_json=parameters)
-        for tensor in response.outputs:
-            room = room_for(tensor)
-            parcel = Parcel(self._memory, room)
-            if room:
-                self._memory.give(parcel.slots[0], tensor)
-            parcel.put(parts, self._specs.encode(tensor.name, tensor.datatype, tensor.shape), tensor)
+        slots: list[int] = []
+        try:
+            for tensor in response.outputs:
+                room = room_for(tensor)
+                parcel = Parcel(self._memory, room)
+                if room:
+                    self._memory.give(parcel.slots[0], tensor)
+                parcel.put(parts, self._specs.encode(tensor.name, tensor.datatype, tensor.shape), tensor)
+                slots += parcel.slots
+        except InferenceError:
+            self._memory.release(slots)
+            raise
 
     # ------------------------------------------------------------------------------------------ readiness
 

@@ -133,7 +133,11 @@ class ServedVersion:
         answer = PendingAnswer(loop=self._loop)
         ticket = self._ticket(request, answer)
         answer.on_cancel = partial(self._dispatcher.cancelled, ticket)
-        self._dispatcher.submit(ticket)
+        try:
+            self._dispatcher.submit(ticket)
+        except BaseException:
+            answer.on_cancel = None  # each refers to the other: the request's memory would wait for a collection
+            raise
         return answer
 
     def infer_stream(self, request: InferenceRequest, receiver: ResponseReceiver) -> ResponseStream:
@@ -142,7 +146,11 @@ class ServedVersion:
         ticket = stream.ticket = self._ticket(request, stream)
         stream.dispatcher = self._dispatcher
         stream.on_cancel(partial(self._dispatcher.cancelled, ticket))
-        self._dispatcher.submit(ticket)
+        try:
+            self._dispatcher.submit(ticket)
+        except BaseException:
+            stream.forget()
+            raise
         return stream
 
     def _ticket(self, request: InferenceRequest, waiter: Cancellable) -> Ticket:
@@ -208,7 +216,8 @@ class ServedVersion:
         UNAVAILABLE with the reason if one fails; does not raise for that. When it is cancelled `unload` must follow, too.
         """
         plans = list(instance_names(self.config))
-        instances = [self._make_instance(plan, environment) for plan in plans]
+        is_alone = sum(not plan.passive for plan in plans) == 1
+        instances = [self._make_instance(plan, environment, is_alone=is_alone) for plan in plans]
         self._instances = [instance for plan, instance in zip(plans, instances) if not plan.passive]
         self._passive = [instance for plan, instance in zip(plans, instances) if plan.passive]
         results = await asyncio.gather(*(instance.start() for instance in instances), return_exceptions=True)
@@ -236,7 +245,7 @@ class ServedVersion:
         text = f"Request for unknown model: '{self.name}' version {self.version} is not at ready state"
         return InferenceError(ErrorCode.UNAVAILABLE, text)
 
-    def _make_instance(self, plan: InstanceSpec, environment: Environment) -> Instance:
+    def _make_instance(self, plan: InstanceSpec, environment: Environment, *, is_alone: bool) -> Instance:
         args = initialize_args(self.config, plan, version=self.version, directory=self._directory)
         options = LaunchOptions(
             model=self.name,
@@ -258,7 +267,16 @@ class ServedVersion:
             cancels_coroutines=self.config.cancels_coroutines,
         )
         capacity = 1 if self.config.decoupled else self.config.execute_concurrency
-        return Instance(options, self.config, self, self._spawners, environment, self._services, capacity=capacity)
+        return Instance(
+            options,
+            self.config,
+            self,
+            self._spawners,
+            environment,
+            self._services,
+            capacity=capacity,
+            is_alone=is_alone,
+        )
 
     def stop_accepting(self) -> None:
         """Refuse new requests from now on; those inside are served."""

@@ -103,6 +103,10 @@ class ResponseStream:
         """Who is told of `cancel`."""
         self._on_cancel = callback
 
+    def forget(self) -> None:
+        """The request was refused: let go of it, for it refers to us, and its memory would wait for a collection."""
+        self._receiver = self._on_cancel = self.ticket = None
+
     def comes_from(self, instance: Instance, batch: int, index: int) -> None:
         """The next responses are those of request *index* of *batch*: a rescheduled request has one batch after another."""
         place = self._place

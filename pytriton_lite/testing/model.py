@@ -317,6 +317,8 @@ class ModelUnderTest:
         controls = [] if self._controls is None else self._controls.of(admitted)
         outputs = frozenset(admitted.requested_outputs or self._config.outputs_by_name)
         return InferenceRequest._received(
+            model_name=admitted.model_name,
+            model_version=-1 if admitted.version is None else admitted.version,
             request_id=admitted.request_id,
             correlation_id=admitted.correlation_id,
             flags=admitted.sequence_flags,

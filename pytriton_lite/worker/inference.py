@@ -181,6 +181,8 @@ class InferenceRequest:
     def _received(
         cls,
         *,
+        model_name: str,
+        model_version: int,
         request_id: str,
         correlation_id: int | str,
         flags: int,
@@ -190,8 +192,13 @@ class InferenceRequest:
         inputs: list[Tensor],
         answering_of: Callable[[], Answering] | None = None,
     ) -> InferenceRequest:
-        """A request of a client. *answering_of* makes what its responses go through, once somebody asks for it."""
+        """A request of a client. *answering_of* makes what its responses go through, once somebody asks for it.
+
+        The model may execute it, too, and calls itself then.
+        """
         request = cls.__new__(cls)
+        request._model_name = model_name
+        request._model_version = model_version
         request._request_id = request_id
         request._correlation_id = correlation_id
         request._flags = flags

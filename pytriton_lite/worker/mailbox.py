@@ -16,6 +16,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from pytriton_lite.ipc.channel import RECEIVE_BYTES, FrameReader
 
@@ -34,6 +35,10 @@ class Waiter:
     def __init__(self) -> None:
         self.is_done = False
         self._signal: threading.Lock | None = None
+
+
+_FILLING = Waiter()
+"""Stands for the thread that is in `Mailbox.fill`, which waits for nothing that could be finished."""
 
 
 class Mailbox:
@@ -83,6 +88,36 @@ class Mailbox:
                 self._read()
         finally:
             self._hand_over()
+
+    def fill(self, inbox: deque[Any]) -> bool:
+        """Read until `on_frame` has put something into *inbox*: `wait` for the thread that most often reads, with less ado.
+
+        False when another thread reads, and maybe puts something there. Raises EngineGone on end-of-file.
+        """
+        with self._mutex:
+            if self._reader is not None:
+                return False
+            self._reader = _FILLING
+        self._reading_thread = threading.get_ident()
+        try:
+            on_frame = self._on_frame
+            while not inbox:
+                if self._wake_read >= 0:
+                    self._read()
+                    continue
+                data = self._sock.recv(RECEIVE_BYTES)
+                if not data:
+                    raise EngineGone
+                for kind, body in self._frames.feed(data):
+                    on_frame(kind, body)
+        finally:
+            with self._mutex:
+                if not self._waiting:
+                    self._reader = None
+                    self._reading_thread = 0
+            if self._reader is _FILLING:
+                self._hand_over()
+        return True
 
     def finish(self, waiter: Waiter) -> None:
         """Say that *waiter* is done: from `on_frame`, or from any thread once `allow_wakeups` was called."""
@@ -176,24 +211,24 @@ class Outbox:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._posted: deque[bytes] = deque()
+        self.posted: deque[bytes] = deque()
         self._postponed: deque[Callable[[], None]] = deque()
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._holder = 0
 
     def __enter__(self) -> None:
-        self._lock.acquire()
+        self.lock.acquire()
         self._holder = threading.get_ident()
         try:
-            self._send_posted()
+            self.send_posted()
         except BaseException:
             self._release()
             raise
 
     def __exit__(self, *_: object) -> None:
         self._release()
-        if self._posted:
-            self._try_posted()
+        if self.posted:
+            self.try_posted()
         while self._postponed:
             try:
                 action = self._postponed.popleft()
@@ -203,7 +238,7 @@ class Outbox:
 
     def _release(self) -> None:
         self._holder = 0
-        self._lock.release()
+        self.lock.release()
 
     @property
     def is_held_here(self) -> bool:
@@ -225,19 +260,19 @@ class Outbox:
 
     def post(self, data: bytes) -> None:
         """Send whole frames soon, from any thread and from any place; never waits for who holds the outbox."""
-        self._posted.append(data)
-        self._try_posted()
+        self.posted.append(data)
+        self.try_posted()
 
-    def _send_posted(self) -> None:
-        while self._posted:
-            self._sock.sendall(self._posted.popleft())
+    def send_posted(self) -> None:
+        while self.posted:
+            self._sock.sendall(self.posted.popleft())
 
-    def _try_posted(self) -> None:
+    def try_posted(self) -> None:
         # Whoever holds the lock looks here again after its release, so nothing is left lying.
-        while self._posted and self._lock.acquire(blocking=False):
+        while self.posted and self.lock.acquire(blocking=False):
             try:
-                self._send_posted()
+                self.send_posted()
             except (BrokenPipeError, ConnectionResetError):
-                self._posted.clear()  # the engine is gone; the thread that reads will see it
+                self.posted.clear()  # the engine is gone; the thread that reads will see it
             finally:
-                self._lock.release()
+                self.lock.release()

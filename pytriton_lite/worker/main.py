@@ -102,6 +102,8 @@ def _receive_start(channel: socket.socket) -> Start | None:
 
 def _serving(start: Start) -> Serving:
     return Serving(
+        model=start.args["model_name"],
+        version=int(start.args["model_version"]),
         instance=start.args["model_instance_name"],
         path=str(_model_files(start).path),
         outputs=start.outputs,

@@ -34,6 +34,11 @@ class InputMemory:
         self._held: dict[int, weakref.ref[Array]] = {}
         self.released: list[int] = []
 
+    @property
+    def is_held(self) -> bool:
+        """Whether anybody here looks at a slot of the engine's."""
+        return bool(self._held)
+
     def attach(self, segment_id: int, nbytes: int) -> None:
         segment = Segment.attach(receive_descriptor(self._descriptors), nbytes)
         self._segments[segment_id] = np.frombuffer(segment.view, np.uint8)

@@ -76,6 +76,8 @@ class Serving:
     is wanted any more.
     """
 
+    model: str
+    version: int
     instance: str
     path: str
     outputs: tuple[str, ...]
@@ -130,7 +132,9 @@ class Worker(Host):
         self._model: Any = None
         self._inbox: deque[_Work] = deque()
         self._idle: Waiter | None = None
-        """What the main thread waits for when the inbox is empty."""
+        """What the main thread waits for when the inbox is empty and another thread reads."""
+        self._is_idle = False
+        """Whether the main thread waits for work."""
         self._all_outputs = frozenset(serving.outputs)
         self._selections: dict[int, frozenset[str]] = {0: self._all_outputs}
         self._specs = SpecTable()
@@ -285,15 +289,20 @@ class Worker(Host):
             # What the variable still names would hold the last message, and the slots in it, while we wait.
             work = None  # type: ignore[assignment]
             self._flush()
-            self._idle = Waiter()
-            if not inbox:
-                self.mailbox.wait(self._idle)
+            self._is_idle = True
+            if not self.mailbox.fill(inbox):
+                self._idle = Waiter()
+                if not inbox:
+                    self.mailbox.wait(self._idle)
+                self._idle = None
+            self._is_idle = False
 
     def _on_frame(self, kind: int, body: memoryview) -> None:
         if kind == Kind.EXECUTE:
             for number, requests in messages.read_execute(body, self._specs):
                 self._inbox.append(_Work(kind, number, requests))
-            self._wake_main()
+            if self._idle is not None:
+                self._wake_main()
         elif kind == Kind.RELEASE:
             with self.outbox:
                 self._output_memory.release(messages.read_release(body))
@@ -306,7 +315,7 @@ class Worker(Host):
         elif kind == Kind.REPLY:
             self._on_reply(body)
             # The coroutine that waited for it may have come to its end already, while this thread had the reply in hand.
-            if self._input_memory.released and self._idle is not None and not self._idle.is_done:
+            if self._input_memory.released and self._is_idle:
                 self._flush()
         elif kind == Kind.CREDIT:
             self._on_credit(body)
@@ -347,8 +356,9 @@ class Worker(Host):
             return
 
     def _wake_main(self) -> None:
-        if self._idle is not None:
-            self.mailbox.finish(self._idle)
+        idle = self._idle
+        if idle is not None:
+            self.mailbox.finish(idle)
 
     def _return_unbegun(self) -> None:
         """Give back the batches that lie in the inbox: this instance is going to wait, another one may be free."""
@@ -488,7 +498,10 @@ class Worker(Host):
         else:
             responses = check_responses(returned, batch.requests)
         parts: list[bytes] = []
-        with self.outbox:
+        outbox = self.outbox
+        with outbox.lock:
+            if outbox.posted:
+                outbox.send_posted()
             try:
                 deferred: set[int] = set()
                 for index, (request, response) in enumerate(zip(batch.requests, responses)):
@@ -502,6 +515,8 @@ class Worker(Host):
             if deferred:
                 self._deferred[batch.number] = deferred
             self._add_result(batch, parts, len(batch.requests), executed_ns=executed_ns)
+        if outbox.posted:
+            outbox.try_posted()
 
     def _put_outcome(self, parts: list[bytes], request: InferenceRequest, response: InferenceResponse | None) -> bool:
         """Append what became of one request; whether its end is still to come."""
@@ -566,6 +581,10 @@ class Worker(Host):
         if self._cancelled:
             self._cancelled = {key for key in self._cancelled if key[0] > self._begun or key[0] in self._executing}
         if threading.get_ident() != self._main_thread:
+            self._send_held([messages.result_frame(1, head + parts)])
+            return
+        if not self._inbox and not self._result_count and not self._input_memory.is_held:
+            # Nothing to share the message with, and no slot that would travel with it.
             self._send_held([messages.result_frame(1, head + parts)])
             return
         self._results += head
@@ -786,6 +805,8 @@ class Worker(Host):
     def _request(self, batch: int, index: int, message: RequestMessage) -> InferenceRequest:
         requested_outputs = self._selection(message.outputs_mask)
         return InferenceRequest._received(
+            model_name=self._serving.model,
+            model_version=self._serving.version,
             request_id=message.request_id,
             correlation_id=message.correlation_id,
             flags=message.sequence_flags,
@@ -878,7 +899,8 @@ class Worker(Host):
             frames = [messages.result_frame(self._result_count, self._results), *frames]
             self._results = []
             self._result_count = 0
-        frames = self._output_memory.announcements() + frames
+        if self._output_memory.has_announcements:
+            frames = self._output_memory.announcements() + frames
         released = self._input_memory.released
         if released:
             count = len(released)

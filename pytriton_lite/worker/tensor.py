@@ -46,7 +46,8 @@ class Tensor:
     def __init__(self, name: str | bytes, array: Array, /) -> None:
         if not isinstance(name, (str, bytes)) or not isinstance(array, np.ndarray):
             refuse_arguments("__init__", "Tensor(arg0: str, arg1: numpy.ndarray)", (name, array))
-        name = _checked(name)
+        if type(name) is not str or not name:
+            name = _checked(name)
         datatype = dtypes.from_numpy(array.dtype)
         if datatype is None:
             raise TritonModelException("NumPy dtype is not supported.")

@@ -15,7 +15,7 @@ sys.path.insert(0, str(BENCHMARKS))
 
 @pytest.fixture
 def stand_in_command() -> str:
-    """A command template for a small server that answers add_sub; more flags may be appended."""
+    """A command template for a small server that answers for the models of scenarios; more flags may be appended."""
     return f"{{python}} '{STAND_IN}' {{http_port}} {{grpc_port}}"
 
 

@@ -1,6 +1,7 @@
-"""add_sub over HTTP and gRPC as the benchmark asks for it, in a process of its own, with faults on request.
+"""The models of the benchmark's scenarios as it asks for them, in a process of its own, with faults on request.
 
-stand_in_server.py HTTP_PORT GRPC_PORT [--wrong] [--fail-after N] [--ignore-sigterm] [--with-child] [--die]
+stand_in_server.py HTTP_PORT GRPC_PORT [--wrong] [--fail-after N] [--short-after N] [--forget-calls] [--ignore-sigterm]
+                   [--with-child] [--die]
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -21,21 +23,38 @@ from pytriton_lite.proto import grpc_service_pb
 
 OPTIONS = argparse.Namespace()
 LOCK = threading.Lock()
-COUNTS = {"success": 0, "fail": 0}
+CALLS = {"bls": "add_sub", "bls_decoupled": "decoupled"}
+COUNTS = {name: {"success": 0, "fail": 0} for name in ("add_sub", "bls", "decoupled", "bls_decoupled")}
+RESPONSES = 100
+
+Outputs = dict[str, bytes]
 
 
-def add_sub(a: bytes, b: bytes) -> list[bytes]:
-    left, right = struct.unpack("<4f", a), struct.unpack("<4f", b)
+def outputs_of(model: str, *inputs: bytes) -> Outputs:
+    """What a model in default mode answers."""
+    values = [struct.unpack("<4f", data) for data in inputs]
     wrong = 1.0 if OPTIONS.wrong else 0.0
-    sums, differences = [x + y + wrong for x, y in zip(left, right)], [x - y for x, y in zip(left, right)]
-    return [struct.pack("<4f", *sums), struct.pack("<4f", *differences)]
+    if model == "bls_decoupled":
+        total = sum(range(RESPONSES))
+        return {"OUT": struct.pack("<4f", *(RESPONSES * value + total + wrong for value in values[0]))}
+    sums, differences = [x + y + wrong for x, y in zip(*values)], [x - y for x, y in zip(*values)]
+    return {"OUTPUT0": struct.pack("<4f", *sums), "OUTPUT1": struct.pack("<4f", *differences)}
 
 
-def count() -> bool:
+def streamed(data: bytes, *, responses: int) -> Iterator[Outputs]:
+    """What the model "decoupled" answers. If told to be wrong, it is so in the middle."""
+    for number in range(responses):
+        shift = number + (1 if OPTIONS.wrong and number == RESPONSES // 2 else 0)
+        yield {"OUT": struct.pack("<4f", *(value + shift for value in struct.unpack("<4f", data)))}
+
+
+def count(model: str) -> bool:
     """Whether this request may succeed."""
     with LOCK:
-        succeeds = OPTIONS.fail_after is None or COUNTS["success"] < OPTIONS.fail_after
-        COUNTS["success" if succeeds else "fail"] += 1
+        succeeds = OPTIONS.fail_after is None or COUNTS[model]["success"] < OPTIONS.fail_after
+        for name in (model, CALLS.get(model)):
+            if name == model or (name is not None and not OPTIONS.forget_calls):
+                COUNTS[name]["success" if succeeds else "fail"] += 1
         return succeeds
 
 
@@ -46,6 +65,11 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         pass
 
+    @property
+    def model(self) -> str:
+        """Of /v2/models/MODEL/..."""
+        return self.path.split("/")[3]
+
     def do_GET(self) -> None:
         if self.path == "/v2":
             self.answer(b'{"name": "stand-in", "version": "1.2.3"}')
@@ -53,24 +77,26 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(b"")
         else:
             with LOCK:
-                kinds = {kind: {"count": number} for kind, number in COUNTS.items()}
+                kinds = {kind: {"count": number} for kind, number in COUNTS[self.model].items()}
             self.answer(json.dumps({"model_stats": [{"inference_stats": kinds}]}).encode())
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        if not count():
+        if not count(self.model):
             self.answer(b'{"error": "told to fail"}', status=500)
             return
         header_length = self.headers["Inference-Header-Content-Length"]
         if header_length is None:
-            a, b = (struct.pack("<4f", *entry["data"]) for entry in json.loads(body)["inputs"])
-            datas = [{"data": struct.unpack("<4f", output)} for output in add_sub(a, b)]
-            self.answer(json.dumps({"outputs": named(datas)}).encode())
+            inputs = [struct.pack("<4f", *entry["data"]) for entry in json.loads(body)["inputs"]]
+            outputs = outputs_of(self.model, *inputs)
+            described = [{"name": name, "data": struct.unpack("<4f", data)} for name, data in outputs.items()]
+            self.answer(json.dumps({"outputs": described}).encode())
             return
         tensors = body[int(header_length) :]
-        sizes = [{"parameters": {"binary_data_size": 16}}] * 2
-        header = json.dumps({"outputs": named(sizes)}).encode()
-        self.answer(header + b"".join(add_sub(tensors[:16], tensors[16:])), header_length=len(header))
+        outputs = outputs_of(self.model, *(tensors[offset : offset + 16] for offset in range(0, len(tensors), 16)))
+        sizes = [{"name": name, "parameters": {"binary_data_size": len(data)}} for name, data in outputs.items()]
+        header = json.dumps({"outputs": sizes}).encode()
+        self.answer(header + b"".join(outputs.values()), header_length=len(header))
 
     def answer(self, body: bytes, *, status: int = 200, header_length: int | None = None) -> None:
         self.send_response(status)
@@ -81,20 +107,42 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def named(outputs: list[dict[str, object]]) -> list[dict[str, object]]:
-    return [{"name": f"OUTPUT{index}", **output} for index, output in enumerate(outputs)]
+def infer_response(model: str, outputs: Outputs) -> grpc_service_pb.ModelInferResponse:
+    response = grpc_service_pb.ModelInferResponse(model_name=model)
+    for name, data in outputs.items():
+        response.outputs.add(name=name, datatype="FP32", shape=[4])
+        response.raw_output_contents.append(data)
+    return response
 
 
 def model_infer(message: bytes, context: grpc.ServicerContext) -> bytes:
-    if not count():
-        context.abort(grpc.StatusCode.INTERNAL, "told to fail")
     request = grpc_service_pb.ModelInferRequest.FromString(message)
-    response = grpc_service_pb.ModelInferResponse(model_name=request.model_name)
-    for index, raw in enumerate(add_sub(*request.raw_input_contents)):
-        response.outputs.add(name=f"OUTPUT{index}", datatype="FP32", shape=[4])
-        response.raw_output_contents.append(raw)
+    if not count(request.model_name):
+        context.abort(grpc.StatusCode.INTERNAL, "told to fail")
+    response = infer_response(request.model_name, outputs_of(request.model_name, *request.raw_input_contents))
     answer: bytes = response.SerializeToString()
     return answer
+
+
+def model_stream_infer(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    for message in messages:
+        request = grpc_service_pb.ModelInferRequest.FromString(message)
+        if not count(request.model_name):
+            yield grpc_service_pb.ModelStreamInferResponse(error_message="told to fail").SerializeToString()
+            continue
+        if request.model_name == "decoupled":
+            answers = streamed(request.raw_input_contents[0], responses=RESPONSES - is_short())
+        else:
+            answers = iter([outputs_of(request.model_name, *request.raw_input_contents)])
+        for outputs in answers:
+            response = infer_response(request.model_name, outputs)
+            yield grpc_service_pb.ModelStreamInferResponse(infer_response=response).SerializeToString()
+
+
+def is_short() -> bool:
+    """Whether the stream that was counted last is to be one response too short."""
+    with LOCK:
+        return OPTIONS.short_after is not None and COUNTS["decoupled"]["success"] > OPTIONS.short_after
 
 
 def main() -> None:
@@ -103,6 +151,8 @@ def main() -> None:
     parser.add_argument("grpc_port", type=int)
     parser.add_argument("--wrong", action="store_true")
     parser.add_argument("--fail-after", type=int)
+    parser.add_argument("--short-after", type=int)
+    parser.add_argument("--forget-calls", action="store_true")
     parser.add_argument("--ignore-sigterm", action="store_true")
     parser.add_argument("--with-child", action="store_true")
     parser.add_argument("--die", action="store_true")
@@ -115,8 +165,11 @@ def main() -> None:
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
         print(f"child {child.pid}", flush=True)
     grpc_server = grpc.server(ThreadPoolExecutor(4))
-    method = grpc.unary_unary_rpc_method_handler(model_infer)
-    service = grpc.method_handlers_generic_handler("inference.GRPCInferenceService", {"ModelInfer": method})
+    methods = {
+        "ModelInfer": grpc.unary_unary_rpc_method_handler(model_infer),
+        "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(model_stream_infer),
+    }
+    service = grpc.method_handlers_generic_handler("inference.GRPCInferenceService", methods)
     grpc_server.add_generic_rpc_handlers((service,))
     grpc_server.add_insecure_port(f"127.0.0.1:{OPTIONS.grpc_port}")
     grpc_server.start()

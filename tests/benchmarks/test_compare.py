@@ -12,9 +12,8 @@ from pathlib import Path
 
 import compare
 import pytest
-from add_sub_calls import Protocol
 from benchmark_error import BenchmarkError
-from compare import check_counts, main, parse_arguments
+from compare import check_bytes, check_counts, main, parse_arguments
 from load_generators import Load
 
 needs_wrk = pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
@@ -24,8 +23,8 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
 SHORT = ["--rounds=1", "--seconds=1", "--warmup=0", "--callers=2"]
 
 
-def load(answered: int | None) -> Load:
-    return Load(answered=answered, per_second=1.0, p50_us=1.0, p99_us=1.0)
+def load(answered: int | None, body_bytes: int | None = None) -> Load:
+    return Load(answered=answered, per_second=1.0, p50_us=1.0, p99_us=1.0, body_bytes=body_bytes)
 
 
 @pytest.fixture(autouse=True)
@@ -36,10 +35,9 @@ def signal_handlers_are_put_back() -> object:
         signal.signal(number, handler)
 
 
-def test_defaults_are_three_protocols_with_1_8_and_32_callers() -> None:
+def test_add_sub_of_the_project_is_measured_unless_something_else_is_asked_for() -> None:
     options = parse_arguments([])
-    assert options.protocols == [Protocol.HTTP_JSON, Protocol.HTTP_BINARY, Protocol.GRPC]
-    assert options.callers == [1, 8, 32]
+    assert options.scenarios == ["add_sub"]
     assert options.model.joinpath("config.pbtxt").is_file()
 
 
@@ -49,7 +47,9 @@ def test_defaults_are_three_protocols_with_1_8_and_32_callers() -> None:
         (["--callers=1,0"], "expected a number above 0"),
         (["--callers=1;8"], "expected a whole number, got '1;8'"),
         (["--rounds=-1"], "expected a whole number, got '-1'"),
-        (["--protocols=http"], "known: http-json, http-binary, grpc"),
+        (["--protocols=http"], "no protocol 'http'; known: http-json, http-binary, grpc, grpc-stream"),
+        (["--scenarios=add_sub,blz"], "no scenario 'blz'; known: add_sub, bls, decoupled, bls_decoupled"),
+        (["--scenarios=add_sub,decoupled", "--protocols=grpc"], "decoupled streams its responses, which grpc cannot"),
         (["--only=peer"], "--only peer needs --peer-command"),
     ],
 )
@@ -62,13 +62,24 @@ def test_wrong_option_is_refused(arguments: list[str], complaint: str, capsys: p
 
 @pytest.mark.parametrize("served", [100, 104, 108])
 def test_requests_that_were_under_way_may_be_counted_by_the_server_alone(served: int) -> None:
-    check_counts(load(100), served=served, failed=0, callers=4)
+    check_counts(load(100), model="add_sub", served=served, failed=0, callers=4)
 
 
 @pytest.mark.parametrize(("answered", "served"), [(100, 99), (100, 109), (None, 0)])
 def test_counts_that_do_not_agree_are_refused(answered: int | None, served: int) -> None:
-    with pytest.raises(BenchmarkError, match=f"{served} successes and 7 failures"):
-        check_counts(load(answered), served=served, failed=7, callers=4)
+    with pytest.raises(BenchmarkError, match=f"{served} successes and 7 failures of add_sub"):
+        check_counts(load(answered), model="add_sub", served=served, failed=7, callers=4)
+
+
+@pytest.mark.parametrize("body_bytes", [1000, 1001, 1040, None])
+def test_answers_under_way_may_have_brought_some_bytes_of_their_own(body_bytes: int | None) -> None:
+    check_bytes(load(100, body_bytes), each=10, callers=4)
+
+
+@pytest.mark.parametrize("body_bytes", [999, 1041])
+def test_bytes_that_so_many_right_answers_do_not_have_are_refused(body_bytes: int) -> None:
+    with pytest.raises(BenchmarkError, match=f"100 answers of together {body_bytes} bytes, where a right one has 10"):
+        check_bytes(load(100, body_bytes), each=10, callers=4)
 
 
 def test_missing_tools_end_it_before_a_server_is_started(
@@ -98,7 +109,7 @@ def test_both_servers_are_measured_over_http_and_grpc(
     arguments += [f"--model={model_folder}", f"--json={result}", "--protocols=http-binary,grpc", "--markdown"]
     assert main([*arguments, *SHORT]) == 0
     table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-    assert [line.split(" | ")[2] for line in table[2:]] == ["ours", "peer", "**ours/peer**"] * 2
+    assert [line.split(" | ")[3] for line in table[2:]] == ["ours", "peer", "**ours/peer**"] * 2
     document = json.loads(result.read_text())
     assert document["facts"]["Peer"] == "stand-in 1.2.3"
     assert [(cell["protocol"], cell["generator"]) for cell in document["cells"]] == [
@@ -117,7 +128,44 @@ def test_both_servers_are_measured_over_http_and_grpc(
 def test_own_server_is_measured_with_nothing_said_about_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(SHORT) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if " ours " in line]
-    assert [(line[0], line[1]) for line in lines] == [("http-json", "2"), ("http-binary", "2"), ("grpc", "2")]
+    assert [line[:3] for line in lines] == [["add_sub", p, "2"] for p in ("http-json", "http-binary", "grpc")]
+
+
+@needs_wrk
+@needs_h2load
+def test_other_scenarios_are_measured_on_the_real_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = tmp_path / "result.json"
+    scenarios = ["bls", "decoupled", "bls_decoupled"]
+    assert main([f"--scenarios={','.join(scenarios)}", f"--json={result}", *SHORT]) == 0
+    headings = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("scenario"))
+    assert headings.split()[-1] == "responses/s"
+    cells = json.loads(result.read_text())["cells"]
+    assert [(cell["scenario"], cell["protocol"], cell["responses"]) for cell in cells] == [
+        ("bls", "http-binary", 1),
+        ("decoupled", "grpc-stream", 100),
+        ("bls_decoupled", "http-binary", 1),
+    ]
+    assert all(cell["samples"]["ours"][0]["per_second"] > 0 for cell in cells)
+
+
+@needs_h2load
+def test_streams_that_break_off_under_load_are_noticed(
+    stand_in_command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = f"--server-command={stand_in_command} --short-after 3"
+    assert main([command, "--scenarios=decoupled", *SHORT]) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "bytes, where a right one has" in output.err
+
+
+@needs_wrk
+def test_called_model_that_was_not_called_is_noticed(
+    stand_in_command: str, model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [f"--server-command={stand_in_command} --forget-calls", f"--model={model_folder}", "--scenarios=bls"]
+    assert main([*arguments, *SHORT]) == 1
+    assert "but the server counted 0 successes and 0 failures of add_sub" in capsys.readouterr().err
 
 
 @needs_h2load

@@ -17,11 +17,12 @@ from comparison_report import (
     as_text,
     others_cores,
     ratio,
-    rows,
     spread_percent,
+    table,
 )
 
-CELL = Cell("http-binary", 32, "wrk")
+CELL = Cell("add_sub", "http-binary", 32, "wrk")
+STREAM = Cell("decoupled", "grpc-stream", 8, "h2load", responses=100)
 
 
 def sample(
@@ -53,21 +54,29 @@ def test_spread_is_the_whole_width_in_percent_of_the_median() -> None:
 
 
 def test_table_has_a_line_for_each_side_and_one_for_the_ratios() -> None:
-    assert rows([both()]) == [
-        ("http-binary", "32", "ours", "2,000", "75 %", "50", "200", "50.0"),
-        ("http-binary", "32", "peer", "1,000", "100 %", "100", "200", "100.0"),
-        ("http-binary", "32", "ours/peer", "1.50", "1.50–2.00", "0.50", "1.00", "0.50"),
+    assert table([both()])[1:] == [
+        ("add_sub", "http-binary", "32", "ours", "2,000", "75 %", "50", "200", "50.0"),
+        ("add_sub", "http-binary", "32", "peer", "1,000", "100 %", "100", "200", "100.0"),
+        ("add_sub", "http-binary", "32", "ours/peer", "1.50", "1.50–2.00", "0.50", "1.00", "0.50"),
     ]
+
+
+def test_responses_have_a_column_where_a_scenario_streams_them() -> None:
+    stream = CellResult(STREAM, {OURS: [sample(30), sample(20)], PEER: [sample(10), sample(10)]})
+    headings, *lines = table([both(), stream])
+    assert headings[-1] == "responses/s"
+    assert [line[-1] for line in lines] == ["2,000", "1,000", "1.50", "2,500", "1,000", "2.50"]
+    assert "responses/s" not in table([both()])[0]
 
 
 def test_table_of_one_side_has_no_ratios_and_says_what_is_not_known() -> None:
     alone = CellResult(CELL, {PEER: [sample(1000, cpu=None)]})
-    assert rows([alone]) == [("http-binary", "32", "peer", "1,000", "0 %", "100", "200", "–")]
+    assert table([alone])[1:] == [("add_sub", "http-binary", "32", "peer", "1,000", "0 %", "100", "200", "–")]
 
 
 def test_cross_check_is_told_from_the_cell_that_it_checks() -> None:
-    result = CellResult(Cell("grpc", 1, "perf_analyzer"), {OURS: [sample(10)]})
-    assert rows([result])[0][0] == "grpc (perf_analyzer)"
+    result = CellResult(Cell("add_sub", "grpc", 1, "perf_analyzer"), {OURS: [sample(10)]})
+    assert table([result])[1][1] == "grpc (perf_analyzer)"
 
 
 def test_what_everybody_else_used_is_told_over_all_samples() -> None:
@@ -82,12 +91,10 @@ def test_what_everybody_else_used_is_told_over_all_samples() -> None:
 def test_markdown_is_a_table_below_the_facts() -> None:
     lines = as_markdown({"CPU": "a fast one"}, [both()]).splitlines()
     assert lines[:2] == ["* CPU: a fast one", ""]
-    table = lines[2:]
-    assert {line.count("|") for line in table} == {9}
-    assert table[1] == "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |"
-    assert (
-        table[-1] == "| http-binary | 32 | **ours/peer** | **1.50** | **1.50–2.00** | **0.50** | **1.00** | **0.50** |"
-    )
+    assert {line.count("|") for line in lines[2:]} == {10}
+    assert lines[3] == "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |"
+    lead = "| add_sub | http-binary | 32 | "
+    assert lines[-1] == f"{lead}**ours/peer** | **1.50** | **1.50–2.00** | **0.50** | **1.00** | **0.50** |"
 
 
 def test_text_columns_line_up() -> None:
@@ -101,7 +108,8 @@ def test_json_keeps_every_sample_and_what_was_made_of_them() -> None:
     document = json.loads(json.dumps(as_json({"CPU": "a fast one"}, {"rounds": 3}, [both()])))
     (cell,) = document["cells"]
     assert (document["facts"], document["options"]) == ({"CPU": "a fast one"}, {"rounds": 3})
-    assert (cell["protocol"], cell["callers"], cell["generator"]) == ("http-binary", 32, "wrk")
+    described = {"scenario": "add_sub", "protocol": "http-binary", "callers": 32, "generator": "wrk", "responses": 1}
+    assert {key: cell[key] for key in described} == described
     assert [entry["per_second"] for entry in cell["samples"]["ours"]] == [2000, 1500, 3000]
     assert cell["medians"]["peer"] == {"per_second": 1000, "p50_us": 100, "p99_us": 200, "cpu_us": 100}
     assert cell["ratios"]["per_second"] == {"median": 1.5, "lowest": 1.5, "highest": 2.0}

@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from add_sub_calls import HttpCall
 from benchmark_error import BenchmarkError
+from calls import HttpRequest
 from load_generators import (
     histogram_percentile,
     measured_latencies,
@@ -109,15 +109,15 @@ def test_percentile_is_the_smallest_latency_that_enough_requests_kept() -> None:
 
 
 def test_lua_script_spells_every_byte_of_body_and_headers() -> None:
-    script = wrk_script(HttpCall({"X": 'a"\n'}, bytes(range(256))))
+    script = wrk_script(HttpRequest({"X": 'a"\n'}, bytes(range(256))))
     body = "".join(f"\\{byte:03d}" for byte in range(256))
     assert f'wrk.body = "{body}"\n' in script
     assert 'wrk.headers["\\088"] = "\\097\\034\\010"\n' in script
 
 
-def test_h2load_report_gives_rate_and_count_and_its_log_the_percentiles() -> None:
+def test_h2load_report_gives_rate_count_and_bytes_and_its_log_the_percentiles() -> None:
     load = read_h2load(H2LOAD, H2LOAD_LOG)
-    assert (load.answered, load.per_second) == (4, 3559.5)
+    assert (load.answered, load.per_second, load.body_bytes) == (4, 3559.5, 662067)
     assert (load.p50_us, load.p99_us) == (250.0, pytest.approx(397.0))
 
 

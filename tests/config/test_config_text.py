@@ -130,6 +130,9 @@ def test_floats_in_all_spellings(value: str, number: float) -> None:
         pytest.param("input [ { dims: 4 }, ]", "1:22", "got ]", id="row 11, messages"),
         pytest.param("model_transaction_policy { decoupled: TRUE }", "1:39", "TRUE", id="row 15"),
         pytest.param('parameters: { python_lib: "/x" }', "1:15", '"python_lib"', id="row 18"),
+        pytest.param(
+            'parameters: { python_lib: "/x" }', "1:15", "default_model_filename", id="model_api.md, section 9"
+        ),
         pytest.param('parameters { key: "a" value { string_value: 1 } }', "1:45", "1", id="row 19"),
         pytest.param("max_batch_size: 4.0", "1:17", "4.0", id="row 20, a float"),
         pytest.param("max_batch_size: 3000000000", "1:17", "3000000000", id="row 20, out of range"),

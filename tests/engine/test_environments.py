@@ -102,6 +102,19 @@ def test_a_model_without_wishes_runs_as_the_server_does(tmp_path: Path) -> None:
     assert prepare(tmp_path) == Environment(sys.executable, dict(os.environ))
 
 
+def test_a_stub_of_tritons_is_left_alone_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """model_api.md, section 1.1."""
+    config = config_of(tmp_path)
+    (tmp_path / "m" / "triton_python_backend_stub").write_bytes(b"\x7fELF")
+
+    async def act(environments: Environments) -> list[Environment]:
+        return [await environments.prepare(config, tmp_path / "m") for _ in range(2)]
+
+    assert within(act) == [Environment(sys.executable, dict(os.environ))] * 2
+    (message,) = caplog.messages
+    assert message.startswith("model 'm' has a triton_python_backend_stub, which is not used")
+
+
 def test_parameters_set_variables_of_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOTH", "of the server")
     prepared = prepare(tmp_path, ("ENV:OMP_NUM_THREADS", "2"), ("ENV:BOTH", "of the model"), ("ENV:EMPTY", ""))

@@ -241,6 +241,8 @@ def received(carrier: CarrierSpy, *, is_decoupled: bool) -> InferenceRequest:
     """A request as the worker makes it."""
     outputs = frozenset({"OUT"})
     return InferenceRequest._received(
+        model_name="m",
+        model_version=1,
         request_id="",
         correlation_id=0,
         flags=0,

@@ -47,6 +47,8 @@ NUMPY_TYPES = {
 def make_request(*inputs: Tensor, **fields: Any) -> InferenceRequest:
     """A request as the worker makes it, with *fields* in place of the defaults."""
     defaults: dict[str, Any] = {
+        "model_name": "m",
+        "model_version": 1,
         "request_id": "",
         "correlation_id": 0,
         "flags": 0,

@@ -30,6 +30,8 @@ _BUILD_SCRIPT = Path(__file__).resolve().parent / "build.py"
 
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 _REQUIREMENTS = "requirements.txt"
+_STUB = "triton_python_backend_stub"
+"""On Triton, a program beside config.pbtxt that brings another Python (model API, 1.1)."""
 
 _LONGEST_S = 3600.0
 """For unpacking or building an environment: hours would be a download that is stuck."""
@@ -59,6 +61,11 @@ class Environments:
         Raises InferenceError, the reason of a failed load (model API, 7.1).
         """
         own = parameter_variables(config.name, config.parameters)
+        if (model_dir / _STUB).exists():
+            self._warn_once(
+                f"model '{config.name}' has a {_STUB}, which is not used: an environment with another Python, named by the "
+                "parameter EXECUTION_ENV_PATH, takes its place"
+            )
         try:
             folder = await self._folder(config, model_dir)
             if folder is None:

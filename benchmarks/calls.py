@@ -1,0 +1,192 @@
+"""A request that is measured, in the spellings of each protocol, and the check that its answer is right.
+
+A fast wrong answer is worth nothing: before anything is measured, each spelling goes over the wire once, and every
+tensor of every response is compared element by element. The values are to be exact in FP32.
+"""
+
+from __future__ import annotations
+
+import enum
+import http.client
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+from benchmark_error import BenchmarkError
+from measured_server import Ports
+
+from pytriton_lite.proto import grpc_service_pb
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+# An answer takes milliseconds; this is for a server that never gives one.
+ANSWER_TIMEOUT_S = 30.0
+
+Tensors = Mapping[str, npt.NDArray[np.float32]]
+
+
+class Protocol(str, enum.Enum):
+    HTTP_JSON = "http-json"
+    HTTP_BINARY = "http-binary"
+    GRPC = "grpc"
+    GRPC_STREAM = "grpc-stream"
+
+    @property
+    def is_http(self) -> bool:
+        return self in (Protocol.HTTP_JSON, Protocol.HTTP_BINARY)
+
+
+@dataclass(frozen=True)
+class Call:
+    """FP32 tensors for a model, and the responses that it must give, in their order: one, or as many as it streams."""
+
+    model: str
+    inputs: Tensors
+    responses: Sequence[Tensors]
+
+
+@dataclass(frozen=True)
+class HttpRequest:
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def http_path(call: Call) -> str:
+    return f"/v2/models/{call.model}/infer"
+
+
+def http_request(call: Call, protocol: Protocol) -> HttpRequest:
+    return _json_request(call) if protocol is Protocol.HTTP_JSON else _binary_request(call)
+
+
+def _json_request(call: Call) -> HttpRequest:
+    inputs = [{**_described(name, tensor), "data": tensor.tolist()} for name, tensor in call.inputs.items()]
+    return HttpRequest({"Content-Type": "application/json"}, json.dumps({"inputs": inputs}).encode())
+
+
+def _binary_request(call: Call) -> HttpRequest:
+    """All inputs behind the JSON header, all outputs asked for in the same form."""
+    inputs = [
+        {**_described(name, tensor), "parameters": {"binary_data_size": tensor.nbytes}}
+        for name, tensor in call.inputs.items()
+    ]
+    header = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
+    body = header + b"".join(tensor.tobytes() for tensor in call.inputs.values())
+    return HttpRequest({"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}, body)
+
+
+def _described(name: str, tensor: npt.NDArray[np.float32]) -> dict[str, object]:
+    return {"name": name, "datatype": "FP32", "shape": list(tensor.shape)}
+
+
+def grpc_path(protocol: Protocol) -> str:
+    method = "ModelStreamInfer" if protocol is Protocol.GRPC_STREAM else "ModelInfer"
+    return f"/inference.GRPCInferenceService/{method}"
+
+
+def grpc_message(call: Call) -> bytes:
+    """A ModelInferRequest with raw contents, as tritonclient sends it."""
+    request = grpc_service_pb.ModelInferRequest(model_name=call.model)
+    for name, tensor in call.inputs.items():
+        request.inputs.add(name=name, datatype="FP32", shape=tensor.shape)
+        request.raw_input_contents.append(tensor.tobytes())
+    message: bytes = request.SerializeToString()
+    return message
+
+
+def grpc_body(call: Call) -> bytes:
+    """The message as it lies in an HTTP/2 data frame: a byte for "not compressed", its length, itself."""
+    message = grpc_message(call)
+    return b"\0" + len(message).to_bytes(4, "big") + message
+
+
+# A gRPC message has this much in front of it.
+_GRPC_PREFIX = 5
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came for one call; *body_bytes* is its size as the transport carries it, without headers and trailers."""
+
+    responses: Sequence[Tensors]
+    body_bytes: int
+
+
+def check_answer(call: Call, protocol: Protocol, ports: Ports) -> int:
+    """Send the call once; returns the bytes of the answer's body, which every right answer of this server has.
+
+    Raises BenchmarkError unless it has exactly the responses that the call expects.
+    """
+    where = f"{call.model} over {protocol.value}"
+    try:
+        answer = _ask_http(call, protocol, ports.http) if protocol.is_http else _ask_grpc(call, protocol, ports.grpc)
+    except (OSError, http.client.HTTPException, grpc.RpcError, ValueError, KeyError) as error:
+        raise BenchmarkError(f"{where}: no answer that could be read: {error!r}") from error
+    if len(answer.responses) != len(call.responses):
+        raise BenchmarkError(f"{where}: expected {len(call.responses)} responses, got {len(answer.responses)}")
+    for number, (expected, got) in enumerate(zip(call.responses, answer.responses), start=1):
+        for name, tensor in expected.items():
+            found = got.get(name)
+            if found is None or not np.array_equal(found, tensor):
+                raise BenchmarkError(
+                    f"{where}: wrong answer: expected {name} {tensor.tolist()}, got {found} in response {number}"
+                )
+    return answer.body_bytes
+
+
+def _ask_http(call: Call, protocol: Protocol, port: int) -> Answer:
+    request, path = http_request(call, protocol), http_path(call)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_TIMEOUT_S)
+    try:
+        connection.request("POST", path, request.body, dict(request.headers))
+        response = connection.getresponse()
+        body = response.read()
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise BenchmarkError(f"POST {path}: status {response.status}: {body[:500]!r}")
+    return Answer([read_http_outputs(body, response.getheader(HEADER_LENGTH))], len(body))
+
+
+def read_http_outputs(body: bytes, header_length: str | None) -> Tensors:
+    """The outputs of an infer response, JSON tensors and binary ones in any mixture."""
+    header_end = len(body) if header_length is None else int(header_length)
+    outputs, offset = {}, header_end
+    for output in json.loads(body[:header_end])["outputs"]:
+        nbytes = output.get("parameters", {}).get("binary_data_size")
+        if nbytes is None:
+            outputs[output["name"]] = np.array(output["data"], np.float32)
+        else:
+            outputs[output["name"]] = np.frombuffer(body[offset : offset + nbytes], np.float32)
+            offset += nbytes
+    return outputs
+
+
+def _ask_grpc(call: Call, protocol: Protocol, port: int) -> Answer:
+    path, message = grpc_path(protocol), grpc_message(call)
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.enable_http_proxy", 0)]) as channel:
+        if protocol is Protocol.GRPC_STREAM:
+            stream = channel.stream_stream(path)(iter([message]), timeout=ANSWER_TIMEOUT_S, wait_for_ready=True)
+            messages = list(stream)
+            responses = [_streamed(message) for message in messages]
+        else:
+            messages = [channel.unary_unary(path)(message, timeout=ANSWER_TIMEOUT_S, wait_for_ready=True)]
+            responses = [grpc_service_pb.ModelInferResponse.FromString(messages[0])]
+    body_bytes = sum(_GRPC_PREFIX + len(message) for message in messages)
+    return Answer([_grpc_outputs(response) for response in responses], body_bytes)
+
+
+def _streamed(message: bytes) -> grpc_service_pb.ModelInferResponse:
+    answer = grpc_service_pb.ModelStreamInferResponse.FromString(message)
+    if answer.error_message:
+        raise BenchmarkError(f"{grpc_path(Protocol.GRPC_STREAM)}: {answer.error_message}")
+    return answer.infer_response
+
+
+def _grpc_outputs(response: grpc_service_pb.ModelInferResponse) -> Tensors:
+    return {
+        output.name: np.frombuffer(raw, np.float32)
+        for output, raw in zip(response.outputs, response.raw_output_contents)
+    }

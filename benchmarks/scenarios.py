@@ -1,0 +1,71 @@
+"""What can be measured: which model is asked, over which protocols, by how many callers, and what must come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from calls import Call, Protocol
+
+# The models "decoupled" and "bls_decoupled" have this number in them; the check before the measurements compares.
+STREAMED_RESPONSES = 100
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """*protocols* and *callers* are what is measured unless the command line says otherwise.
+
+    *calls* are the models that the asked one calls, once for each request: their counters must agree with its own.
+    A *decoupled* model can be asked over a stream alone.
+    """
+
+    call: Call
+    protocols: Sequence[Protocol]
+    callers: Sequence[int]
+    calls: Sequence[str] = ()
+    decoupled: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.call.model
+
+    @property
+    def models(self) -> Sequence[str]:
+        """All that have to be served, the asked one first."""
+        return (self.call.model, *self.calls)
+
+    @property
+    def responses(self) -> int:
+        """How many the client gets for a request."""
+        return len(self.call.responses)
+
+    def can_be_asked_over(self, protocol: Protocol) -> bool:
+        return protocol is Protocol.GRPC_STREAM or not self.decoupled
+
+
+_LEFT = np.array([1.5, -2.25, 3.0, 1000.0], np.float32)
+_RIGHT = np.array([0.5, 4.0, -1.0, 0.125], np.float32)
+_PAIR = {"INPUT0": _LEFT, "INPUT1": _RIGHT}
+_SUM_AND_DIFFERENCE = {"OUTPUT0": _LEFT + _RIGHT, "OUTPUT1": _LEFT - _RIGHT}
+_STREAMED = [{"OUT": _LEFT + np.float32(number)} for number in range(STREAMED_RESPONSES)]
+_STREAM_SUM = {"OUT": np.sum([response["OUT"] for response in _STREAMED], axis=0, dtype=np.float32)}
+
+ADD_SUB = Scenario(
+    Call("add_sub", _PAIR, [_SUM_AND_DIFFERENCE]),
+    protocols=(Protocol.HTTP_JSON, Protocol.HTTP_BINARY, Protocol.GRPC),
+    callers=(1, 8, 32),
+)
+BLS = Scenario(
+    Call("bls", _PAIR, [_SUM_AND_DIFFERENCE]), protocols=(Protocol.HTTP_BINARY,), callers=(8,), calls=("add_sub",)
+)
+DECOUPLED = Scenario(
+    Call("decoupled", {"IN": _LEFT}, _STREAMED), protocols=(Protocol.GRPC_STREAM,), callers=(1, 8), decoupled=True
+)
+BLS_DECOUPLED = Scenario(
+    Call("bls_decoupled", {"IN": _LEFT}, [_STREAM_SUM]),
+    protocols=(Protocol.HTTP_BINARY,),
+    callers=(8,),
+    calls=("decoupled",),
+)
+SCENARIOS: Mapping[str, Scenario] = {scenario.name: scenario for scenario in (ADD_SUB, BLS, DECOUPLED, BLS_DECOUPLED)}

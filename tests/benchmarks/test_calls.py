@@ -1,0 +1,79 @@
+"""Each spelling of a call over a socket, and what the check makes of wrong answers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmark_error import BenchmarkError
+from calls import Call, Protocol, check_answer
+from measured_server import MeasuredServer, free_ports
+from scenarios import SCENARIOS, Scenario
+
+Start = Callable[[str], MeasuredServer]
+
+
+@pytest.fixture
+def start(stand_in_command: str, tmp_path: Path) -> Iterator[Start]:
+    with contextlib.ExitStack() as stack:
+
+        def started(flags: str) -> MeasuredServer:
+            command = f"{stand_in_command} {flags}"
+            log = tmp_path / "log"
+            server = MeasuredServer.started("peer", command, models=tmp_path, ports=free_ports(), log=log, timeout_s=60)
+            return stack.enter_context(server)
+
+        yield started
+
+
+def spellings() -> Iterator[tuple[Scenario, Protocol]]:
+    for scenario in SCENARIOS.values():
+        for protocol in Protocol:
+            if scenario.can_be_asked_over(protocol):
+                yield scenario, protocol
+
+
+def test_right_answers_pass_over_every_protocol_and_are_counted(start: Start) -> None:
+    server = start("")
+    for scenario, protocol in spellings():
+        assert check_answer(scenario.call, protocol, server.ports) > 0
+    for name in ("add_sub", "bls", "decoupled", "bls_decoupled"):
+        asked = [(scenario, protocol) for scenario, protocol in spellings() if name in scenario.models]
+        counters = server.counters_with(name, len(asked))
+        assert (counters.succeeded, counters.failed) == (len(asked), 0), name
+
+
+def test_wrong_sum_is_noticed_over_every_protocol(start: Start) -> None:
+    server = start("--wrong")
+    for protocol in Protocol:
+        with pytest.raises(BenchmarkError) as raised:
+            check_answer(SCENARIOS["add_sub"].call, protocol, server.ports)
+        told = f"add_sub over {protocol.value}: wrong answer: expected OUTPUT0 [2.0, 1.75, 2.0, 1000.125], got ["
+        assert told in str(raised.value)
+
+
+def test_stream_with_one_wrong_response_is_refused_with_its_number(start: Start) -> None:
+    with pytest.raises(BenchmarkError, match=r"expected OUT \[51.5, .* got \[ *52.5 .* in response 51"):
+        check_answer(SCENARIOS["decoupled"].call, Protocol.GRPC_STREAM, start("--wrong").ports)
+
+
+def test_stream_that_is_too_short_is_refused(start: Start) -> None:
+    with pytest.raises(BenchmarkError, match="expected 100 responses, got 99"):
+        check_answer(SCENARIOS["decoupled"].call, Protocol.GRPC_STREAM, start("--short-after 0").ports)
+
+
+def test_output_that_is_missing_is_refused(start: Start) -> None:
+    call = SCENARIOS["add_sub"].call
+    more = Call(call.model, call.inputs, [{**call.responses[0], "MORE": np.zeros(1, np.float32)}])
+    with pytest.raises(BenchmarkError, match=r"expected MORE \[0.0\], got None"):
+        check_answer(more, Protocol.HTTP_BINARY, start("").ports)
+
+
+def test_error_in_place_of_an_answer_is_noticed_over_every_protocol(start: Start) -> None:
+    server = start("--fail-after 0")
+    for protocol in Protocol:
+        with pytest.raises(BenchmarkError, match="told to fail"):
+            check_answer(SCENARIOS["add_sub"].call, protocol, server.ports)

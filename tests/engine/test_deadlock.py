@@ -1,0 +1,340 @@
+"""Calls that wait for themselves, found in graphs of models, instances, batches and calls that are built by hand."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytriton_lite.core.request import InferenceRequest
+from pytriton_lite.engine.deadlock import chain_text, is_stuck
+from pytriton_lite.engine.instance import Batch
+from pytriton_lite.engine.response_stream import ResponseStream
+from pytriton_lite.scheduling.queue import Ticket
+
+
+class Nobody:
+    """Hears responses that never come."""
+
+    def on_response(self, response: object, *, is_final: bool) -> None:
+        raise AssertionError("nothing is answered here")
+
+
+@dataclass
+class Calls:
+    """What an instance's model waits for: (the batch that waits, the request that it waits for)."""
+
+    open: list[tuple[int, Ticket]] = field(default_factory=list)
+
+    def blocking(self, batch: int) -> list[Ticket]:
+        return [ticket for caller, ticket in self.open if caller == batch]
+
+
+@dataclass(eq=False)
+class Instance:
+    name: str
+    capacity: int = 1
+    is_ready: bool = True
+    begun: int = 0
+    batches: list[Batch] = field(default_factory=list)
+    calls: Calls | None = None
+
+    @property
+    def has_room(self) -> bool:
+        return self.is_ready and len(self.batches) < self.capacity
+
+    @property
+    def batches_in_flight(self) -> list[Batch]:
+        return self.batches
+
+    def has_begun(self, batch: int) -> bool:
+        return batch <= self.begun
+
+
+@dataclass(eq=False)
+class Model:
+    """A model and its queue, as the dispatcher knows them."""
+
+    name: str
+    instances: list[Instance]
+    queue: list[Ticket] = field(default_factory=list)
+
+    def candidates(self, ticket: Ticket) -> list[Instance]:
+        assert ticket in self.queue or any(ticket in b.tickets for i in self.instances for b in i.batches)
+        return self.instances
+
+
+class World:
+    """Models by name; instances are named ``a0``, ``a1``, …"""
+
+    def __init__(self, **instances: int) -> None:
+        self.models = {
+            name: Model(name, [Instance(f"{name}{at}") for at in range(count)]) for name, count in instances.items()
+        }
+        self._batches = 0
+
+    def instance(self, name: str) -> Instance:
+        return self.models[name[:-1]].instances[int(name[-1])]
+
+    def client(self, where: str, *, is_begun: bool = True) -> Batch:
+        """A request of a client that *where* is executing, or has been sent ahead."""
+        model = self.models[where[:-1]]
+        return self.give(self.ticket(model, None), self.instance(where), is_begun=is_begun)
+
+    def ticket(self, model: Model, caller: Instance | None) -> Ticket:
+        stream = ResponseStream(cast(Any, Nobody()))
+        ticket = Ticket(InferenceRequest(model.name, None), stream, batch_size=1, shape_key=None, accepted_ns=0)
+        stream.ticket = ticket
+        stream.dispatcher = cast(Any, model)
+        stream.caller = cast(Any, caller)
+        return ticket
+
+    def give(self, ticket: Ticket, instance: Instance, *, is_begun: bool = True) -> Batch:
+        self._batches += 1
+        batch = Batch(self._batches, [ticket], [])
+        instance.batches.append(batch)
+        if is_begun:
+            instance.begun = batch.number
+        return batch
+
+    def call(
+        self, caller: str, batch: Batch | None, model: str, *, taken_by: str = "", is_begun: bool = True
+    ) -> Ticket:
+        """A call that *batch* of *caller* waits for, None for one of a thread: queued, or in the hands of *taken_by*."""
+        instance = self.instance(caller)
+        ticket = self.ticket(self.models[model], instance)
+        instance.calls = instance.calls or Calls()
+        instance.calls.open.append((batch.number if batch is not None else 0, ticket))
+        if taken_by:
+            self.give(ticket, self.instance(taken_by), is_begun=is_begun)
+        else:
+            self.models[model].queue.append(ticket)
+        return ticket
+
+    def batch_of(self, ticket: Ticket) -> Batch:
+        (batch,) = [
+            batch
+            for model in self.models.values()
+            for instance in model.instances
+            for batch in instance.batches
+            if ticket in batch.tickets
+        ]
+        return batch
+
+
+def test_a_model_that_calls_itself_is_stuck_when_its_only_instance_is_the_caller() -> None:
+    world = World(a=1)
+    assert is_stuck(world.call("a0", world.client("a0"), "a"))
+
+
+def test_a_model_that_calls_itself_is_not_stuck_while_another_instance_is_free() -> None:
+    world = World(a=2)
+    assert not is_stuck(world.call("a0", world.client("a0"), "a"))
+
+
+def test_a_call_that_a_free_instance_was_just_given_is_not_stuck() -> None:
+    """Its worker has not begun with it, and has called others earlier in its life."""
+    world = World(a=2)
+    world.instance("a1").calls = Calls()
+    assert not is_stuck(world.call("a0", world.client("a0"), "a", taken_by="a1", is_begun=False))
+
+
+def test_a_call_of_a_busy_model_that_waits_for_nobody_is_not_stuck() -> None:
+    world = World(a=1, b=1)
+    world.client("b0")
+    assert not is_stuck(world.call("a0", world.client("a0"), "b"))
+
+
+def test_a_callee_that_waits_for_a_third_model_is_not_stuck() -> None:
+    world = World(a=1, b=1, c=1)
+    in_b = world.client("b0")
+    world.call("b0", in_b, "c", taken_by="c0")
+    assert not is_stuck(world.call("a0", world.client("a0"), "b"))
+
+
+def test_a_circle_of_two_is_stuck_at_its_second_call() -> None:
+    world = World(a=1, b=1)
+    first = world.call("a0", world.client("a0"), "b", taken_by="b0")
+    assert not is_stuck(first)
+    assert is_stuck(world.call("b0", world.batch_of(first), "a"))
+
+
+def test_calls_of_two_requests_that_cross_are_stuck_at_the_second() -> None:
+    world = World(a=1, b=1)
+    in_a, in_b = world.client("a0"), world.client("b0")
+    assert not is_stuck(world.call("a0", in_a, "b"))
+    assert is_stuck(world.call("b0", in_b, "a"))
+
+
+def test_crossing_calls_are_not_stuck_while_one_model_has_another_instance_at_work() -> None:
+    """It is executing something that waits for nobody, so it becomes free."""
+    world = World(a=2, b=1)
+    in_a, in_b = world.client("a0"), world.client("b0")
+    world.client("a1")
+    assert not is_stuck(world.call("a0", in_a, "b"))
+    assert not is_stuck(world.call("b0", in_b, "a"))
+
+
+def test_all_instances_of_a_model_may_be_stuck_together() -> None:
+    world = World(a=2)
+    first, second = world.client("a0"), world.client("a1")
+    assert not is_stuck(world.call("a0", first, "a"))
+    assert is_stuck(world.call("a1", second, "a"))
+
+
+def test_one_of_several_calls_of_a_batch_is_enough() -> None:
+    world = World(a=1, b=1)
+    batch = world.client("a0")
+    assert not is_stuck(world.call("a0", batch, "b", taken_by="b0"))
+    assert is_stuck(world.call("a0", batch, "a"))
+
+
+def test_calls_that_nobody_waits_for_hold_nothing_up() -> None:
+    """Those of threads of the model's own making."""
+    world = World(a=1, b=1)
+    world.client("a0")
+    in_b = world.client("b0")
+    world.call("a0", None, "b")
+    assert not is_stuck(world.call("b0", in_b, "a"))
+
+
+def test_an_instance_that_is_starting_will_be_free() -> None:
+    world = World(a=2)
+    world.instance("a1").is_ready = False
+    assert not is_stuck(world.call("a0", world.client("a0"), "a"))
+
+
+def test_an_instance_that_executes_several_batches_has_room_for_its_own_call() -> None:
+    world = World(a=1)
+    world.instance("a0").capacity = 2
+    batch = world.client("a0")
+    first = world.call("a0", batch, "a", taken_by="a0", is_begun=False)
+    assert not is_stuck(first)
+    world.instance("a0").begun = world.batch_of(first).number
+    assert is_stuck(world.call("a0", world.batch_of(first), "a"))
+
+
+def test_what_was_sent_ahead_to_a_model_that_then_called_may_go_to_another_instance() -> None:
+    """It is asked back: the other instance executes something that waits for nobody."""
+    world = World(a=1, b=2)
+    world.client("b1")
+    in_b = world.client("b0")
+    ahead = world.call("a0", world.client("a0"), "b", taken_by="b0", is_begun=False)
+    assert not is_stuck(world.call("b0", in_b, "a"))
+    assert world.batch_of(ahead).number > world.instance("b0").begun
+
+
+def test_what_was_sent_ahead_is_stuck_with_the_only_instance() -> None:
+    world = World(a=1, b=1)
+    in_b = world.client("b0")
+    world.call("a0", world.client("a0"), "b", taken_by="b0", is_begun=False)
+    assert is_stuck(world.call("b0", in_b, "a"))
+
+
+def test_a_call_that_has_ended_holds_nothing_up() -> None:
+    world = World(a=1, b=1)
+    in_a, in_b = world.client("a0"), world.client("b0")
+    gone = world.call("a0", in_a, "b")
+    cast(ResponseStream, gone.waiter).cancel()
+    assert not is_stuck(world.call("b0", in_b, "a"))
+
+
+def test_the_chain_names_every_instance_from_the_first_caller_on() -> None:
+    world = World(a=1, b=1, c=1)
+    in_b = world.batch_of(world.call("a0", world.client("a0"), "b", taken_by="b0"))
+    in_c = world.batch_of(world.call("b0", in_b, "c", taken_by="c0"))
+    last = world.call("c0", in_c, "a")
+    assert chain_text(cast(Any, world.instance("c0")), in_c.number, last) == (
+        "the call waits for itself: a0 -> b0 -> c0 -> a. No instance of 'a' can become free before this call is answered"
+    )
+
+
+def test_the_chain_of_a_circle_names_each_instance_once() -> None:
+    world = World(a=1)
+    batch = world.client("a0")
+    cast(ResponseStream, batch.tickets[0].waiter).caller = cast(Any, world.instance("a0"))
+    ticket = world.call("a0", batch, "a")
+    assert chain_text(cast(Any, world.instance("a0")), batch.number, ticket).startswith(
+        "the call waits for itself: a0 -> a. "
+    )
+
+
+# ---------------------------------------------------------------------------------------------- against a simulation
+
+
+def can_ever_be_answered(world: World, wanted: Ticket) -> bool:
+    """Play it out: everything ends that waits for nothing more, and what is free takes what is queued."""
+    answered: set[Ticket] = set()
+    running = {
+        instance: [batch for batch in instance.batches if instance.has_begun(batch.number)]
+        for model in world.models.values()
+        for instance in model.instances
+    }
+    queues = {name: list(model.queue) for name, model in world.models.items()}
+    has_changed = True
+    while has_changed:
+        has_changed = False
+        for instance, batches in running.items():
+            for batch in list(batches):
+                needed = instance.calls.blocking(batch.number) if instance.calls is not None else []
+                if answered.issuperset(needed):
+                    batches.remove(batch)
+                    answered.update(batch.tickets)
+                    has_changed = True
+        for name, model in world.models.items():
+            if queues[name] and any(len(running[instance]) < instance.capacity for instance in model.instances):
+                answered.update(queues[name])
+                queues[name].clear()
+                has_changed = True
+    return wanted in answered
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 2), min_size=1, max_size=3),
+    steps=st.lists(st.tuples(st.booleans(), st.integers(0, 7), st.integers(0, 2)), min_size=2, max_size=14),
+)
+def test_a_call_is_refused_exactly_when_it_could_never_be_answered(
+    counts: list[int], steps: list[tuple[bool, int, int]]
+) -> None:
+    """Requests of clients and calls in any order; a call that is stuck is refused, as the engine does it."""
+    names = "abc"[: len(counts)]
+    world = World(**dict(zip(names, counts)))
+    for is_call, which, target in steps:
+        model = world.models[names[target % len(names)]]
+        free = next((instance for instance in model.instances if instance.has_room), None)
+        begun = [
+            (instance, batch)
+            for known in world.models.values()
+            for instance in known.instances
+            for batch in instance.batches
+        ]
+        if not is_call:
+            if free is not None:
+                world.client(free.name)
+            continue
+        if not begun:
+            continue
+        caller, batch = begun[which % len(begun)]
+        ticket = world.call(caller.name, batch, model.name, taken_by=free.name if free is not None else "")
+        assert is_stuck(ticket) is not can_ever_be_answered(world, ticket)
+        if is_stuck(ticket):
+            model.queue.remove(ticket)
+            assert caller.calls is not None
+            caller.calls.open.remove((batch.number, ticket))
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 50])
+def test_a_circle_of_any_length_is_found(length: int) -> None:
+    world = World(**dict.fromkeys([chr(ord("a") + at) for at in range(length)], 1))
+    names = list(world.models)
+    batch = world.client(f"{names[0]}0")
+    for caller, callee in itertools.pairwise(names):
+        ticket = world.call(f"{caller}0", batch, callee, taken_by=f"{callee}0")
+        assert not is_stuck(ticket)
+        batch = world.batch_of(ticket)
+    assert is_stuck(world.call(f"{names[-1]}0", batch, names[0]))
