@@ -238,9 +238,11 @@ class Dispatcher:
         infer_ns = result.executed_ns - result.inputs_ns
         output_ns = max(0, now_ns - result.executed_ns)
         if outcomes and outcomes[0] is Fate.SKIPPED:
-            for ticket in batch.tickets:
+            for index, ticket in enumerate(batch.tickets):
                 statistics.add_failure(FailureReason.CANCELED, now_ns - ticket.accepted_ns)
-                self._end(ticket, _cancelled())
+                self._held.pop(ticket, None)
+                if index not in batch.ended:
+                    self._end(ticket, _cancelled())
             return
         statistics.add_execution(
             batch_size=batch.batch_size,

@@ -48,10 +48,11 @@ class Segment:
     __slots__ = ("__weakref__", "backing", "fd", "nbytes", "view")
 
     def __init__(self, fd: int, nbytes: int, backing: str) -> None:
-        self.fd = fd
+        self.fd = -1
         self.nbytes = nbytes
         self.backing = backing
         self.view = memoryview(mmap.mmap(fd, nbytes))
+        self.fd = fd  # ours only now: whoever calls closes it when the mapping fails
 
     @classmethod
     def create(cls, nbytes: int, *, prefix: str = DEFAULT_PREFIX, free_bytes: FreeSpace = shm_free_bytes) -> Segment:
@@ -106,8 +107,7 @@ class Segment:
             self.view = memoryview(b"")
 
     def __del__(self) -> None:
-        if getattr(self, "fd", -1) >= 0:
-            self.close()
+        self.close()
 
 
 def _open_shm(name: str) -> int:

@@ -212,42 +212,45 @@ class Outbox:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self.posted: deque[bytes] = deque()
-        self._postponed: deque[Callable[[], None]] = deque()
+        self.postponed: deque[Callable[[], None]] = deque()
         self.lock = threading.Lock()
-        self._holder = 0
+        self.holder = 0
+        """The thread that holds it, else 0."""
 
     def __enter__(self) -> None:
         self.lock.acquire()
-        self._holder = threading.get_ident()
+        self.holder = threading.get_ident()
         try:
             self.send_posted()
         except BaseException:
-            self._release()
+            self.holder = 0
+            self.lock.release()
             raise
 
     def __exit__(self, *_: object) -> None:
-        self._release()
-        if self.posted:
-            self.try_posted()
-        while self._postponed:
-            try:
-                action = self._postponed.popleft()
-            except IndexError:  # another thread has just taken it
-                break
-            action()
-
-    def _release(self) -> None:
-        self._holder = 0
+        self.holder = 0
         self.lock.release()
+        if self.posted or self.postponed:
+            self.settle()
+
+    def settle(self) -> None:
+        """See to what came up while this thread held the outbox, which it has given back."""
+        self.try_posted()
+        while self.postponed:
+            try:
+                action = self.postponed.popleft()
+            except IndexError:  # another thread has just taken it
+                return
+            action()
 
     @property
     def is_held_here(self) -> bool:
         """Whether this thread holds it."""
-        return self._holder == threading.get_ident()
+        return self.holder == threading.get_ident()
 
     def postpone(self, action: Callable[[], None]) -> None:
         """Run *action* when this thread, which holds the outbox, has given it back."""
-        self._postponed.append(action)
+        self.postponed.append(action)
 
     def send(self, data: bytes) -> None:
         """Send whole frames; returns when the kernel has them."""

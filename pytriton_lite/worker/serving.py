@@ -13,6 +13,7 @@ Answers of small batches that came in one message leave in one message too, but 
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import gc
 import itertools
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from time import monotonic_ns
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
@@ -57,11 +58,11 @@ from pytriton_lite.worker.responses import Answering
 from pytriton_lite.worker.tensor import Tensor
 from pytriton_lite.worker.tracebacks import describe
 
-if TYPE_CHECKING:
-    import asyncio
-
 _HOLD_NS = 100_000
 """How old a ready answer may get while more batches of the same message are executed: five of the quickest."""
+
+_RETURNS_S = 0.02
+"""An ``execute`` that makes coroutines has long returned by then."""
 
 _BATCH_OF_COROUTINE: contextvars.ContextVar[int] = contextvars.ContextVar("batch", default=0)
 """The batch that a coroutine of a model in default mode answers: what it calls keeps the instance busy."""
@@ -340,7 +341,14 @@ class Worker(Host):
         The main thread reads for the loop of coroutines of ``execute``. It does not while it is in ``execute`` itself, maybe
         until a loop of the model's own has that reply.
         """
-        if self._in_execute or not self._loop.runs_here():
+        if not self._loop.runs_here():
+            self._start_reading()
+        elif self._in_execute:
+            asyncio.get_running_loop().call_later(_RETURNS_S, self._read_beside, self._in_execute)
+
+    def _read_beside(self, batch: int) -> None:
+        """The main thread has had time to return from the ``execute`` of *batch*; maybe it waits for a coroutine there."""
+        if self._in_execute == batch:
             self._start_reading()
 
     def _start_reading(self) -> None:
@@ -471,9 +479,12 @@ class Worker(Host):
                 self._collect()
 
     def _collect(self) -> None:
-        """Find requests that only refer to each other, so that their clients hear of their end now and not some day."""
+        """Find requests that only refer to each other, so that their clients hear of their end now and not some day.
+
+        They are young; a full collection would cost a model with a large heap tens of milliseconds.
+        """
         self._has_unanswerable = False
-        gc.collect()
+        gc.collect(1)
 
     def _skip(self, number: int, unwanted: list[RequestMessage], taken_ns: int) -> None:
         """Nobody waits for any request of the batch: ``execute`` is not called for it."""
@@ -500,6 +511,7 @@ class Worker(Host):
         parts: list[bytes] = []
         outbox = self.outbox
         with outbox.lock:
+            outbox.holder = threading.get_ident()
             if outbox.posted:
                 outbox.send_posted()
             try:
@@ -509,14 +521,16 @@ class Worker(Host):
                         deferred.add(index)
             except Exception as error:  # no shared memory left for the outputs, or memory of a GPU that cannot be read
                 self._output_memory.undo()
+                outbox.holder = 0
                 text = error.message if isinstance(error, InferenceError) else describe(error)
                 raise ExecuteFailed(text) from error
             self._output_memory.commit()
             if deferred:
                 self._deferred[batch.number] = deferred
             self._add_result(batch, parts, len(batch.requests), executed_ns=executed_ns)
-        if outbox.posted:
-            outbox.try_posted()
+            outbox.holder = 0
+        if outbox.posted or outbox.postponed:
+            outbox.settle()
 
     def _put_outcome(self, parts: list[bytes], request: InferenceRequest, response: InferenceResponse | None) -> bool:
         """Append what became of one request; whether its end is still to come."""

@@ -267,6 +267,11 @@ class Gate:
     def open(self) -> None:
         """Let the model go on; a second call does nothing."""
         if self._descriptor is not None:
+            # A model that has said that it is held may not have opened the pipe yet. Nobody would ever write to it again,
+            # so it finds an empty file.
+            empty = Path(f"{self.path}.open")
+            empty.touch()
+            empty.replace(self.path)
             os.close(self._descriptor)
             self._descriptor = None
 

@@ -58,13 +58,12 @@ class Gate:
     """Models that execute its statement wait until it is opened, and say so before."""
 
     def __init__(self, folder: Path, name: str = "gate") -> None:
-        begun, held, self._opened = folder / f"{name}_begun", folder / name, folder / f"{name}_opened"
+        begun, held, self._empty = folder / f"{name}_begun", folder / name, folder / f"{name}_open"
         os.mkfifo(begun)
         os.mkfifo(held)
         self._begun, self._held = (os.open(path, os.O_RDWR | os.O_NONBLOCK) for path in (begun, held))
-        self.statement = (
-            f"open({str(begun)!r}, 'w').write('x'); os.path.exists({str(self._opened)!r}) or open({str(held)!r}).read()"
-        )
+        self._path = held
+        self.statement = f"open({str(begun)!r}, 'w').write('x'); open({str(held)!r}).read()"
 
     async def wait_held(self) -> None:
         loop = asyncio.get_running_loop()
@@ -77,7 +76,9 @@ class Gate:
         os.read(self._begun, 1)
 
     def open(self) -> None:
-        self._opened.touch()
+        # Who has not opened the pipe yet, to which nobody will write any more, finds an empty file.
+        self._empty.touch()
+        self._empty.replace(self._path)
         os.close(self._held)
 
     def close(self) -> None:

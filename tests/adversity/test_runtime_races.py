@@ -1,0 +1,534 @@
+"""What may happen at the same moment in a worker: destructors, signals, threads, forks, loops of the model's own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import signal
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+
+from pytriton_lite.ipc import messages
+from pytriton_lite.ipc.channel import FrameReader, frame
+from pytriton_lite.ipc.messages import Fate, Kind, SpecTable
+from pytriton_lite.worker.inference import InferenceRequest, InferenceResponse
+from pytriton_lite.worker.mailbox import Mailbox, Waiter
+from pytriton_lite.worker.serving import Serving, Worker
+from tests.harness import RunningServer, tensor, write_model
+
+WAIT_S = 20
+
+TENSORS = """
+    backend: "python"
+    input { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }
+    output { name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }
+"""
+DECOUPLED = "model_transaction_policy { decoupled: true }"
+
+SENDS_IN_A_DESTRUCTOR = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class Last(np.ndarray):
+        def __del__(self):
+            sender = getattr(self, "sender", None)
+            if sender is not None:
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([2], np.int32))]), flags=1)
+
+    def last(sender):
+        array = np.zeros(1, np.int32).view(Last)
+        array.sender = sender
+        return array
+
+    def response(sender):
+        # EXTRA is no output of the model: it is let go while the response is put together
+        return pb_utils.InferenceResponse(
+            [pb_utils.Tensor("OUT", np.array([1], np.int32)), pb_utils.Tensor("EXTRA", last(sender))]
+        )
+"""
+IN_A_SEND = (
+    SENDS_IN_A_DESTRUCTOR
+    + """
+    class TritonPythonModel:
+        def execute(self, requests):
+            for request in requests:
+                sender = request.get_response_sender()
+                sender.send(response(sender))
+"""
+)
+IN_A_RETURN = (
+    SENDS_IN_A_DESTRUCTOR
+    + """
+    class TritonPythonModel:
+        waiting = None
+
+        def execute(self, requests):
+            sender, self.waiting = self.waiting, None
+            if sender is not None:
+                return [response(sender)]
+            self.waiting = requests[0].get_response_sender()
+            return [None]
+"""
+)
+ECHO = """
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+OWN_LOOP = """
+    import asyncio
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        async def ask(self, request):
+            call = pb_utils.InferenceRequest(
+                model_name="echo", requested_output_names=["OUT"], inputs=[request.inputs()[0]]
+            )
+            first, second = await asyncio.gather(call.async_exec(), call.async_exec())
+            assert not first.has_error() and not second.has_error()
+            return pb_utils.InferenceResponse(second.output_tensors())
+
+        def execute(self, requests):
+            return [asyncio.run(self.ask(request)) for request in requests]
+"""
+BOTH = """
+    import asyncio
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        loop = None
+
+        async def answers(self, requests):
+            self.loop = asyncio.get_running_loop()
+            calls = [
+                pb_utils.InferenceRequest(model_name="echo", requested_output_names=["OUT"], inputs=request.inputs())
+                for request in requests
+            ]
+            replies = await asyncio.gather(*(call.async_exec() for call in calls))
+            return [pb_utils.InferenceResponse(reply.output_tensors()) for reply in replies]
+
+        def execute(self, requests):
+            coroutine = self.answers(requests)
+            if self.loop is None:
+                return coroutine
+            return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+"""
+UNSENDABLE = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class Unsendable(np.ndarray):
+        def tobytes(self, *_):
+            raise ValueError("these bytes are not to be had")
+
+    def unsendable():
+        return pb_utils.Tensor("OUT", np.zeros(1, np.int32).view(Unsendable))
+"""
+COROUTINE_UNSENDABLE = (
+    UNSENDABLE
+    + """
+    class TritonPythonModel:
+        async def execute(self, requests):
+            return [pb_utils.InferenceResponse([unsendable()]) for _ in requests]
+"""
+)
+CALL_UNSENDABLE = (
+    UNSENDABLE
+    + """
+    from pytriton_lite.worker.process import host
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            large = pb_utils.Tensor("IN", np.zeros(10_000, np.int32))
+            call = pb_utils.InferenceRequest(
+                model_name="echo", requested_output_names=["OUT"], inputs=[large, unsendable()]
+            )
+            try:
+                call.exec()
+                raise AssertionError("sent")
+            except ValueError:
+                left = [host()._output_memory._arena.live_slots, len(host()._calls._open)]
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array(left, np.int32))]) for _ in requests]
+"""
+)
+FORKS = """
+    import os
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+    from pytriton_lite.ipc.messages import CONTROL_CANCELS
+    from pytriton_lite.worker.process import host
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            for request in requests:
+                pb_utils.Logger.log_info("ready to be cancelled")
+                child = os.fork()
+                if child == 0:
+                    while not host()._control[CONTROL_CANCELS]:
+                        os.sched_yield()
+                    pb_utils.Logger.log_info(f"the child sees {request.is_cancelled()}")
+                    os._exit(0)
+                os.waitpid(child, 0)
+                pb_utils.Logger.log_info(f"the parent sees {request.is_cancelled()}")
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros(1, np.int32))]) for _ in requests]
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    repository: Path = tmp_path_factory.mktemp("repository")
+    write_model(repository, "in_a_send", IN_A_SEND, TENSORS + DECOUPLED)
+    write_model(repository, "in_a_return", IN_A_RETURN, TENSORS)
+    write_model(repository, "echo", ECHO, TENSORS)
+    write_model(repository, "own_loop", OWN_LOOP, TENSORS)
+    write_model(repository, "both", BOTH, TENSORS)
+    write_model(repository, "coroutine", COROUTINE_UNSENDABLE, TENSORS)
+    write_model(repository, "call", CALL_UNSENDABLE, TENSORS)
+    write_model(repository, "forks", FORKS, TENSORS)
+    with RunningServer(repository) as running:
+        yield running
+
+
+def infer(server: RunningServer, model: str, count: int = 1) -> Any:
+    """What the model answers; HTTP errors included."""
+    return server.infer(model, [tensor("IN", "INT32", [count], [1] * count)])
+
+
+def grpc_input() -> triton_grpc.InferInput:
+    given = triton_grpc.InferInput("IN", [1], "INT32")
+    given.set_data_from_numpy(np.ones(1, np.int32))
+    return given
+
+
+# ---------------------------------------------------------------------------------------------- destructors
+
+
+def test_a_destructor_that_sends_while_a_response_is_sent_is_heard_after_it(server: RunningServer) -> None:
+    heard: queue.Queue[Any] = queue.Queue()
+    with triton_grpc.InferenceServerClient(server.grpc_url) as client:
+        client.start_stream(lambda result, error: heard.put(error or result.as_numpy("OUT").tolist()))
+        client.async_stream_infer("in_a_send", [grpc_input()])
+        assert [heard.get(timeout=WAIT_S), heard.get(timeout=WAIT_S)] == [[1], [2]]
+
+
+def test_a_destructor_that_sends_while_a_response_is_returned_is_heard(server: RunningServer) -> None:
+    """It answers the request before."""
+    answers: list[Any] = []
+    threads = [threading.Thread(target=lambda: answers.append(infer(server, "in_a_return").json)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert sorted(answer["outputs"][0]["data"] for answer in answers) == [[1], [2]]
+
+
+# ---------------------------------------------------------------------------------------------- loops and coroutines
+
+
+@pytest.mark.parametrize("count", [1, 5000], ids=["in the message", "in a slot"])
+def test_replies_are_read_while_the_model_awaits_them_in_a_loop_of_its_own(server: RunningServer, count: int) -> None:
+    assert infer(server, "own_loop", count).json["outputs"][0]["data"] == [1] * count
+
+
+def test_replies_are_read_while_execute_waits_for_a_coroutine_that_awaits_them(server: RunningServer) -> None:
+    for _ in range(2):  # the first answers with the coroutine, which makes the loop
+        assert infer(server, "both").json["outputs"][0]["data"] == [1]
+
+
+def test_an_answer_of_a_coroutine_that_cannot_be_sent_ends_the_request_with_the_error(server: RunningServer) -> None:
+    reply = infer(server, "coroutine")
+    assert reply.status == 500
+    assert "these bytes are not to be had" in reply.error
+
+
+def test_a_call_that_cannot_be_sent_leaves_nothing_behind(server: RunningServer) -> None:
+    """No slot of its other input, no entry among the calls that wait for a reply."""
+    assert infer(server, "call").json["outputs"][0]["data"] == [0, 0]
+
+
+# ---------------------------------------------------------------------------------------------- forks
+
+
+def test_a_child_of_the_model_takes_nothing_out_of_the_channel(server: RunningServer) -> None:
+    with triton_grpc.InferenceServerClient(server.grpc_url) as client:
+        call = client.async_infer("forks", [grpc_input()], lambda result, error: None)
+        server.wait_for_log("ready to be cancelled")
+        call.cancel()
+        server.wait_for_log("the child sees False")
+        server.wait_for_log("the parent sees True")
+
+
+# ---------------------------------------------------------------------------------------------- signals
+
+
+class Interrupted(Exception):
+    """Raised by a signal handler, as a model's time limit may be."""
+
+
+def test_a_thread_that_a_signal_took_out_of_line_is_not_given_the_channel() -> None:
+    engine, ours = socket.socketpair()
+    expected = {kind: Waiter() for kind in (1, 2, 3)}
+    mailbox = Mailbox(ours, lambda kind, body: mailbox.finish(expected[kind]))
+    done: queue.Queue[int] = queue.Queue()
+
+    def wait(kind: int) -> None:
+        mailbox.wait(expected[kind])
+        done.put(kind)
+
+    def interrupt_main() -> None:
+        while not mailbox._waiting:
+            os.sched_yield()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    def on_signal(number: int, at: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR1, on_signal)
+    try:
+        with engine, ours:
+            threading.Thread(target=wait, args=(1,), daemon=True).start()
+            while not mailbox._reading_thread:
+                os.sched_yield()
+            threading.Thread(target=interrupt_main, daemon=True).start()
+            with pytest.raises(Interrupted):
+                mailbox.wait(expected[2])
+            engine.sendall(frame(1, []))
+            assert done.get(timeout=WAIT_S) == 1
+            threading.Thread(target=wait, args=(3,), daemon=True).start()
+            engine.sendall(frame(3, []))
+            assert done.get(timeout=WAIT_S) == 3, "nobody reads any more"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+# ---------------------------------------------------------------------------------------------- a worker and its threads
+
+
+class Engine:
+    """A worker in this process, and the engine's end of its channel. `serve` runs it until `stop`."""
+
+    def __init__(self, *, is_decoupled: bool = False, window: int = 2, cancels_coroutines: bool = False) -> None:
+        self._channel, self._theirs = socket.socketpair()
+        self._descriptors, self._their_descriptors = socket.socketpair()
+        self.control = memoryview(bytearray(messages.CONTROL_BYTES)).cast("Q")
+        self._specs = SpecTable()
+        self._frames = FrameReader()
+        self._heard: deque[tuple[int, memoryview]] = deque()
+        self._serving = Serving(
+            model="m", version=1, instance="m_0", path="model.py", outputs=("OUT",), is_decoupled=is_decoupled,
+            response_window=window, concurrency=1, cancels_coroutines=cancels_coroutines,
+        )  # fmt: skip
+        self._channel.settimeout(WAIT_S)
+        self.worker = self._worker()
+
+    def _worker(self) -> Worker:
+        return Worker(
+            self._theirs, self._their_descriptors, self.control,
+            shm_prefix="pytriton_lite_test_", ring_bytes=1 << 20, serving=self._serving,
+        )  # fmt: skip
+
+    def serve(self, execute: Callable[[list[InferenceRequest]], object]) -> threading.Thread:
+        """Begin to serve, in a thread that takes itself for the main one."""
+
+        class Model:
+            pass
+
+        model: Any = Model()
+        model.execute = execute
+
+        def run() -> None:
+            self.worker = self._worker()
+            self.worker.serve(model)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        return thread
+
+    def execute(self, *numbers: int) -> None:
+        """Send batches of one request without inputs, in one message."""
+        parts: list[bytes] = []
+        for number in numbers:
+            messages.put_batch(parts, number, 1)
+            messages.put_request(
+                parts, request_id="", correlation_id=0, timeout_us=0, sequence_flags=0, parameters_json="",
+                outputs_mask=0, input_count=0,
+            )  # fmt: skip
+        self._channel.sendall(messages.execute_frame(len(numbers), parts))
+
+    def cancel(self, number: int) -> None:
+        self._channel.sendall(messages.cancel_frame(number, 0))
+        self.control[messages.CONTROL_CANCELS] += 1
+
+    def result(self) -> list[tuple[int, list[Fate | None]]]:
+        """(batch, fates) of the next RESULT."""
+        while True:
+            while self._heard:
+                kind, body = self._heard.popleft()
+                if kind == Kind.RESULT:
+                    results = messages.read_result(body, self._specs)
+                    return [(result.number, [answer.fate for answer in result.answers]) for result in results]
+            self._heard.extend(self._frames.feed(self._channel.recv(1 << 16)))
+
+    def stop(self, thread: threading.Thread) -> None:
+        self._channel.sendall(frame(Kind.STOP, []))
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+
+    def close(self) -> None:
+        self.worker._executing.clear()  # nobody hears the end of what a test leaves open
+        self.worker._deferred.clear()
+        for sock in (self._channel, self._theirs, self._descriptors, self._their_descriptors):
+            sock.close()
+
+
+@pytest.fixture
+def make_engine() -> Iterator[Callable[..., Engine]]:
+    engines: list[Engine] = []
+
+    def make(**fields: Any) -> Engine:
+        engines.append(Engine(**fields))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+def test_a_model_that_waits_for_a_cancellation_keeps_no_answer_of_an_earlier_batch(
+    make_engine: Callable[..., Engine],
+) -> None:
+    engine = make_engine()
+    batches = iter([1, 2])
+
+    def execute(requests: list[InferenceRequest]) -> object:
+        if next(batches) == 2:
+            while not requests[0].is_cancelled():
+                os.sched_yield()
+        return [InferenceResponse()]
+
+    thread = engine.serve(execute)
+    engine.execute(1, 2)
+    assert engine.result() == [(1, [None])]
+    engine.cancel(2)
+    assert engine.result() == [(2, [None])]
+    engine.stop(thread)
+
+
+class Meanwhile(deque[Any]):
+    """An inbox out of which the main thread takes the last entry at the worst moment."""
+
+    def pop(self) -> Any:  # type: ignore[override]
+        if len(self) == 1:
+            self.clear()
+        return super().pop()
+
+
+def test_a_batch_that_is_begun_while_it_is_asked_back_is_not_given_back(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine()
+    worker = engine.worker
+    parts: list[bytes] = []
+    messages.put_batch(parts, 1, 0)
+    worker._inbox = Meanwhile()
+    worker._on_frame(Kind.EXECUTE, memoryview(messages.execute_frame(1, parts))[8:])
+    worker._on_frame(Kind.RECALL, memoryview(b""))
+    assert not worker._inbox
+    engine._channel.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        engine._channel.recv(1)
+
+
+def test_a_main_thread_that_saw_an_empty_inbox_while_batches_were_given_back_hears_of_the_stop(
+    make_engine: Callable[..., Engine],
+) -> None:
+    worker = make_engine().worker
+    worker._on_frame(Kind.STOP, memoryview(b""))
+    worker._idle = Waiter()  # as the main thread does where it finds nothing
+    worker._on_frame(Kind.RECALL, memoryview(b""))
+    assert worker._idle.is_done
+    assert [work.kind for work in worker._inbox] == [Kind.STOP]
+
+
+def received(worker: Worker, number: int) -> InferenceRequest:
+    """The request of a batch that the worker has begun with."""
+    worker._begun = number
+    worker._executing.add(number)
+    message = messages.RequestMessage("", 0, 0, 0, "", 0, [])
+    return worker._request(number, 0, message)
+
+
+def test_a_request_that_is_looked_at_while_its_cancellation_arrives_is_cancelled(
+    make_engine: Callable[..., Engine],
+) -> None:
+    worker = make_engine().worker
+    request = received(worker, 1)
+
+    class Cancelled(set[Any]):
+        def add(self, key: object) -> None:
+            assert not request.is_cancelled()  # another thread asks for the first time
+            super().add(key)
+
+    worker._cancelled = Cancelled()
+    worker._on_cancel(1, 0)
+    assert request.is_cancelled()
+
+
+def test_a_send_that_waits_for_room_ends_when_another_thread_has_just_ended_the_request(
+    make_engine: Callable[..., Engine],
+) -> None:
+    worker = make_engine(is_decoupled=True, window=1).worker
+    request = received(worker, 1)
+    sender = request.get_response_sender()
+    sender.send(InferenceResponse())
+    answering = worker._answering(1, 0, frozenset())  # the request's own
+
+    class Waiters(list[Waiter]):
+        def append(self, waiter: Waiter) -> None:
+            worker._close(answering)  # finds nobody who waits
+            super().append(waiter)
+
+    answering.waiters = Waiters()
+    failures: queue.Queue[BaseException] = queue.Queue()
+
+    def send() -> None:
+        try:
+            sender.send(InferenceResponse())
+        except Exception as error:
+            failures.put(error)
+
+    threading.Thread(target=send, daemon=True).start()
+    assert str(failures.get(timeout=WAIT_S)) == "Unable to send response. Response sender has been closed."
+    assert not answering.waiters
+
+
+def test_a_coroutine_whose_request_was_cancelled_while_execute_made_it_is_cancelled(
+    make_engine: Callable[..., Engine],
+) -> None:
+    engine = make_engine(cancels_coroutines=True)
+
+    async def never() -> object:
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError("nothing wakes it but a cancellation")
+
+    def execute(requests: list[InferenceRequest]) -> object:
+        engine.cancel(1)
+        while not requests[0].is_cancelled():
+            os.sched_yield()
+        return never()
+
+    thread = engine.serve(execute)
+    engine.execute(1)
+    ((number, _),) = engine.result()
+    assert number == 1
+    engine.stop(thread)
+    engine.worker._loop.close()

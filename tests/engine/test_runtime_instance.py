@@ -1,0 +1,288 @@
+"""Frames of a worker that cross what the engine has just done; the worker is the test, which says what it sends when."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from pytriton_lite.config.model_config import ModelConfig, instance_names
+from pytriton_lite.config.normalise import normalise
+from pytriton_lite.config.text import parse_model_config
+from pytriton_lite.core import dtypes
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.states import InstanceState, VersionState
+from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.engine.environments import Environment
+from pytriton_lite.engine.model import ServedVersion, WorkerSettings
+from pytriton_lite.ipc import messages
+from pytriton_lite.ipc.channel import FrameReader
+from pytriton_lite.ipc.messages import Fate, Kind, SpecTable
+
+TENSORS = """
+    name: "m" backend: "python" instance_group { name: "m" count: 1 kind: KIND_CPU }
+    input { name: "IN" data_type: TYPE_UINT8 dims: [ -1 ] }
+    output { name: "OUT" data_type: TYPE_UINT8 dims: [ -1 ] }
+"""
+SETTINGS = WorkerSettings(
+    executable="python", shm_prefix="pytriton_lite_test_", ring_bytes=1 << 20,
+    hello_timeout_s=1, ready_timeout_s=1, log_levels=0,
+)  # fmt: skip
+
+
+class Worker:
+    """What the engine takes for a worker process: remembers what it is sent, begins with nothing by itself."""
+
+    def __init__(self) -> None:
+        self.started_batch = 0
+        self._specs = SpecTable()
+        self._sent = bytearray()
+
+    def send(self, data: bytes) -> None:
+        self._sent += data
+
+    def send_descriptor(self, fd: int) -> None:
+        """Nobody maps it."""
+
+    def send_cancel(self, batch: int, index: int) -> None:
+        self.send(messages.cancel_frame(batch, index))
+
+    def hear(self) -> list[tuple[Kind, memoryview]]:
+        data, self._sent = bytes(self._sent), bytearray()
+        return [(Kind(kind), body) for kind, body in FrameReader().feed(data)]
+
+    def batches(self) -> list[int]:
+        """The numbers of those that came since the last call of `hear`."""
+        bodies = [body for kind, body in self.hear() if kind is Kind.EXECUTE]
+        return [number for body in bodies for number, _ in messages.read_execute(body, self._specs)]
+
+
+class World:
+    """A model with one instance that is ready, whose worker is a `Worker`."""
+
+    def __init__(self, config: str = "", *, is_alone: bool = True) -> None:
+        message = parse_model_config(TENSORS + config, source="config.pbtxt")
+        normalise(message)
+        parsed = ModelConfig.from_message(message)
+        nobody = cast(Any, None)
+        served = ServedVersion(
+            "m", 1, parsed, directory=Path("m"), workers=SETTINGS, spawners=nobody, services=nobody
+        )  # fmt: skip
+        (plan,) = instance_names(parsed)
+        self.worker = Worker()
+        self.instance = served._make_instance(plan, Environment("python", {}), is_alone=is_alone)
+        self.instance._worker = cast(Any, self.worker)
+        self.instance.state = InstanceState.READY
+        served.state = VersionState.READY
+        served._instances = [self.instance]
+        served._dispatcher.add(self.instance)
+        self.served = served
+
+    def infer(self, data: bytes = b"\1", **fields: Any) -> asyncio.Future[InferenceResponse]:
+        tensor = Tensor("IN", dtypes.UINT8, (1, len(data)) if self.served.config.max_batch_size else (len(data),), data)
+        return self.served.infer(InferenceRequest("m", None, inputs=[tensor], **fields))
+
+    def says(self, data: bytes) -> None:
+        """The worker sends *data*."""
+        for kind, body in FrameReader().feed(data):
+            self.instance._on_frame(cast(Any, self.worker), kind, body)
+
+
+def result(number: int, *fates: Fate, failure: str = "") -> bytes:
+    """A RESULT for one batch; requests without a fate are answered without outputs."""
+    parts: list[bytes] = []
+    messages.put_result(
+        parts, number, taken_ns=1, inputs_ns=2, executed_ns=3, placed_ns=4, answers=len(fates), failure=failure
+    )
+    for fate in fates:
+        messages.put_fate(parts, fate)
+    return messages.result_frame(1, parts)
+
+
+def answered(number: int) -> bytes:
+    parts: list[bytes] = []
+    messages.put_result(parts, number, taken_ns=1, inputs_ns=2, executed_ns=3, placed_ns=4, answers=1)
+    messages.put_answer(parts, outputs=0)
+    return messages.result_frame(1, parts)
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, 20))
+
+
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    """What is freed is freed because nothing refers to it."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+async def a_turn() -> None:
+    await asyncio.sleep(0)
+
+
+# ---------------------------------------------------------------------------------------------- RECALL
+
+
+def test_a_batch_that_is_given_back_after_the_result_of_the_last_one_is_sent_again() -> None:
+    """The instance has nothing then, so that no other frame of it would say that it has room."""
+
+    async def scenario() -> None:
+        world = World(is_alone=False)
+        first = world.infer()
+        world.says(answered(1))  # so quickly that more goes ahead the next time
+        await first
+        second, third = world.infer(), world.infer()
+        await a_turn()
+        assert world.worker.batches() == [1, 2, 3]
+        world.instance.on_call()
+        assert [kind for kind, _ in world.worker.hear()] == [Kind.RECALL]
+        world.says(answered(2))
+        world.says(messages.returned_frame([3]))
+        await second
+        assert world.worker.batches() == [4]
+        world.says(answered(4))
+        await third
+
+    run(scenario())
+
+
+# ---------------------------------------------------------------------------------------------- ends that cross
+
+
+def test_an_end_that_comes_after_its_batch_has_failed_is_passed_over() -> None:
+    """A destructor in a thread of the model ends a request while ``execute`` fails; it takes no lock."""
+
+    async def scenario() -> None:
+        world = World("model_transaction_policy { decoupled: true }")
+        heard: list[tuple[str, bool]] = []
+
+        class Receiver:
+            def on_response(self, response: InferenceResponse | InferenceError | None, *, is_final: bool) -> None:
+                heard.append((str(response), is_final))
+
+        tensor = Tensor("IN", dtypes.UINT8, (1,), b"\1")
+        world.served.infer_stream(InferenceRequest("m", None, inputs=[tensor]), Receiver())
+        world.says(result(1, failure="no luck"))
+        world.says(messages.response_frame(1, 0, is_final=True, parts=[]))
+        ((text, is_final),) = heard
+        assert "no luck" in text
+        assert is_final
+        assert world.instance.is_empty
+
+    run(scenario())
+
+
+def test_a_second_end_of_a_request_is_passed_over() -> None:
+    async def scenario() -> None:
+        world = World("max_batch_size: 2 dynamic_batching { } model_transaction_policy { decoupled: true }")
+        heard: list[object] = []
+
+        class Receiver:
+            def on_response(self, response: InferenceResponse | InferenceError | None, *, is_final: bool) -> None:
+                heard.append(response)
+
+        for _ in range(2):
+            tensor = Tensor("IN", dtypes.UINT8, (1, 1), b"\1")
+            world.served.infer_stream(InferenceRequest("m", None, inputs=[tensor]), Receiver())
+        await a_turn()
+        assert world.worker.batches() == [1]
+        world.says(result(1, Fate.DEFERRED, Fate.DEFERRED))
+        for _ in range(2):
+            world.says(messages.response_frame(1, 0, is_final=True, parts=[]))
+        assert len(heard) == 1
+        assert not world.instance.is_empty
+        for _ in range(2):
+            world.says(messages.response_frame(1, 1, is_final=True, parts=[]))
+        assert len(heard) == 2
+        assert world.instance.is_empty
+
+    run(scenario())
+
+
+def test_a_cancelled_coroutine_leaves_no_response_that_its_sender_gave_before() -> None:
+    async def scenario() -> None:
+        world = World()
+        answer = world.infer()
+        answer.cancel()
+        parts: list[bytes] = []
+        messages.put_answer(parts, outputs=0)
+        world.says(messages.response_frame(1, 0, is_final=False, parts=parts))
+        world.says(result(1, Fate.SKIPPED))
+        assert not world.served._dispatcher._held
+        assert world.instance.is_empty
+
+    run(scenario())
+
+
+# ---------------------------------------------------------------------------------------------- order and rescheduling
+
+
+def test_a_request_that_may_not_be_rescheduled_is_answered_where_order_is_preserved() -> None:
+    oldest = """
+        max_batch_size: 2
+        sequence_batching { oldest { max_candidate_sequences: 2 preserve_ordering: true } }
+    """
+
+    async def scenario() -> None:
+        world = World(oldest)
+        answer = world.infer(correlation_id=7, sequence_flags=3)
+        await a_turn()
+        assert world.worker.batches() == [1]
+        world.says(result(1, Fate.RESCHEDULED))
+        with pytest.raises(InferenceError) as caught:
+            await answer
+        assert caught.value.code is ErrorCode.INVALID_ARG
+
+    run(scenario())
+
+
+# ---------------------------------------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_the_memory_of_a_request_that_a_full_queue_refuses_is_free_at_once(
+    no_collections: None, is_streamed: bool
+) -> None:
+    full = """
+        max_batch_size: 4
+        dynamic_batching {
+            preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 20000000
+            default_queue_policy { max_queue_size: 1 }
+        }
+    """
+
+    class Receiver:
+        def on_response(self, response: InferenceResponse | InferenceError | None, *, is_final: bool) -> None:
+            raise AssertionError("it never waited")
+
+    async def scenario() -> None:
+        world = World(full)
+        waiting = world.infer()
+        body = np.zeros(100_000, np.uint8)
+        freed = weakref.ref(body)
+        tensor = Tensor("IN", dtypes.UINT8, (1, body.nbytes), memoryview(body))  # type: ignore[arg-type]
+        request = InferenceRequest("m", None, inputs=[tensor])
+        try:
+            if is_streamed:
+                world.served.infer_stream(request, Receiver())
+            else:
+                world.served.infer(request)
+        except InferenceError as error:  # not pytest.raises, which keeps the traceback, and with it the frames
+            assert "Exceeds maximum queue size" in error.message
+        else:
+            raise AssertionError("it was not refused")
+        del body, tensor, request
+        assert freed() is None
+        waiting.cancel()
+
+    run(scenario())
