@@ -36,7 +36,9 @@ Clock = Callable[[], int]
 class PendingAnswer(asyncio.Future[InferenceResponse]):
     """The answer to a request of which there is one. Cancelling it cancels the request."""
 
-    on_cancel: Callable[[], None] | None = None
+    __slots__ = ("on_cancel",)  # to be set before anybody else gets to see it
+
+    on_cancel: Callable[[], None] | None
 
     def cancel(self, msg: Any | None = None) -> bool:
         is_cancelled = super().cancel(msg)
@@ -62,6 +64,7 @@ class Dispatcher:
         self._scheduler = scheduler
         self._statistics = statistics
         self._order = AnswerOrder() if preserve_ordering and not is_decoupled else None
+        self._has_sequences = isinstance(scheduler, SequenceBatchScheduler)
         self._is_eager = is_eager
         self._is_decoupled = is_decoupled
         self._clock = clock
@@ -405,7 +408,8 @@ class Dispatcher:
 
     def _end(self, ticket: Ticket, outcome: InferenceResponse | InferenceError) -> None:
         """Answer *ticket*, after those taken before it where order is to be kept."""
-        self._released(ticket)
+        if self._has_sequences:
+            self._released(ticket)
         if self._order is None or not _kept_in_order([ticket]):
             _resolve(ticket, outcome)
         else:

@@ -162,6 +162,8 @@ class Instance:
         self._makes_calls = False
         """Whether its model calls others, and may therefore wait for one of them."""
         self._in_flight: dict[int, Batch] = {}
+        self.has_room = False
+        """Whether another batch would be executed at once. Kept, because everybody asks for every request."""
         self._open: dict[int, Batch] = {}
         self._credits: dict[tuple[int, int], int] = {}
         self._probed: asyncio.Future[bool] | None = None
@@ -207,11 +209,6 @@ class Instance:
     def is_empty(self) -> bool:
         """Whether every request that came here has ended."""
         return not self._in_flight and not self._open
-
-    @property
-    def has_room(self) -> bool:
-        """Whether another batch would be executed at once."""
-        return self.state is InstanceState.READY and len(self._in_flight) < self.capacity
 
     @property
     def shared_memory(self) -> SharedMemory:
@@ -263,31 +260,40 @@ class Instance:
                 # A hole in admission or in a front end. The requests end here, and the instance serves the next ones.
                 logger.exception("requests to instance '%s' cannot be encoded", self.name)
                 del parts[written:]
-                self._memory.release(parcel.slots)
+                if parcel is not None:
+                    self._memory.release(parcel.slots)
                 refused.append((tickets, InferenceError(ErrorCode.INTERNAL, _CANNOT_ENCODE)))
                 continue
             self._next_batch += 1
-            self._in_flight[number] = Batch(number, tickets, parcel.slots)
+            self._in_flight[number] = Batch(number, tickets, parcel.slots if parcel is not None else [])
             sent += 1
         worker = self._worker
         assert worker is not None, "dispatch is only called while READY"
         if sent:
-            worker.send(b"".join([*self._memory.frames(worker), messages.execute_frame(sent, parts)]))
+            self.has_room = len(self._in_flight) < self.capacity
+            message = messages.execute_frame(sent, parts)
+            if self._memory.is_touched:
+                message = b"".join([*self._memory.frames(worker), message])
+            worker.send(message)
         if self._trim is not None:
             self._trim.cancel()
             self._trim = None
         return refused
 
-    def _parcel(self, tickets: list[Ticket]) -> Parcel:
-        """For the tensors of a batch. Raises InferenceError when the machine has no memory left."""
-        nbytes = 0
+    def _parcel(self, tickets: list[Ticket]) -> Parcel | None:
+        """For the tensors of a batch; None where all of them are small.
+
+        Raises InferenceError when the machine has no memory left.
+        """
+        nbytes = large = 0
         for ticket in tickets:
             for tensor in ticket.request.inputs:
                 if tensor.nbytes > INLINE_BYTES:
+                    large += 1
                     nbytes += room_for(tensor)
-        return Parcel(self._memory, nbytes)
+        return Parcel(self._memory, nbytes) if large else None
 
-    def _put_request(self, parts: list[bytes], ticket: Ticket, parcel: Parcel) -> None:
+    def _put_request(self, parts: list[bytes], ticket: Ticket, parcel: Parcel | None) -> None:
         request = ticket.request
         mask = 1 << len(self._output_bits) if ticket.is_null else 0  # a bit of no output: it wants none
         for name in request.requested_outputs:
@@ -302,13 +308,19 @@ class Instance:
             outputs_mask=mask,
             input_count=len(ticket.controls) + len(request.inputs),
         )
+        encode = self._specs.encode
         for tensor in ticket.controls:
-            parcel.put(parts, self._specs.encode(tensor.name, tensor.datatype, tensor.shape), tensor)
+            messages.put_inline(parts, encode(tensor.name, tensor.datatype, tensor.shape), tensor.data)
         for tensor in request.inputs:
             shape = tensor.shape
             if tensor.name in self._input_reshapes:
                 shape = self._reshape(self._input_reshapes[tensor.name], shape) or shape
-            parcel.put(parts, self._specs.encode(tensor.name, tensor.datatype, shape), tensor)
+            spec = encode(tensor.name, tensor.datatype, shape)
+            if tensor.nbytes <= INLINE_BYTES:
+                messages.put_inline(parts, spec, tensor.data)
+            else:
+                assert parcel is not None
+                parcel.put(parts, spec, tensor)
 
     def cancel(self, ticket: Ticket) -> bool:
         """Tell the worker that nobody waits for *ticket* any more. Whether it was here."""
@@ -338,8 +350,10 @@ class Instance:
         if kind == Kind.RESULT:
             for result in messages.read_result(body, self._specs):
                 self._finish(result)
+            self._update_room()
             self._owner.on_room(self)
-            self._trim_when_empty()
+            if self._memory.is_touched:
+                self._trim_when_empty()
         elif kind == Kind.RESPONSE:
             self._respond(body)
         elif kind == Kind.RELEASE:
@@ -366,9 +380,11 @@ class Instance:
         self._has_served = True
         self.deaths_in_a_row = 0
         outcomes = [self._outcome(answer, batch) for answer in result.answers]
-        if any(outcome is Fate.DEFERRED and at not in batch.ended for at, outcome in enumerate(outcomes)):
-            batch.ended.update(index for index, outcome in enumerate(outcomes) if outcome is not Fate.DEFERRED)
-            self._open[result.number] = batch
+        for index, outcome in enumerate(outcomes):
+            if outcome is Fate.DEFERRED and index not in batch.ended:
+                batch.ended.update(at for at, other in enumerate(outcomes) if other is not Fate.DEFERRED)
+                self._open[result.number] = batch
+                break
         self._owner.on_result(self, batch, result, outcomes)
         # Last: if anything above fails, the worker is killed, and what is still in flight is answered for.
         del self._in_flight[result.number]
@@ -451,6 +467,7 @@ class Instance:
     def _take_back(self, numbers: Iterable[int]) -> None:
         """Batches that the worker gives back unseen: somebody else may be free for them."""
         batches = [self._in_flight.pop(number) for number in numbers]
+        self._update_room()
         for batch in batches:
             self._memory.release(batch.slots)
         self._owner.on_returned(self, batches)
@@ -661,8 +678,12 @@ class Instance:
             self._move(InstanceState.STOPPED)
         return True
 
+    def _update_room(self) -> None:
+        self.has_room = self.state is InstanceState.READY and len(self._in_flight) < self.capacity
+
     def _move(self, target: InstanceState) -> None:
         self.state = move(INSTANCE_TRANSITIONS, self.state, target)
+        self._update_room()
         self._owner.on_state(self)
 
 

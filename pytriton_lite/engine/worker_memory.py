@@ -95,6 +95,8 @@ class WorkerMemory:
         self._next_slot = _FIRST_LENT_SLOT
         self._next_segment = _FIRST_LENT_SEGMENT
         self._is_closed = False
+        self.is_touched = False
+        """Whether anything was put here or attached since it was known to be empty: a glance for every request."""
 
     @property
     def is_used(self) -> bool:
@@ -121,10 +123,12 @@ class WorkerMemory:
 
     def place(self, nbytes: int) -> Any:
         """A slot of our arena, until `release`. Raises InferenceError when the machine has no memory left."""
+        self.is_touched = True
         return self._arena.place(nbytes)
 
     def lend(self, segment: Segment, tensor: Tensor) -> tuple[int, int]:
         """(segment, slot) by which the worker knows *tensor*, which lies in another worker's *segment*."""
+        self.is_touched = True
         key = weakref.ref(segment, self._on_segment_gone)
         number = self._lent.get(key)
         if number is None:
@@ -162,6 +166,7 @@ class WorkerMemory:
     # ------------------------------------------------------------------------------------------ from the worker
 
     def attach(self, segment_id: int, fd: int, nbytes: int) -> None:
+        self.is_touched = True
         self._outputs[segment_id] = Segment.attach(fd, nbytes)
 
     def drop(self, segment_id: int) -> None:
@@ -210,6 +215,7 @@ class WorkerMemory:
 
     def trim(self) -> None:
         self._arena.trim()
+        self.is_touched = self.is_used
 
     def close(self) -> None:
         """The worker is gone. Views of its memory stay valid; nobody is told of their release."""

@@ -182,7 +182,9 @@ class TensorRef:
         self.offset = offset
 
 
-def put_inline(parts: list[bytes], spec: bytes, data: bytes | bytearray | memoryview) -> None:
+def put_inline(parts: list[bytes], spec: bytes, data: bytes | bytearray | memoryview | None) -> None:
+    """Append a tensor with its bytes, which are there."""
+    assert data is not None
     nbytes = len(data)
     parts.append(_TENSOR.pack(len(spec), 0, 0, 0, 0, nbytes))
     parts.append(spec)

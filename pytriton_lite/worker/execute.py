@@ -32,7 +32,7 @@ def invoke(model: Any, requests: list[InferenceRequest], *, path: str) -> object
 
     Raises ExecuteFailed with the text for what it raises; SystemExit and KeyboardInterrupt are among that.
     """
-    execute = execute_of(model, path=path)
+    execute = getattr(model, "execute", None) or execute_of(model, path=path)
     try:
         return execute(requests)
     except BaseException as error:
@@ -95,7 +95,8 @@ def check_nothing(returned: object, *, instance: str) -> None:
 
 def keep_wanted(response: InferenceResponse, wanted: frozenset[str]) -> list[Tensor]:
     """The outputs that are sent; those that nobody asked for are taken out of the object itself (2.4)."""
-    outputs = response._outputs
-    if any(tensor._name not in wanted for tensor in outputs):
-        outputs = response._outputs = [tensor for tensor in outputs if tensor._name in wanted]
-    return outputs
+    for tensor in response._outputs:
+        if tensor._name not in wanted:
+            response._outputs = [tensor for tensor in response._outputs if tensor._name in wanted]
+            break
+    return response._outputs

@@ -214,6 +214,8 @@ class Outbox:
         self.posted: deque[bytes] = deque()
         self.postponed: deque[Callable[[], None]] = deque()
         self.lock = threading.Lock()
+        self.send_held = sock.sendall
+        """`send` for who holds the outbox."""
         self.holder = 0
         """The thread that holds it, else 0."""
 
@@ -256,10 +258,6 @@ class Outbox:
         """Send whole frames; returns when the kernel has them."""
         with self:
             self._sock.sendall(data)
-
-    def send_held(self, data: bytes) -> None:
-        """`send` for who holds the outbox."""
-        self._sock.sendall(data)
 
     def post(self, data: bytes) -> None:
         """Send whole frames soon, from any thread and from any place; never waits for who holds the outbox."""

@@ -31,13 +31,9 @@ class InputMemory:
     def __init__(self, descriptors: socket.socket) -> None:
         self._descriptors = descriptors
         self._segments: dict[int, Array] = {}
-        self._held: dict[int, weakref.ref[Array]] = {}
+        self.held: dict[int, weakref.ref[Array]] = {}
+        """By slot, what keeps it."""
         self.released: list[int] = []
-
-    @property
-    def is_held(self) -> bool:
-        """Whether anybody here looks at a slot of the engine's."""
-        return bool(self._held)
 
     def attach(self, segment_id: int, nbytes: int) -> None:
         segment = Segment.attach(receive_descriptor(self._descriptors), nbytes)
@@ -50,14 +46,14 @@ class InputMemory:
 
     def hold(self, ref: TensorRef) -> Array:
         """An array over the segment of *ref* that keeps its slot reserved while it, or a view of it, is referenced."""
-        known = self._held.get(ref.slot)
+        known = self.held.get(ref.slot)
         lease = known() if known is not None else None
         if lease is None:
             segment = self._segments.get(ref.segment)
             if segment is None:
                 raise BugError(f"input '{ref.name}' is in segment {ref.segment}, which was never announced")
             lease = np.frombuffer(segment.data, np.uint8)
-            slot, released, held = ref.slot, self.released, self._held
+            slot, released, held = ref.slot, self.released, self.held
 
             def give_back(_: weakref.ref[Array]) -> None:
                 held.pop(slot, None)
@@ -72,44 +68,40 @@ class OutputMemory:
 
     def __init__(self, descriptors: socket.socket, *, prefix: str, ring_bytes: int) -> None:
         self._descriptors = descriptors
-        self._arena = Arena(lambda nbytes: Segment.create(nbytes, prefix=prefix), ring_bytes=ring_bytes)
-        self._uncommitted: list[int] = []
+        self.arena = Arena(lambda nbytes: Segment.create(nbytes, prefix=prefix), ring_bytes=ring_bytes)
+        self.uncommitted: list[int] = []
 
     def put(self, parts: list[bytes], spec: bytes, array: Array) -> None:
         """Copy *array*, which is C-contiguous, into a slot and append its reference."""
-        slot = self._arena.place(array.nbytes)
+        slot = self.arena.place(array.nbytes)
         np.copyto(np.frombuffer(slot.view, array.dtype).reshape(array.shape), array)
         self._put_slot(parts, spec, slot.segment_id, slot.number, slot.offset, array.nbytes)
 
     def put_bytes(self, parts: list[bytes], spec: bytes, data: bytes | bytearray | memoryview) -> None:
-        slot = self._arena.place(len(data))
+        slot = self.arena.place(len(data))
         slot.view[:] = data
         self._put_slot(parts, spec, slot.segment_id, slot.number, slot.offset, len(data))
 
     def _put_slot(self, parts: list[bytes], spec: bytes, segment: int, slot: int, offset: int, nbytes: int) -> None:
-        self._uncommitted.append(slot)
+        self.uncommitted.append(slot)
         messages.put_reference(parts, spec, place=Place.SLOT, segment=segment, slot=slot, offset=offset, nbytes=nbytes)
 
     def commit(self) -> None:
         """What was put stays until the engine releases it."""
-        self._uncommitted.clear()
+        self.uncommitted.clear()
 
     def undo(self) -> None:
         """Take back what was put since `commit`."""
-        self.release(self._uncommitted)
-        self._uncommitted.clear()
+        self.release(self.uncommitted)
+        self.uncommitted.clear()
 
     def release(self, slots: Sequence[int]) -> None:
         for slot in slots:
-            self._arena.release(slot)
+            self.arena.release(slot)
 
     def trim(self) -> None:
-        self._arena.trim()
-
-    @property
-    def has_announcements(self) -> bool:
-        return bool(self._arena.announced or self._arena.dropped)
+        self.arena.trim()
 
     def announcements(self) -> list[bytes]:
         """Frames for new and dropped segments since the last call; descriptors of new ones are sent by this call."""
-        return arena_frames(self._arena, lambda fd: send_descriptor(self._descriptors, fd))
+        return arena_frames(self.arena, lambda fd: send_descriptor(self._descriptors, fd))

@@ -141,6 +141,7 @@ class Worker(Host):
         self._specs = SpecTable()
         self._input_memory = InputMemory(descriptors)
         self._output_memory = OutputMemory(descriptors, prefix=shm_prefix, ring_bytes=ring_bytes)
+        self._output_arena = self._output_memory.arena
         self._results: list[bytes] = []
         self._result_count = 0
         self._oldest_result_ns = 0
@@ -307,7 +308,7 @@ class Worker(Host):
         elif kind == Kind.RELEASE:
             with self.outbox:
                 self._output_memory.release(messages.read_release(body))
-                if self._output_memory.has_announcements:  # a segment of its own: the engine's mapping keeps its pages
+                if self._output_arena.dropped:  # a segment of its own: the engine's mapping keeps its pages
                     self._send_held([])
         elif kind == Kind.SEGMENT:
             self._input_memory.attach(*messages.read_segment(body))
@@ -452,7 +453,8 @@ class Worker(Host):
             self._flush()
         if len(self._running) >= self._serving.concurrency and not self._serving.is_decoupled:
             self._await_capacity()
-        self._look_into_channel()
+        if self._control[messages.CONTROL_CANCELS] != self._cancels_seen:
+            self._look_into_channel()
         taken_ns = monotonic_ns()
         self._begun = number
         self._executing.add(number)
@@ -517,14 +519,17 @@ class Worker(Host):
             try:
                 deferred: set[int] = set()
                 for index, (request, response) in enumerate(zip(batch.requests, responses)):
-                    if self._put_outcome(parts, request, response):
+                    if response is not None and request._answering is None:  # as most often
+                        self._put_response(parts, request._requested_outputs, response)
+                    elif self._put_outcome(parts, request, response):
                         deferred.add(index)
             except Exception as error:  # no shared memory left for the outputs, or memory of a GPU that cannot be read
                 self._output_memory.undo()
                 outbox.holder = 0
                 text = error.message if isinstance(error, InferenceError) else describe(error)
                 raise ExecuteFailed(text) from error
-            self._output_memory.commit()
+            if self._output_memory.uncommitted:
+                self._output_memory.commit()
             if deferred:
                 self._deferred[batch.number] = deferred
             self._add_result(batch, parts, len(batch.requests), executed_ns=executed_ns)
@@ -597,7 +602,7 @@ class Worker(Host):
         if threading.get_ident() != self._main_thread:
             self._send_held([messages.result_frame(1, head + parts)])
             return
-        if not self._inbox and not self._result_count and not self._input_memory.is_held:
+        if not self._inbox and not self._result_count and not self._input_memory.held:
             # Nothing to share the message with, and no slot that would travel with it.
             self._send_held([messages.result_frame(1, head + parts)])
             return
@@ -873,9 +878,8 @@ class Worker(Host):
             messages.put_reference(parts, spec, place=Place(place), slot=slot, offset=offset, nbytes=0)
             return
         if tensor._read is not None:
-            self._put_bytes(
-                parts, spec, tensor._read()
-            )  # afresh: what the model wrote into its array is its own affair
+            # Afresh: what the model wrote into its array is its own affair.
+            self._put_bytes(parts, spec, tensor._read())
             return
         if tensor._datatype is dtypes.BYTES or tensor._array is None or tensor._storage is not None:
             self._put_bytes(parts, spec, tensor._buffer())  # BYTES, or memory of a DLPack producer
@@ -900,7 +904,8 @@ class Worker(Host):
 
     def _flush(self) -> None:
         """Send the answers that are ready, and the slots that were given back."""
-        if self._result_count or self._input_memory.released or self._output_memory.has_announcements:
+        arena = self._output_arena
+        if self._result_count or self._input_memory.released or arena.announced or arena.dropped:
             with self.outbox:
                 self._send_held([])
 
@@ -913,7 +918,7 @@ class Worker(Host):
             frames = [messages.result_frame(self._result_count, self._results), *frames]
             self._results = []
             self._result_count = 0
-        if self._output_memory.has_announcements:
+        if self._output_arena.announced or self._output_arena.dropped:
             frames = self._output_memory.announcements() + frames
         released = self._input_memory.released
         if released:

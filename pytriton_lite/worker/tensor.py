@@ -169,7 +169,7 @@ class Tensor:
         refuse_copy(self)
 
     def _make_array(self) -> Array:
-        if not self.is_cpu():
+        if self._storage is not None and not self._storage.is_on_host():
             raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
         if self._datatype.numpy is None:
             raise TritonModelException(

@@ -79,8 +79,8 @@ class World:
         self.worker = Worker()
         self.instance = served._make_instance(plan, Environment("python", {}), is_alone=is_alone)
         self.instance._worker = cast(Any, self.worker)
-        self.instance.state = InstanceState.READY
         served.state = VersionState.READY
+        self.instance._move(InstanceState.READY)
         served._instances = [self.instance]
         served._dispatcher.add(self.instance)
         self.served = served
