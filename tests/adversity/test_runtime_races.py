@@ -158,7 +158,7 @@ CALL_UNSENDABLE = (
                 call.exec()
                 raise AssertionError("sent")
             except ValueError:
-                left = [host()._output_memory._arena.live_slots, len(host()._calls._open)]
+                left = [host()._output_memory.arena.live_slots, len(host()._calls._open)]
             return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array(left, np.int32))]) for _ in requests]
 """
 )
