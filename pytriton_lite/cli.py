@@ -119,6 +119,10 @@ def _debug(argv: Sequence[str]) -> int:
     folder = Path(argv[0]).absolute()
     if not folder.is_dir():
         raise UsageError(f"error: the model folder {folder} is no directory")
+    if not any(entry.name.isdigit() for entry in folder.iterdir()):
+        raise UsageError(
+            f"error: {folder} has no version directory, such as {folder / '1'}; debug needs one model, not a repository"
+        )
     from pytriton_lite import debug
 
     arguments = [*only_model(folder), *debug.PATIENCE, *argv[1:]]

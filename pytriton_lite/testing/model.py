@@ -132,6 +132,8 @@ class ModelUnderTest:
     # ------------------------------------------------------------------------------------------ life
 
     def _load(self, folder: Path, version: int | None, backends: Backends, *, auto_complete: bool) -> Any:
+        if not folder.is_dir():
+            raise FileNotFoundError(f"the model folder {folder} is no directory")
         directory = read_model_directory(folder)
         if not directory.versions:
             raise FileNotFoundError(f"the model folder {folder} has no version directory, such as {folder / '1'}")

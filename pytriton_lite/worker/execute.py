@@ -9,7 +9,7 @@ from pytriton_lite.worker.inference import RELEASE_RESCHEDULE, InferenceRequest,
 from pytriton_lite.worker.tensor import Tensor
 from pytriton_lite.worker.tracebacks import describe
 
-NOT_ANSWERED = "no response was returned for the request, and none was sent through its sender."
+NOT_ANSWERED = "execute returned None for the request, and no response was sent through its sender."
 """What a request is told that nobody can answer any more (4.1)."""
 
 END_IS_IMPLIED = "a response sender was dropped without TRITONSERVER_RESPONSE_COMPLETE_FINAL; the end is sent for it"

@@ -749,7 +749,9 @@ class Worker(Host):
             self._warn(END_IS_IMPLIED)
             self._end_deferred(answering)
         else:
-            self._end_deferred(answering, self._exec_text(NOT_ANSWERED))
+            text = self._exec_text(NOT_ANSWERED)
+            self.log(2, self._serving.path, 0, text)
+            self._end_deferred(answering, text)
 
     def looks_cancelled(self, answering: Answering) -> bool:
         if os.getpid() == self._pid and not self.outbox.is_held_here:  # the channel is ours, and free

@@ -108,7 +108,7 @@ def count_text(got: int, names: str, missing: str) -> str:
 
 
 # Triton waits for ever here; we do not (model API spec, 4.1).
-NOTHING_SENT = "no response was returned for the request, and none was sent through its sender."
+NOTHING_SENT = "execute returned None for the request, and no response was sent through its sender."
 
 # What both front ends say in the same words: (inputs as (name, datatype, shape), text). Every input has 16 bytes.
 Specs = list[tuple[str, str, list[int]]]

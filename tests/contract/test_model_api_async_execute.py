@@ -101,7 +101,8 @@ def test_a_coroutine_that_nobody_can_answer_after_is_told_so(server: RunningServ
     """model_api.md row 51."""
     reply = script(server, "async def answer():\n    return None\nreturn answer()")
     assert reply.status == 500
-    assert "no response was returned for the request" in reply.error
+    assert "execute returned None for the request" in reply.error
+    server.wait_for_log(r"(?m)^E.*execute returned None for the request")
 
 
 def test_all_coroutines_run_in_one_loop_in_a_thread_of_its_own(server: RunningServer) -> None:

@@ -359,7 +359,7 @@ def test_an_exception_reaches_every_request_of_the_batch_that_has_not_ended(serv
 
 # ---------------------------------------------------------------------------------------------- no end
 
-UNANSWERED = "no response was returned for the request, and none was sent through its sender."
+UNANSWERED = "execute returned None for the request, and no response was sent through its sender."
 
 
 @pytest.mark.parametrize(

@@ -310,7 +310,7 @@ def test_a_request_has_one_sender(server: RunningServer) -> None:
 # ---------------------------------------------------------------------------------------------- nobody can answer
 
 
-UNANSWERED = "no response was returned for the request, and none was sent through its sender."
+UNANSWERED = "execute returned None for the request, and no response was sent through its sender."
 
 
 @pytest.mark.parametrize(

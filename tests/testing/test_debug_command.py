@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from pytriton_lite.cli import main
-from tests.harness import PROJECT, write_model
+from tests.harness import MODEL_REPOSITORY, PROJECT, write_model
 
 CONFIG = 'input [{ name: "X" data_type: TYPE_FP32 dims: [-1] }] output [{ name: "Y" data_type: TYPE_FP32 dims: [-1] }]'
 PROMPT = r"\(Pdb\) "
@@ -265,7 +265,11 @@ def test_a_model_with_an_environment_of_its_own_is_debugged_in_that(tmp_path: Pa
     [
         (["debug"], "error: debug needs the folder of a model, as in: pytriton-lite debug model_repository/add_sub"),
         (["debug", "nowhere"], "is no directory"),
-        (["debug", ".", "--htp-port=1"], "unrecognized option '--htp-port=1'; the nearest known one is '--http-port'"),
+        (["debug", str(MODEL_REPOSITORY)], "debug needs one model, not a repository"),
+        (
+            ["debug", str(MODEL_REPOSITORY / "add_sub"), "--htp-port=1"],
+            "unrecognized option '--htp-port=1'; the nearest known one is '--http-port'",
+        ),
     ],
 )
 def test_a_mistake_is_told_before_anything_is_started(

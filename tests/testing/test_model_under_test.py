@@ -287,8 +287,8 @@ def test_a_request_that_nobody_answers_gets_an_error(run: Load) -> None:
     response = run("return None").infer(floats(1))
     assert response.error is not None
     assert response.error.message() == (
-        "Failed to process the request(s) for model 'model_0', message: no response was returned for the request, and none "
-        "was sent through its sender."
+        "Failed to process the request(s) for model 'model_0', message: execute returned None for the request, and no "
+        "response was sent through its sender."
     )
 
 
