@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pytriton_lite.engine.environments import archive as unpacking
@@ -84,6 +84,7 @@ HOSTILE: dict[str, tuple[list[object], str]] = {
         [link("steal", "a/root/../secret"), folder("a"), link("a/root", "..")],
         "entry 'steal': it is a link that leads out",
     ),
+    "links in a circle": ([link("a", "b"), link("b", "a")], "entry 'a': it is a link that leads out"),
     "link over an interpreter's": (
         [link("bin/python", "/usr/bin"), link("steal", "bin/python/env")],
         "entry 'steal': it is a link that leads out",
@@ -129,7 +130,7 @@ def test_a_hostile_entry_is_refused_by_name_and_nothing_is_written_outside(
 
 
 def test_what_an_environment_has_is_unpacked_as_it_was(outside: Path, tmp_path: Path) -> None:
-    """Links inside it, the interpreter's link to its base, executables, times, an entry twice, a link that is a loop."""
+    """Links inside it, the interpreter's link to its base, executables, times, an entry twice."""
     module = entry("./lib/module.py", data=b"word = 1", mode=0o4755)
     module[0].mtime = 1_000_000_000  # type: ignore[index]
     path = write(
@@ -142,7 +143,6 @@ def test_what_an_environment_has_is_unpacked_as_it_was(outside: Path, tmp_path: 
         module,
         link("lib64", "./lib"),
         link("lib/up", "../bin/activate"),
-        link("loop", "loop"),
         hard_link("lib/same.py", "lib/module.py"),
         hard_link("bin/python3.11", "bin/python"),
         entry("turns", data=b"a file first"),
@@ -250,6 +250,7 @@ KINDS = st.sampled_from([tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarf
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example([("a", tarfile.SYMTYPE, "a/../../b", b"")])  # a loop, of which os.path.realpath makes a way out
 @given(st.lists(st.tuples(NAMES, KINDS, NAMES, st.binary(max_size=3)), max_size=6))
 def test_no_archive_writes_outside_or_leaves_a_way_out(
     tmp_path_factory: pytest.TempPathFactory, described: list[tuple[str, bytes, str, bytes]]

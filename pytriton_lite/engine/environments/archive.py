@@ -224,7 +224,7 @@ class _Unpacking:
                 continue
             followed += 1
             if followed > _MOST_LINKS_FOLLOWED:
-                return False  # a loop, which the kernel does not follow either
+                return True  # a loop: the kernel does not follow it, but other readers of paths leave it somewhere
             if link.startswith("/"):
                 return True
             here.pop()
