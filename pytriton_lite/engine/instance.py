@@ -201,11 +201,6 @@ class Instance:
         return self._worker.pid if self._worker is not None else None
 
     @property
-    def in_flight(self) -> int:
-        """Batches that ``execute`` is not done with."""
-        return len(self._in_flight)
-
-    @property
     def is_empty(self) -> bool:
         """Whether every request that came here has ended."""
         return not self._in_flight and not self._open

@@ -111,12 +111,7 @@ class Mailbox:
                 for kind, body in self._frames.feed(data):
                     on_frame(kind, body)
         finally:
-            with self._mutex:
-                if not self._waiting:
-                    self._reader = None
-                    self._reading_thread = 0
-            if self._reader is _FILLING:
-                self._hand_over()
+            self._hand_over()
         return True
 
     def finish(self, waiter: Waiter) -> None:
