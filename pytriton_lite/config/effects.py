@@ -8,16 +8,11 @@ from pytriton_lite.config.complete import PYTHON
 from pytriton_lite.proto import model_config_pb
 
 _NOT_YET_HONOURED = (
-    "output.label_filename",
     "instance_group.rate_limiter",
-    "dynamic_batching.priority_levels",
-    "dynamic_batching.default_priority_level",
-    "dynamic_batching.priority_queue_policy",
     "sequence_batching.state",
     "ensemble_scheduling",
     "model_warmup",
     "response_cache.enable",
-    "model_metrics.metric_control",
 )
 
 # Class I in model_config.md, section 4: checked, shown in the JSON form, and without meaning for a Python model.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Sequence
 from itertools import chain, islice
 from typing import NamedTuple
 
 from pytriton_lite.config.model_config import DynamicBatching, TimeoutAction
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.scheduling.policy_queues import queues_for, timeout_us
 from pytriton_lite.scheduling.queue import Decision, Ticket
 
 
@@ -32,7 +34,7 @@ class _Prefix(NamedTuple):
 
 
 class DynamicBatchScheduler:
-    """One queue in service order: first in, first out, and behind all of them those that a DELAY policy put back.
+    """Batches from the head of what waits, in service order: by priority level, and in a level as its `PolicyQueue` has it.
 
     Assumptions: *now_ns* never goes backwards, and whoever calls `decide` calls again no later than ``next_check_ns``.
     """
@@ -42,42 +44,48 @@ class DynamicBatchScheduler:
         self._preferred = frozenset(options.preferred_batch_sizes)
         self._largest_preferred = max(options.preferred_batch_sizes, default=self._max)
         self._delay_ns = options.max_queue_delay_us * 1000
-        self._policy = options.default_queue_policy
-        # What waits behind a busy instance must stay in the queue where limits and timeouts are to see it.
-        self._may_go_ahead = not (self._policy.max_queue_size or self._policy.default_timeout_us)
-        self._queue: deque[Ticket] = deque()
-        self._delayed: deque[Ticket] = deque()
+        self._queues = queues_for(options)
+        self._lines: Sequence[deque[Ticket]] = self._queues.lines
         self._deadlines: list[tuple[int, int, Ticket]] = []
         self._pushes = 0
         self._cancelled: list[Ticket] = []
 
     def __len__(self) -> int:
-        return len(self._queue) + len(self._delayed)
+        waiting = 0
+        for line in self._lines:
+            waiting += len(line)
+        return waiting
+
+    def depths(self) -> dict[int, int]:
+        """Requests waiting by priority level; empty where there are no levels."""
+        return self._queues.depths()
 
     def enqueue(self, ticket: Ticket, now_ns: int) -> None:
-        limit = self._policy.max_queue_size
-        if limit and len(self) >= limit:
+        queue = self._queues.of(ticket.request)
+        policy = queue.policy
+        limit = policy.max_queue_size
+        if limit and len(queue) >= limit:
             self._drop_cancelled()
-            if len(self) >= limit:
+            if len(queue) >= limit:
                 raise InferenceError(ErrorCode.UNAVAILABLE, f"{ticket.request.error_prefix}Exceeds maximum queue size")
         ticket.enqueued_ns = now_ns
         ticket.is_queued = True
-        timeout_us = self._timeout_us(ticket)
-        if timeout_us:
-            self._watch(ticket, now_ns + timeout_us * 1000)
-        self._queue.append(ticket)
+        if policy.default_timeout_us:
+            self._watch(ticket, now_ns + timeout_us(policy, ticket.request) * 1000)
+        queue.unexpired.append(ticket)
 
     def put_back(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:
             ticket.is_queued = True
             if ticket.deadline_ns is not None:
                 self._watch(ticket, ticket.deadline_ns)
-        self._queue.extendleft(reversed(tickets))
+        for ticket in reversed(tickets):
+            self._queues.of(ticket.request).unexpired.appendleft(ticket)
 
     def drain(self) -> list[Ticket]:
-        waiting = [*self._queue, *self._delayed]
-        self._queue.clear()
-        self._delayed.clear()
+        waiting = list(chain.from_iterable(self._lines))
+        for line in self._lines:
+            line.clear()
         self._deadlines.clear()
         for ticket in waiting:
             ticket.is_queued = False
@@ -95,16 +103,10 @@ class DynamicBatchScheduler:
                 break
             decision.batches.append(batch)
             idle -= 1
-        if not idle and self._may_go_ahead:
+        if not idle and self._queues.may_go_ahead:
             self._take_ahead(now_ns, ahead, decision)
         decision.next_check_ns = _earliest(wait_until_ns, self._next_deadline())
         return decision
-
-    def _timeout_us(self, ticket: Ticket) -> int:
-        """The policy's timeout, or the request's own where that is allowed and shorter (3.4); 0 for none."""
-        default = self._policy.default_timeout_us
-        own = ticket.request.timeout_us
-        return own if self._policy.allow_timeout_override and 0 < own < default else default
 
     def _watch(self, ticket: Ticket, deadline_ns: int) -> None:
         ticket.deadline_ns = deadline_ns
@@ -122,13 +124,14 @@ class DynamicBatchScheduler:
         """Reject, or put behind the others, what has waited too long."""
         while (deadline_ns := self._next_deadline()) is not None and deadline_ns <= now_ns:
             ticket = heapq.heappop(self._deadlines)[2]
-            self._queue.remove(ticket)
+            queue = self._queues.of(ticket.request)
+            queue.unexpired.remove(ticket)
             if ticket.waiter.cancelled():
                 ticket.is_queued = False
                 decision.cancelled.append(ticket)
-            elif self._policy.timeout_action is TimeoutAction.DELAY:
+            elif queue.policy.timeout_action is TimeoutAction.DELAY:
                 ticket.deadline_ns = None
-                self._delayed.append(ticket)
+                queue.delayed.append(ticket)
             else:
                 ticket.is_queued = False
                 decision.expired.append(ticket)
@@ -167,7 +170,7 @@ class DynamicBatchScheduler:
         self._shed_cancelled(decision)
         tickets: list[Ticket] = []
         size = best = 0
-        for ticket in chain(self._queue, self._delayed):
+        for ticket in chain.from_iterable(self._lines):
             if tickets:
                 if not best and size + ticket.batch_size > self._largest_preferred:
                     best = len(tickets)
@@ -180,29 +183,37 @@ class DynamicBatchScheduler:
         return _Prefix(tickets, size, best, is_flushed=False)
 
     def _shed_cancelled(self, decision: Decision) -> None:
-        """Drop cancelled requests if there is one among the first that could make a batch."""
-        head = islice(chain(self._queue, self._delayed), self._max + 1)
-        if any(ticket.waiter.cancelled() for ticket in head):
-            self._drop_cancelled()
-            decision.cancelled += self._cancelled
-            self._cancelled = []
+        """Drop cancelled requests if there is one among the first that could make a batch, of whichever level.
+
+        The turn of a low level may not come for long, and its clients give up, the first ones first.
+        """
+        for line in self._lines:
+            for ticket in islice(line, self._max + 1):
+                if ticket.waiter.cancelled():
+                    self._drop_cancelled()
+                    decision.cancelled += self._cancelled
+                    self._cancelled = []
+                    return
 
     def _drop_cancelled(self) -> None:
         """Take every cancelled request out of the queue; the next decision reports them."""
-        for queue in (self._queue, self._delayed):
-            waiting = list(queue)
-            queue.clear()
+        for line in self._lines:
+            waiting = list(line)
+            line.clear()
             for ticket in waiting:
                 if ticket.waiter.cancelled():
                     ticket.is_queued = False
                     self._cancelled.append(ticket)
                 else:
-                    queue.append(ticket)
+                    line.append(ticket)
 
     def _take(self, tickets: list[Ticket]) -> list[Ticket]:
-        for ticket in tickets:
-            (self._queue if self._queue else self._delayed).popleft()
-            ticket.is_queued = False
+        """Take *tickets*, which are the first in service order, out of their lines."""
+        left = len(tickets)
+        for line in self._lines:
+            while left and line:
+                line.popleft().is_queued = False
+                left -= 1
         return tickets
 
 

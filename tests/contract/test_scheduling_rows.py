@@ -66,6 +66,15 @@ MODELS = {
         timeout_action: DELAY default_timeout_microseconds: {HOUR_US} allow_timeout_override: true }} }}""",
     "impatient_hour": f"""max_batch_size: 4 dynamic_batching {{ max_queue_delay_microseconds: {HOUR_US}
         default_queue_policy {{ default_timeout_microseconds: 200000 }} }}""",
+    "levels": "dynamic_batching { priority_levels: 3 default_priority_level: 2 }",
+    "levels_batched": "max_batch_size: 4 dynamic_batching { priority_levels: 3 default_priority_level: 2 }",
+    "levels_limited": """dynamic_batching { priority_levels: 2 default_priority_level: 2
+        default_queue_policy { max_queue_size: 1 } priority_queue_policy { key: 1 value { max_queue_size: 3 } } }""",
+    "levels_impatient": """dynamic_batching { priority_levels: 2 default_priority_level: 2
+        priority_queue_policy { key: 1 value { default_timeout_microseconds: 1000 } } }""",
+    "levels_delaying": f"""dynamic_batching {{ priority_levels: 2 default_priority_level: 2
+        default_queue_policy {{
+            timeout_action: DELAY default_timeout_microseconds: {HOUR_US} allow_timeout_override: true }} }}""",
 }
 
 
@@ -366,6 +375,94 @@ def test_delayed_requests_go_behind_all_others(traffic_to: Open) -> None:
     assert batches == [["r1"], ["r3"], ["r0"], ["r2"]]
 
 
+# ---------------------------------------------------------------------------------------------------- priority levels
+
+
+def of_level(priority: int | None, **more: int) -> dict[str, Any]:
+    return {"parameters": more if priority is None else {"priority": priority, **more}}
+
+
+def test_row_51_higher_levels_go_first_and_the_default_level_is_for_the_rest(traffic_to: Open) -> None:
+    asked = [of_level(priority) for priority in (3, 2, None, 1, 9, 0, 1)]
+    batches = behind_a_blocker(traffic_to("levels"), *asked)
+    assert batches == [["r3"], ["r6"], ["r1"], ["r2"], ["r4"], ["r5"], ["r0"]]
+
+
+def test_row_52_levels_share_a_batch_the_higher_one_first(traffic_to: Open) -> None:
+    asked = [of_level(priority) for priority in (3, 2, 1, 2, 1, 3)]
+    assert behind_a_blocker(traffic_to("levels_batched"), *asked) == [["r2", "r4", "r1", "r3"], ["r0", "r5"]]
+
+
+def test_row_148_each_level_is_full_for_itself(server: RunningServer, traffic_to: Open, stub: Any) -> None:
+    """Over gRPC as over HTTP: the second request of each is sent by gRPC."""
+    traffic = traffic_to("levels_limited")
+    blocker = traffic.block()
+    low = [traffic.queue("low", **of_level(2))]
+    with pytest.raises(grpc.RpcError) as refused:
+        stub.ModelInfer(leveled_message("levels_limited", "low too", uint64_param=2), timeout=30)
+    assert (refused.value.code(), refused.value.details()) == (
+        grpc.StatusCode.UNAVAILABLE,
+        "[request id: low too] Exceeds maximum queue size",
+    )
+    high = [traffic.queue(f"high{at}", **of_level(1)) for at in range(3)]
+    reply = traffic.send("high3", **of_level(1)).result(30)
+    assert (reply.status, reply.error) == (503, "[request id: high3] Exceeds maximum queue size")
+    assert statistics(server, "levels_limited")["inference_stats"]["fail"]["count"] == 0
+    traffic.open_gates()
+    assert blocker.result(30).status == 200
+    assert ids_of_executions(*low, *high) == [["high0"], ["high1"], ["high2"], ["low"]]
+
+
+def test_row_54_a_timeout_of_one_level_is_none_of_another(traffic_to: Open, stub: Any) -> None:
+    traffic = traffic_to("levels_impatient")
+    blocker = traffic.block()
+    low = traffic.queue("low", **of_level(2))
+    reply = traffic.send("high", **of_level(1)).result(30)
+    assert (reply.status, reply.error) == (503, "Request timeout expired")
+    with pytest.raises(grpc.RpcError) as refused:
+        stub.ModelInfer(leveled_message("levels_impatient", "high", int64_param=1), timeout=30)
+    assert (refused.value.code(), refused.value.details()) == (
+        grpc.StatusCode.UNAVAILABLE,
+        "Request timeout expired",
+    )
+    assert not blocker.done()
+    traffic.open_gates()
+    assert ids_of_executions(low) == [["low"]]
+
+
+def test_a_delayed_request_goes_behind_its_level_and_before_the_next(traffic_to: Open) -> None:
+    """Rows 49 and 51, section 3.4."""
+    asked = [of_level(1, timeout=1), of_level(1), of_level(2, timeout=1), of_level(2)]
+    assert behind_a_blocker(traffic_to("levels_delaying"), *asked) == [["r1"], ["r0"], ["r3"], ["r2"]]
+
+
+def test_clients_of_both_protocols_wait_in_the_same_levels(server: RunningServer, traffic_to: Open, stub: Any) -> None:
+    """http.md, section 11; grpc.md, section 3.3. The depths of the levels are on the metrics page."""
+    traffic = traffic_to("levels")
+    blocker = traffic.block()
+
+    def call(request_id: str, **priority: int) -> Any:
+        waiting = pending(server, "levels")
+        future = stub.ModelInfer.future(leveled_message("levels", request_id, **priority), timeout=30)
+        wait_pending(server, "levels", waiting + 1)
+        return future
+
+    by_http = [traffic.queue("http 3", **of_level(3))]
+    by_grpc = [call("grpc 3", int64_param=3), call("grpc 1", uint64_param=1)]
+    by_http += [traffic.queue("http 1", **of_level(1))]
+    by_grpc += [call("grpc 0", int64_param=0)]
+    depths = [metric(server, "pytriton_lite_queue_depth", "levels", priority=str(level)) for level in (1, 2, 3)]
+    assert depths == [2, 1, 2]
+    traffic.open_gates()
+    assert blocker.result(30).status == 200
+    reports = [json.loads(future.result().raw_output_contents[0][4:]) for future in by_grpc]
+    reports += [report_of(future.result(30)) for future in by_http]
+    assert executions(reports) == [["grpc 1"], ["http 1"], ["grpc 0"], ["http 3"], ["grpc 3"]]
+    assert [metric(server, "pytriton_lite_queue_depth", "levels", priority=str(level)) for level in (1, 2, 3)] == [
+        0
+    ] * 3
+
+
 # ---------------------------------------------------------------------------------------------------- order of answers
 
 
@@ -439,6 +536,33 @@ def test_a_request_cancelled_in_the_queue_is_never_executed(
     assert failures(server, model) == {"CANCELED": 1}
     assert statistics(server, model)["inference_stats"]["fail"]["count"] == 1
     assert statistics(server, model)["execution_count"] == executed + ahead + 2
+
+
+def leveled_message(model: str, request_id: str, **priority: int) -> Any:
+    """*priority* names one of the kinds that a parameter can be of."""
+    message = gated_message(model, request_id)
+    ((kind, value),) = priority.items()
+    setattr(message.parameters["priority"], kind, value)
+    return message
+
+
+def test_a_request_cancelled_in_a_low_level_is_dropped_although_its_turn_does_not_come(
+    server: RunningServer, traffic_to: Open, stub: Any
+) -> None:
+    """Row 57, with levels: it is counted when an instance is free the next time, and holds nobody up."""
+    traffic = traffic_to("levels_limited")
+    before = failures(server, "levels_limited").get("CANCELED", 0)
+    blocker = traffic.block()
+    call = stub.ModelInfer.future(leveled_message("levels_limited", "cancelled", uint64_param=2), timeout=30)
+    wait_pending(server, "levels_limited", 1)
+    call.cancel()
+    # On the connection that carried the cancellation, so behind it; it finds room where the other one was.
+    behind = stub.ModelInfer.future(leveled_message("levels_limited", "behind", uint64_param=2), timeout=30)
+    high = traffic.queue("high", **of_level(1))
+    traffic.open_gates()
+    assert ids_of_executions(blocker, high) == [["blocker"], ["high"]]
+    assert json.loads(behind.result().raw_output_contents[0][4:])["ids"] == ["behind"]
+    assert failures(server, "levels_limited")["CANCELED"] == before + 1
 
 
 def test_a_request_cancelled_while_it_waits_for_company_is_counted_at_once(server: RunningServer, stub: Any) -> None:

@@ -1,4 +1,4 @@
-"""The rules of the scheduling spec, 3.2 and 3.4, written down once more: slow, obvious, and sharing no code with ours.
+"""The rules of the scheduling spec, 3.2, 3.4 and 3.5, written down once more: slow, obvious, and sharing no code with ours.
 
 Batches are formed when an instance is free, never ahead.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytriton_lite.config.model_config import DynamicBatching, TimeoutAction
+from pytriton_lite.config.model_config import DynamicBatching, QueuePolicy, TimeoutAction
 
 
 @dataclass
@@ -17,6 +17,7 @@ class Waiting:
     size: int
     shape: Any
     own_timeout_us: int
+    priority: int = 0
     enqueued_ns: int = 0
     deadline_ns: int | None = None
     is_cancelled: bool = False
@@ -36,18 +37,37 @@ class ReferenceBatcher:
         self.preferred = set(options.preferred_batch_sizes) or {self.max_batch_size}
         self.largest_preferred = max(self.preferred)
         self.delay_ns = options.max_queue_delay_us * 1000
-        self.policy = options.default_queue_policy
+        self.options = options
         self.unexpired: list[Waiting] = []
         self.delayed: list[Waiting] = []
 
-    def would_refuse(self) -> bool:
+    def level_of(self, request: Waiting) -> int:
+        if 1 <= request.priority <= self.options.priority_levels:
+            return request.priority
+        return self.options.default_priority_level
+
+    def policy_of(self, request: Waiting) -> QueuePolicy:
+        if self.options.priority_levels and self.level_of(request) in self.options.priority_queue_policies:
+            return self.options.priority_queue_policies[self.level_of(request)]
+        return self.options.default_queue_policy
+
+    def would_refuse(self, request: Waiting) -> bool:
         waiting = [r for r in self.unexpired + self.delayed if not r.is_cancelled]
-        return 0 < self.policy.max_queue_size <= len(waiting)
+        waiting = [r for r in waiting if self.level_of(r) == self.level_of(request)]
+        return 0 < self.policy_of(request).max_queue_size <= len(waiting)
+
+    def in_service_order(self) -> list[Waiting]:
+        order = []
+        for level in range(self.options.priority_levels + 1):
+            order += [r for r in self.unexpired if self.level_of(r) == level]
+            order += [r for r in self.delayed if self.level_of(r) == level]
+        return order
 
     def enqueue(self, request: Waiting, now_ns: int) -> None:
         request.enqueued_ns = now_ns
-        timeout_us = self.policy.default_timeout_us
-        if timeout_us and self.policy.allow_timeout_override and 0 < request.own_timeout_us < timeout_us:
+        policy = self.policy_of(request)
+        timeout_us = policy.default_timeout_us
+        if timeout_us and policy.allow_timeout_override and 0 < request.own_timeout_us < timeout_us:
             timeout_us = request.own_timeout_us
         if timeout_us:
             request.deadline_ns = now_ns + timeout_us * 1000
@@ -80,18 +100,18 @@ class ReferenceBatcher:
         over = [r for r in self.unexpired if r.deadline_ns is not None and r.deadline_ns <= now_ns]
         over.sort(key=lambda r: r.deadline_ns or 0)
         self.unexpired = [r for r in self.unexpired if r not in over]
-        if self.policy.timeout_action is TimeoutAction.DELAY:
-            for request in over:
+        for request in over:
+            if self.policy_of(request).timeout_action is TimeoutAction.DELAY:
                 request.deadline_ns = None
-            self.delayed += over
-        else:
-            outcome.expired = [r.name for r in over]
+                self.delayed.append(request)
+            else:
+                outcome.expired.append(request.name)
 
     def _rules(self, now_ns: int) -> tuple[list[Waiting], int | None]:
         pending: list[Waiting] = []
         size = best = 0
         flush = False
-        for r in self.unexpired + self.delayed:
+        for r in self.in_service_order():
             if size > 0:
                 if size + r.size > self.largest_preferred and best == 0:
                     best = size

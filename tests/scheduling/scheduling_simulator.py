@@ -51,16 +51,22 @@ def go_away(ticket: Ticket) -> None:
 
 
 def batching(
-    *preferred: int, delay_us: int = 0, policy: QueuePolicy | None = None, preserve_ordering: bool = False
+    *preferred: int,
+    delay_us: int = 0,
+    policy: QueuePolicy | None = None,
+    preserve_ordering: bool = False,
+    levels: int = 0,
+    default_level: int = 0,
+    level_policies: dict[int, QueuePolicy] | None = None,
 ) -> DynamicBatching:
     return DynamicBatching(
         preferred_batch_sizes=preferred,
         max_queue_delay_us=delay_us,
         preserve_ordering=preserve_ordering,
-        priority_levels=0,
-        default_priority_level=0,
+        priority_levels=levels,
+        default_priority_level=default_level,
         default_queue_policy=policy or QueuePolicy(),
-        priority_queue_policies={},
+        priority_queue_policies=level_policies or {},
     )
 
 

@@ -1,4 +1,4 @@
-"""The dynamic batcher (scheduling spec, section 3), on a clock that is an integer. Priorities come with a later issue.
+"""The dynamic batcher (scheduling spec, section 3), on a clock that is an integer. Priority levels: test_priority_levels.py.
 
 ``blocker`` is a request that occupies the one instance for the first second.
 """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
+from typing import NamedTuple
 
 import hypothesis.strategies as st
 from hypothesis import given, settings
@@ -19,18 +21,38 @@ MAX_BATCH = st.integers(0, 6)
 DELAYS_US = st.sampled_from([0, 0, 3000, 7000])
 SHAPES = st.sampled_from("xxxy")
 OWN_TIMEOUTS_US = st.sampled_from([0, 0, 1000, 4000, 9000])
+PRIORITIES = st.integers(0, 4)
+
+
+POLICIES = st.builds(
+    QueuePolicy,
+    timeout_action=st.sampled_from(TimeoutAction),
+    default_timeout_us=st.sampled_from([0, 0, 2000, 5000]),
+    allow_timeout_override=st.booleans(),
+    max_queue_size=st.sampled_from([0, 0, 4]),
+)
 
 
 @st.composite
 def options_for(draw: st.DrawFn, max_batch_size: int) -> DynamicBatching:
     preferred = draw(st.sets(st.integers(1, max(1, max_batch_size)), max_size=3)) if max_batch_size else set()
-    policy = QueuePolicy(
-        timeout_action=draw(st.sampled_from(TimeoutAction)),
-        default_timeout_us=draw(st.sampled_from([0, 0, 2000, 5000])),
-        allow_timeout_override=draw(st.booleans()),
-        max_queue_size=draw(st.sampled_from([0, 0, 4])),
+    levels = draw(st.sampled_from([0, 0, 1, 3]))
+    return batching(
+        *sorted(preferred),
+        delay_us=draw(DELAYS_US),
+        policy=draw(POLICIES),
+        levels=levels,
+        default_level=draw(st.integers(min(1, levels), levels)),
+        level_policies=draw(st.dictionaries(st.integers(1, levels), POLICIES)) if levels else {},
     )
-    return batching(*sorted(preferred), delay_us=draw(DELAYS_US), policy=policy)
+
+
+def policies_of(options: DynamicBatching) -> list[QueuePolicy]:
+    return [options.default_queue_policy, *options.priority_queue_policies.values()]
+
+
+def level_in(options: DynamicBatching, priority: int) -> int:
+    return priority if 1 <= priority <= options.priority_levels else options.default_priority_level
 
 
 class SideBySide(RuleBasedStateMachine):
@@ -53,11 +75,13 @@ class SideBySide(RuleBasedStateMachine):
     def pass_time(self, steps: int) -> None:
         self.now_ns += steps * 1000_000
 
-    @rule(size=st.integers(1, 6), shape=SHAPES, timeout_us=OWN_TIMEOUTS_US)
-    def arrive(self, size: int, shape: str, timeout_us: int) -> None:
+    @rule(size=st.integers(1, 6), shape=SHAPES, timeout_us=OWN_TIMEOUTS_US, priority=PRIORITIES)
+    def arrive(self, size: int, shape: str, timeout_us: int, priority: int) -> None:
         name = str(len(self.tickets))
-        ticket = make_ticket(name, size=min(size, self.largest), shape=shape, timeout_us=timeout_us)
-        refuses = self.reference.would_refuse()
+        size = min(size, self.largest)
+        ticket = make_ticket(name, size=size, shape=shape, timeout_us=timeout_us, priority=priority)
+        waiting = Waiting(name, size, shape, timeout_us, priority)
+        refuses = self.reference.would_refuse(waiting)
         try:
             self.ours.enqueue(ticket, self.now_ns)
         except InferenceError:
@@ -65,8 +89,8 @@ class SideBySide(RuleBasedStateMachine):
             return
         assert not refuses
         self.tickets[name] = ticket
-        self.waiting[name] = Waiting(name, ticket.batch_size, shape, timeout_us)
-        self.reference.enqueue(self.waiting[name], self.now_ns)
+        self.waiting[name] = waiting
+        self.reference.enqueue(waiting, self.now_ns)
 
     @precondition(lambda self: self.tickets)
     @rule(data=st.data())
@@ -98,7 +122,12 @@ class SideBySide(RuleBasedStateMachine):
         assert decision.next_check_ns is None or decision.next_check_ns > self.now_ns, "it would be asked for ever"
 
     # Deadlines that are equal are told apart by who came first, which a return to the queue may change.
-    @precondition(lambda self: self.executing and self.reference.policy.timeout_action is TimeoutAction.REJECT)
+    @precondition(
+        lambda self: (
+            self.executing
+            and all(policy.timeout_action is TimeoutAction.REJECT for policy in policies_of(self.reference.options))
+        )
+    )
     @rule()
     def die(self) -> None:
         """A worker dies that had not begun with its batch."""
@@ -113,6 +142,8 @@ class SideBySide(RuleBasedStateMachine):
             cancelled = sum(ticket.waiter.cancelled() for ticket in self.tickets.values())
             left = len(self.tickets) - len(self.ended)
             assert left - cancelled <= len(self.ours) <= left
+            depths = self.ours.depths()
+            assert sum(depths.values()) == (len(self.ours) if depths else 0)
 
     def teardown(self) -> None:
         if not hasattr(self, "ours"):
@@ -130,17 +161,24 @@ TestSideBySide = SideBySide.TestCase
 TestSideBySide.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
+class Arrival(NamedTuple):
+    at_ms: int
+    size: int
+    shape: str
+    own_timeout_us: int
+    priority: int
+
+
 @st.composite
-def arrivals(draw: st.DrawFn, largest: int) -> list[tuple[int, int, str, int]]:
-    """(time in ms, size, shape, own timeout in µs)"""
-    one = st.tuples(st.integers(0, 30), st.integers(1, largest), SHAPES, OWN_TIMEOUTS_US)
-    return draw(st.lists(one, min_size=1, max_size=25))
+def arrivals(draw: st.DrawFn, largest: int) -> list[Arrival]:
+    one = st.builds(Arrival, st.integers(0, 30), st.integers(1, largest), SHAPES, OWN_TIMEOUTS_US, PRIORITIES)
+    return sorted(draw(st.lists(one, min_size=1, max_size=25)), key=lambda request: request.at_ms)
 
 
 def simulate(
     options: DynamicBatching,
     max_batch_size: int,
-    requests: list[tuple[int, int, str, int]],
+    requests: list[Arrival],
     *,
     ahead: int,
     instances: int = 1,
@@ -153,8 +191,8 @@ def simulate(
         ahead=ahead,
         execution_ns=execution_ns,
     )
-    for number, (at_ms, size, shape, timeout_us) in enumerate(sorted(requests, key=lambda request: request[0])):
-        world.arrive(str(number), at=at_ms * MS, size=size, shape=shape, timeout_us=timeout_us)
+    for number, (at_ms, size, shape, timeout_us, priority) in enumerate(requests):
+        world.arrive(str(number), at=at_ms * MS, size=size, shape=shape, timeout_us=timeout_us, priority=priority)
     before(world)
     return world.run()
 
@@ -196,13 +234,13 @@ def test_every_request_ends_once_and_every_batch_is_legal(
     options = data.draw(options_for(max_batch_size))
     largest = max(1, max_batch_size)
     requests = data.draw(arrivals(largest))
-    by_name = {str(n): r for n, r in enumerate(sorted(requests, key=lambda request: request[0]))}
+    by_name = {str(number): request for number, request in enumerate(requests)}
 
     def adversity(world: Simulation) -> None:
         for instance, at_ms in deaths:
             world.kill(instance % instances, at=at_ms * MS)
         for number, at_ms in leavers:
-            arrived_ms = by_name[str(number % len(by_name))][0]
+            arrived_ms = by_name[str(number % len(by_name))].at_ms
             world.go_away(str(number % len(by_name)), at=(arrived_ms + at_ms) * MS)
 
     world = simulate(
@@ -219,15 +257,20 @@ def test_every_request_ends_once_and_every_batch_is_legal(
     executed = [name for names in world.batches for name in names]
     assert sorted(executed) == sorted([*world.answered, *world.failed])
     for names in world.batches:
-        assert sum(by_name[name][1] for name in names) <= largest
-        assert len({by_name[name][2] for name in names}) == 1
-    policy = options.default_queue_policy
-    if not policy.default_timeout_us and not deaths:
-        assert world.taken == sorted(world.taken, key=int), "nobody is overtaken"
+        assert sum(by_name[name].size for name in names) <= largest
+        assert len({by_name[name].shape for name in names}) == 1
+    levels = {name: level_in(options, request.priority) for name, request in by_name.items()}
+    nobody_expires = not any(policy.default_timeout_us for policy in policies_of(options))
+    for earlier, later in combinations(world.taken, 2):
+        if levels[earlier] > levels[later]:
+            assert by_name[later].at_ms * MS > world.starts[earlier], "it waited, and was of a higher level"
+        elif levels[earlier] == levels[later] and nobody_expires and not deaths:
+            assert int(earlier) < int(later), "nobody of the same level is overtaken"
     for name, expired_ns in world.expired.items():
-        at_ms, _, _, own_us = by_name[name]
+        policy = options.priority_queue_policies.get(levels[name], options.default_queue_policy)
+        own_us = by_name[name].own_timeout_us
         allowed = [policy.default_timeout_us] + ([own_us] if policy.allow_timeout_override and own_us else [])
-        assert expired_ns == at_ms * MS + min(allowed) * 1000, "exactly when due"
+        assert expired_ns == by_name[name].at_ms * MS + min(allowed) * 1000, "exactly when due"
 
 
 @settings(max_examples=100, deadline=None)
@@ -239,12 +282,12 @@ def test_an_idle_instance_keeps_nobody_waiting_longer_than_the_delay(
     preferred = data.draw(st.sets(st.integers(1, max_batch_size), max_size=3))
     requests = data.draw(arrivals(max_batch_size))
     world = simulate(
-        batching(*sorted(preferred), delay_us=delay_us),
+        batching(*sorted(preferred), delay_us=delay_us, levels=3, default_level=2),
         max_batch_size,
         requests,
         ahead=0,
         instances=len(requests),
         execution_ns=lambda batch: 1000 * MS,
     )
-    for name, request in enumerate(sorted(requests, key=lambda request: request[0])):
-        assert world.starts[str(name)] <= request[0] * MS + delay_us * 1000
+    for number, request in enumerate(requests):
+        assert world.starts[str(number)] <= request.at_ms * MS + delay_us * 1000
