@@ -39,13 +39,14 @@ def check_python_parameters(message: model_config_pb.ModelConfig) -> None:
 
 
 def check_execution_parameters(message: model_config_pb.ModelConfig) -> None:
-    """Ours: how coroutines of ``execute`` run (docs/python-backend.md)."""
+    """Ours: how coroutines of ``execute`` run (docs/python-backend.md), and how tensors of others are seen."""
     value = _parameter(message, "EXECUTE_CONCURRENCY")
     if value is not None and not (value.isascii() and value.isdigit() and int(value) > 0):
         raise invalid(f"Incorrect value for EXECUTE_CONCURRENCY: expected a number from 1 on, got '{value}'")
-    value = _parameter(message, "CANCEL_COROUTINES")
-    if value not in (None, "yes", "no"):
-        raise invalid(f"Incorrect value for CANCEL_COROUTINES: expected 'yes' or 'no', got '{value}'")
+    for name in ("CANCEL_COROUTINES", "SHARED_MEMORY_VIEWS"):
+        value = _parameter(message, name)
+        if value not in (None, "yes", "no"):
+            raise invalid(f"Incorrect value for {name}: expected 'yes' or 'no', got '{value}'")
 
 
 def check_batching_library(message: model_config_pb.ModelConfig) -> None:
@@ -66,14 +67,16 @@ def check_batching_library(message: model_config_pb.ModelConfig) -> None:
     )
 
 
-def check_label_files(message: model_config_pb.ModelConfig, model_dir: Path) -> None:
-    """Section 4.2: every label file lies in the model's directory and can be opened."""
-    for output in message.output:
-        if output.label_filename:
-            _check_label_file(output.label_filename, output.name, message.name, model_dir)
+def read_labels(message: model_config_pb.ModelConfig, model_dir: Path) -> dict[str, tuple[str, ...]]:
+    """Section 4.2: the lines of every label file by output. It lies in the model's directory. Not UTF-8: surrogates."""
+    return {
+        output.name: _read_label_file(output.label_filename, output.name, message.name, model_dir)
+        for output in message.output
+        if output.label_filename
+    }
 
 
-def _check_label_file(file_name: str, output_name: str, model_name: str, model_dir: Path) -> None:
+def _read_label_file(file_name: str, output_name: str, model_name: str, model_dir: Path) -> tuple[str, ...]:
     # By the letters of the path: a link inside the directory may lead out of it, as a mounted ConfigMap's files do.
     inside = Path(os.path.normpath(model_dir))
     path = Path(os.path.normpath(inside / file_name))
@@ -84,12 +87,13 @@ def _check_label_file(file_name: str, output_name: str, model_name: str, model_d
             "directory",
         )
     try:
-        with path.open("rb"):
-            pass
+        # Universal line ends: a file that was written on Windows gives no labels with a carriage return.
+        text = path.read_text("utf-8", "surrogateescape")
     except OSError as error:
         raise InferenceError(
             ErrorCode.INTERNAL, f"failed to open text file for read {path}: {error.strerror}"
         ) from None
+    return tuple(text.removesuffix("\n").split("\n"))  # not splitlines, to which a form feed ends a line, too
 
 
 def check_metric_tags(message: model_config_pb.ModelConfig) -> None:

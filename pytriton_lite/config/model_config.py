@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.proto import model_config_pb
 
 __all__ = [
+    "FIRST_RESPONSE_FAMILY",
     "ControlKind",
     "DirectStrategy",
     "DynamicBatching",
@@ -58,6 +60,11 @@ __all__ = [
     "resolve_for_load",
     "with_one_instance",
 ]
+
+FIRST_RESPONSE_FAMILY = "nv_inference_first_response_histogram_ms"
+"""The one family of metrics that ``model_metrics`` can change."""
+
+_FIRST_RESPONSE_BUCKETS = (100.0, 500.0, 2000.0, 5000.0)
 
 
 _NO_BACKENDS: Mapping[str, Path] = {}
@@ -186,6 +193,8 @@ class ModelConfig:
     """Paths of fields that are set and whose feature a later release brings."""
     without_effect: tuple[str, ...]
     """Paths of fields that are not at their default and mean nothing to a Python model."""
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Of outputs that have a label file, its lines; there once `check_for_load` has returned it."""
 
     @classmethod
     def from_message(cls, message: model_config_pb.ModelConfig) -> ModelConfig:
@@ -238,6 +247,25 @@ class ModelConfig:
         """Whether the coroutine of ``execute`` is cancelled when nobody waits for any of its requests."""
         return self.parameters.get("CANCEL_COROUTINES") == "yes"
 
+    @property
+    def shared_memory_views(self) -> bool:
+        """Whether the model gets tensors that others can see, too, as read-only views (docs/shared-memory.md)."""
+        return self.parameters.get("SHARED_MEMORY_VIEWS") == "yes"
+
+    @property
+    def first_response_buckets(self) -> tuple[float, ...]:
+        """Milliseconds: ``model_metrics`` for the histogram of first responses, or Triton's (metrics spec, section 2)."""
+        for control in self.message.model_metrics.metric_control:
+            if control.metric_identifier.family == FIRST_RESPONSE_FAMILY:
+                return tuple(sorted({bound for bound in control.histogram_options.buckets if math.isfinite(bound)}))
+        return _FIRST_RESPONSE_BUCKETS
+
+    @property
+    def unknown_metric_families(self) -> tuple[str, ...]:
+        """What ``model_metrics`` names and cannot change."""
+        families = (control.metric_identifier.family for control in self.message.model_metrics.metric_control)
+        return tuple(family for family in families if family != FIRST_RESPONSE_FAMILY)
+
     def metadata_shape(self, spec: TensorSpec) -> tuple[int, ...]:
         """The shape of *spec* as clients see it: with a leading -1 where the model batches."""
         return (-1, *spec.dims) if self.max_batch_size else spec.dims
@@ -270,7 +298,7 @@ def with_one_instance(config: ModelConfig) -> ModelConfig:
     del single.gpus[1:]
     del message.instance_group[:]
     message.instance_group.append(single)
-    return ModelConfig.from_message(message)
+    return replace(ModelConfig.from_message(message), labels=config.labels)
 
 
 def read_model_config(
@@ -343,10 +371,10 @@ def check_for_load(
     """
     config = resolve_for_load(config, model_dir=model_dir, gpu_ids=gpu_ids, backends=backends)
     validate_tensors(config.message)
-    load_checks.check_label_files(config.message, model_dir)
+    labels = load_checks.read_labels(config.message, model_dir)
     load_checks.check_batching_library(config.message)
     load_checks.check_metric_tags(config.message)
-    return config
+    return replace(config, labels=labels)
 
 
 def _config_path(model_dir: Path, config_name: str) -> Path:

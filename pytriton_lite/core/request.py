@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.core.tensor import Tensor, Window
+from pytriton_lite.core.timeline import Timeline
 
 ParameterValue = bool | int | float | str
 
@@ -20,17 +21,23 @@ class InferenceRequest:
 
     ``version`` is the version asked for, None for the newest ready one. ``requested_outputs`` empty means all.
     ``parameters`` are the custom ones only, in the client's order. ``timeout_us`` and ``priority`` are 0 when absent.
+    ``output_windows`` says which outputs go into shared memory of the client, and where; ``classes`` of which outputs only so
+    many of the largest elements are wanted (the classification extension). None where there are no such outputs. ``timeline``
+    is there for a request that is traced or logged.
     """
 
     __slots__ = (
+        "classes",
         "correlation_id",
         "inputs",
         "model_name",
+        "output_windows",
         "parameters",
         "priority",
         "request_id",
         "requested_outputs",
         "sequence_flags",
+        "timeline",
         "timeout_us",
         "version",
     )
@@ -48,6 +55,8 @@ class InferenceRequest:
         sequence_flags: int = 0,
         priority: int = 0,
         timeout_us: int = 0,
+        output_windows: dict[str, Window] | None = None,
+        classes: dict[str, int] | None = None,
     ) -> None:
         self.model_name = model_name
         self.version = version
@@ -59,6 +68,9 @@ class InferenceRequest:
         self.sequence_flags = sequence_flags
         self.priority = priority
         self.timeout_us = timeout_us
+        self.output_windows = output_windows
+        self.classes = classes
+        self.timeline: Timeline | None = None
 
     @property
     def error_prefix(self) -> str:
@@ -67,7 +79,10 @@ class InferenceRequest:
 
 
 class InferenceResponse:
-    """One answer. ``outputs`` keep the order in which the model produced them; ``parameters`` are the model's."""
+    """One answer. ``outputs`` keep the order in which the model produced them; ``parameters`` are the model's.
+
+    An output that lies in the client's shared memory has type and shape here, and no data.
+    """
 
     __slots__ = ("model_name", "outputs", "parameters", "request_id", "version")
 

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytriton_lite.core.dtypes import DataType
 
 Buffer = bytes | bytearray | memoryview
+
+
+class Window(NamedTuple):
+    """A piece of memory that a client shares: ``nbytes`` bytes from ``offset`` on in ``segment``.
+
+    ``segment`` is an `ipc.region.ClientSegment`; whoever holds the window keeps it open, also when its region is
+    unregistered meanwhile.
+    """
+
+    segment: Any
+    offset: int
+    nbytes: int
 
 
 class Tensor:
@@ -16,7 +28,7 @@ class Tensor:
     stays valid for as long as this object (or any view of ``data``) is referenced. ``nbytes`` is its length; a codec
     that has read only the header sets ``nbytes`` from the declaration and leaves ``data`` None until the bytes are there.
     ``home`` is where another process can find the bytes, a segment of shared memory and the offset in it, if it can; the
-    tensor keeps them there.
+    tensor keeps them there. A large tensor in a client's shared memory has a home and no data: the worker looks there itself.
     """
 
     __slots__ = ("data", "datatype", "home", "name", "nbytes", "shape")
@@ -36,6 +48,17 @@ class Tensor:
         self.data = b"" if data is None and not nbytes else data  # an empty tensor has nothing to wait for
         self.nbytes = (len(data) if data is not None else 0) if nbytes is None else nbytes
         self.home = home
+
+    def content(self) -> Buffer:
+        """The bytes, as a private copy where they lie in a client's shared memory.
+
+        Raises InferenceError when they are not there any more.
+        """
+        if self.data is None:
+            assert self.home is not None, f"{self!r} has no data yet"
+            segment, offset = self.home
+            self.data = segment.read(offset, self.nbytes)
+        return self.data
 
     def __repr__(self) -> str:
         return f"Tensor({self.name!r}, {self.datatype}, {list(self.shape)}, {self.nbytes} bytes)"

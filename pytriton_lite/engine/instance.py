@@ -12,17 +12,18 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.request import InferenceResponse
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.states import INSTANCE_TRANSITIONS, InstanceState, move
 from pytriton_lite.core.tensor import Tensor, element_count
 from pytriton_lite.engine.calls import CallOutcome, OpenCalls, WorkerServices
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.fork_server import Spawners, WorkerExit
+from pytriton_lite.engine.outputs import arranged
 from pytriton_lite.engine.statistics import SharedMemory
 from pytriton_lite.engine.worker_memory import Parcel, WorkerMemory, room_for
 from pytriton_lite.engine.worker_process import LaunchOptions, WorkerProcess
@@ -87,6 +88,10 @@ Outcome = list[Tensor] | InferenceError | Fate
 class InstanceOwner(Protocol):
     """What an instance asks of the version it belongs to."""
 
+    @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        """By output, what its elements stand for."""
+
     def on_result(self, instance: Instance, batch: Batch, result: BatchResult, outcomes: list[Outcome]) -> None:
         """``execute`` is done with a batch. *outcomes* go with its tickets; empty when ``result.failure`` says why."""
 
@@ -98,8 +103,13 @@ class InstanceOwner(Protocol):
         response: InferenceResponse | InferenceError | None,
         *,
         is_final: bool,
+        infer_ns: int,
+        sent_ns: int,
     ) -> None:
-        """A response to request *index* of *batch*, perhaps before the batch's result; None for an end alone."""
+        """A response to request *index* of *batch*, perhaps before the batch's result; None for an end alone.
+
+        *infer_ns* went by since the one before, or since the execution began, when the model sent it, at *sent_ns*.
+        """
 
     def on_returned(self, instance: Instance, batches: list[Batch]) -> None:
         """The worker gave back what it had not begun with."""
@@ -302,6 +312,8 @@ class Instance:
             parameters_json=json.dumps(request.parameters, separators=(",", ":")) if request.parameters else "",
             outputs_mask=mask,
             input_count=len(ticket.controls) + len(request.inputs),
+            windows=self._windows(request) if request.output_windows is not None else (),
+            trace_context=request.timeline.trace_context if request.timeline is not None else "",
         )
         encode = self._specs.encode
         for tensor in ticket.controls:
@@ -316,6 +328,13 @@ class Instance:
             else:
                 assert parcel is not None
                 parcel.put(parts, spec, tensor)
+
+    def _windows(self, request: InferenceRequest) -> list[tuple[int, int, int, int]]:
+        """Where in the client's memory outputs are to go, in the worker's terms. The request keeps the segments open."""
+        assert request.output_windows is not None
+        numbers = {name: number for number, name in enumerate(self._options.outputs)}
+        introduce = self._memory.introduce
+        return [(numbers[name], introduce(w.segment), w.offset, w.nbytes) for name, w in request.output_windows.items()]
 
     def cancel(self, ticket: Ticket) -> bool:
         """Tell the worker that nobody waits for *ticket* any more. Whether it was here."""
@@ -355,7 +374,7 @@ class Instance:
             self._memory.release(messages.read_release(body))
             self._trim_when_empty()
         elif kind == Kind.SEGMENT:
-            segment_id, nbytes = messages.read_segment(body)
+            segment_id, nbytes, _ = messages.read_segment(body)
             self._memory.attach(segment_id, worker.receive_descriptor(), nbytes)
         elif kind == Kind.DROP:
             self._memory.drop(messages.read_drop(body))
@@ -374,7 +393,9 @@ class Instance:
         self._execute_ns = self._execute_ns * 0.9 + took * 0.1 if self._execute_ns else float(took)
         self._has_served = True
         self.deaths_in_a_row = 0
-        outcomes = [self._outcome(answer, batch) for answer in result.answers]
+        outcomes = [
+            self._outcome(answer, batch, ticket.request) for answer, ticket in zip(result.answers, batch.tickets)
+        ]
         for index, outcome in enumerate(outcomes):
             if outcome is Fate.DEFERRED and index not in batch.ended:
                 batch.ended.update(at for at, other in enumerate(outcomes) if other is not Fate.DEFERRED)
@@ -385,7 +406,7 @@ class Instance:
         del self._in_flight[result.number]
 
     def _respond(self, body: memoryview) -> None:
-        number, index, answer, is_final = messages.read_response(body, self._specs)
+        number, index, answer, is_final, infer_ns, sent_ns = messages.read_response(body, self._specs)
         batch = self._in_flight.get(number) or self._open.get(number)
         if batch is None or index in batch.ended:
             # The end that a destructor sends takes no lock: ``execute`` may fail, and end the whole batch, meanwhile.
@@ -395,10 +416,10 @@ class Instance:
         self.deaths_in_a_row = 0
         response: InferenceResponse | InferenceError | None = None
         if answer is not None:
-            outcome = self._outcome(answer, batch)
+            outcome = self._outcome(answer, batch, batch.tickets[index].request)
             assert not isinstance(outcome, Fate), "a RESPONSE carries outputs or an error"
             response = outcome if isinstance(outcome, InferenceError) else self._response(batch, index, outcome, answer)
-        self._owner.on_response(self, batch, index, response, is_final=is_final)
+        self._owner.on_response(self, batch, index, response, is_final=is_final, infer_ns=infer_ns, sent_ns=sent_ns)
         if is_final:
             batch.ended.add(index)
             if number in self._open and len(batch.ended) == len(batch.tickets):
@@ -412,13 +433,18 @@ class Instance:
         parameters = json.loads(answer.parameters_json) if answer.parameters_json else {}
         return InferenceResponse(options.model, options.version, ticket.request.request_id, outputs, parameters)
 
-    def _outcome(self, answer: Answer, batch: Batch) -> Outcome:
+    def _outcome(self, answer: Answer, batch: Batch, request: InferenceRequest) -> Outcome:
         if answer.error is not None:
             return InferenceError(*answer.error)
         if answer.fate is not None:
             return answer.fate
         try:
-            return [self._tensor(ref, batch) for ref in answer.outputs]
+            outputs = [self._tensor(ref, batch) for ref in answer.outputs]
+            if request.output_windows is not None or request.classes is not None:
+                return arranged(
+                    outputs, request, has_batch_dimension=self._has_batch_dimension, labels=self._owner.labels
+                )
+            return outputs
         except InferenceError as error:
             self.refuse(answer.outputs)
             return error
@@ -436,7 +462,9 @@ class Instance:
             return Tensor(ref.name, ref.datatype, shape, ref.inline)
         if ref.place == Place.INPUT and ref.slot == batch.number:
             came_in = batch.input(ref.offset)
-            return Tensor(ref.name, ref.datatype, shape, came_in.data, home=came_in.home)
+            return Tensor(ref.name, ref.datatype, shape, came_in.data, came_in.nbytes, home=came_in.home)
+        if ref.place == Place.REGION:
+            return Tensor(ref.name, ref.datatype, shape, b"")
         return self.resolve(ref, shape)
 
     def resolve(self, ref: TensorRef, shape: tuple[int, ...]) -> Tensor:
@@ -453,7 +481,7 @@ class Instance:
         else:
             data, home = self._memory.read(ref)
             return Tensor(ref.name, ref.datatype, shape, data, home=home)
-        return Tensor(ref.name, ref.datatype, shape, came_in.data, home=came_in.home)
+        return Tensor(ref.name, ref.datatype, shape, came_in.data, came_in.nbytes, home=came_in.home)
 
     def refuse(self, refs: Iterable[TensorRef]) -> None:
         """Give back the memory of tensors that came with a message which was refused."""

@@ -20,8 +20,12 @@ from pytriton_lite.engine.worker_process import LaunchOptions, WorkerProcess
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.arena import Arena
 from pytriton_lite.ipc.messages import INLINE_BYTES, Place, TensorRef
+from pytriton_lite.ipc.region import ClientSegment
 from pytriton_lite.ipc.segment import Segment
 from pytriton_lite.ipc.tensor_io import aligned, arena_frames
+
+Lendable = Segment | ClientSegment
+"""Memory that is neither ours nor this worker's."""
 
 _FIRST_LENT_SLOT = 1 << 62
 """Slots of memory that is not our arena's have numbers that the arena will not reach."""
@@ -41,21 +45,19 @@ class Parcel:
         """What the worker, or `WorkerMemory.release`, gives back."""
 
     def put(self, parts: list[bytes], spec: bytes, tensor: Tensor) -> None:
-        """Append *tensor*, whose data are there."""
+        """Append *tensor*. Raises InferenceError where its bytes are not there any more."""
         nbytes = tensor.nbytes
-        assert tensor.data is not None
         if nbytes <= INLINE_BYTES:
-            messages.put_inline(parts, spec, tensor.data)
+            messages.put_inline(parts, spec, tensor.content())
             return
         if tensor.home is not None:
             segment, offset = tensor.home
             number, slot = self._memory.lend(segment, tensor)
             self.slots.append(slot)
-            messages.put_reference(
-                parts, spec, place=Place.SHARED, segment=number, slot=slot, offset=offset, nbytes=nbytes
-            )
+            place = Place.REGION if isinstance(segment, ClientSegment) else Place.SHARED
+            messages.put_reference(parts, spec, place=place, segment=number, slot=slot, offset=offset, nbytes=nbytes)
             return
-        assert self._slot is not None
+        assert self._slot is not None and tensor.data is not None
         at = self._at
         self._slot.view[at : at + nbytes] = tensor.data
         messages.put_reference(
@@ -88,9 +90,9 @@ class WorkerMemory:
         self._leases: dict[int, weakref.ref[np.ndarray[Any, Any]]] = {}
         self._released: list[int] = []
         self._given: dict[int, Tensor] = {}
-        self._lent: dict[weakref.ref[Segment], int] = {}
-        """Segments of other workers that this one has mapped."""
-        self._newly_lent: list[tuple[int, Segment]] = []
+        self._lent: dict[weakref.ref[Lendable], int] = {}
+        """Segments of other workers and of clients that this one has mapped."""
+        self._newly_lent: list[tuple[int, Lendable]] = []
         self._no_longer_lent: list[int] = []
         self._next_slot = _FIRST_LENT_SLOT
         self._next_segment = _FIRST_LENT_SEGMENT
@@ -126,8 +128,16 @@ class WorkerMemory:
         self.is_touched = True
         return self._arena.place(nbytes)
 
-    def lend(self, segment: Segment, tensor: Tensor) -> tuple[int, int]:
-        """(segment, slot) by which the worker knows *tensor*, which lies in another worker's *segment*."""
+    def lend(self, segment: Lendable, tensor: Tensor) -> tuple[int, int]:
+        """(segment, slot) by which the worker knows *tensor*, which lies in *segment*, of another worker or of a client."""
+        number = self.introduce(segment)
+        slot = self._next_slot
+        self._next_slot += 1
+        self._given[slot] = tensor
+        return number, slot
+
+    def introduce(self, segment: Lendable) -> int:
+        """The number by which the worker knows *segment*, for as long as somebody holds it."""
         self.is_touched = True
         key = weakref.ref(segment, self._on_segment_gone)
         number = self._lent.get(key)
@@ -135,10 +145,7 @@ class WorkerMemory:
             number = self._lent[key] = self._next_segment
             self._next_segment += 1
             self._newly_lent.append((number, segment))
-        slot = self._next_slot
-        self._next_slot += 1
-        self._given[slot] = tensor
-        return number, slot
+        return number
 
     def give(self, slot: int, tensor: Tensor) -> None:
         """Remember what lies in *slot* of our arena, for a worker that will name it."""
@@ -157,7 +164,7 @@ class WorkerMemory:
             if slot < _FIRST_LENT_SLOT:
                 self._arena.release(slot)
 
-    def _on_segment_gone(self, key: weakref.ref[Segment]) -> None:
+    def _on_segment_gone(self, key: weakref.ref[Lendable]) -> None:
         number = self._lent.pop(key, None)
         if number is not None and not self._is_closed:
             self._no_longer_lent.append(number)
@@ -203,7 +210,8 @@ class WorkerMemory:
         if self._newly_lent:
             for number, segment in self._newly_lent:
                 worker.send_descriptor(segment.fd)
-                frames.append(messages.segment_frame(number, segment.nbytes))
+                is_region = isinstance(segment, ClientSegment)
+                frames.append(messages.segment_frame(number, segment.nbytes, is_region=is_region))
             self._newly_lent.clear()
         if self._no_longer_lent:
             frames += [messages.drop_frame(number) for number in self._no_longer_lent]

@@ -33,14 +33,14 @@ import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.ipc.channel import ProtocolError, frame
 
-VERSION = 2
+VERSION = 3
 """Raised with every change of a layout below; the handshake compares it."""
 
 INLINE_BYTES = 4096
@@ -99,6 +99,8 @@ class Place(enum.IntEnum):
     """Of a worker: what the engine gave it in ``slot``, from ``offset`` on, and it still holds: a tensor of a REPLY."""
     SHARED = 4
     """Of the engine: in a slot that others may look at, too; who wants to write takes a copy."""
+    REGION = 5
+    """In shared memory of a client. Of a worker: an output that it has put into the window that the request gave for it."""
 
 
 # ---------------------------------------------------------------------------------------------- control page
@@ -112,6 +114,8 @@ CONTROL_LOG_LEVELS = 1
 """u64 index: bit n is set when pb_utils.Logger level n is wanted (INFO 0, WARNING 1, ERROR 2, VERBOSE 3). The engine writes."""
 CONTROL_CANCELS = 2
 """u64 index: how many CANCELs were sent. The engine writes; a worker that has read fewer looks into its channel."""
+CONTROL_LINE_MARK = 3
+"""u64 index: the number in the marks of printed lines (line_mark.py). The engine writes it before the worker starts."""
 
 # ---------------------------------------------------------------------------------------------- tensors
 
@@ -214,14 +218,21 @@ def _take_tensor(body: memoryview, at: int, specs: SpecTable) -> tuple[TensorRef
 _COUNT = struct.Struct("<I")
 _BATCH = struct.Struct("<QI")
 """batch number, requests"""
-_REQUEST = struct.Struct("<QQIIIIHH")
+_REQUEST = struct.Struct("<QQIIIIHHHH")
 """correlation id, timeout µs, sequence flags, request id bytes, string correlation id bytes, parameter bytes, mask bytes,
-inputs"""
+trace context bytes, windows, inputs"""
+_REQUEST_BYTES = _REQUEST.size
+_WINDOW = struct.Struct("<HxxIQQ")
+"""number of the output, segment, offset, nbytes"""
 
 
 @dataclass(slots=True)
 class RequestMessage:
-    """One request as the worker gets it. ``outputs_mask`` bit n asks for the n-th configured output; 0 asks for all."""
+    """One request as the worker gets it. ``outputs_mask`` bit n asks for the n-th configured output; 0 asks for all.
+
+    ``windows`` are (number of an output, segment, offset, nbytes): where in a client's memory that output is to go.
+    ``trace_context`` is empty for a request that is not traced; a CALL gives it back for the request that it is made for.
+    """
 
     request_id: str
     correlation_id: int | str
@@ -230,6 +241,8 @@ class RequestMessage:
     parameters_json: str
     outputs_mask: int
     inputs: list[TensorRef]
+    windows: list[tuple[int, int, int, int]]
+    trace_context: str = ""
 
 
 def put_request(
@@ -242,15 +255,19 @@ def put_request(
     parameters_json: str,
     outputs_mask: int,
     input_count: int,
+    windows: Sequence[tuple[int, int, int, int]] = (),
+    trace_context: str = "",
 ) -> None:
-    """Append the head of a request; *input_count* tensors must follow."""
-    if not (request_id or correlation_id or timeout_us or sequence_flags or parameters_json or outputs_mask):
+    """Append the head of a request; *input_count* tensors must follow. *windows* as in `RequestMessage`."""
+    is_plain = not (request_id or correlation_id or timeout_us or sequence_flags or parameters_json or outputs_mask)
+    if is_plain and not windows and not trace_context:
         parts.append(_plain_request(input_count))
         return
     raw_id = request_id.encode("utf-8", "surrogateescape")
     raw_correlation = correlation_id.encode() if isinstance(correlation_id, str) else b""
     raw_parameters = parameters_json.encode("utf-8", "surrogateescape")
     raw_mask = outputs_mask.to_bytes((outputs_mask.bit_length() + 7) // 8, "little")
+    raw_trace = trace_context.encode()
     parts.append(
         _REQUEST.pack(
             0 if isinstance(correlation_id, str) else correlation_id,
@@ -260,20 +277,23 @@ def put_request(
             len(raw_correlation),
             len(raw_parameters),
             len(raw_mask),
+            len(raw_trace),
+            len(windows),
             input_count,
         )
     )
-    parts.append(raw_id + raw_correlation + raw_parameters + raw_mask)
+    parts.append(raw_id + raw_correlation + raw_parameters + raw_mask + raw_trace)
+    parts += [_WINDOW.pack(*window) for window in windows]
 
 
-_PLAIN_REQUESTS = tuple(_REQUEST.pack(0, 0, 0, 0, 0, 0, 0, inputs) for inputs in range(65))
+_PLAIN_REQUESTS = tuple(_REQUEST.pack(0, 0, 0, 0, 0, 0, 0, 0, 0, inputs) for inputs in range(65))
 
 
 def _plain_request(input_count: int) -> bytes:
     """The head of a request without id, parameters and the rest: always the same bytes."""
     if input_count < len(_PLAIN_REQUESTS):
         return _PLAIN_REQUESTS[input_count]
-    return _REQUEST.pack(0, 0, 0, 0, 0, 0, 0, input_count)
+    return _REQUEST.pack(0, 0, 0, 0, 0, 0, 0, 0, 0, input_count)
 
 
 def put_batch(parts: list[bytes], number: int, requests: int) -> None:
@@ -286,11 +306,20 @@ def execute_frame(batches: int, parts: list[bytes]) -> bytes:
 
 
 def _take_request(body: memoryview, at: int, specs: SpecTable) -> tuple[RequestMessage, int]:
-    correlation, timeout_us, flags, id_bytes, correlation_bytes, parameter_bytes, mask_bytes, inputs = (
-        _REQUEST.unpack_from(body, at)
-    )
-    at += 36
-    request_id = parameters_json = ""
+    (
+        correlation,
+        timeout_us,
+        flags,
+        id_bytes,
+        correlation_bytes,
+        parameter_bytes,
+        mask_bytes,
+        trace_bytes,
+        window_count,
+        inputs,
+    ) = _REQUEST.unpack_from(body, at)
+    at += _REQUEST_BYTES
+    request_id = parameters_json = trace_context = ""
     correlation_id: int | str = correlation
     mask = 0
     if id_bytes:
@@ -305,11 +334,21 @@ def _take_request(body: memoryview, at: int, specs: SpecTable) -> tuple[RequestM
     if mask_bytes:
         mask = int.from_bytes(body[at : at + mask_bytes], "little")
         at += mask_bytes
+    if trace_bytes:
+        trace_context = str(body[at : at + trace_bytes], "utf-8")
+        at += trace_bytes
+    windows: list[tuple[int, int, int, int]] = []
+    for _ in range(window_count):
+        windows.append(_WINDOW.unpack_from(body, at))
+        at += _WINDOW.size
     tensors: list[TensorRef] = []
     for _ in range(inputs):
         tensor, at = _take_tensor(body, at, specs)
         tensors.append(tensor)
-    return RequestMessage(request_id, correlation_id, timeout_us, flags, parameters_json, mask, tensors), at
+    request = RequestMessage(
+        request_id, correlation_id, timeout_us, flags, parameters_json, mask, tensors, windows, trace_context
+    )
+    return request, at
 
 
 def read_execute(body: memoryview, specs: SpecTable) -> list[tuple[int, list[RequestMessage]]]:
@@ -449,8 +488,8 @@ def read_result(body: memoryview, specs: SpecTable) -> list[BatchResult]:
 
 # ---------------------------------------------------------------------------------------------- RESPONSE, REPLY
 
-_RESPONSE = struct.Struct("<QIBxxx")
-"""batch number, request in it, flags"""
+_RESPONSE = struct.Struct("<QIBxxxQQ")
+"""batch number, request in it, flags, infer ns, sent ns"""
 _REPLY = struct.Struct("<QBxxx")
 """call number, flags"""
 
@@ -460,17 +499,20 @@ FLAG_EMPTY = 2
 """There is no response here, only the end."""
 
 
-def response_frame(batch: int, index: int, *, is_final: bool, parts: list[bytes]) -> bytes:
-    """One response of request *index* of *batch*; *parts* from `put_answer` or `put_error`, empty for an end alone."""
+def response_frame(batch: int, index: int, *, is_final: bool, infer_ns: int, sent_ns: int, parts: list[bytes]) -> bytes:
+    """One response of request *index* of *batch*; *parts* from `put_answer` or `put_error`, empty for an end alone.
+
+    *sent_ns* is when the model sent it (CLOCK_MONOTONIC), *infer_ns* what it took until then.
+    """
     flags = FLAG_FINAL * is_final | FLAG_EMPTY * (not parts)
-    return frame(Kind.RESPONSE, [_RESPONSE.pack(batch, index, flags), *parts])
+    return frame(Kind.RESPONSE, [_RESPONSE.pack(batch, index, flags, infer_ns, sent_ns), *parts])
 
 
-def read_response(body: memoryview, specs: SpecTable) -> tuple[int, int, Answer | None, bool]:
-    """(batch, request, what it is answered, whether that was the last)"""
-    batch, index, flags = _RESPONSE.unpack_from(body)
+def read_response(body: memoryview, specs: SpecTable) -> tuple[int, int, Answer | None, bool, int, int]:
+    """(batch, request, what it is answered, whether that was the last, infer_ns, sent_ns)"""
+    batch, index, flags, infer_ns, sent_ns = _RESPONSE.unpack_from(body)
     answer = None if flags & FLAG_EMPTY else _take_answer(body, _RESPONSE.size, specs)[0]
-    return batch, index, answer, bool(flags & FLAG_FINAL)
+    return batch, index, answer, bool(flags & FLAG_FINAL), infer_ns, sent_ns
 
 
 def reply_frame(call: int, *, is_final: bool, parts: list[bytes]) -> bytes:
@@ -546,9 +588,10 @@ def read_call(body: memoryview, specs: SpecTable) -> CallMessage:
 
 # ---------------------------------------------------------------------------------------------- the small ones
 
-_SEGMENT = struct.Struct("<IxxxxQ")
+_SEGMENT = struct.Struct("<IBxxxQ")
 _HELLO = struct.Struct("<II")
-_LOG = struct.Struct("<BxHI")
+_LOG = struct.Struct("<BxHIHxx")
+"""level, bytes of the file's name, line, bytes of the request id"""
 
 
 def release_frame(slots: Sequence[int]) -> bytes:
@@ -559,14 +602,15 @@ def read_release(body: memoryview) -> tuple[int, ...]:
     return struct.unpack(f"<{len(body) // 8}Q", body)
 
 
-def segment_frame(segment_id: int, nbytes: int) -> bytes:
-    """Announce a segment whose descriptor was sent just before."""
-    return frame(Kind.SEGMENT, [_SEGMENT.pack(segment_id, nbytes)])
+def segment_frame(segment_id: int, nbytes: int, *, is_region: bool = False) -> bytes:
+    """Announce a segment whose descriptor was sent just before; *is_region* for memory that belongs to a client."""
+    return frame(Kind.SEGMENT, [_SEGMENT.pack(segment_id, is_region, nbytes)])
 
 
-def read_segment(body: memoryview) -> tuple[int, int]:
-    segment_id, nbytes = _SEGMENT.unpack(body)
-    return segment_id, nbytes
+def read_segment(body: memoryview) -> tuple[int, int, bool]:
+    """(number, nbytes, whether it belongs to a client)"""
+    segment_id, is_region, nbytes = _SEGMENT.unpack(body)
+    return segment_id, nbytes, bool(is_region)
 
 
 def drop_frame(segment_id: int) -> bytes:
@@ -606,15 +650,29 @@ def read_completed(body: memoryview) -> Any:
     return json.loads(bytes(body))
 
 
-def log_frame(level: int, filename: str, line: int, text: str) -> bytes:
-    raw = filename.encode("utf-8", "replace")
-    return frame(Kind.LOG, [_LOG.pack(level, len(raw), line), raw, text.encode("utf-8", "replace")])
+class LogLine(NamedTuple):
+    """A line of pb_utils.Logger: *level* is the number of its level; *request_id* is empty outside of requests."""
+
+    level: int
+    filename: str
+    line: int
+    text: str
+    request_id: str
 
 
-def read_log(body: memoryview) -> tuple[int, str, int, str]:
-    """(level, file, line, text)"""
-    level, name_bytes, line = _LOG.unpack_from(body)
-    return level, str(body[8 : 8 + name_bytes], "utf-8"), line, str(body[8 + name_bytes :], "utf-8")
+def log_frame(level: int, filename: str, line: int, text: str, request_id: str = "") -> bytes:
+    raw_name = filename.encode("utf-8", "replace")
+    raw_id = request_id.encode("utf-8", "replace")
+    head = _LOG.pack(level, len(raw_name), line, len(raw_id))
+    return frame(Kind.LOG, [head, raw_name, raw_id, text.encode("utf-8", "replace")])
+
+
+def read_log(body: memoryview) -> LogLine:
+    level, name_bytes, line, id_bytes = _LOG.unpack_from(body)
+    id_at = _LOG.size + name_bytes
+    text_at = id_at + id_bytes
+    name, request_id, text = body[_LOG.size : id_at], body[id_at:text_at], body[text_at:]
+    return LogLine(level, str(name, "utf-8"), line, str(text, "utf-8"), str(request_id, "utf-8"))
 
 
 _CANCEL = struct.Struct("<QI")

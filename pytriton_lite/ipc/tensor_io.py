@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.arena import ALIGNMENT, Arena
 
@@ -11,6 +12,16 @@ from pytriton_lite.ipc.arena import ALIGNMENT, Arena
 def aligned(nbytes: int) -> int:
     """*nbytes* rounded up to where the next tensor of the same slot may begin."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def check_room(name: str, nbytes: int, room: int) -> None:
+    """Raises InferenceError(INTERNAL) in Triton's words for output *name* that is larger than its window."""
+    if nbytes > room:
+        raise InferenceError(
+            ErrorCode.INTERNAL,
+            f"shared memory size specified with the request for output '{name}' ({room} bytes) should be at least "
+            f"{nbytes} bytes to hold the results",
+        )
 
 
 def arena_frames(arena: Arena, send_descriptor: Callable[[int], None]) -> list[bytes]:

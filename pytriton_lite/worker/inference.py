@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 from pytriton_lite.worker.api_errors import COMPILED, TritonError, TritonModelException, refuse_arguments, refuse_copy
 from pytriton_lite.worker.process import host
 from pytriton_lite.worker.tensor import Tensor
+from pytriton_lite.worker.trace_context import is_opentelemetry
 
 if TYPE_CHECKING:
     from pytriton_lite.worker.responses import Answering, InferenceResponseSender
+
+Windows = dict[str, tuple[int, int, int]]
+"""By output, where in a client's memory it is to go: segment, offset, nbytes."""
 
 RELEASE_ALL = 1
 RELEASE_RESCHEDULE = 2
@@ -65,17 +69,24 @@ class InferenceTrace:
     """What a BLS request passes on so that its call shows as part of the trace of the request that caused it."""
 
     __module__ = COMPILED
-    __slots__ = ("_context",)
+    __slots__ = ("_text",)
 
-    def __init__(self, context: str | None = None) -> None:
-        self._context = context
+    def __init__(self) -> None:
+        self._text = ""
+        """What the server said of the trace; empty for a request that is not traced."""
+
+    @classmethod
+    def _of(cls, text: str) -> InferenceTrace:
+        trace = cls()
+        trace._text = text
+        return trace
 
     def __reduce__(self) -> NoReturn:
         refuse_copy(self)
 
     def get_context(self) -> str | None:
-        """The OpenTelemetry context as JSON text; None for a request that is not traced."""
-        return self._context
+        """The OpenTelemetry context as JSON text; None for a request that is not traced so."""
+        return self._text if is_opentelemetry(self._text) else None
 
 
 class InferenceRequest:
@@ -104,12 +115,14 @@ class InferenceRequest:
         "_sender",
         "_timeout_us",
         "_trace",
+        "_windows",
     )
 
     _answering: Answering | None
     _answering_of: Callable[[], Answering] | None
     _sender: InferenceResponseSender | None
     _requested_outputs: frozenset[str]
+    _windows: Windows | None
 
     def __init__(
         self,
@@ -191,10 +204,13 @@ class InferenceRequest:
         requested_outputs: frozenset[str],
         inputs: list[Tensor],
         answering_of: Callable[[], Answering] | None = None,
+        windows: Windows | None = None,
+        trace_context: str = "",
     ) -> InferenceRequest:
         """A request of a client. *answering_of* makes what its responses go through, once somebody asks for it.
 
-        The model may execute it, too, and calls itself then.
+        *windows* are the outputs that go into the client's memory, and where. The model may execute it, too, and calls itself
+        then.
         """
         request = cls.__new__(cls)
         request._model_name = model_name
@@ -210,6 +226,8 @@ class InferenceRequest:
         request._answering = None
         request._answering_of = answering_of
         request._sender = None
+        request._windows = windows
+        request._trace = InferenceTrace._of(trace_context) if trace_context else None
         return request
 
     def __reduce__(self) -> NoReturn:
@@ -250,7 +268,7 @@ class InferenceRequest:
 
     def trace(self) -> InferenceTrace:
         """To be given to the requests that the model makes on behalf of this one."""
-        return InferenceTrace()
+        return self._trace if self._trace is not None else InferenceTrace()
 
     def get_response_sender(self) -> InferenceResponseSender:
         """What sends responses to this request; always the same object."""

@@ -43,6 +43,7 @@ class Start:
     response_window: int
     concurrency: int
     cancels_coroutines: bool
+    shared_memory_views: bool
 
     @classmethod
     def parse(cls, body: memoryview) -> Start:
@@ -111,6 +112,7 @@ def _serving(start: Start) -> Serving:
         response_window=start.response_window,
         concurrency=start.concurrency,
         cancels_coroutines=start.cancels_coroutines,
+        shared_memory_views=start.shared_memory_views,
     )
 
 

@@ -12,8 +12,9 @@ import numpy as np
 from pytriton_lite.core.errors import BugError
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.arena import Arena
-from pytriton_lite.ipc.channel import receive_descriptor, send_descriptor
+from pytriton_lite.ipc.channel import send_descriptor, wait_descriptor
 from pytriton_lite.ipc.messages import Place, TensorRef
+from pytriton_lite.ipc.region import MappedRegion
 from pytriton_lite.ipc.segment import Segment
 from pytriton_lite.ipc.tensor_io import arena_frames
 
@@ -21,7 +22,9 @@ Array = np.ndarray[Any, Any]
 
 
 class InputMemory:
-    """The engine's segments as mapped here, and which of its slots the model still looks at.
+    """The segments that the engine has told of as mapped here, and which slots in them the model still looks at.
+
+    They are the engine's own, those of other workers, and those of clients, its regions.
 
     A slot is held by every array, and every tensor, that was made from it; when the last one is garbage its number goes
     into ``released``, in the usual case before the answer is sent. list.append is atomic, so any thread may drop the last
@@ -31,18 +34,34 @@ class InputMemory:
     def __init__(self, descriptors: socket.socket) -> None:
         self._descriptors = descriptors
         self._segments: dict[int, Array] = {}
+        self._regions: dict[int, MappedRegion] = {}
         self.held: dict[int, weakref.ref[Array]] = {}
         """By slot, what keeps it."""
         self.released: list[int] = []
 
-    def attach(self, segment_id: int, nbytes: int) -> None:
-        segment = Segment.attach(receive_descriptor(self._descriptors), nbytes)
+    def attach(self, segment_id: int, nbytes: int, *, is_region: bool) -> None:
+        fd = wait_descriptor(self._descriptors)
+        if is_region:
+            region = self._regions[segment_id] = MappedRegion(fd, nbytes)
+            self._segments[segment_id] = np.frombuffer(region.view, np.uint8)
+            return
+        segment = Segment.attach(fd, nbytes)
         self._segments[segment_id] = np.frombuffer(segment.view, np.uint8)
         segment.close()
 
     def drop(self, segment_id: int) -> None:
         """Forget a segment; arrays that the model kept go on holding their pages."""
         del self._segments[segment_id]
+        self._regions.pop(segment_id, None)
+
+    def region(self, segment_id: int) -> MappedRegion:
+        """A client's segment that was attached."""
+        return self._regions[segment_id]
+
+    def window(self, segment_id: int, offset: int, nbytes: int) -> Array:
+        """A piece of a client's memory to write to. Raises InferenceError when it is not there any more."""
+        self._regions[segment_id].check(offset, nbytes)
+        return self._segments[segment_id][offset : offset + nbytes]
 
     def hold(self, ref: TensorRef) -> Array:
         """An array over the segment of *ref* that keeps its slot reserved while it, or a view of it, is referenced."""
@@ -90,10 +109,10 @@ class OutputMemory:
         """What was put stays until the engine releases it."""
         self.uncommitted.clear()
 
-    def undo(self) -> None:
-        """Take back what was put since `commit`."""
-        self.release(self.uncommitted)
-        self.uncommitted.clear()
+    def undo(self, since: int = 0) -> None:
+        """Take back what was put since `commit`, but for the first *since* slots."""
+        self.release(self.uncommitted[since:])
+        del self.uncommitted[since:]
 
     def release(self, slots: Sequence[int]) -> None:
         for slot in slots:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from pytriton_lite.worker.api_errors import COMPILED, TritonModelException, refuse_arguments, refuse_copy
-from pytriton_lite.worker.inference import InferenceResponse
+from pytriton_lite.worker.inference import InferenceResponse, Windows
 
 if TYPE_CHECKING:
     from pytriton_lite.worker.mailbox import Waiter
@@ -44,19 +44,35 @@ class Answering:
         "is_cancelled",
         "is_closed",
         "is_decoupled",
+        "request_id",
         "requested_outputs",
         "sent",
+        "since_ns",
         "waiters",
+        "windows",
     )
 
     def __init__(
-        self, carrier: Carrier, batch: int, index: int, *, is_decoupled: bool, requested_outputs: frozenset[str]
+        self,
+        carrier: Carrier,
+        batch: int,
+        index: int,
+        *,
+        is_decoupled: bool,
+        requested_outputs: frozenset[str],
+        windows: Windows | None = None,
+        request_id: str = "",
+        since_ns: int = 0,
     ) -> None:
         self._carrier = carrier
         self.batch = batch
         self.index = index
         self.is_decoupled = is_decoupled
         self.requested_outputs = requested_outputs
+        self.windows = windows
+        self.request_id = request_id
+        self.since_ns = since_ns
+        """When the response before was sent, or the execution began."""
         self.sent = 0
         self.consumed = 0
         """Responses that the client's side has taken; never more than ``sent``."""

@@ -29,10 +29,15 @@ from time import monotonic_ns
 from types import CoroutineType
 from typing import Any
 
+import numpy as np
+
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.messages import INLINE_BYTES, Answer, Fate, Kind, Place, RequestMessage, SpecTable, TensorRef
+from pytriton_lite.ipc.region import MappedRegion
+from pytriton_lite.ipc.tensor_io import check_room
+from pytriton_lite.worker import request_ids
 from pytriton_lite.worker.api_errors import TritonModelException, error_of
 from pytriton_lite.worker.bls import Call, Calls
 from pytriton_lite.worker.coroutines import ModelLoop, Running
@@ -49,13 +54,14 @@ from pytriton_lite.worker.execute import (
     invoke,
     keep_wanted,
 )
-from pytriton_lite.worker.inference import RELEASE_RESCHEDULE, InferenceRequest, InferenceResponse
+from pytriton_lite.worker.inference import RELEASE_RESCHEDULE, InferenceRequest, InferenceResponse, Windows
 from pytriton_lite.worker.mailbox import EngineGone, Mailbox, Outbox, Waiter
 from pytriton_lite.worker.memory import Array, InputMemory, OutputMemory
 from pytriton_lite.worker.process import BLS_ONLY_IN_EXECUTE, Host, Phase
 from pytriton_lite.worker.readiness import ReadinessProbe
 from pytriton_lite.worker.responses import Answering
 from pytriton_lite.worker.tensor import Tensor
+from pytriton_lite.worker.trace_context import TraceContexts
 from pytriton_lite.worker.tracebacks import describe
 
 _HOLD_NS = 100_000
@@ -74,7 +80,8 @@ class Serving:
 
     ``response_window`` bounds the unread responses of a request. ``concurrency`` is how many coroutines of ``execute`` may
     be under way at a time in default mode; ``cancels_coroutines`` says whether one is cancelled when none of its requests
-    is wanted any more.
+    is wanted any more. ``shared_memory_views`` is a model that wants tensors which others can see, too, as read-only views and
+    not as copies of its own.
     """
 
     model: str
@@ -86,6 +93,7 @@ class Serving:
     response_window: int
     concurrency: int
     cancels_coroutines: bool
+    shared_memory_views: bool
 
 
 @dataclass
@@ -149,8 +157,8 @@ class Worker(Host):
         """Number of the batch that was begun last."""
         self._in_execute = 0
         """The batch for which the main thread is in ``execute`` now, else 0."""
-        self._executing: set[int] = set()
-        """Batches that were begun and whose RESULT has not been put together."""
+        self._executing: dict[int, int] = {}
+        """Batches that were begun and whose RESULT has not been put together, and when (CLOCK_MONOTONIC ns)."""
         self._deferred: dict[int, set[int]] = {}
         """The requests of a batch that are still to be ended by a RESPONSE."""
         self._answerings: dict[tuple[int, int], weakref.ref[Answering]] = {}
@@ -169,6 +177,7 @@ class Worker(Host):
         """Whether a batch ended with a request that nobody has asked for a sender: most likely nobody ever will."""
         self._probe: ReadinessProbe | None = None
         self._has_reading_thread = False
+        self._traces = TraceContexts()
         self._loop = ModelLoop()
         self._running: dict[int, tuple[Running, int]] = {}
         """Coroutines by batch, with the number of requests that they answer."""
@@ -178,12 +187,14 @@ class Worker(Host):
     # ------------------------------------------------------------------------------------------ host
 
     def log(self, level: int, filename: str, line: int, text: str) -> None:
-        if not self._control[messages.CONTROL_LOG_LEVELS] >> level & 1:
-            return
+        if self._control[messages.CONTROL_LOG_LEVELS] >> level & 1:
+            self._log(level, filename, line, text, request_ids.current())
+
+    def _log(self, level: int, filename: str, line: int, text: str, request_id: str) -> None:
         if os.getpid() != self._pid:  # a process that the model has forked: the channel is not its own
             super().log(level, os.path.basename(filename), line, text)
         else:
-            self.outbox.post(messages.log_frame(level, os.path.basename(filename), line, text))
+            self.outbox.post(messages.log_frame(level, os.path.basename(filename), line, text, request_id))
 
     def ask(self, operation: str, **arguments: Any) -> Any:
         self._refuse_in_child(operation)
@@ -236,6 +247,7 @@ class Worker(Host):
             parameters_json=request._parameters,
             outputs_mask=0,
             input_count=len(request._inputs),
+            trace_context=(request._trace._text if request._trace is not None else "") or self._traces.current(),
         )
         with self.outbox:
             try:
@@ -311,7 +323,8 @@ class Worker(Host):
                 if self._output_arena.dropped:  # a segment of its own: the engine's mapping keeps its pages
                     self._send_held([])
         elif kind == Kind.SEGMENT:
-            self._input_memory.attach(*messages.read_segment(body))
+            segment_id, nbytes, is_region = messages.read_segment(body)
+            self._input_memory.attach(segment_id, nbytes, is_region=is_region)
         elif kind == Kind.DROP:
             self._input_memory.drop(messages.read_drop(body))
         elif kind == Kind.REPLY:
@@ -457,12 +470,22 @@ class Worker(Host):
             self._look_into_channel()
         taken_ns = monotonic_ns()
         self._begun = number
-        self._executing.add(number)
+        self._executing[number] = taken_ns
         self._control[messages.CONTROL_STARTED] = number
         if self._cancelled and all((number, index) in self._cancelled for index in range(len(wanted))):
             self._skip(number, wanted, taken_ns)
             return
         requests = [self._request(number, index, message) for index, message in enumerate(wanted)]
+        handled: request_ids.Entered | None = None
+        for message in wanted:
+            if message.request_id:
+                handled = request_ids.enter(wanted)
+                break
+        traced: contextvars.Token[Any] | None = None
+        for message in wanted:
+            if message.trace_context:
+                traced = self._traces.enter(wanted)
+                break
         batch = _Batch(number, requests, taken_ns, monotonic_ns())
         self._in_execute = number
         try:
@@ -479,6 +502,10 @@ class Worker(Host):
             batch = requests = returned = None  # type: ignore[assignment]
             if self._has_unanswerable:
                 self._collect()
+            if handled is not None:
+                request_ids.leave(handled)
+            if traced is not None:
+                self._traces.leave(traced)
 
     def _collect(self) -> None:
         """Find requests that only refer to each other, so that their clients hear of their end now and not some day.
@@ -520,7 +547,7 @@ class Worker(Host):
                 deferred: set[int] = set()
                 for index, (request, response) in enumerate(zip(batch.requests, responses)):
                     if response is not None and request._answering is None:  # as most often
-                        self._put_response(parts, request._requested_outputs, response)
+                        self._put_response(parts, request._requested_outputs, request._windows, response)
                     elif self._put_outcome(parts, request, response):
                         deferred.add(index)
             except Exception as error:  # no shared memory left for the outputs, or memory of a GPU that cannot be read
@@ -547,7 +574,7 @@ class Worker(Host):
             if answering is not None:
                 answering.sent = 1
                 self._close(answering)
-            self._put_response(parts, request._requested_outputs, response)
+            self._put_response(parts, request._requested_outputs, request._windows, response)
             return False
         if response is not None:
             self._warn(ANSWERED_TWICE)
@@ -596,7 +623,7 @@ class Worker(Host):
             answers=answers,
             failure=failure,
         )
-        self._executing.discard(batch.number)
+        self._executing.pop(batch.number, None)
         if self._cancelled:
             self._cancelled = {key for key in self._cancelled if key[0] > self._begun or key[0] in self._executing}
         if threading.get_ident() != self._main_thread:
@@ -713,6 +740,7 @@ class Worker(Host):
         if self.outbox.is_held_here:  # a destructor of the model's, run by what we do
             self.outbox.postpone(partial(self._carry_late, answering, response, is_final=is_final))
             return
+        sent_ns = monotonic_ns()
         if answering.is_decoupled and response is not None:
             self._await_room(answering)
         parts: list[bytes] = []
@@ -723,7 +751,7 @@ class Worker(Host):
             answering.check(response)  # another thread may have been quicker
             if response is not None:
                 try:
-                    self._put_response(parts, answering.requested_outputs, response)
+                    self._put_response(parts, answering.requested_outputs, answering.windows, response)
                 except BaseException as error:
                     self._output_memory.undo()
                     if isinstance(error, InferenceError):  # no shared memory left for the outputs
@@ -731,7 +759,8 @@ class Worker(Host):
                     raise
                 self._output_memory.commit()
                 answering.sent += 1
-            self._send_held([self._response_frame(answering, parts, is_final=is_final)])
+            self._send_held([self._response_frame(answering, parts, is_final=is_final, sent_ns=sent_ns)])
+            answering.since_ns = monotonic_ns()
             if is_final:
                 self._close(answering)
 
@@ -746,12 +775,18 @@ class Worker(Host):
         if os.getpid() != self._pid or not self._is_unanswered(answering.batch, answering.index):
             return
         if answering.sent:
-            self._warn(END_IS_IMPLIED)
+            self._log_of(answering, 1, END_IS_IMPLIED)
             self._end_deferred(answering)
         else:
             text = self._exec_text(NOT_ANSWERED)
-            self.log(2, self._serving.path, 0, text)
+            self._log_of(answering, 2, text)
             self._end_deferred(answering, text)
+
+    def _log_of(self, answering: Answering, level: int, text: str) -> None:
+        """Log what is about *answering*, whatever is handled here and now."""
+        if self._control[messages.CONTROL_LOG_LEVELS] >> level & 1:
+            request_id = request_ids.described([answering.request_id])
+            self._log(level, self._serving.path, 0, text, request_id)
 
     def looks_cancelled(self, answering: Answering) -> bool:
         if os.getpid() == self._pid and not self.outbox.is_held_here:  # the channel is ours, and free
@@ -760,7 +795,9 @@ class Worker(Host):
             self._look_into_channel()
         return answering.is_cancelled
 
-    def _answering(self, batch: int, index: int, requested_outputs: frozenset[str]) -> Answering:
+    def _answering(
+        self, batch: int, index: int, requested_outputs: frozenset[str], windows: Windows | None, request_id: str
+    ) -> Answering:
         """The one of request *index*. It is closed from the start if the model asks for it after the request's end."""
         key = (batch, index)
         with self._answerings_lock:
@@ -768,7 +805,14 @@ class Worker(Host):
             if answering is not None:  # another thread has asked at the same time
                 return answering
             answering = Answering(
-                self, batch, index, is_decoupled=self._serving.is_decoupled, requested_outputs=requested_outputs
+                self,
+                batch,
+                index,
+                is_decoupled=self._serving.is_decoupled,
+                requested_outputs=requested_outputs,
+                windows=windows,
+                request_id=request_id,
+                since_ns=self._executing.get(batch) or monotonic_ns(),
             )
             if self._is_unanswered(batch, index):
                 self._answerings[key] = weakref.ref(answering)
@@ -796,8 +840,15 @@ class Worker(Host):
                 self._finish_all(answering)
             self.mailbox.wait(waiter)
 
-    def _response_frame(self, answering: Answering, parts: list[bytes], *, is_final: bool) -> bytes:
-        return messages.response_frame(answering.batch, answering.index, is_final=is_final, parts=parts)
+    def _response_frame(self, answering: Answering, parts: list[bytes], *, is_final: bool, sent_ns: int) -> bytes:
+        return messages.response_frame(
+            answering.batch,
+            answering.index,
+            is_final=is_final,
+            infer_ns=max(0, sent_ns - answering.since_ns),  # another thread may have sent one meanwhile
+            sent_ns=sent_ns,
+            parts=parts,
+        )
 
     def _end_deferred(self, answering: Answering, error: str = "") -> None:
         """End a request with an error or with nothing. Takes no lock."""
@@ -806,7 +857,7 @@ class Worker(Host):
             messages.put_error(parts, ErrorCode.INTERNAL, error)
         # In this order: who finds the batch open names its inputs in a frame that leaves before this one.
         self._close(answering)
-        self.outbox.post(self._response_frame(answering, parts, is_final=True))
+        self.outbox.post(self._response_frame(answering, parts, is_final=True, sent_ns=monotonic_ns()))
 
     def _close(self, answering: Answering) -> None:
         """Nothing more may be sent through *answering*."""
@@ -825,6 +876,7 @@ class Worker(Host):
 
     def _request(self, batch: int, index: int, message: RequestMessage) -> InferenceRequest:
         requested_outputs = self._selection(message.outputs_mask)
+        windows = self._windows_of(message) if message.windows else None
         return InferenceRequest._received(
             model_name=self._serving.model,
             model_version=self._serving.version,
@@ -840,8 +892,14 @@ class Worker(Host):
                 )
                 for number, ref in enumerate(message.inputs)
             ],
-            answering_of=partial(self._answering, batch, index, requested_outputs),
+            answering_of=partial(self._answering, batch, index, requested_outputs, windows, message.request_id),
+            windows=windows,
+            trace_context=message.trace_context,
         )
+
+    def _windows_of(self, message: RequestMessage) -> Windows:
+        names = self._serving.outputs
+        return {names[output]: (segment, offset, nbytes) for output, segment, offset, nbytes in message.windows}
 
     def _selection(self, mask: int) -> frozenset[str]:
         selection = self._selections.get(mask)
@@ -855,11 +913,16 @@ class Worker(Host):
         if ref.place == Place.INLINE:
             return partial(bytearray, ref.inline)
         lease = self._input_memory.hold(ref)
-        if ref.place == Place.SHARED:
-            return partial(_copy, lease, ref.offset, ref.nbytes)
-        return partial(_slice, lease, ref.offset, ref.nbytes)
+        if ref.place == Place.SLOT:
+            return partial(_slice, lease, ref.offset, ref.nbytes)
+        read = _slice_of_others if self._serving.shared_memory_views else _copy
+        if ref.place == Place.REGION:
+            return partial(_checked, self._input_memory.region(ref.segment), read, lease, ref.offset, ref.nbytes)
+        return partial(read, lease, ref.offset, ref.nbytes)
 
-    def _put_response(self, parts: list[bytes], requested: frozenset[str], response: InferenceResponse) -> None:
+    def _put_response(
+        self, parts: list[bytes], requested: frozenset[str], windows: Windows | None, response: InferenceResponse
+    ) -> None:
         """Append *response*; outputs that nobody asked for are taken out of the object itself (model API, 2.4)."""
         error = response._error
         if error is not None:
@@ -867,9 +930,47 @@ class Worker(Host):
             return
         wanted = requested & self._all_outputs
         outputs = keep_wanted(response, wanted)
+        if windows is not None:
+            self._put_windowed(parts, outputs, windows, response)
+            return
         messages.put_answer(parts, outputs=len(outputs), parameters_json=response._parameters)
         for tensor in outputs:
             self._put_tensor(parts, tensor)
+
+    def _put_windowed(
+        self, parts: list[bytes], outputs: list[Tensor], windows: Windows, response: InferenceResponse
+    ) -> None:
+        """Append a response of which outputs go into the client's memory, or the error where one does not fit there.
+
+        An input that is returned as it came is still to be found with the engine alone, perhaps in memory where another
+        output is to go. So the engine puts all of them there, where there is such a one among them.
+        """
+        here = {} if any(tensor._read is not None for tensor in outputs) else windows
+        tensors: list[bytes] = []
+        placed = len(self._output_memory.uncommitted)
+        try:
+            pieces = [(tensor, tensor._buffer() if tensor._name in here else None) for tensor in outputs]
+            for tensor, data in pieces:
+                if data is not None:
+                    check_room(tensor._name, len(data), here[tensor._name][2])
+            for tensor, data in pieces:
+                if data is None:
+                    self._put_tensor(tensors, tensor)
+                else:
+                    self._put_into_window(tensors, tensor, data, *here[tensor._name][:2])
+        except InferenceError as error:
+            self._output_memory.undo(placed)
+            messages.put_error(parts, error.code, error.message)
+            return
+        messages.put_answer(parts, outputs=len(outputs), parameters_json=response._parameters)
+        parts += tensors
+
+    def _put_into_window(self, parts: list[bytes], tensor: Tensor, data: memoryview, segment: int, offset: int) -> None:
+        nbytes = len(data)
+        if nbytes:
+            self._input_memory.window(segment, offset, nbytes)[:] = np.frombuffer(data, np.uint8)
+        spec = self._specs.encode(tensor._name, tensor._datatype, tensor._shape)
+        messages.put_reference(parts, spec, place=Place.REGION, nbytes=nbytes)
 
     def _put_tensor(self, parts: list[bytes], tensor: Tensor) -> None:
         """Append *tensor*: by reference what came from the engine, inline what is small, else a copy in the arena."""
@@ -966,5 +1067,20 @@ def _slice(lease: Array, offset: int, nbytes: int) -> Array:
     return lease[offset : offset + nbytes]
 
 
+def _slice_of_others(lease: Array, offset: int, nbytes: int) -> Array:
+    view = lease[offset : offset + nbytes]
+    view.flags.writeable = False
+    return view
+
+
 def _copy(lease: Array, offset: int, nbytes: int) -> bytearray:
     return bytearray(lease[offset : offset + nbytes])
+
+
+def _checked(region: MappedRegion, read: Callable[..., Any], lease: Array, offset: int, nbytes: int) -> Any:
+    """*read*, where the client still has what is to be read."""
+    try:
+        region.check(offset, nbytes)
+    except InferenceError as error:
+        raise TritonModelException(error.message) from None
+    return read(lease, offset, nbytes)

@@ -14,6 +14,7 @@ from pytriton_lite.config.model_config import (
     check_for_load,
     instance_names,
     read_model_config,
+    with_one_instance,
 )
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 
@@ -285,6 +286,25 @@ def test_label_file_in_the_model_directory_is_found(write_model: WriteModel, fil
     (model_dir / "labels.txt").write_text("cat\ndog\n")
     config = check_for_load(read_model_config(model_dir, versions=(1,)), model_dir=model_dir, gpu_ids=())
     assert config.outputs[0].label_filename == file_name
+    assert config.labels == {"O": ("cat", "dog")}
+    assert with_one_instance(config).labels == config.labels
+
+
+@pytest.mark.parametrize(
+    ("content", "labels"),
+    [
+        (b"cat\n\ndog", ("cat", "", "dog")),
+        (b"cat\r\ndog\r\n", ("cat", "dog")),
+        (b" a cat \n\n", (" a cat ", "")),
+        (b"caf\xe9\x0cnoir\n", ("caf\udce9\x0cnoir",)),
+        (b"", ("",)),
+    ],
+)
+def test_a_label_is_a_line_whatever_is_in_it(write_model: WriteModel, content: bytes, labels: tuple[str, ...]) -> None:
+    model_dir = write_model(labelled("labels.txt"))
+    (model_dir / "labels.txt").write_bytes(content)
+    config = check_for_load(read_model_config(model_dir, versions=(1,)), model_dir=model_dir, gpu_ids=())
+    assert config.labels == {"O": labels}
 
 
 def test_link_to_a_label_file_elsewhere_is_followed(write_model: WriteModel, tmp_path: Path) -> None:

@@ -509,11 +509,7 @@ def test_parameters_and_tags_are_plain_dictionaries(read: Load) -> None:
         ("response_cache { }", (), ()),
         ("response_cache { enable: true }", ("response_cache.enable",), ()),
         ("instance_group [ { }, { rate_limiter { } } ]", ("instance_group.rate_limiter",), ()),
-        (
-            "dynamic_batching { priority_levels: 2 default_priority_level: 1 }",
-            ("dynamic_batching.priority_levels", "dynamic_batching.default_priority_level"),
-            (),
-        ),
+        ("dynamic_batching { priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 1 } }", (), ()),
         ("batch_input { }", (), ("batch_input",)),
         ("optimization { input_pinned_memory { enable: true } }", (), ()),
         ("optimization { output_pinned_memory { enable: false } }", (), ("optimization.output_pinned_memory.enable",)),

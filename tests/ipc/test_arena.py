@@ -108,7 +108,7 @@ class Slots(RuleBasedStateMachine):
         for data in arena_frames(self.arena, self.pending.append):
             ((kind, body),) = FrameReader().feed(data)
             if kind == Kind.SEGMENT:
-                segment_id, nbytes = messages.read_segment(body)
+                segment_id, nbytes, _ = messages.read_segment(body)
                 assert segment_id not in self.mapped
                 self.mapped[segment_id] = nbytes
                 assert self.pending.pop(0) in {piece.fd for piece in self.memory.held}

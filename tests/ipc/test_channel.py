@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import hypothesis.strategies as st
 import pytest
@@ -18,6 +19,7 @@ from pytriton_lite.ipc.channel import (
     frame,
     receive_descriptor,
     send_descriptor,
+    wait_descriptor,
 )
 
 FRAMES = st.lists(st.tuples(st.integers(0, (1 << 32) - 1), st.binary(max_size=60)), max_size=10)
@@ -86,6 +88,16 @@ def test_descriptors_arrive_in_order_and_ours_stay_open(pair: tuple[socket.socke
         for fds in pipes:
             for fd in fds:
                 os.close(fd)
+
+
+def test_a_worker_waits_for_a_descriptor_that_is_announced(pair: tuple[socket.socket, socket.socket]) -> None:
+    sender, receiver = pair
+    with ThreadPoolExecutor(1) as pool, open(os.devnull) as sent:
+        waiting = pool.submit(wait_descriptor, receiver)
+        send_descriptor(sender, sent.fileno())
+        received = waiting.result(20)
+        assert os.path.sameopenfile(received, sent.fileno())
+        os.close(received)
 
 
 def test_a_byte_without_descriptor_is_garbage(pair: tuple[socket.socket, socket.socket]) -> None:

@@ -84,6 +84,8 @@ REQUESTS = st.fixed_dictionaries(
         "sequence_flags": U32,
         "parameters_json": ANY_BYTES_AS_TEXT,
         "outputs_mask": st.integers(0, 1 << 200),
+        "windows": st.lists(st.tuples(st.integers(0, 0xFFFF), U32, U64, U64), max_size=2),
+        "trace_context": st.text("0123456789abcdef-", max_size=60),
     },
 )
 NOTHING_SAID: dict[str, Any] = {
@@ -93,6 +95,8 @@ NOTHING_SAID: dict[str, Any] = {
     "sequence_flags": 0,
     "parameters_json": "",
     "outputs_mask": 0,
+    "windows": [],
+    "trace_context": "",
 }
 
 BATCHES = st.lists(st.tuples(U64, st.lists(st.tuples(REQUESTS, TENSORS), max_size=3)), max_size=3)
@@ -184,12 +188,10 @@ def test_releases_arrive(slots: list[int]) -> None:
     assert messages.read_release(body_of(messages.release_frame(slots), Kind.RELEASE)) == tuple(slots)
 
 
-@given(U32, U64)
-def test_segments_come_and_go(segment_id: int, nbytes: int) -> None:
-    assert messages.read_segment(body_of(messages.segment_frame(segment_id, nbytes), Kind.SEGMENT)) == (
-        segment_id,
-        nbytes,
-    )
+@given(U32, U64, st.booleans())
+def test_segments_come_and_go(segment_id: int, nbytes: int, is_region: bool) -> None:
+    announced = messages.segment_frame(segment_id, nbytes, is_region=is_region)
+    assert messages.read_segment(body_of(announced, Kind.SEGMENT)) == (segment_id, nbytes, is_region)
     assert messages.read_drop(body_of(messages.drop_frame(segment_id), Kind.DROP)) == segment_id
 
 
@@ -198,10 +200,10 @@ def test_a_failed_start_tells_code_and_text(code: ErrorCode, text: str) -> None:
     assert messages.read_failed(body_of(messages.failed_frame(code, text), Kind.FAILED)) == (code, text)
 
 
-@given(st.integers(0, 3), TEXT, U32, TEXT)
-def test_log_lines_arrive(level: int, filename: str, line: int, text: str) -> None:
-    data = messages.log_frame(level, filename, line, text)
-    assert messages.read_log(body_of(data, Kind.LOG)) == (level, filename, line, text)
+@given(st.integers(0, 3), TEXT, U32, TEXT, TEXT)
+def test_log_lines_arrive(level: int, filename: str, line: int, text: str, request_id: str) -> None:
+    data = messages.log_frame(level, filename, line, text, request_id)
+    assert messages.read_log(body_of(data, Kind.LOG)) == (level, filename, line, text, request_id)
 
 
 @pytest.mark.parametrize(

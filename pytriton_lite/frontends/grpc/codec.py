@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,10 +14,10 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse, ParameterValue
 from pytriton_lite.core.tensor import Buffer, Tensor, format_shape
 from pytriton_lite.frontends.grpc.parameters import (
-    check_output_parameters,
+    RegionPlace,
+    read_output_parameters,
     read_request_parameters,
-    shared_memory_region,
-    unknown_region,
+    region_place,
 )
 from pytriton_lite.proto.grpc_service_pb import (
     InferParameter,
@@ -26,6 +26,9 @@ from pytriton_lite.proto.grpc_service_pb import (
     ModelInferResponse,
     ModelStreamInferResponse,
 )
+
+if TYPE_CHECKING:
+    from pytriton_lite.engine.regions import Regions
 
 FINAL_RESPONSE = "triton_final_response"
 """The parameter of every answer in a stream that says whether it is the request's last."""
@@ -58,8 +61,10 @@ _CONTENTS = {
 }
 
 
-def decode_request(message: ModelInferRequest, version: int | None) -> InferenceRequest:
+def decode_request(message: ModelInferRequest, version: int | None, regions: Regions | None = None) -> InferenceRequest:
     """The request in *message*; *version* is its ``model_version``, parsed.
+
+    *regions* are the clients' shared memory; without them every region is unknown.
 
     Refuses, in Triton's order (gRPC spec, 3.1), what cannot be understood. Whether the tensors are what the model
     expects is for the core to say. Raises InferenceError.
@@ -74,10 +79,11 @@ def decode_request(message: ModelInferRequest, version: int | None) -> Inference
         name = tensor.name
         datatype = dtypes.BY_NAME.get(tensor.datatype, dtypes.INVALID)
         shape = tuple(tensor.shape)
-        if tensor.parameters:
-            _refuse_shared_memory(tensor, message.model_name)
+        place = _place(tensor, message.model_name) if tensor.parameters else None
         data: Buffer
-        if tensor.HasField("contents"):
+        if place is not None:
+            data = b""
+        elif tensor.HasField("contents"):
             if raw_count:
                 raise InferenceError(
                     ErrorCode.INVALID_ARG,
@@ -95,11 +101,14 @@ def decode_request(message: ModelInferRequest, version: int | None) -> Inference
             )
         if min(shape, default=0) < 0 or prod(shape) > _MAX_INT64 // (datatype.itemsize or 1):
             _refuse_shape(name, datatype, shape)
-        request.inputs.append(Tensor(name, datatype, shape, data))
+        if place is not None:
+            request.inputs.append(place.tensor(regions, name, datatype, shape))
+        else:
+            request.inputs.append(Tensor(name, datatype, shape, data))
     for output in message.outputs:
         request.requested_outputs.append(output.name)
         if output.parameters:
-            check_output_parameters(output.name, output.parameters)
+            read_output_parameters(output.name, output.parameters, request, regions)
     return request
 
 
@@ -156,8 +165,8 @@ def _with_outputs(message: ModelInferResponse, response: InferenceResponse) -> t
         header = _field_header(_RAW_OUTPUT_CONTENTS_TAG, tensor.nbytes)
         size += len(header) + tensor.nbytes
         parts.append(header)
-        if tensor.data:
-            parts.append(tensor.data)
+        if tensor.nbytes:
+            parts.append(tensor.data if tensor.data is not None else tensor.content())
     parts[0] = rest = message.SerializeToString()
     return parts, size + len(rest)
 
@@ -191,17 +200,16 @@ def _set_parameter(parameter: InferParameter, value: ParameterValue) -> None:
         parameter.string_param = value
 
 
-def _refuse_shared_memory(tensor: ModelInferRequest.InferInputTensor, model_name: str) -> None:
-    region = shared_memory_region(tensor.name, tensor.parameters)
-    if region is None:
-        return
-    if tensor.HasField("contents"):
+def _place(tensor: ModelInferRequest.InferInputTensor, model_name: str) -> RegionPlace | None:
+    """Where in shared memory *tensor* lies; None where its data are in the message."""
+    place = region_place(tensor.name, tensor.parameters)
+    if place is not None and tensor.HasField("contents"):
         raise InferenceError(
             ErrorCode.INVALID_ARG,
             f"unexpected 'content' provided when using shared memory for input tensor '{tensor.name}' for model "
             f"'{model_name}'",
         )
-    raise unknown_region(region)
+    return place
 
 
 def _typed_data(contents: InferTensorContents, datatype: DataType, name: str, model_name: str) -> bytes:

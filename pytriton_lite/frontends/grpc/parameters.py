@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
+from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import SEQUENCE_END, SEQUENCE_START, InferenceRequest
+from pytriton_lite.core.tensor import Tensor, Window
 from pytriton_lite.proto.grpc_service_pb import InferParameter
+
+if TYPE_CHECKING:
+    from pytriton_lite.engine.regions import Regions
 
 Parameters = Mapping[str, InferParameter]
 
@@ -53,8 +59,31 @@ def wants_empty_final(parameters: Parameters) -> bool:
     return _EMPTY_FINAL_RESPONSE in parameters and parameters[_EMPTY_FINAL_RESPONSE].bool_param
 
 
-def shared_memory_region(name: str, parameters: Parameters) -> str | None:
-    """The region that holds, or shall hold, tensor *name*; None where the data travel with the message."""
+class RegionPlace(NamedTuple):
+    """A piece of shared memory as a request names it."""
+
+    region: str
+    offset: int
+    byte_size: int
+
+    def tensor(self, regions: Regions | None, name: str, datatype: DataType, shape: tuple[int, ...]) -> Tensor:
+        """The input that lies there. Raises InferenceError where there is none."""
+        if regions is None:
+            raise self._unknown()
+        return regions.tensor(name, datatype, shape, region=self.region, offset=self.offset, byte_size=self.byte_size)
+
+    def window(self, regions: Regions | None) -> Window:
+        """The room for an output there. Raises InferenceError where there is none."""
+        if regions is None:
+            raise self._unknown()
+        return regions.window(self.region, self.offset, self.byte_size)
+
+    def _unknown(self) -> InferenceError:
+        return InferenceError(ErrorCode.NOT_FOUND, f"Unable to find shared memory region: '{self.region}'")
+
+
+def region_place(name: str, parameters: Parameters) -> RegionPlace | None:
+    """Where tensor *name* lies, or shall lie; None where the data travel with the message."""
     region = parameters.get("shared_memory_region")
     if region is not None and region.WhichOneof("parameter_choice") != "string_param":
         raise _wrong_type("shared_memory_region", "string_param.", name)
@@ -77,17 +106,22 @@ def shared_memory_region(name: str, parameters: Parameters) -> str | None:
             "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor "
             f"'{name}'",
         )
-    return region.string_param
+    offset = parameters.get("shared_memory_offset")
+    return RegionPlace(
+        region.string_param,
+        0 if offset is None else offset.int64_param,
+        parameters["shared_memory_byte_size"].int64_param,
+    )
 
 
-def unknown_region(region: str) -> InferenceError:
-    """What naming *region* is answered with, as no region can be registered yet."""
-    return InferenceError(ErrorCode.NOT_FOUND, f"Unable to find shared memory region: '{region}'")
+def read_output_parameters(
+    name: str, parameters: Parameters, request: InferenceRequest, regions: Regions | None
+) -> None:
+    """Put what is said of requested output *name* into *request*; ``binary_data`` and unknown keys are ignored, as by Triton.
 
-
-def check_output_parameters(name: str, parameters: Parameters) -> None:
-    """Refuse what requested output *name* cannot have; ``binary_data`` and unknown keys are ignored, as Triton does."""
-    region = shared_memory_region(name, parameters)
+    Raises InferenceError.
+    """
+    place = region_place(name, parameters)
     classification = parameters.get("classification")
     if classification is not None:
         if classification.WhichOneof("parameter_choice") != "int64_param":
@@ -96,13 +130,15 @@ def check_output_parameters(name: str, parameters: Parameters) -> None:
             raise InferenceError(
                 ErrorCode.INVALID_ARG, "invalid value for 'classification' parameter, expected >= 0"
             )  # 0 is refused all the same; the text is Triton's
-        if region is not None:
+        if place is not None:
             raise InferenceError(
                 ErrorCode.INVALID_ARG, "output can't set both 'shared_memory_region' and 'classification'"
             )
-        raise InferenceError(ErrorCode.UNSUPPORTED, f"classification of output '{name}' is not yet supported")
-    if region is not None:
-        raise unknown_region(region)
+        request.classes = request.classes or {}
+        request.classes[name] = classification.int64_param
+    if place is not None:
+        request.output_windows = request.output_windows or {}
+        request.output_windows[name] = place.window(regions)
 
 
 def _correlation_id(parameter: InferParameter, choice: str | None) -> int | str:

@@ -43,8 +43,10 @@ class Templates:
         return template if template is not None and template.nbytes == nbytes else None
 
     def keep(self, document: bytes, request: InferenceRequest, forms: OutputForms) -> None:
-        """Remember a decoded request, if it is of the kind that repeats."""
-        if len(document) > _LONGEST or not all(type(tensor.data) is memoryview for tensor in request.inputs):
+        """Remember a decoded request, if it is of the kind that repeats. What a region is, may change."""
+        if len(document) > _LONGEST or request.output_windows is not None:
+            return
+        if not all(type(tensor.data) is memoryview for tensor in request.inputs):
             return
         if len(self._by_document) >= _MOST:
             self._by_document.clear()
@@ -65,4 +67,5 @@ def _with_inputs(
         sequence_flags=request.sequence_flags,
         priority=request.priority,
         timeout_us=request.timeout_us,
+        classes=request.classes,
     )

@@ -1,0 +1,202 @@
+"""Tensor data as JSON, both ways (HTTP spec, section 7.4), and the words in which Triton refuses JSON of a wrong type."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+import orjson
+
+from pytriton_lite.core import bytes_tensor, dtypes
+from pytriton_lite.core.dtypes import DataType
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.tensor import Buffer, Tensor, element_count
+
+UINT64_END = 1 << 64
+INT64_END = 1 << 63
+_MAX_NESTING = 100  # Triton's limit for tensor data; 2.51 has none
+
+NOT_STRING = "attempt to access JSON non-string as string"
+NOT_BOOLEAN = "attempt to access JSON non-boolean as boolean"
+NOT_UNSIGNED = "attempt to access JSON non-unsigned-integer as unsigned-integer"
+NOT_SIGNED = "attempt to access JSON non-signed-integer as signed-integer"
+NOT_NUMBER = "attempt to access JSON non-number as double"
+NOT_ARRAY = "attempt to access JSON non-array as array"
+
+_SIGNED = (dtypes.INT8, dtypes.INT16, dtypes.INT32, dtypes.INT64)
+_UNSIGNED = (dtypes.UINT8, dtypes.UINT16, dtypes.UINT32, dtypes.UINT64)
+# The struct code of each type that JSON can carry, for `array` one way and `memoryview.cast` the other. All our
+# platforms are little-endian, as the wire is, and have these C sizes.
+_CODES: dict[DataType, Literal["?", "B", "H", "I", "Q", "b", "h", "i", "q", "f", "d"]] = {
+    dtypes.BOOL: "?",
+    dtypes.UINT8: "B",
+    dtypes.UINT16: "H",
+    dtypes.UINT32: "I",
+    dtypes.UINT64: "Q",
+    dtypes.INT8: "b",
+    dtypes.INT16: "h",
+    dtypes.INT32: "i",
+    dtypes.INT64: "q",
+    dtypes.FP32: "f",
+    dtypes.FP64: "d",
+}
+_ONLY_INT = frozenset({int})
+_ONLY_BOOL = frozenset({bool})
+_ONLY_STR = frozenset({str})
+_INT_OR_FLOAT = frozenset({int, float})
+_LEAF_RULES = {
+    dtypes.BOOL: (_ONLY_BOOL, NOT_BOOLEAN),
+    dtypes.FP32: (_INT_OR_FLOAT, NOT_NUMBER),
+    dtypes.FP64: (_INT_OR_FLOAT, NOT_NUMBER),
+    **dict.fromkeys(_SIGNED, (_ONLY_INT, NOT_SIGNED)),
+    **dict.fromkeys(_UNSIGNED, (_ONLY_INT, NOT_UNSIGNED)),
+}
+
+
+def refuse(text: str) -> NoReturn:
+    raise InferenceError(ErrorCode.INVALID_ARG, text)
+
+
+def refuse_type(field: str, phrase: str) -> NoReturn:
+    """A JSON type error, which Triton counts as its own fault: 500."""
+    raise InferenceError(ErrorCode.INTERNAL, f"Unable to parse '{field}': {phrase}")
+
+
+def read_data(name: str, datatype: DataType, count: int, data: list[Any]) -> Buffer:
+    """The bytes of *count* elements from *data*, which may be nested in any way. *name* is the input's.
+
+    How many elements a BYTES tensor should have is for the engine to say. Raises InferenceError.
+    """
+    if datatype is dtypes.FP16 or datatype is dtypes.BF16:
+        refuse(
+            f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
+        )
+    if datatype is dtypes.INVALID:
+        refuse(f"invalid datatype for input {name}")
+    if datatype is dtypes.BYTES:
+        return _read_strings(data)
+    leaves = _leaves(data, "Unable to parse 'data': ")
+    values = _pack(leaves if len(leaves) <= count else leaves[:count], datatype)
+    if len(leaves) != count:
+        refuse_type("data", "Shape does not match true shape of 'data' field")
+    return values
+
+
+def _leaves(data: list[Any], depth_prefix: str) -> list[Any]:
+    """The scalars of nested lists in document order; the nesting may be of any shape, even ragged."""
+    depth = 1
+    while list in (kinds := set(map(type, data))):
+        if len(kinds) > 1:
+            return _ragged_leaves(data, depth, depth_prefix)
+        depth += 1
+        if depth >= _MAX_NESTING:
+            _refuse_nesting(depth_prefix)
+        data = list(chain.from_iterable(data))
+    return data
+
+
+def _ragged_leaves(data: list[Any], depth: int, depth_prefix: str) -> list[Any]:
+    """The same where scalars stand beside lists; *depth* is that of *data*. Takes each element once."""
+    leaves: list[Any] = []
+    stack = [iter(data)]
+    while stack:
+        for element in stack[-1]:
+            if type(element) is list:
+                if depth + len(stack) >= _MAX_NESTING:
+                    _refuse_nesting(depth_prefix)
+                stack.append(iter(element))
+                break
+            leaves.append(element)
+        else:
+            stack.pop()
+    return leaves
+
+
+def _refuse_nesting(prefix: str) -> NoReturn:
+    refuse(f"{prefix}JSON nesting depth exceeds maximum allowed limit ({_MAX_NESTING})")
+
+
+def _pack(leaves: list[Any], datatype: DataType) -> Buffer:
+    """The bytes of *leaves*. Integers too large for the type wrap around, as Triton's do; FP32 goes to infinity."""
+    allowed, phrase = _LEAF_RULES[datatype]
+    if not set(map(type, leaves)) <= allowed:
+        refuse_type("data", phrase)
+    if datatype is dtypes.BOOL:
+        return bytes(leaves)
+    try:
+        return memoryview(array(_CODES[datatype], leaves)).cast("B")
+    except OverflowError:
+        return _pack_wrapped(leaves, datatype, phrase)
+
+
+def _pack_wrapped(leaves: list[int], datatype: DataType, phrase: str) -> Buffer:
+    low, end = (0, UINT64_END) if datatype in _UNSIGNED else (-INT64_END, INT64_END)
+    if min(leaves) < low or max(leaves) >= end:
+        refuse_type("data", phrase)
+    wide = np.array(leaves, dtype=np.uint64 if low == 0 else np.int64)
+    return wide.astype(datatype.numpy).tobytes()
+
+
+def _read_strings(data: list[Any]) -> bytes:
+    leaves = _leaves(data, "")
+    if not set(map(type, leaves)) <= _ONLY_STR:
+        raise InferenceError(ErrorCode.INTERNAL, f"Unable to parse JSON bytes array: {NOT_STRING}")
+    return bytes_tensor.encode([leaf.encode("utf-8", "surrogateescape") for leaf in leaves])
+
+
+def write_data(tensor: Tensor, data: Buffer) -> object:
+    """What stands behind ``"data":``, a list or a ready piece of JSON."""
+    datatype = tensor.datatype
+    if datatype is dtypes.BYTES:
+        return _write_strings(tensor, data)
+    code = _CODES.get(datatype)
+    if code is None:
+        refuse(f"sending {datatype} data via JSON is not supported. Please use the binary data format for output")
+    if element_count(tensor.shape) * datatype.itemsize != len(data):
+        _refuse_output_size(tensor)
+    values: list[Any] = memoryview(data).cast(code).tolist() if len(data) else []
+    if code not in "fd":
+        return values
+    text = orjson.dumps(values)
+    if b"null" in text:  # orjson's way with what is not finite
+        text = b"[" + b",".join(map(write_float, values)) + b"]"
+    return orjson.Fragment(text)
+
+
+def write_float(value: float) -> bytes:
+    if value != value:
+        return b"NaN"
+    if value in (float("inf"), float("-inf")):
+        return b"Infinity" if value > 0 else b"-Infinity"
+    return orjson.dumps(value)
+
+
+def _write_strings(tensor: Tensor, data: Buffer) -> object:
+    try:
+        elements = bytes_tensor.decode_list(data)
+    except struct.error:
+        _refuse_output_size(tensor)
+    if len(elements) != element_count(tensor.shape):
+        _refuse_output_size(tensor)
+    try:
+        return [element.decode() for element in elements]
+    except UnicodeDecodeError:
+        return orjson.Fragment(b"[" + b",".join(_raw_strings(elements)) + b"]")
+
+
+def _raw_strings(elements: Iterable[bytes]) -> Iterable[bytes]:
+    """JSON strings in which bytes that are no UTF-8 stand as they are: Triton does not fail the request for them."""
+    for element in elements:
+        try:
+            yield orjson.dumps(element.decode())
+        except UnicodeDecodeError:
+            # Latin-1 gives every byte a character and so a way through the escaping, and back.
+            yield orjson.dumps(element.decode("latin-1")).decode().encode("latin-1")
+
+
+def _refuse_output_size(tensor: Tensor) -> NoReturn:
+    raise InferenceError(ErrorCode.INTERNAL, f"output tensor shape does not match size of output for '{tensor.name}'")

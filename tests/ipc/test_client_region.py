@@ -1,0 +1,62 @@
+"""A client's shared memory as the server and as a worker hold it: what cannot be used is an error, and costs nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.ipc.region import ClientSegment, MappedRegion
+
+
+def segment(path: Path, nbytes: int, flags: int = os.O_RDWR) -> int:
+    path.write_bytes(b"")
+    os.truncate(path, nbytes)
+    return os.open(path, flags)
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_what_the_system_refuses_to_write_is_an_error_of_the_request(tmp_path: Path) -> None:
+    # As on a full /dev/shm, where the client's pages do not exist yet.
+    held = ClientSegment(segment(tmp_path / "segment", 64, os.O_RDONLY), 64)
+    with pytest.raises(InferenceError, match="cannot be written to at offset 8: Bad file descriptor"):
+        held.write(8, b"12345678")
+
+
+def test_more_than_there_is_memory_is_an_error_of_the_request(tmp_path: Path) -> None:
+    held = ClientSegment(segment(tmp_path / "segment", 64), 64)
+    with pytest.raises(InferenceError, match="no memory for 4611686018427387904 bytes"):
+        held.read(0, 1 << 62)
+
+
+def test_a_mapped_segment_is_written_and_takes_one_descriptor(tmp_path: Path) -> None:
+    before = open_files()
+    mapped = MappedRegion(segment(tmp_path / "segment", 64), 64)
+    assert open_files() == before + 1
+    mapped.check(0, 64)
+    mapped.view[:4] = b"abcd"
+    assert (tmp_path / "segment").read_bytes()[:4] == b"abcd"
+    del mapped
+    assert open_files() == before
+
+
+def test_a_segment_that_was_made_smaller_is_seen(tmp_path: Path) -> None:
+    mapped = MappedRegion(segment(tmp_path / "segment", 64), 64)
+    os.truncate(tmp_path / "segment", 32)
+    mapped.check(0, 32)
+    with pytest.raises(InferenceError, match="expected 32 bytes at offset 1, it ends at 32"):
+        mapped.check(1, 32)
+
+
+def test_a_segment_that_cannot_be_mapped_is_an_error_of_who_uses_it(tmp_path: Path) -> None:
+    before = open_files()
+    mapped = MappedRegion(segment(tmp_path / "segment", 64), 128)  # it was made smaller before it was first used
+    assert open_files() == before
+    os.truncate(tmp_path / "segment", 128)
+    with pytest.raises(InferenceError, match="could not be mapped"):
+        mapped.check(0, 16)
