@@ -1,13 +1,14 @@
 """The log: Triton's two line formats and JSON, over the standard library's logging.
 
 Everybody logs through ``logging.getLogger("pytriton_lite...")``; nobody needs to import this module but the composition
-root, which calls `configure` once. What a line is about goes into ``extra``, all of it optional:
+root, which calls `configure` once, and tells what that returned when a client changes the log settings. What a line is
+about goes into ``extra``, all of it optional:
 
 ====================  ====================================================================================
 ``model``             name of the model that the line is about
 ``version``           its version, an int or its text
 ``instance``          name of its instance, ``add_sub_0``
-``request_id``        of the request
+``request_id``        of the request, or of several in one batch, separated by commas
 ``user_file``         where user code logged: a path, whose last part is printed, or ``stdout`` and ``stderr``
                       for a line that it printed; takes the place of the caller's own file and line
 ``user_line``         line in that file; none for a printed line
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,53 +35,96 @@ from datetime import datetime, timezone
 from pathlib import PurePath
 from typing import Any, TextIO
 
-from pytriton_lite.settings import LogFormat, Settings
+from pytriton_lite.core.log_settings import LogFormat, LogSettings
+from pytriton_lite.settings import Settings
 
 LOGGER = logging.getLogger("pytriton_lite")
 
-FOREIGN_LOGGERS = ("asyncio", "uvicorn", "grpc")
+FOREIGN_LOGGERS = ("asyncio", "uvicorn", "grpc", "opentelemetry")
 """Libraries under us. Their warnings and errors belong into our log; their chatter does not."""
 
 _HANDLER_NAME = "pytriton_lite"
 
+_LEFT_BY_JSON = re.compile("[\x80-\x9f\u2028\u2029]")
 
-def configure(settings: Settings, stream: TextIO | None = None) -> None:
+
+def configure(settings: Settings, stream: TextIO | None = None) -> Log:
     """Send our lines, and the warnings of `FOREIGN_LOGGERS`, to ``--log-file`` or *stream*, by default stderr.
 
     A second call takes the place of the first. Raises OSError where the file cannot be opened.
     """
-    handler: logging.Handler
-    if settings.log_file is not None:
+    path = settings.log_file
+    handler: logging.StreamHandler[Any]
+    if path is not None:
         # A model may print any bytes; a line that cannot be encoded is no reason to lose it.
-        handler = logging.FileHandler(settings.log_file, encoding="utf-8", errors="backslashreplace")
+        handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
     else:
         handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.set_name(_HANDLER_NAME)
-    handler.setFormatter(FORMATTERS[settings.log_format]())
-    handler.addFilter(SeverityFilter(info=settings.log_info, warning=settings.log_warning, error=settings.log_error))
-    level = _lowest_level(settings)
-    _attach(LOGGER, handler, level)
-    for name in FOREIGN_LOGGERS:
-        _attach(logging.getLogger(name), handler, max(level, logging.WARNING))
+    for logger in (LOGGER, *map(logging.getLogger, FOREIGN_LOGGERS)):
+        _attach(logger, handler)
+    started_with = LogSettings(
+        file="" if path is None else str(path),
+        info=settings.log_info,
+        warning=settings.log_warning,
+        error=settings.log_error,
+        verbose_level=settings.log_verbose,
+        format=settings.log_format,
+    )
+    return Log(handler, started_with)
 
 
-def _attach(logger: logging.Logger, handler: logging.Handler, level: int) -> None:
+def _attach(logger: logging.Logger, handler: logging.Handler) -> None:
     for earlier in [earlier for earlier in logger.handlers if earlier.get_name() == _HANDLER_NAME]:
         logger.removeHandler(earlier)
         earlier.close()
     logger.addHandler(handler)
-    logger.setLevel(level)
     logger.propagate = False
 
 
-def _lowest_level(settings: Settings) -> int:
+class Log:
+    """The log as it is now: where its lines go, which of them, and in which form."""
+
+    def __init__(self, handler: logging.StreamHandler[Any], settings: LogSettings) -> None:
+        """*handler* is that of every logger."""
+        self._handler = handler
+        self.apply(settings)
+
+    def apply(self, settings: LogSettings) -> None:
+        """Write the next line so. The file stays what it is."""
+        self.settings = settings
+        self._handler.setFormatter(FORMATTERS[settings.format]())
+        self._handler.filters[:] = [SeverityFilter(info=settings.info, warning=settings.warning, error=settings.error)]
+        level = _lowest_level(settings)
+        LOGGER.setLevel(level)
+        for name in FOREIGN_LOGGERS:
+            logging.getLogger(name).setLevel(max(level, logging.WARNING))
+
+    def reopen(self) -> None:
+        """Write to the file that now has the name: for whoever has moved the old one away.
+
+        Raises OSError where it cannot be opened; the old one is written on then.
+        """
+        if isinstance(self._handler, logging.FileHandler):
+            earlier = self._handler.setStream(self._handler._open())
+            if earlier is not None:
+                earlier.close()
+
+    def write(self, lines: str) -> None:
+        """Write *lines*, which have their form already, between those of the loggers. Any thread; may raise OSError."""
+        with self._handler.lock:  # type: ignore[union-attr]  # a handler that was made has its lock
+            self._handler.stream.write(lines)
+            self._handler.flush()
+
+
+def _lowest_level(settings: LogSettings) -> int:
     """The logger's level, so that a suppressed line costs one comparison and no record."""
-    if settings.log_verbose > 0:
+    if settings.verbose_level > 0:
         return logging.DEBUG
     for is_enabled, level in (
-        (settings.log_info, logging.INFO),
-        (settings.log_warning, logging.WARNING),
-        (settings.log_error, logging.ERROR),
+        (settings.info, logging.INFO),
+        (settings.warning, logging.WARNING),
+        (settings.error, logging.ERROR),
     ):
         if is_enabled:
             return level
@@ -117,7 +162,7 @@ class DefaultFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         text = record.getMessage()
         failure = _failure(self, record)
-        message = json.dumps(f"{text}\n{failure}" if failure else text, ensure_ascii=False)
+        message = one_line(json.dumps(f"{text}\n{failure}" if failure else text, ensure_ascii=False))
         line = f"{self.preamble(record)} {record.process} {_place(record)}] {message}{_subject(record)}"
         table = _table(record)
         return f"{line}\n{table}\n" if table is not None else line
@@ -155,7 +200,8 @@ class JSONFormatter(logging.Formatter):
         table = _table(record)
         if table is not None:
             members["table"] = [dict(zip(table.headers, row)) for row in table.rows]
-        return json.dumps({name: value for name, value in members.items() if value is not None}, ensure_ascii=False)
+        known = {name: value for name, value in members.items() if value is not None}
+        return one_line(json.dumps(known, ensure_ascii=False))
 
 
 FORMATTERS: Mapping[LogFormat, type[logging.Formatter]] = {
@@ -202,10 +248,20 @@ def _subject(record: logging.LogRecord) -> str:
     parts = [
         None if model is None else f"{model}" if version is None else f"{model}:{version}",
         None if instance is None else f"{instance}",
-        f"request {request_id}" if request_id else None,
+        f"request {_printable(request_id)}" if request_id else None,
     ]
     words = " ".join(part for part in parts if part is not None)
     return f" [{words}]" if words else ""
+
+
+def _printable(text: str) -> str:
+    """Clients choose the ids of their requests; none of them may begin a line of the log."""
+    return text if text.isprintable() else json.dumps(text)[1:-1]
+
+
+def one_line(encoded: str) -> str:
+    """*encoded*, which is JSON, without what JSON leaves and terminals take for commands, or readers for ends of lines."""
+    return encoded if encoded.isascii() else _LEFT_BY_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", encoded)
 
 
 def _failure(formatter: logging.Formatter, record: logging.LogRecord) -> str:

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from pytriton_lite import logs
-from pytriton_lite.settings import LogFormat, Settings
+from pytriton_lite.core.log_settings import LogFormat
+from pytriton_lite.settings import Settings
 
 WHEN = datetime(2024, 11, 21, 1, 27, 47, 282570, tzinfo=timezone.utc).timestamp()
 
@@ -100,6 +101,13 @@ def test_severities_have_tritons_letters_and_names_in_json(level: int, letter: s
 def test_newlines_and_quotes_are_escaped_and_letters_of_all_alphabets_are_not() -> None:
     """model_api.md section 3.1: a traceback is one line."""
     assert line(LogFormat.DEFAULT, record('a\nb "c" é 世')).endswith(r'] "a\nb \"c\" é 世"')
+
+
+@pytest.mark.parametrize("log_format", LogFormat)
+def test_no_text_gives_a_command_to_a_terminal_or_ends_a_line(log_format: LogFormat) -> None:
+    text = line(log_format, record("a\x1b[31m b\x9b31m c\x85 d\u2028 é"))
+    assert r"a\u001b[31m b\u009b31m c\u0085 d\u2028 é" in text
+    assert text.isprintable()
 
 
 def test_a_traceback_is_part_of_the_line() -> None:

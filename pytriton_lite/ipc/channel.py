@@ -3,7 +3,7 @@
 A frame is ``<length:u32> <kind:u32> <body>``. End-of-file means that the peer is gone. Descriptors have a socket of their
 own because a plain ``recv`` on a stream throws away those that come with it, and ``recvmsg`` costs more than ``recv`` on
 every message for the sake of the rare one. A descriptor is sent before the frame that announces it, so whoever reads that
-frame finds it waiting.
+frame finds it waiting. The engine alone may be late, since it does not wait for room in a socket: a worker waits for it.
 """
 
 from __future__ import annotations
@@ -90,6 +90,11 @@ def receive_descriptor(sock: socket.socket) -> int:
         return _received(sock, flags)
     except BlockingIOError:
         raise ProtocolError("a segment was announced without its descriptor") from None
+
+
+def wait_descriptor(sock: socket.socket) -> int:
+    """As `receive_descriptor`, but it may still be on its way. Raises ProtocolError when the peer is gone."""
+    return _received(sock, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 
 
 def _received(sock: socket.socket, flags: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,16 +25,40 @@ class CudaError(Exception):
 
 def visible_device_ids() -> tuple[int, ...]:
     """The numbers of the devices that this process may use, ``CUDA_VISIBLE_DEVICES`` respected; () without a GPU."""
-    if sys.platform != "linux":
+    driver = _started_driver()
+    count = ctypes.c_int(0)
+    if driver is None or driver.cuDeviceGetCount(ctypes.byref(count)) != _SUCCESS:
         return ()
+    return tuple(range(count.value))
+
+
+def visible_device_uuids() -> tuple[str, ...]:
+    """What NVML calls these devices, ``8a5c…-…`` without the ``GPU-`` or ``MIG-`` in front."""
+    driver = _started_driver()
+    # The second version names the slice of a GPU where that is the device; drivers before 470 do not have it.
+    ask = getattr(driver, "cuDeviceGetUuid_v2", None)
+    if driver is None or ask is None:
+        return ()
+    found = []
+    for device_id in visible_device_ids():
+        device, raw = ctypes.c_int(0), (ctypes.c_ubyte * 16)()
+        if (
+            driver.cuDeviceGet(ctypes.byref(device), ctypes.c_int(device_id)) == _SUCCESS
+            and ask(raw, device) == _SUCCESS
+        ):
+            found.append(str(uuid.UUID(bytes=bytes(raw))))
+    return tuple(found)
+
+
+def _started_driver() -> ctypes.CDLL | None:
+    """None without a GPU."""
+    if sys.platform != "linux":
+        return None
     try:
         driver = ctypes.CDLL(_LIBRARY)
     except OSError:
-        return ()
-    count = ctypes.c_int(0)
-    if driver.cuInit(0) != _SUCCESS or driver.cuDeviceGetCount(ctypes.byref(count)) != _SUCCESS:
-        return ()
-    return tuple(range(count.value))
+        return None
+    return driver if driver.cuInit(0) == _SUCCESS else None
 
 
 @functools.cache

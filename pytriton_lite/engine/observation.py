@@ -1,0 +1,103 @@
+"""Who watches requests: the tracer and the access log. Requests that nobody watches have no timeline, and cost nothing."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from pytriton_lite.core.timeline import Listener, Timeline
+
+logger = logging.getLogger(__name__)
+
+HeaderOf = Callable[[bytes], "bytes | None"]
+"""The value of an HTTP header, or of gRPC metadata, by its name in lower case."""
+
+
+class Watcher(Protocol):
+    """Whoever wants to know what becomes of requests. Called in the event loop; must not wait."""
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether it wants to be asked at all. `Observation.update` must follow when it changes."""
+
+    @property
+    def waits_for_worker(self) -> bool:
+        """Whether `ended` is to come only when no worker has the request any more, or as soon as its client is done with."""
+
+    def begins(self, timeline: Timeline, header: HeaderOf) -> bool:
+        """A request has come; whether this watcher takes it: `ended` is called exactly once for those.
+
+        Known so far are the protocol, the model's name as it was asked for, the peer, ``receiving_ns`` and ``parent``.
+        """
+
+    def ended(self, timeline: Timeline) -> None: ...
+
+
+class Observation:
+    """Asked by front ends for every request, so that ``is_on`` is a plain attribute."""
+
+    __slots__ = ("_active", "_watchers", "is_on")
+
+    def __init__(self) -> None:
+        self.is_on = False
+        """Whether `begin` is worth calling."""
+        self._watchers: list[Watcher] = []
+        self._active: tuple[tuple[Watcher, Listener], ...] = ()
+
+    def watch(self, watcher: Watcher) -> None:
+        self._watchers.append(watcher)
+        self.update()
+
+    def update(self) -> None:
+        """Some watcher's ``is_watching`` has changed."""
+        self._active = tuple((watcher, _guarded(watcher)) for watcher in self._watchers if watcher.is_watching)
+        self.is_on = bool(self._active)
+
+    def begin(
+        self, protocol: str, model_name: str, *, header: HeaderOf, receiving_ns: int, peer: str = "", method: str = ""
+    ) -> Timeline | None:
+        """The timeline of a request that somebody wants to follow.
+
+        The caller puts it into the request and sees to it that it is finished, whatever happens (`Timeline`).
+        """
+        timeline = Timeline(protocol, model_name, time.monotonic_ns)
+        timeline.receiving_ns = receiving_ns
+        timeline.peer = peer
+        timeline.method = method
+        return self._offer(timeline, header)
+
+    def begin_call(self, model_name: str, parent: str) -> Timeline | None:
+        """The timeline of a request that a model makes (BLS), on behalf of the one whose trace's context is *parent*."""
+        timeline = Timeline("bls", model_name, time.monotonic_ns)
+        timeline.receiving_ns = timeline.received_ns = time.monotonic_ns()
+        timeline.parent = parent
+        return self._offer(timeline, _no_header)
+
+    def _offer(self, timeline: Timeline, header: HeaderOf) -> Timeline | None:
+        is_wanted = False
+        for watcher, ended in self._active:
+            if watcher.begins(timeline, header):
+                is_wanted = True
+                if watcher.waits_for_worker:
+                    timeline.on_complete += (ended,)
+                else:
+                    timeline.on_finish += (ended,)
+        return timeline if is_wanted else None
+
+
+def _no_header(name: bytes) -> bytes | None:
+    return None
+
+
+def _guarded(watcher: Watcher) -> Listener:
+    """``watcher.ended``, of which no failure reaches the request."""
+
+    def ended(timeline: Timeline) -> None:
+        try:
+            watcher.ended(timeline)
+        except Exception:
+            logger.exception("request to model '%s' could not be recorded", timeline.model_name)
+
+    return ended

@@ -1,0 +1,86 @@
+"""What traces are handed to: a bounded queue, and a thread that makes of them whatever is wanted and writes it.
+
+The event loop only puts complete timelines into the queue. A disk or a collector that is slow holds up nobody: what does not
+fit is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from pytriton_lite.core.timeline import Timeline
+
+logger = logging.getLogger(__name__)
+
+_MOST_WAITING = 8192
+"""Traces: with their timelines some 10 MB."""
+_MOST_WAITING_BYTES = 64 << 20
+"""Of tensors that were copied for them."""
+
+
+class Recorder(Protocol):
+    """Called in the thread, one after another; may raise and may block."""
+
+    def record(self, timeline: Timeline) -> None: ...
+
+    def finish(self) -> None:
+        """Nothing more comes: write what is left."""
+
+
+class TraceWriter:
+    """`close` must follow."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._queue: queue.SimpleQueue[tuple[Timeline, int] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._waiting_bytes = 0
+        self._dropped = 0
+        self._has_warned = False
+        self._thread = threading.Thread(target=self._work, name="traces", daemon=True)
+        self._thread.start()
+
+    def put(self, timeline: Timeline, nbytes: int) -> None:
+        """*nbytes* are those of the tensors that the trace has copied. Nothing may write to *timeline* that is recorded."""
+        with self._lock:
+            is_full = self._queue.qsize() >= _MOST_WAITING or self._waiting_bytes + nbytes > _MOST_WAITING_BYTES
+            if not is_full:
+                self._waiting_bytes += nbytes
+        if not is_full:
+            self._queue.put((timeline, nbytes))
+            return
+        self._dropped += 1
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("traces come faster than they can be written: some are dropped")
+
+    def close(self, timeout_s: float) -> None:
+        """Write what waits, for so long at most."""
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            logger.error("the last traces are lost: they could not be written within %g s", timeout_s)
+        if self._dropped:
+            logger.warning("%d traces were dropped, because they came faster than they could be written", self._dropped)
+
+    def _work(self) -> None:
+        while (item := self._queue.get()) is not None:
+            timeline, nbytes = item
+            self._guard(partial(self._recorder.record, timeline))
+            with self._lock:
+                self._waiting_bytes -= nbytes
+        self._guard(self._recorder.finish)
+
+    @staticmethod
+    def _guard(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except OSError as error:
+            logger.error("a trace cannot be written: %s", error)
+        except Exception:
+            logger.exception("a trace cannot be written")
