@@ -6,7 +6,17 @@ The engine's loop is the only writer and the only reader, so nothing here locks.
 from __future__ import annotations
 
 import enum
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+
+from pytriton_lite.config.model_config import ModelConfig
+from pytriton_lite.core.custom_metrics import Histogram
+from pytriton_lite.engine.latency_metrics import LatencyMetrics
+from pytriton_lite.engine.quantiles import Quantile, SlidingQuantiles
+
+MOST_RESPONSES = 1024
+"""Of so many responses of a request there are statistics, by their place; a row for each token of a novel helps nobody."""
 
 
 class FailureReason(enum.Enum):
@@ -16,6 +26,28 @@ class FailureReason(enum.Enum):
     CANCELED = "CANCELED"
     BACKEND = "BACKEND"
     OTHER = "OTHER"
+
+
+class Refusal(enum.Enum):
+    """The ``reason`` label of pytriton_lite_rejected_requests: why a request never came to an execution."""
+
+    INVALID = "INVALID"
+    """It does not fit the model, or breaks a rule of its sequence batcher."""
+    QUEUE_FULL = "QUEUE_FULL"
+    TIMEOUT = "TIMEOUT"
+    """It waited longer than its queue policy allows."""
+    UNAVAILABLE = "UNAVAILABLE"
+    """The version was being unloaded, or had no workers."""
+
+
+@dataclass(slots=True)
+class RequestCounts:
+    """What the front ends have answered, by status. Each counts in its own, which costs it one increment for a request."""
+
+    http: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    """By HTTP status."""
+    grpc: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """By the name of gRPC's status, ``OK`` among them."""
 
 
 @dataclass(slots=True)
@@ -38,6 +70,32 @@ class BatchStatistics:
     compute_input: Duration = field(default_factory=Duration)
     compute_infer: Duration = field(default_factory=Duration)
     compute_output: Duration = field(default_factory=Duration)
+
+
+@dataclass(slots=True)
+class ResponseStatistics:
+    """One row of ``response_stats``: the responses of decoupled requests that came at the same place in their sequence.
+
+    ``compute_infer`` is the time since the response before, or since the execution began; ``compute_output`` what it took
+    from the model's ``send`` to here.
+    """
+
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    """Errors that the model sent."""
+    empty_response: Duration = field(default_factory=Duration)
+    """Ends without a response."""
+    cancel: Duration = field(default_factory=Duration)
+    """What came when the client had gone."""
+
+
+class ResponseKind(enum.Enum):
+    SUCCESS = "success"
+    FAIL = "fail"
+    EMPTY = "empty_response"
+    CANCEL = "cancel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +147,43 @@ class ModelStatistics:
     compute_output_us: int = 0
     worker_restarts: int = 0
     """Worker processes started to replace one that died."""
+    load_ns: int = 0
+    """From the beginning of the load to READY."""
+    is_decoupled: bool = False
+    max_batch_size: int = 0
+    """0 for a model that does not batch."""
+    responses: dict[int, ResponseStatistics] = field(default_factory=dict)
+    """Of a decoupled model, by the place of a response in its request, up to `MOST_RESPONSES`."""
+    streamed: int = 0
+    """Responses that a decoupled model gave, errors included."""
+    cancellations: int = 0
+    """Requests that their clients gave up, wherever they were."""
+    refusals: dict[Refusal, int] = field(default_factory=lambda: dict.fromkeys(Refusal, 0))
+    """Without those that waited in the queue, which are in ``failures``."""
+    queued: int = 0
+    """Those of ``pending`` that were not sent ahead to a worker."""
+    queued_by_level: dict[int, int] = field(default_factory=dict)
+    """``queued`` by priority level; empty where there are no levels."""
+    first_response: Histogram | None = None
+    """Whole milliseconds from a request's acceptance to its first response; None where histograms are off."""
+
+    @property
+    def rejected(self) -> dict[Refusal, int]:
+        return {**self.refusals, Refusal.TIMEOUT: self.failures[FailureReason.REJECTED]}
+
+    @property
+    def responses_given(self) -> int:
+        """To whom does not matter: a client, or another model. Errors included, but not those of cancelled requests."""
+        failed = sum(self.failures.values()) - self.failures[FailureReason.CANCELED]
+        return failed + (self.streamed if self.is_decoupled else self.success.count)
+
+    @property
+    def has_summaries(self) -> bool:
+        return False
+
+    def quantiles(self) -> Mapping[Quantile, LatencyQuantiles]:
+        """Of the last minute, where it ``has_summaries``."""
+        return {}
 
     def add_success(
         self, *, batch_size: int, total_ns: int, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int
@@ -111,6 +206,23 @@ class ModelStatistics:
         self.fail.add(total_ns)
         self.failures[reason] += 1
 
+    def add_response(self, index: int, kind: ResponseKind, infer_ns: int, output_ns: int) -> None:
+        """Count what a sender of a decoupled model gave at place *index* of its request."""
+        row = self.responses.get(index)
+        if row is None:
+            if index >= MOST_RESPONSES:
+                return
+            row = self.responses[index] = ResponseStatistics()
+        if kind is ResponseKind.CANCEL:
+            row.cancel.add(infer_ns + output_ns)
+            return
+        row.compute_infer.add(infer_ns)
+        if kind is ResponseKind.EMPTY:
+            row.empty_response.add(infer_ns)
+            return
+        row.compute_output.add(output_ns)
+        (row.success if kind is ResponseKind.SUCCESS else row.fail).add(infer_ns + output_ns)
+
     def add_execution(self, *, batch_size: int, input_ns: int, infer_ns: int, output_ns: int, now_ms: int) -> None:
         """Count one call of ``execute``, failed ones included; *batch_size* is the sum over its requests."""
         self.execution_count += 1
@@ -121,3 +233,68 @@ class ModelStatistics:
         row.compute_input.add(input_ns)
         row.compute_infer.add(infer_ns)
         row.compute_output.add(output_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyQuantiles:
+    """Microseconds."""
+
+    request: float
+    queue: float
+    compute_input: float
+    compute_infer: float
+    compute_output: float
+
+
+class SummarisedStatistics(ModelStatistics):
+    """With the quantiles of each latency: a class of its own, so that those without pay nothing."""
+
+    def __init__(
+        self,
+        name: str,
+        version: int,
+        metric_tags: dict[str, str],
+        quantiles: tuple[Quantile, ...],
+        clock: Callable[[], int],
+    ) -> None:
+        super().__init__(name, version, metric_tags)
+        self._quantiles = SlidingQuantiles(quantiles, columns=5)
+        self._clock = clock
+
+    @property
+    def has_summaries(self) -> bool:
+        return True
+
+    def quantiles(self) -> Mapping[Quantile, LatencyQuantiles]:
+        rows = zip(*self._quantiles.values(self._clock()))
+        return {target: LatencyQuantiles(*row) for target, row in zip(self._quantiles.targets, rows)}
+
+    def add_success(
+        self, *, batch_size: int, total_ns: int, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int
+    ) -> None:
+        super().add_success(
+            batch_size=batch_size,
+            total_ns=total_ns,
+            queue_ns=queue_ns,
+            input_ns=input_ns,
+            infer_ns=infer_ns,
+            output_ns=output_ns,
+        )
+        row = total_ns // 1000, queue_ns // 1000, input_ns // 1000, infer_ns // 1000, output_ns // 1000
+        self._quantiles.observe(row, self._clock())
+
+
+def statistics_of(
+    config: ModelConfig, version: int, latencies: LatencyMetrics, clock: Callable[[], int]
+) -> ModelStatistics:
+    """Those of a version that nobody has asked anything yet. *clock* is the one that its requests are timed with."""
+    tags = dict(config.metric_tags)
+    if latencies.quantiles is None:
+        statistics = ModelStatistics(config.name, version, tags)
+    else:
+        statistics = SummarisedStatistics(config.name, version, tags, latencies.quantiles, clock)
+    statistics.is_decoupled = config.decoupled
+    statistics.max_batch_size = config.max_batch_size
+    if latencies.has_histograms:
+        statistics.first_response = Histogram(config.first_response_buckets)
+    return statistics

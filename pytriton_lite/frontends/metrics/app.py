@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytriton_lite.core.custom_metrics import Family, Kind
 from pytriton_lite.frontends.listener import AsgiApp, Receive, Scope, Send
+from pytriton_lite.frontends.metrics.families import gauge, labelled
+from pytriton_lite.frontends.metrics.gpu import find_gpus
+from pytriton_lite.frontends.metrics.machine import Clock, Machine
 from pytriton_lite.frontends.metrics.page import metrics_page
+from pytriton_lite.frontends.metrics.process import build_info, process_families
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import Server
@@ -15,11 +23,22 @@ _PAGE_TYPE = b"text/plain; charset=utf-8"
 _ERROR_TYPE = b"text/plain"
 
 
-def metrics_app(server: Server) -> AsgiApp:
+@dataclass(frozen=True)
+class MetricsOptions:
+    interval_ms: float = 2000.0
+    """Least time between two readings of processors and GPUs."""
+    has_latency_counters: bool = True
+    has_cpu: bool = True
+    gpu_uuids: Callable[[], Sequence[str]] | None = None
+    """What tells the GPUs to show, without ``GPU-`` in front; asked once, at the start. None to show none."""
+
+
+def metrics_app(server: Server, options: MetricsOptions, clock: Clock = time.monotonic_ns) -> AsgiApp:
     """The page over *server*'s statistics and its models' own metrics as they are at the request.
 
     Another path is 404, where Triton answers 200 with nothing; another method than GET is 405, as there.
     """
+    families = _ServerFamilies(server, options, clock)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] not in _PATHS:
@@ -27,10 +46,46 @@ def metrics_app(server: Server) -> AsgiApp:
         elif scope["method"] != "GET":
             await _respond(send, 405, _ERROR_TYPE, b'{"error":"Method Not Allowed"}')
         else:
-            page = metrics_page(server.loaded_statistics(), server.custom_metrics.families())
+            others = [*families.now(), *server.custom_metrics.families()]
+            page = metrics_page(server.loaded_statistics(), others, has_counters=options.has_latency_counters)
             await _respond(send, 200, _PAGE_TYPE, page.encode("utf-8", "replace"))
 
     return app
+
+
+class _ServerFamilies:
+    """What belongs to no model."""
+
+    def __init__(self, server: Server, options: MetricsOptions, clock: Clock) -> None:
+        interval_ns = int(options.interval_ms * 1e6)
+        self._server = server
+        self._machine = Machine(interval_ns, clock) if options.has_cpu else None
+        self._gpus = find_gpus(options.gpu_uuids, interval_ns, clock) if options.gpu_uuids is not None else None
+        self._build = build_info()
+
+    def now(self) -> Iterator[Family]:
+        if self._machine is not None:
+            yield from self._machine.families()
+        if self._gpus is not None:
+            yield from self._gpus.families()
+        # This server has no such pool; dashboards of Triton show the two.
+        yield gauge("nv_pinned_memory_pool_total_bytes", "Pinned memory pool total memory size, in bytes", 0)
+        yield gauge("nv_pinned_memory_pool_used_bytes", "Pinned memory pool used memory size, in bytes", 0)
+        yield self._requests()
+        yield from process_families()
+        yield self._build
+
+    def _requests(self) -> Family:
+        counts = self._server.request_counts
+        return labelled(
+            "pytriton_lite_requests",
+            "Number of HTTP requests answered and of gRPC calls ended, by status",
+            Kind.COUNTER,
+            [
+                *(({"protocol": "http", "code": str(code)}, count) for code, count in sorted(counts.http.items())),
+                *(({"protocol": "grpc", "code": code}, count) for code, count in sorted(counts.grpc.items())),
+            ],
+        )
 
 
 async def _respond(send: Send, status: int, content_type: bytes, body: bytes) -> None:

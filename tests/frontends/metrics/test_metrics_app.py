@@ -8,23 +8,28 @@ from dataclasses import dataclass, field
 
 import pytest
 
+import pytriton_lite
 from pytriton_lite.engine.custom_metrics import CustomMetrics
-from pytriton_lite.engine.statistics import ModelStatistics
+from pytriton_lite.engine.statistics import ModelStatistics, RequestCounts
 from pytriton_lite.frontends.listener import start_listener
-from pytriton_lite.frontends.metrics import metrics_app
+from pytriton_lite.frontends.metrics import MetricsOptions, metrics_app
 from pytriton_lite.frontends.metrics.page import metrics_page
+from tests.prometheus_text import read_page
 
 
 @dataclass
 class FakeServer:
     rows: list[ModelStatistics] = field(default_factory=lambda: [ModelStatistics("add_sub", 1, {})])
     custom_metrics: CustomMetrics = field(default_factory=CustomMetrics)
+    request_counts: RequestCounts = field(default_factory=RequestCounts)
 
     def loaded_statistics(self) -> list[ModelStatistics]:
         return self.rows
 
 
-def ask(method: str, target: str, server: FakeServer | None = None) -> tuple[int, str | None, bytes]:
+def ask(
+    method: str, target: str, server: FakeServer | None = None, options: MetricsOptions | None = None
+) -> tuple[int, str | None, bytes]:
     """Status, content type and body."""
 
     def blocking(port: int) -> tuple[int, str | None, bytes]:
@@ -37,7 +42,7 @@ def ask(method: str, target: str, server: FakeServer | None = None) -> tuple[int
             connection.close()
 
     async def serve_one() -> tuple[int, str | None, bytes]:
-        app = metrics_app(server or FakeServer())
+        app = metrics_app(server or FakeServer(), options or MetricsOptions(has_cpu=False))
         listener = await start_listener(app, host="127.0.0.1", port=0, reuse_port=False, name="metrics")
         try:
             return await asyncio.get_running_loop().run_in_executor(None, blocking, listener.port)
@@ -53,11 +58,58 @@ def test_page_is_served(target: str) -> None:
     server.rows[0].pending = 5
     expected = metrics_page(server.rows).encode()
     assert b"nv_inference_pending_request_count" in expected
-    assert ask("GET", target, server) == (200, "text/plain; charset=utf-8", expected)
+    status, content_type, body = ask("GET", target, server)
+    assert (status, content_type) == (200, "text/plain; charset=utf-8")
+    assert body.startswith(expected)
 
 
 def test_page_is_served_when_no_model_is_loaded() -> None:
-    assert ask("GET", "/metrics", FakeServer([])) == (200, "text/plain; charset=utf-8", b"")
+    status, _, body = ask("GET", "/metrics", FakeServer([]))
+    assert status == 200
+    families = read_page(body.decode())
+    assert "nv_inference_count" not in families
+    assert families["nv_pinned_memory_pool_total_bytes"].samples == {("nv_pinned_memory_pool_total_bytes", ()): 0.0}
+    assert families["nv_pinned_memory_pool_used_bytes"].samples == {("nv_pinned_memory_pool_used_bytes", ()): 0.0}
+
+
+def test_the_build_is_told() -> None:
+    (((_, labels), value),) = read_page(ask("GET", "/metrics")[2].decode())["pytriton_lite_build_info"].samples.items()
+    assert value == 1
+    assert dict(labels)["version"] == pytriton_lite.__version__
+
+
+def test_answers_of_the_front_ends_are_counted_by_protocol_and_status() -> None:
+    server = FakeServer()
+    assert "pytriton_lite_requests" not in read_page(ask("GET", "/metrics", server)[2].decode())
+    server.request_counts.http[200] += 3
+    server.request_counts.http[400] += 1
+    server.request_counts.grpc["OK"] += 2
+    family = read_page(ask("GET", "/metrics", server)[2].decode())["pytriton_lite_requests"]
+    assert family.kind == "counter"
+    assert {tuple(dict(labels).values()): value for (_, labels), value in family.samples.items()} == {
+        ("200", "http"): 3.0,
+        ("400", "http"): 1.0,
+        ("OK", "grpc"): 2.0,
+    }
+
+
+def test_metrics_of_processors_can_be_left_out() -> None:
+    names = {
+        has_cpu: {
+            name
+            for name in read_page(ask("GET", "/metrics", options=MetricsOptions(has_cpu=has_cpu))[2].decode())
+            if name.startswith("nv_cpu_")
+        }
+        for has_cpu in (True, False)
+    }
+    assert names[True] == {"nv_cpu_memory_total_bytes", "nv_cpu_memory_used_bytes"}  # utilization needs two readings
+    assert names[False] == set()
+
+
+def test_counters_of_latencies_can_be_left_out() -> None:
+    body = ask("GET", "/metrics", options=MetricsOptions(has_latency_counters=False))[2]
+    assert b"_duration_us" not in body
+    assert b"nv_inference_exec_count" in body
 
 
 def test_metrics_of_models_follow_those_of_the_server() -> None:
@@ -66,10 +118,9 @@ def test_metrics_of_models_follow_those_of_the_server() -> None:
     number = server.custom_metrics.handle("worker", "metric.new_family", family)
     server.custom_metrics.handle("worker", "metric.new_metric", {"family": number, "labels": {}, "buckets": []})
     body = ask("GET", "/metrics", server)[2]
-    own = metrics_page(server.rows).encode()
-    assert body == own + b"# HELP mine of a model\n# TYPE mine counter\nmine 0\n"
+    assert body.endswith(b"# HELP mine of a model\n# TYPE mine counter\nmine 0\n")
     server.custom_metrics.owner_gone("worker")
-    assert ask("GET", "/metrics", server)[2] == own
+    assert b"mine" not in ask("GET", "/metrics", server)[2]
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
