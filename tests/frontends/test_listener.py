@@ -8,10 +8,21 @@ import logging
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 
-from pytriton_lite.frontends.listener import HEADER_NAMES, Listener, ListenError, Receive, Scope, Send, start_listener
+from pytriton_lite.frontends.addresses import ListenError
+from pytriton_lite.frontends.listener import (
+    HEADER_NAMES,
+    Listener,
+    ListenerProtocol,
+    NameKeepingProtocol,
+    Receive,
+    Scope,
+    Send,
+    start_listener,
+)
 
 REQUEST = b"GET /x HTTP/1.1\r\nHost: h\r\n\r\n"
 
@@ -45,7 +56,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
 
 
 async def listen(
-    app: Callable[[Scope, Receive, Send], Awaitable[None]] = hello, port: int = 0, **more: bool
+    app: Callable[[Scope, Receive, Send], Awaitable[None]] = hello, port: int = 0, **more: Any
 ) -> Listener:
     more.setdefault("reuse_port", False)
     return await start_listener(app, host="127.0.0.1", port=port, name="HTTPService", **more)
@@ -233,8 +244,8 @@ def test_header_names_are_kept_as_received_when_asked_for() -> None:
         await hello(scope, receive, send)
 
     async def scenario() -> None:
-        for keep_header_names in (True, False):
-            listener = await listen(keep, keep_header_names=keep_header_names)
+        for protocol in (NameKeepingProtocol, ListenerProtocol):
+            listener = await listen(keep, protocol=protocol)
             async with connect(listener) as (reader, writer):
                 for name in (b"X-Foo", b"x-BAR"):
                     writer.write(b"GET / HTTP/1.1\r\n%s: 1\r\n\r\n" % name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 
-from pytriton_lite.frontends.grpc.codec import MAX_MESSAGE_BYTES
 from pytriton_lite.frontends.grpc.options import CompressionLevel
 
 WBITS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
@@ -22,14 +21,15 @@ class TooLarge(Undecompressable):
     """The message is, once it is decompressed."""
 
 
-def decompress(data: bytes, encoding: bytes) -> bytes:
+def decompress(data: bytes, encoding: bytes, limit: int) -> bytes:
+    """The message in *data*. No more than *limit* bytes and one are ever made of it. Raises Undecompressable."""
     inflater = zlib.decompressobj(WBITS[encoding])
     try:
-        message = inflater.decompress(data, MAX_MESSAGE_BYTES + 1)
+        message = inflater.decompress(data, limit + 1)
     except zlib.error as error:
         raise Undecompressable(f"message cannot be decompressed as {encoding.decode()}: {error}") from error
-    if len(message) > MAX_MESSAGE_BYTES:
-        raise TooLarge(f"Received message larger than max (decompressed, {MAX_MESSAGE_BYTES} bytes)")
+    if len(message) > limit:
+        raise TooLarge(f"Received message larger than max (decompressed, {limit} bytes)")
     if not inflater.eof:
         raise Undecompressable(f"message cannot be decompressed as {encoding.decode()}: it ends too early")
     return message

@@ -11,19 +11,26 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from pytriton_lite.frontends.addresses import (
+    SocketFile,
+    accept_connections,
+    bare_host,
+    bind_socket,
+    format_address,
+    is_unix,
+    socket_file,
+)
 from pytriton_lite.frontends.grpc.calls import CallsInFlight
 from pytriton_lite.frontends.grpc.http2_call import Endpoint
 from pytriton_lite.frontends.grpc.http2_connection import Http2Connection
 from pytriton_lite.frontends.grpc.options import GrpcOptions
 from pytriton_lite.frontends.grpc.servicer import Servicer
-from pytriton_lite.frontends.listener import bare_host, bind_socket, format_address
+from pytriton_lite.frontends.tls import server_context
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import Server
 
 logger = logging.getLogger(__name__)
-
-_BACKLOG = 1024
 
 
 class _Connections:
@@ -55,17 +62,23 @@ class Http2Listener:
     """A bound and serving port. `start_http2` makes one; `stop` ends it."""
 
     def __init__(
-        self, server: asyncio.AbstractServer, connections: _Connections, calls: CallsInFlight, host: str, port: int
+        self,
+        server: asyncio.AbstractServer,
+        connections: _Connections,
+        calls: CallsInFlight,
+        address: tuple[str, int],
+        file: SocketFile | None,
     ) -> None:
-        self.host = host
-        self.port = port
+        self.host, self.port = address
+        """A Unix socket is a host with the port 0."""
+        self._file = file
         self._server = server
         self._connections = connections
         self._calls = calls
 
     @property
     def address(self) -> str:
-        """``0.0.0.0:8001`` or ``[::1]:8001``."""
+        """``0.0.0.0:8001``, ``[::1]:8001`` or ``unix:/run/triton.sock``."""
         return format_address(self.host, self.port)
 
     async def stop(self, grace_s: float) -> bool:
@@ -78,6 +91,8 @@ class Http2Listener:
         deadline = loop.time() + grace_s
         is_drained = await self._calls.wait_drained(grace_s)
         self._server.close()
+        if self._file is not None:
+            self._file.remove()
         self._connections.refuse_more()
         if is_drained:
             for connection in list(self._connections.open):
@@ -95,23 +110,27 @@ class Http2Listener:
 
 
 async def start_http2(server: Server, options: GrpcOptions) -> Http2Listener:
-    """Serve *server* from the running loop. Raises ListenError where the address cannot be bound."""
+    """Serve *server* from the running loop.
+
+    Raises ListenError where the address cannot be bound or a file of TLS cannot be used, ValueError for a header pattern
+    that is no regular expression.
+    """
     loop = asyncio.get_running_loop()
     host = bare_host(options.address)
-    shown = f"[{host}]" if ":" in host else host  # as the text of an error has it
-    listening = await bind_socket(loop, shown, options.port, reuse_port=options.reuse_port)
+    shown = f"[{host}]" if ":" in host and not is_unix(host) else host  # as the text of an error has it
     calls = CallsInFlight()
-    endpoint = Endpoint(Servicer(server), calls, options.infer_response_compression_level)
+    endpoint = Endpoint(Servicer(server), calls, options)
+    tls = None if options.tls is None else server_context(options.tls, "h2")
+    listening = await bind_socket(loop, shown, options.port, reuse_port=options.reuse_port)
     connections = _Connections()
-    try:
-        accepting = await loop.create_server(
-            lambda: Http2Connection(endpoint, options, connections.on_made, connections.on_lost),
-            sock=listening,
-            backlog=_BACKLOG,
-        )
-    except BaseException:
-        listening.close()
-        raise
-    listener = Http2Listener(accepting, connections, calls, host, listening.getsockname()[1])
+    accepting = await accept_connections(
+        loop,
+        lambda: Http2Connection(endpoint, options, connections.on_made, connections.on_lost),
+        listening,
+        tls,
+        options.handshake_timeout_ms / 1000,
+    )
+    address = (host, 0) if is_unix(host) else (host, listening.getsockname()[1])
+    listener = Http2Listener(accepting, connections, calls, address, socket_file(host))
     logger.info("Started GRPCInferenceService at %s", listener.address)
     return listener

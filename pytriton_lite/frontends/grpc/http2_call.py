@@ -8,31 +8,35 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pytriton_lite.frontends.grpc import compression
 from pytriton_lite.frontends.grpc.calls import CallsInFlight
-from pytriton_lite.frontends.grpc.codec import MAX_MESSAGE_BYTES, encode_response
+from pytriton_lite.frontends.grpc.codec import encode_response
 from pytriton_lite.frontends.grpc.errors import Status, failure_of
+from pytriton_lite.frontends.grpc.forwarding import Forwarded, HeaderForwarding
 from pytriton_lite.frontends.grpc.http2_frames import STATUS_200, field
+from pytriton_lite.frontends.grpc.infer_stream import CLIENT_GONE, StreamOrigin
 from pytriton_lite.frontends.grpc.infer_stream import METHOD as STREAM_METHOD
-from pytriton_lite.frontends.grpc.options import CompressionLevel
+from pytriton_lite.frontends.grpc.options import GrpcOptions
+from pytriton_lite.frontends.grpc.restricted import refusal, restrictions_by_path
 from pytriton_lite.frontends.grpc.servicer import (
     HEALTH_SERVICE,
     INFERENCE_SERVICE,
-    NOT_YET_SUPPORTED,
     Method,
     Servicer,
-    not_yet_supported,
 )
 from pytriton_lite.proto.grpc_service_pb import ModelInferRequest
 from pytriton_lite.proto.message import Message
 
 if TYPE_CHECKING:
     from pytriton_lite.core.request import InferenceResponse
+    from pytriton_lite.core.timeline import Timeline
 
 PREFIX_BYTES = 5  # whether it is compressed, and its length
 _read_prefix = struct.Struct(">BL").unpack_from
@@ -76,15 +80,25 @@ class Head(NamedTuple):
     route: Route | None
     refusal: bytes = b""
     """The header block to answer with at once; the call is accepted when it is empty."""
+    status: Status = Status.UNKNOWN
+    """What that is to a client; UNKNOWN, too, for what is no gRPC."""
     timeout_s: float | None = None
     encoding: bytes = b"identity"
     answer_encoding: bytes | None = None
+    metadata: Mapping[bytes, bytes] = MappingProxyType({})
+    """The whole list of a request that is accepted."""
+    forwarded: Forwarded = ()
+    """Of an inference call: what of them its requests get as parameters."""
     ends_on_error: bool = False
     """Of a stream: the client asks for errors as a status (``triton_grpc_error``, exactly ``true``)."""
 
 
 class Link(Protocol):
     """What a call wants of its connection."""
+
+    @property
+    def peer(self) -> str:
+        """Address of the client."""
 
     def send_answer(self, call: Call, opening: bytes, prefix: bytes, message: bytes) -> None:
         """Send the only message, and the end behind it."""
@@ -105,17 +119,20 @@ class Link(Protocol):
 class Endpoint:
     """What all connections of a listener share: the methods, and how their answers are made."""
 
-    def __init__(self, servicer: Servicer, calls: CallsInFlight, level: CompressionLevel) -> None:
+    def __init__(self, servicer: Servicer, calls: CallsInFlight, options: GrpcOptions) -> None:
+        """Raises ValueError for a header pattern that is no regular expression."""
         self.calls = calls
         self.servicer = servicer
-        self._level = level
+        self.observation = servicer.observation
+        self.counts = servicer.counts
+        self.max_message_bytes = options.max_message_bytes
+        self._level = options.infer_response_compression_level
+        self._restrictions = {path.encode(): one for path, one in restrictions_by_path(options.restricted).items()}
+        pattern = options.header_forward_pattern
+        self._forwarding = HeaderForwarding(pattern) if pattern else None
         self._routes = _routes(servicer)
-        self._infer_route = self._routes[f"/{INFERENCE_SERVICE}/ModelInfer".encode()]
+        self.infer_route = self._routes[f"/{INFERENCE_SERVICE}/ModelInfer".encode()]
         self._stream_route = self._routes[f"/{INFERENCE_SERVICE}/{STREAM_METHOD}".encode()]
-        self._refused = {
-            f"/{INFERENCE_SERVICE}/{name}".encode(): error_block(*failure_of(name, not_yet_supported(name)))
-            for name in NOT_YET_SUPPORTED
-        }
 
     def read_head(self, headers: Iterable[tuple[bytes, bytes]]) -> Head:
         """Raises MalformedRequest for what is no request; a request that is refused is a Head."""
@@ -140,28 +157,43 @@ class Endpoint:
 
     def _read_grpc_head(self, fields: Mapping[bytes, bytes]) -> Head:
         path = fields[b":path"]
+        restriction = self._restrictions.get(path)
+        if restriction is not None and not restriction.permits(fields.get(restriction.name)):
+            status, text = failure_of(path.decode(), refusal(restriction))
+            return Head(None, error_block(status, text), status)
         route = self._routes.get(path)
         if route is None:
-            return Head(None, self._refused.get(path) or error_block(Status.UNIMPLEMENTED, ""))
+            return Head(None, error_block(Status.UNIMPLEMENTED, ""), Status.UNIMPLEMENTED)
         encoding = fields.get(b"grpc-encoding", b"identity")
         if encoding not in compression.WBITS and encoding != b"identity":
             text = f"grpc-encoding '{encoding.decode('latin-1')}' is not supported, expected one of identity, deflate, gzip"
             block = error_block(Status.UNIMPLEMENTED, text)
-            return Head(route, block + field(b"grpc-accept-encoding", compression.ACCEPTED))
+            return Head(route, block + field(b"grpc-accept-encoding", compression.ACCEPTED), Status.UNIMPLEMENTED)
         try:
             timeout_s = _read_timeout(fields.get(b"grpc-timeout"))
         except ValueError as error:
-            return Head(route, error_block(Status.INTERNAL, str(error)))
+            return Head(route, error_block(Status.INTERNAL, str(error)), Status.INTERNAL)
         accepted = fields.get(b"grpc-accept-encoding", b"")
         is_stream = route is self._stream_route
-        is_inference = is_stream or route is self._infer_route
+        is_inference = is_stream or route is self.infer_route
+        forwarded: Forwarded = ()
+        if self._forwarding is not None and is_inference:
+            forwarded = self._forwarding.pick_encoded(fields.items())
         return Head(
-            route,
+            self._forwarding_route(forwarded) if forwarded and not is_stream else route,
             timeout_s=timeout_s,
             encoding=encoding,
             answer_encoding=compression.choose(self._level, accepted) if is_inference else None,
+            metadata=fields,
+            forwarded=forwarded,
             ends_on_error=is_stream and fields.get(b"triton_grpc_error") == b"true",
         )
+
+    def _forwarding_route(self, forwarded: Forwarded) -> Route:
+        """ModelInfer for calls that all forward the same; others do not pay for it."""
+        parse = ModelInferRequest.FromString
+        start_infer = self.servicer.start_infer
+        return Route(self.infer_route.name, lambda data: start_infer(parse(data), forwarded=forwarded))
 
     def new_call(self, link: Link, stream_id: int, head: Head, *, send_window: int, receive_window: int) -> Call:
         """The call that *head* begins, of the kind that it needs."""
@@ -195,6 +227,7 @@ class Call:
         "receive_window",
         "send_window",
         "stream_id",
+        "timeline",
         "unsent",
     )
 
@@ -214,6 +247,8 @@ class Call:
         """Frames that go before `unsent`, and behind it: what of the messages waits for room, and their end."""
         self.unsent: deque[bytes | memoryview] = deque()
         self.closing = b""
+        self.timeline: Timeline | None = None
+        """Of a request that somebody watches. `finished` ends it, or `cancel`."""
         self._link = link
         self._endpoint = endpoint
         self._head = head
@@ -224,6 +259,7 @@ class Call:
     def begin(self) -> None:
         """Call it once, when the connection knows the call: the answer may come at once."""
         if self._head.refusal:
+            self._endpoint.counts[self._head.status.name] += 1
             self._close_with(self._head.refusal)
         elif self._head.timeout_s is not None:
             self._timer = asyncio.get_running_loop().call_later(self._head.timeout_s, self._on_deadline)
@@ -234,11 +270,21 @@ class Call:
     def on_sent(self) -> None:
         """Something of `unsent` was written."""
 
+    def finished(self) -> None:
+        """Everything was given to the transport."""
+        if self.timeline is not None:
+            self.timeline.finish()
+
     def cancel(self) -> None:
-        """The peer wants no answer any more, or cannot get one."""
+        """The peer wants no answer any more, or cannot get one, or not all of it."""
+        self.unsent.clear()  # may be much, and a call is in a circle with its stream, which a collection may find late
         if not self.is_ended:
+            self._endpoint.counts["CANCELLED"] += 1
             self._end()
             self._cancel_pending()
+        if self.timeline is not None:
+            self.timeline.status = self.timeline.status or Status.CANCELLED
+            self.timeline.finish(CLIENT_GONE)
 
     # ------------------------------------------------------------------------------------------ what both kinds do
 
@@ -249,7 +295,7 @@ class Call:
         elif encoding == b"identity":
             self._fail(Refusal(Status.INTERNAL, "a message is compressed, and grpc-encoding does not say how"))
         else:
-            self._work(len(data), then, compression.decompress, data, encoding)
+            self._work(len(data), then, compression.decompress, data, encoding, self._endpoint.max_message_bytes)
 
     def _work(self, size: int, then: Callable[[bytes], None], work: Callable[..., bytes], *arguments: Any) -> None:
         """Hand the result of *work* to *then*; in a thread where *size* makes it long."""
@@ -276,8 +322,9 @@ class Call:
             then(done.result())
 
     def _check_size(self, size: int) -> None:
-        if size > MAX_MESSAGE_BYTES:
-            text = f"Received message larger than max ({size} vs. {MAX_MESSAGE_BYTES})"
+        limit = self._endpoint.max_message_bytes
+        if size > limit:
+            text = f"Received message larger than max ({size} vs. {limit})"
             self._fail(Refusal(Status.RESOURCE_EXHAUSTED, text))
 
     def _fail(self, error: BaseException) -> None:
@@ -292,6 +339,9 @@ class Call:
             self._end_with(*failure_of(self._head.route.name, error))
 
     def _end_with(self, status: Status, text: str) -> None:
+        if self.timeline is not None:
+            self.timeline.sending(status, 0, text)
+        self._endpoint.counts[status.name] += 1
         self._close_with(error_block(status, text))
 
     def _close_with(self, block: bytes) -> None:
@@ -316,7 +366,7 @@ class Call:
 class UnaryCall(Call):
     """One message in, one answer out."""
 
-    __slots__ = ("_body", "_is_counted")
+    __slots__ = ("_body", "_is_counted", "_receiving_ns")
 
     def __init__(
         self, link: Link, endpoint: Endpoint, stream_id: int, head: Head, send_window: int, receive_window: int
@@ -324,6 +374,8 @@ class UnaryCall(Call):
         super().__init__(link, endpoint, stream_id, head, send_window, receive_window)
         self._body: bytearray | None = None
         self._is_counted = False
+        self._receiving_ns = 0
+        """When the first of several pieces came."""
 
     # ------------------------------------------------------------------------------------------ in
 
@@ -335,6 +387,7 @@ class UnaryCall(Call):
             return
         if self._body is None:
             self._body = bytearray()
+            self._receiving_ns = time.monotonic_ns()
         body = self._body
         body += memoryview(data)[begin:end]
         if self.is_received:
@@ -373,8 +426,12 @@ class UnaryCall(Call):
     def _start(self, message: bytes) -> None:
         route = self._head.route
         assert route is not None and route.start is not None
+        endpoint = self._endpoint
         try:
-            answer = route.start(message)
+            if endpoint.observation.is_on and (route is endpoint.infer_route or self._head.forwarded):
+                answer: bytes | asyncio.Future[Any] = self._infer_observed(message)
+            else:
+                answer = route.start(message)
         except Exception as error:
             self._fail(error)
             return
@@ -383,6 +440,22 @@ class UnaryCall(Call):
             return
         self._pending = answer
         answer.add_done_callback(self._on_answer)
+
+    def _infer_observed(self, message: bytes) -> asyncio.Future[InferenceResponse]:
+        now_ns = time.monotonic_ns()
+        request = ModelInferRequest.FromString(message)
+        timeline = self.timeline = self._endpoint.observation.begin(
+            "grpc",
+            request.model_name,
+            header=self._head.metadata.get,
+            receiving_ns=self._receiving_ns or now_ns,
+            peer=self._link.peer,
+            method="ModelInfer",
+        )
+        if timeline is not None:
+            timeline.request_id = request.id
+            timeline.received(len(message))
+        return self._endpoint.servicer.start_infer(request, timeline, self._head.forwarded)
 
     # ------------------------------------------------------------------------------------------ out
 
@@ -415,6 +488,9 @@ class UnaryCall(Call):
         self._work(len(message), send, compression.compress, message, encoding)
 
     def _answer_with(self, opening: bytes, prefix: bytes, message: bytes) -> None:
+        if self.timeline is not None:
+            self.timeline.sending(0, len(message))
+        self._endpoint.counts["OK"] += 1
         self._end()
         self._link.send_answer(self, opening, prefix, message)
 
@@ -461,7 +537,13 @@ class StreamCall(Call):
         self._is_ending = False
         self._failure: Exception | None = None
         """What the call is to end with, when `_is_ending` and everything is compressed."""
-        self._requests = endpoint.servicer.open_stream(self, endpoint.calls, ends_on_error=head.ends_on_error)
+        self._requests = endpoint.servicer.open_stream(
+            self,
+            endpoint.calls,
+            ends_on_error=head.ends_on_error,
+            forwarded=head.forwarded,
+            origin=StreamOrigin(link.peer, head.metadata.get) if endpoint.observation.is_on else None,
+        )
 
     # ------------------------------------------------------------------------------------------ in
 
@@ -587,9 +669,11 @@ class StreamCall(Call):
         if self._failure is not None:
             self._fail(self._failure)
         else:
+            self._endpoint.counts["OK"] += 1
             self._close_with(OK_TRAILERS if self._is_opened else _PLAIN_OPENING + OK_TRAILERS)
 
     def _end_with(self, status: Status, text: str) -> None:
+        self._endpoint.counts[status.name] += 1
         self._close_with(_status_fields(status, text) if self._is_opened else error_block(status, text))
 
     def _end(self) -> None:
@@ -666,8 +750,12 @@ def _routes(servicer: Servicer) -> dict[bytes, Route]:
 
 def _serve_unary(method: Method, data: bytes) -> bytes | asyncio.Future[bytes]:
     answer = method.serve(method.request.FromString(data))
-    return asyncio.ensure_future(_serialized(answer)) if isinstance(answer, Awaitable) else answer.SerializeToString()
+    if not isinstance(answer, Coroutine):
+        return answer.SerializeToString()
+    serialized = asyncio.ensure_future(_serialized(answer))
+    serialized.add_done_callback(lambda _: answer.close())  # a call that is reset at once ends before it begins
+    return serialized
 
 
-async def _serialized(answer: Awaitable[Message]) -> bytes:
+async def _serialized(answer: Coroutine[Any, Any, Message]) -> bytes:
     return (await answer).SerializeToString()

@@ -21,6 +21,7 @@ from typing import Any
 import hpack
 
 from pytriton_lite.core.errors import BugError
+from pytriton_lite.frontends.addresses import format_address
 from pytriton_lite.frontends.grpc import http2_frames as frames
 from pytriton_lite.frontends.grpc.http2_call import OK_TRAILERS, Call, Endpoint, Head, MalformedRequest
 from pytriton_lite.frontends.grpc.http2_frames import ConnectionFault, Http2Error
@@ -42,7 +43,6 @@ that it got since they are counted. Enough to cancel every call at once, too few
 _NUISANCE_S = 10.0
 
 _WRITE_BYTES = 256 << 10
-_HANDSHAKE_S = 120.0  # as grpcio
 _LINGER_S = 1.0  # how long a peer that has read everything may take to close
 _CLOSE_S = 20.0  # the same for one that has not; what is left is at most about 320 KiB
 _GOAWAY_PING_S = 20.0  # as grpcio
@@ -159,7 +159,7 @@ class Http2Connection(asyncio.Protocol):
         self._read_at = self._loop.time()
         self._on_made(self)
         transport.write(_GREETING)
-        self._set_timer("handshake", _HANDSHAKE_S, self.abort)
+        self._set_timer("handshake", self._options.handshake_timeout_ms / 1000, self.abort)
         self._set_timer("keepalive", self._options.keepalive_time_ms / 1000, self._on_keepalive)
         if self._options.max_connection_age_ms:
             # As grpcio: a tenth more or less, so that connections made together do not end together.
@@ -481,6 +481,13 @@ class Http2Connection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------------------ answers
 
+    @property
+    def peer(self) -> str:
+        address = self._transport.get_extra_info("peername")
+        return (
+            format_address(*address[:2]) if isinstance(address, tuple) else ""
+        )  # a Unix socket's is its own file, or none
+
     def send_answer(self, call: Call, opening: bytes, prefix: bytes, message: bytes) -> None:
         stream_id = call.stream_id
         head = self._header_frame(call, opening)
@@ -594,6 +601,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _finish(self, call: Call) -> None:
         del self._calls[call.stream_id]
+        call.finished()
         if self._state is _DRAINING and not self._calls:
             self._close(None, "")
 
@@ -697,7 +705,10 @@ class Http2Connection(asyncio.Protocol):
         self._linger(self._loop.time() + _CLOSE_S)
 
     def _linger(self, deadline: float) -> None:
-        if not self._transport.get_write_buffer_size():
+        if not self._transport.can_write_eof():  # TLS, which closes as it should by itself
+            self._transport.close()
+            self._set_timer("close", _CLOSE_S, self._transport.abort)
+        elif not self._transport.get_write_buffer_size():
             try:
                 self._transport.write_eof()
             except OSError:  # the peer has gone, and asyncio has not noticed yet

@@ -16,10 +16,11 @@ What holds at any time:
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceResponse, parse_version
@@ -30,11 +31,14 @@ from pytriton_lite.frontends.grpc.codec import (
     encode_stream_message,
     encode_stream_response,
 )
-from pytriton_lite.frontends.grpc.errors import BUG, failure_of
+from pytriton_lite.frontends.grpc.errors import BUG, STATUS, Status, failure_of
+from pytriton_lite.frontends.grpc.forwarding import Forwarded, forward
 from pytriton_lite.frontends.grpc.parameters import wants_empty_final
 from pytriton_lite.proto.grpc_service_pb import ModelInferRequest, ModelInferResponse
 
 if TYPE_CHECKING:
+    from pytriton_lite.core.timeline import Timeline
+    from pytriton_lite.engine.observation import HeaderOf
     from pytriton_lite.engine.response_stream import ResponseStream
     from pytriton_lite.engine.server import Server
 
@@ -47,6 +51,17 @@ times the engine's window."""
 
 METHOD = "ModelStreamInfer"
 _SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
+
+
+CLIENT_GONE = "the client went away"
+"""What a timeline ends with of which nobody heard the answer."""
+
+
+class StreamOrigin(NamedTuple):
+    """Where the requests of a stream come from."""
+
+    peer: str
+    header: HeaderOf
 
 
 class Outlet(Protocol):
@@ -65,7 +80,16 @@ class Outlet(Protocol):
 class InferStream:
     """One RPC. The transport calls `take` for each message, then `finish` or `cancel`."""
 
-    def __init__(self, server: Server, outlet: Outlet, calls: CallsInFlight, *, ends_on_error: bool) -> None:
+    def __init__(
+        self,
+        server: Server,
+        outlet: Outlet,
+        calls: CallsInFlight,
+        *,
+        ends_on_error: bool,
+        forwarded: Forwarded = (),
+        origin: StreamOrigin | None = None,
+    ) -> None:
         """*calls* counts the requests, not the stream: one that waits for its client keeps nobody from stopping.
 
         *ends_on_error* is what the client asks for with ``triton_grpc_error``: an error of the model or the scheduler
@@ -75,6 +99,9 @@ class InferStream:
         self._outlet = outlet
         self._calls = calls
         self._ends_on_error = ends_on_error
+        self._forwarded = forwarded
+        self._observation = server.observation
+        self._origin = origin or StreamOrigin("", _no_header)
         self._open: set[_Request] = set()
         self._ordered: deque[_Request] = deque()
         self._unsent = 0
@@ -101,15 +128,18 @@ class InferStream:
             return
         message = ModelInferRequest.FromString(data)
         request = _Request(self, message)
+        if self._observation.is_on:
+            request.timeline = self._begin_timeline(message, len(data))
         self._open.add(request)
         self._calls.count += 1
         self._ordered.append(request)
         try:
             self._begin(request, message)
         except Exception as error:
-            self.put(
-                request, encode_stream_message(ModelInferResponse(id=message.id), error=_text(error)), is_final=True
-            )
+            known = _inference_error(error)
+            request.note_error(known)
+            answer = encode_stream_message(ModelInferResponse(id=message.id), error=known.message)
+            self.put(request, answer, is_final=True)
 
     def finish(self) -> None:
         """No more requests come; the RPC ends when those inside are answered."""
@@ -127,6 +157,17 @@ class InferStream:
 
     # ------------------------------------------------------------------------------------------ in
 
+    def _begin_timeline(self, message: ModelInferRequest, nbytes: int) -> Timeline | None:
+        peer, header = self._origin
+        now_ns = time.monotonic_ns()
+        timeline = self._observation.begin(
+            "grpc", message.model_name, header=header, receiving_ns=now_ns, peer=peer, method="ModelStreamInfer"
+        )
+        if timeline is not None:
+            timeline.request_id = message.id
+            timeline.received(nbytes)
+        return timeline
+
     def _begin(self, request: _Request, message: ModelInferRequest) -> None:
         server = self._server
         if server.is_exiting():
@@ -136,8 +177,11 @@ class InferStream:
         if served.config.decoupled:
             self._ordered.pop()
             request.is_ordered = False
-        decoded = decode_request(message, version)
+        decoded = decode_request(message, version, server.regions)
+        if self._forwarded:
+            forward(decoded, self._forwarded)
         request.wants_empty_final = not request.is_ordered and wants_empty_final(message.parameters)
+        decoded.timeline = request.timeline
         request.responses = server.infer_stream(served, decoded, request)
 
     # ------------------------------------------------------------------------------------------ out
@@ -159,7 +203,10 @@ class InferStream:
                 return
 
     def _pass_on(self, request: _Request) -> None:
+        timeline = request.timeline
         for message in request.held:
+            if timeline is not None:
+                timeline.sending(timeline.status, len(message))
             self._unsent += 1
             self._unsent_bytes += len(message)
             self._outlet.send(message, partial(self._on_left, request, len(message)))
@@ -167,6 +214,8 @@ class InferStream:
         if request.is_ended:
             self._open.discard(request)
             self._calls.end_one()
+            if timeline is not None:
+                timeline.finish()
             self._end_if_done()
             self._look_for_room()
 
@@ -190,11 +239,12 @@ class InferStream:
 
     def fail_request(self, request: _Request, error: InferenceError, *, is_final: bool) -> None:
         """The engine has *error* in place of a response of *request*."""
+        request.note_error(error)
         if self._ends_on_error:
             self.fail(error)
             return
         response = request.empty_response(is_final=is_final)
-        self.put(request, encode_stream_message(response, error=_text(error)), is_final=is_final)
+        self.put(request, encode_stream_message(response, error=error.message), is_final=is_final)
 
     def fail(self, error: Exception) -> None:
         """End the RPC with *error*; every request is cancelled."""
@@ -230,6 +280,7 @@ class _Request:
         "is_ended",
         "is_ordered",
         "responses",
+        "timeline",
         "wants_empty_final",
     )
 
@@ -245,6 +296,7 @@ class _Request:
         self.wants_empty_final = False
         self.responses: ResponseStream | None = None
         """None until the engine has the request, and for one that it never got."""
+        self.timeline: Timeline | None = None
 
     def on_response(self, response: InferenceResponse | InferenceError | None, *, is_final: bool) -> None:
         stream = self._stream
@@ -274,9 +326,18 @@ class _Request:
         if self.responses is not None and not self.is_ended:
             self.responses.consumed()
 
+    def note_error(self, error: InferenceError) -> None:
+        """The status that it would be, which the client of a stream reads as a text."""
+        if self.timeline is not None:
+            self.timeline.status = STATUS[error.code]
+            self.timeline.error = error.message
+
     def cancel(self) -> None:
         if self.responses is not None:
             self.responses.cancel()
+        if self.timeline is not None:
+            self.timeline.status = self.timeline.status or Status.CANCELLED
+            self.timeline.finish(CLIENT_GONE)
 
 
 def _inference_error(error: Exception) -> InferenceError:
@@ -286,5 +347,5 @@ def _inference_error(error: Exception) -> InferenceError:
     return InferenceError(ErrorCode.INTERNAL, BUG)
 
 
-def _text(error: Exception) -> str:
-    return _inference_error(error).message
+def _no_header(name: bytes) -> bytes | None:
+    return None

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from pytriton_lite.frontends.restriction import RestrictedGroup
+from pytriton_lite.frontends.tls import TlsOptions
+
 CompressionLevel = Literal["none", "low", "medium", "high"]
+
+LARGEST_MESSAGE_BYTES = (1 << 31) - 1
+"""gRPC's own limit."""
+SMALLEST_LIMIT_BYTES = 64 << 10
+"""The least that messages can be limited to: what comes in one frame is not looked at again."""
 
 
 @dataclass(frozen=True)
@@ -13,10 +21,20 @@ class GrpcOptions:
     """The defaults are tritonserver's (gRPC spec, section 1)."""
 
     address: str = "0.0.0.0"
+    """Or ``unix:PATH``."""
     port: int = 8001
     """0 takes a free one."""
     reuse_port: bool = False
     """Let other processes listen at the same port, too."""
+    tls: TlsOptions | None = None
+    restricted: tuple[RestrictedGroup, ...] = ()
+    """Who calls a method of one of these categories must send their key, with Triton's prefix before it."""
+    header_forward_pattern: str = ""
+    """A regular expression; metadata of inference calls whose key it finds become string parameters of the requests."""
+    max_message_bytes: int = LARGEST_MESSAGE_BYTES
+    """Of one message of a client, decompressed; at least SMALLEST_LIMIT_BYTES."""
+    handshake_timeout_ms: int = 120_000
+    """How long a client may take to be greeted: TLS, the preface and the first SETTINGS of HTTP/2. grpcio's default."""
     keepalive_time_ms: int = 7_200_000
     keepalive_timeout_ms: int = 20_000
     keepalive_permit_without_calls: bool = False

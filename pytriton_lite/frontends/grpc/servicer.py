@@ -3,43 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceResponse, parse_version
+from pytriton_lite.frontends.grpc import log_settings, trace_settings
 from pytriton_lite.frontends.grpc.calls import CallsInFlight
 from pytriton_lite.frontends.grpc.codec import decode_request, encode_response
-from pytriton_lite.frontends.grpc.infer_stream import InferStream, Outlet
+from pytriton_lite.frontends.grpc.forwarding import Forwarded, forward
+from pytriton_lite.frontends.grpc.infer_stream import InferStream, Outlet, StreamOrigin
+from pytriton_lite.frontends.grpc.shared_memory import SharedMemoryMethods
 from pytriton_lite.proto import grpc_service_pb as pb
 from pytriton_lite.proto import health_pb
 from pytriton_lite.proto.message import Message
 
 if TYPE_CHECKING:
+    from pytriton_lite.core.timeline import Timeline
     from pytriton_lite.engine.server import Server
-    from pytriton_lite.engine.statistics import BatchStatistics, Duration, ModelStatistics
+    from pytriton_lite.engine.statistics import BatchStatistics, Duration, ModelStatistics, ResponseStatistics
 
 INFERENCE_SERVICE = "inference.GRPCInferenceService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
-
-NOT_YET_SUPPORTED = (
-    "SystemSharedMemoryStatus",
-    "SystemSharedMemoryRegister",
-    "SystemSharedMemoryUnregister",
-    "CudaSharedMemoryStatus",
-    "CudaSharedMemoryRegister",
-    "CudaSharedMemoryUnregister",
-    "TraceSetting",
-    "LogSettings",
-)
-"""Methods of the inference service that are answered with UNIMPLEMENTED and `not_yet_supported`."""
 
 
 class Method(NamedTuple):
     """A unary method: ``serve`` answers at once, or returns what is to be awaited for the answer."""
 
     request: type[Message]
-    serve: Callable[[Any], Message | Awaitable[Message]]
+    serve: Callable[[Any], Message | Coroutine[Any, Any, Message]]
 
 
 class Servicer:
@@ -52,9 +44,12 @@ class Servicer:
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        self.observation = server.observation
+        self.counts = server.request_counts.grpc
 
     def inference_methods(self) -> Mapping[str, Method]:
         """The methods of the inference service by name, except ModelInfer and ModelStreamInfer."""
+        shared_memory = SharedMemoryMethods(self._server.regions)
         return {
             "ServerLive": Method(pb.ServerLiveRequest, self.server_live),
             "ServerReady": Method(pb.ServerReadyRequest, self.server_ready),
@@ -66,12 +61,24 @@ class Servicer:
             "RepositoryIndex": Method(pb.RepositoryIndexRequest, self.repository_index),
             "RepositoryModelLoad": Method(pb.RepositoryModelLoadRequest, self.repository_model_load),
             "RepositoryModelUnload": Method(pb.RepositoryModelUnloadRequest, self.repository_model_unload),
+            "SystemSharedMemoryStatus": Method(pb.SystemSharedMemoryStatusRequest, shared_memory.system_status),
+            "SystemSharedMemoryRegister": Method(pb.SystemSharedMemoryRegisterRequest, shared_memory.system_register),
+            "SystemSharedMemoryUnregister": Method(
+                pb.SystemSharedMemoryUnregisterRequest, shared_memory.system_unregister
+            ),
+            "CudaSharedMemoryStatus": Method(pb.CudaSharedMemoryStatusRequest, shared_memory.cuda_status),
+            "CudaSharedMemoryRegister": Method(pb.CudaSharedMemoryRegisterRequest, shared_memory.cuda_register),
+            "CudaSharedMemoryUnregister": Method(pb.CudaSharedMemoryUnregisterRequest, shared_memory.cuda_unregister),
+            "TraceSetting": Method(pb.TraceSettingRequest, self.trace_setting),
+            "LogSettings": Method(pb.LogSettingsRequest, self.log_settings),
         }
 
     def health_methods(self) -> Mapping[str, Method]:
         return {"Check": Method(health_pb.HealthCheckRequest, self.health_check)}
 
-    def start_infer(self, message: pb.ModelInferRequest) -> asyncio.Future[InferenceResponse]:
+    def start_infer(
+        self, message: pb.ModelInferRequest, timeline: Timeline | None = None, forwarded: Forwarded = ()
+    ) -> asyncio.Future[InferenceResponse]:
         """Begin one request. `encode_response` makes the answer; cancelling the future cancels the request."""
         server = self._server
         version = parse_version(message.model_version)
@@ -80,15 +87,30 @@ class Servicer:
             raise InferenceError(
                 ErrorCode.UNSUPPORTED, "ModelInfer RPC doesn't support models with decoupled transaction policy"
             )
-        return server.infer(served, decode_request(message, version))
+        request = decode_request(message, version, server.regions)
+        if forwarded:
+            forward(request, forwarded)
+        if timeline is not None:
+            request.timeline = timeline
+        return server.infer(served, request)
 
-    def open_stream(self, outlet: Outlet, calls: CallsInFlight, *, ends_on_error: bool) -> InferStream:
-        """Begin a ModelStreamInfer that answers through *outlet*."""
-        return InferStream(self._server, outlet, calls, ends_on_error=ends_on_error)
+    def open_stream(
+        self,
+        outlet: Outlet,
+        calls: CallsInFlight,
+        *,
+        ends_on_error: bool,
+        forwarded: Forwarded = (),
+        origin: StreamOrigin | None = None,
+    ) -> InferStream:
+        """Begin a ModelStreamInfer that answers through *outlet*. *origin* is told to those who watch requests."""
+        return InferStream(self._server, outlet, calls, ends_on_error=ends_on_error, forwarded=forwarded, origin=origin)
 
-    async def model_infer(self, message: pb.ModelInferRequest) -> bytes:
+    async def model_infer(
+        self, message: pb.ModelInferRequest, timeline: Timeline | None = None, forwarded: Forwarded = ()
+    ) -> bytes:
         """Serve one request; returns the serialized ModelInferResponse."""
-        return encode_response(await self.start_infer(message))
+        return encode_response(await self.start_infer(message, timeline, forwarded))
 
     def server_live(self, message: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
         self._refuse_while_exiting("Server exiting")
@@ -175,14 +197,19 @@ class Servicer:
         await self._server.unload_model(message.model_name, unloads_dependents)
         return pb.RepositoryModelUnloadResponse()
 
+    def trace_setting(self, message: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
+        tracer = self._server.tracer
+        tracer.update(trace_settings.changes(message), message.model_name)
+        return trace_settings.answer(tracer.show(message.model_name))
+
+    def log_settings(self, message: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
+        self._server.update_log_settings(log_settings.changed(self._server.log_settings(), message))
+        return log_settings.answer(self._server.log_settings())
+
     def _refuse_while_exiting(self, text: str = "Server not ready") -> None:
         """Repository spec, section 7: two texts, for the health of the server and for everything about its models."""
         if self._server.is_exiting():
             raise InferenceError(ErrorCode.UNAVAILABLE, text)
-
-
-def not_yet_supported(method: str) -> InferenceError:
-    return InferenceError(ErrorCode.UNSUPPORTED, f"{method} is not yet supported")
 
 
 def _refuse_repository_name(name: str) -> None:
@@ -224,6 +251,8 @@ def _fill_statistics(place: pb.ModelStatistics, statistics: ModelStatistics) -> 
     )
     for batch_size in sorted(statistics.batches):
         place.batch_stats.append(_batch(statistics.batches[batch_size]))
+    for index, row in statistics.responses.items():
+        place.response_stats[str(index)].CopyFrom(_response(row))
 
 
 def _batch(row: BatchStatistics) -> pb.InferBatchStatistics:
@@ -232,6 +261,17 @@ def _batch(row: BatchStatistics) -> pb.InferBatchStatistics:
         compute_input=_duration(row.compute_input),
         compute_infer=_duration(row.compute_infer),
         compute_output=_duration(row.compute_output),
+    )
+
+
+def _response(row: ResponseStatistics) -> pb.InferResponseStatistics:
+    return pb.InferResponseStatistics(
+        compute_infer=_duration(row.compute_infer),
+        compute_output=_duration(row.compute_output),
+        success=_duration(row.success),
+        fail=_duration(row.fail),
+        empty_response=_duration(row.empty_response),
+        cancel=_duration(row.cancel),
     )
 
 

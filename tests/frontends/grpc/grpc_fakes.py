@@ -14,8 +14,10 @@ from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.states import VersionState
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine import views
+from pytriton_lite.engine.observation import Observation
+from pytriton_lite.engine.regions import Regions
 from pytriton_lite.engine.response_stream import ResponseReceiver, ResponseStream
-from pytriton_lite.engine.statistics import FailureReason, ModelStatistics
+from pytriton_lite.engine.statistics import FailureReason, ModelStatistics, RequestCounts
 from pytriton_lite.proto import model_config_pb
 
 T = TypeVar("T")
@@ -113,9 +115,12 @@ class FakeServer:
     """Whether models are loaded and unloaded on request."""
     changes: list[tuple[object, ...]] = field(default_factory=list)
     """The loads and unloads that were asked for."""
+    regions: Regions = field(default_factory=lambda: Regions(is_allowed=True))
+    observation: Observation = field(default_factory=Observation)
     server_name: str = "triton"
     error: Exception | None = None
     """Raised by `find` when set."""
+    request_counts: RequestCounts = field(default_factory=RequestCounts)
     parameters: dict[str, bool | int | float | str] = field(default_factory=dict)
     """Of every response."""
     seen: list[InferenceRequest] = field(default_factory=list)

@@ -390,9 +390,8 @@ class TestOutputParameters:
     def test_binary_data_is_ignored(self) -> None:
         assert with_output(binary_data=InferParameter(bool_param=False)).requested_outputs == ["OUTPUT0"]
 
-    def test_classification_is_not_yet_supported(self) -> None:
-        with refused(ErrorCode.UNSUPPORTED, "classification of output 'OUTPUT0' is not yet supported"):
-            with_output(classification=InferParameter(int64_param=2))
+    def test_classification_is_asked_of_an_output(self) -> None:
+        assert with_output(classification=InferParameter(int64_param=2)).classes == {"OUTPUT0": 2}
 
     @pytest.mark.parametrize("count", [0, -1])
     def test_classification_count_is_positive(self, count: int) -> None:

@@ -62,7 +62,7 @@ def listener(loop: LoopThread, engine: FakeServer, caplog: pytest.LogCaptureFixt
     listener = loop.run(start_http2(engine, GrpcOptions(address="127.0.0.1", port=0)))
     yield listener
     assert loop.run(listener.stop(10)), "a request was left in flight"
-    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
+    assert [record.message for record in caplog.get_records("call") if record.levelno >= logging.WARNING] == []
 
 
 @pytest.fixture

@@ -344,7 +344,7 @@ class TestEnds:
     def quiet(self, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
         """What a client does with its own stream is nothing to write of."""
         yield
-        assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
+        assert [record.message for record in caplog.get_records("call") if record.levelno >= logging.WARNING] == []
 
     def test_half_close_waits_for_the_answers(self, engine: Any, talk: Any, deliver: Any) -> None:
         stream = talk(request("decoupled"))

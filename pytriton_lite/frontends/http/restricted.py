@@ -1,0 +1,63 @@
+"""Restricted APIs (HTTP spec, sections 2 and 16): routes sorted into categories, and the check in front of all of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from pytriton_lite.frontends.http.infer import refusing_app
+from pytriton_lite.frontends.listener import AsgiApp, Receive, Scope, Send
+from pytriton_lite.frontends.restriction import Restriction
+
+_MODEL = r"/v2/models/[^/]+(?:/versions/[0-9]+)?"
+_ROUTES = (
+    ("health", rf"/v2/health/(?:live|ready)|{_MODEL}/ready"),
+    ("statistics", rf"/v2/models/stats|{_MODEL}/stats"),
+    ("model-config", rf"{_MODEL}/config"),
+    ("inference", rf"{_MODEL}/(?:infer|generate|generate_stream)"),
+    ("trace", rf"/v2/trace/setting|{_MODEL}/trace/setting"),
+    ("logging", r"/v2/logging"),
+    ("model-repository", r"/v2/repository/(?:[^/]+/)?(?:index|models/[^/]+/(?:load|unload))"),
+    ("shared-memory", r"/v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?/(?:status|register|unregister)"),
+    # Ours are the list of models and the document of all routes.
+    ("metadata", rf"/v2|/v2/models|{_MODEL}|/docs|/openapi\.json"),
+)
+"""In the order of the route table: the first pattern that is the whole path wins."""
+
+_CATEGORY_OF = re.compile("|".join(f"(?P<c{number}>{pattern})" for number, (_, pattern) in enumerate(_ROUTES)))
+
+
+def category_of(path: str) -> str | None:
+    """The category of a decoded path; None for one that is no route."""
+    found = _CATEGORY_OF.fullmatch(path)
+    return None if found is None or found.lastgroup is None else _ROUTES[int(found.lastgroup[1:])][0]
+
+
+def restricted_app(
+    app: AsgiApp, restrictions: Mapping[str, Restriction], told: Callable[[AsgiApp], AsgiApp]
+) -> AsgiApp:
+    """*app* behind *restrictions* by category. A refusal comes before anything else, an unknown method for instance.
+
+    *told* makes whoever logs requests hear of those that are refused.
+    """
+    guards = {
+        category: (one, told(refusing_app(403, f"This API is restricted, expecting header '{one.header}'")))
+        for category, one in restrictions.items()
+    }
+
+    async def check(scope: Scope, receive: Receive, send: Send) -> None:
+        category = category_of(scope["path"]) if scope["type"] == "http" else None
+        restriction, refuse = guards.get(category or "", (None, app))
+        is_permitted = restriction is None or restriction.permits(_header(scope, restriction.name))
+        await (app if is_permitted else refuse)(scope, receive, send)
+
+    return check
+
+
+def _header(scope: Scope, name: bytes) -> bytes | None:
+    """The first value of a header, as Triton takes it."""
+    for other, value in scope["headers"]:
+        if other == name:
+            found: bytes = value
+            return found
+    return None

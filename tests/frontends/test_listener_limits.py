@@ -1,0 +1,463 @@
+"""What a connection may take of the listener before a request is there: bytes, headers, time. Over either loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytriton_lite.frontends.addresses import ListenError
+from pytriton_lite.frontends.listener import (
+    ConnectionLimits,
+    Listener,
+    NameKeepingProtocol,
+    Receive,
+    Scope,
+    Send,
+    start_listener,
+)
+from pytriton_lite.frontends.tls import server_context
+from tests.certificates import Certificates
+
+START = b"GET / HTTP/1.1\r\n"
+PATIENT = ConnectionLimits()
+SHORT = ConnectionLimits(head_timeout_s=0.05)
+LIMIT = 2000
+SMALL = ConnectionLimits(head_bytes=LIMIT)
+
+
+class App:
+    """Answers with the length of the body; where `held` is set, when `let_go` is."""
+
+    def __init__(self) -> None:
+        self.held = False
+        self.entered = asyncio.Event()
+        self.let_go = asyncio.Event()
+        self.scopes: list[Scope] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scopes.append(scope)
+        length, more = 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            length += len(message["body"])
+            more = message.get("more_body", False)
+        self.entered.set()
+        if self.held:
+            await self.let_go.wait()
+        body = b"%d" % length
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+        await send({"type": "http.response.body", "body": body})
+
+
+class Peer:
+    def __init__(
+        self, app: App, listener: Listener, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.app = app
+        self.listener = listener
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, *data: bytes) -> None:
+        """Each piece arrives by itself: the listener's loop is ours, and has its turn."""
+        for piece in data:
+            self.writer.write(piece)
+            await self.writer.drain()
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+    async def answer(self) -> tuple[int, bytes]:
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        headers = dict(line.lower().split(": ", 1) for line in head.decode().split("\r\n")[1:] if line)
+        return int(head.split()[1]), await self.reader.readexactly(int(headers["content-length"]))
+
+    async def refusal(self) -> tuple[int, str]:
+        """An answer that is an error, behind which the connection ends."""
+        status, body = await self.answer()
+        assert await self.reader.read() == b""
+        text: str = json.loads(body)["error"]
+        return status, text
+
+    async def outlast_a_silent_one(self) -> None:
+        """Wait until a connection is closed on which nothing comes, and which is younger than ours."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.listener.port)
+        assert await reader.read() == b""
+        writer.close()
+
+    async def until_closed(self) -> bytes:
+        try:
+            return await self.reader.read()
+        except ConnectionResetError:
+            return b""
+
+
+Scenario = Callable[[Peer], Awaitable[None]]
+WithPeer = Callable[..., None]
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def with_peer(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[WithPeer]:
+    """Runs a scenario. Nothing of what a peer does is worth a line in the log."""
+    loop = asyncio.new_event_loop() if request.param == "asyncio" else pytest.importorskip("uvloop").new_event_loop()
+
+    def run(scenario: Scenario, limits: ConnectionLimits = PATIENT, **more: Any) -> None:
+        loop.run_until_complete(asyncio.wait_for(_run(scenario, limits, more), 20))
+
+    yield run
+    loop.close()
+    assert caplog.text == ""
+
+
+async def _run(scenario: Scenario, limits: ConnectionLimits, more: dict[str, Any]) -> None:
+    app = App()
+    listener = await start_listener(
+        app, host="127.0.0.1", port=0, reuse_port=False, name="HTTPService", limits=limits, **more
+    )
+    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+    try:
+        await scenario(Peer(app, listener, reader, writer))
+    finally:
+        writer.close()
+        assert await listener.close_gracefully(5)
+
+
+def headers(size: int) -> bytes:
+    """One header, of *size* bytes with its line's end."""
+    return b"X: %s\r\n" % (b"x" * (size - 5))
+
+
+# ---------------------------------------------------------------------------------------------------- bytes
+
+
+def test_a_head_of_the_limit_is_taken_and_one_above_is_not(with_peer: WithPeer) -> None:
+    """The bytes of a head are its target and its headers; what is between them hardly counts."""
+
+    async def scenario(peer: Peer) -> None:
+        await peer.send(START + headers(LIMIT - len(b"/")) + b"\r\n")
+        assert await peer.answer() == (200, b"0")
+        await peer.send(START + headers(LIMIT + 1 - len(b"/")) + b"\r\n")
+        assert await peer.refusal() == (
+            431,
+            "the headers are too long; request line and headers may have 2000 bytes together",
+        )
+
+    with_peer(scenario, SMALL)
+
+
+def test_a_header_that_never_ends_is_refused_while_it_comes(with_peer: WithPeer) -> None:
+    async def scenario(peer: Peer) -> None:
+        await peer.send(START + b"X: ", *[b"x" * 500] * 5)
+        assert (await peer.refusal())[0] == 431
+
+    with_peer(scenario, SMALL)
+
+
+def test_a_target_that_is_too_long_is_told_apart(with_peer: WithPeer) -> None:
+    async def scenario(peer: Peer) -> None:
+        await peer.send(b"GET /" + b"x" * 700, b"x" * 700, b"x" * 700, b"x" * 700)
+        assert await peer.refusal() == (
+            414,
+            "the request line is too long; request line and headers may have 2000 bytes together",
+        )
+
+    with_peer(scenario, SMALL)
+
+
+def test_a_body_counts_for_nothing_nor_do_requests_before(with_peer: WithPeer) -> None:
+    """Pieces of a long body, the last of which holds the beginning of the next head."""
+    body = b"x" * 3000
+
+    async def scenario(peer: Peer) -> None:
+        head = b"POST / HTTP/1.1\r\nContent-Length: 3000\r\n\r\n"
+        for _ in range(3):
+            await peer.send(head[:10], head[10:] + body[:1500], body[1500:] + head[:10])
+            assert await peer.answer() == (200, b"3000")
+            await peer.send(head[10:] + body)
+            assert await peer.answer() == (200, b"3000")
+
+    with_peer(scenario, SMALL)
+
+
+@pytest.mark.parametrize("count", [256, 257])
+def test_headers_are_counted(with_peer: WithPeer, count: int) -> None:
+    async def scenario(peer: Peer) -> None:
+        await peer.send(START + b"a: b\r\n" * count + b"\r\n")
+        if count == 256:
+            assert await peer.answer() == (200, b"0")
+        else:
+            assert await peer.refusal() == (431, "a request may have 256 headers")
+
+    with_peer(scenario)
+
+
+@pytest.mark.parametrize("protocol", [None, NameKeepingProtocol])
+def test_trailers_are_no_headers(with_peer: WithPeer, protocol: Any) -> None:
+    """A proxy that strips a header of its own from what clients send may leave it in trailers."""
+    chunked = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX-Admin: yes\r\n\r\n"
+
+    async def scenario(peer: Peer) -> None:
+        await peer.send(chunked)
+        assert await peer.answer() == (200, b"3")
+        scope = peer.app.scopes[0]
+        assert scope["headers"] == [(b"transfer-encoding", b"chunked")]
+        if protocol is not None:
+            assert scope["extensions"] == {"pytriton_lite.header_names": {"names": [b"Transfer-Encoding"]}}
+
+    with_peer(scenario, **({} if protocol is None else {"protocol": protocol}))
+
+
+def test_trailers_that_never_end_cut_off_the_connection(with_peer: WithPeer) -> None:
+    async def scenario(peer: Peer) -> None:
+        await peer.send(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX: ")
+        await peer.send(*[b"x" * 500] * 5)
+        assert await peer.until_closed() == b""
+
+    with_peer(scenario, SMALL)
+
+
+def test_a_long_chunk_is_no_trailer(with_peer: WithPeer) -> None:
+    async def scenario(peer: Peer) -> None:
+        await peer.send(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"2000\r\n", *[b"x" * 0x800] * 4)
+        await peer.send(b"\r\n0\r\n", b"\r\n")
+        assert await peer.answer() == (200, b"8192")
+
+    with_peer(scenario, SMALL)
+
+
+def test_a_refusal_does_not_come_in_place_of_an_answer(with_peer: WithPeer) -> None:
+    async def scenario(peer: Peer) -> None:
+        peer.app.held = True
+        await peer.send(START + b"\r\n")
+        await peer.app.entered.wait()
+        await peer.send(START + b"X: ", *[b"x" * 500] * 5)
+        assert await peer.until_closed() == b""
+        peer.app.let_go.set()
+
+    with_peer(scenario, SMALL)
+
+
+def test_a_refusal_is_read_by_a_client_that_goes_on_sending(with_peer: WithPeer) -> None:
+    """To close upon unread bytes would reset the connection, and take the answer with it."""
+
+    async def scenario(peer: Peer) -> None:
+        await peer.send(START + b"X: ", *[b"x" * 500] * 40)
+        assert (await peer.refusal())[0] == 431
+
+    with_peer(scenario, SMALL)
+
+
+# ---------------------------------------------------------------------------------------------------- time
+
+
+def test_a_connection_on_which_nothing_comes_is_closed_without_a_word(with_peer: WithPeer) -> None:
+    async def scenario(peer: Peer) -> None:
+        assert await peer.reader.read() == b""
+
+    with_peer(scenario, SHORT)
+
+
+@pytest.mark.parametrize("before", [0, 1], ids=["first request", "second request"])
+def test_a_head_that_trickles_in_is_refused(with_peer: WithPeer, before: int) -> None:
+    """Each byte in time, and the whole not."""
+
+    async def scenario(peer: Peer) -> None:
+        for _ in range(before):
+            await peer.send(START + b"\r\n")
+            assert await peer.answer() == (200, b"0")
+
+        async def trickle() -> None:
+            await peer.send(START + b"X: ")
+            while True:
+                await peer.send(b"x")
+
+        trickling = asyncio.create_task(trickle())
+        assert await peer.answer() == (408, b'{"error":"the request took longer than 0.05 s to come"}')
+        trickling.cancel()
+        await asyncio.wait({trickling})
+        assert await peer.until_closed() == b""
+
+    with_peer(scenario, SHORT)
+
+
+def test_a_head_that_waits_for_us_is_given_its_time(with_peer: WithPeer) -> None:
+    """The answer before it takes longer than a head may."""
+
+    async def scenario(peer: Peer) -> None:
+        peer.app.held = True
+        await peer.send(START + b"\r\n" + START)
+        await peer.app.entered.wait()
+        await peer.outlast_a_silent_one()
+        peer.app.let_go.set()
+        assert await peer.answer() == (200, b"0")
+        await peer.send(b"\r\n")
+        assert await peer.answer() == (200, b"0")
+
+    with_peer(scenario, SHORT)
+
+
+def test_a_body_may_take_its_time(with_peer: WithPeer) -> None:
+    async def scenario(peer: Peer) -> None:
+        await peer.send(b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\na")
+        await peer.outlast_a_silent_one()
+        await peer.send(b"b")
+        assert await peer.answer() == (200, b"2")
+
+    with_peer(scenario, SHORT)
+
+
+def test_a_connection_that_is_idle_behind_an_answer_is_closed(with_peer: WithPeer) -> None:
+    async def scenario(peer: Peer) -> None:
+        await peer.send(START + b"\r\n")
+        assert await peer.answer() == (200, b"0")
+        assert await peer.reader.read() == b""
+
+    with_peer(scenario, ConnectionLimits(idle_timeout_s=0.05))
+
+
+# ---------------------------------------------------------------------------------------------------- TLS, Unix sockets
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+class OverTls(Peer):
+    """The same over TLS, on a connection of its own."""
+
+    @classmethod
+    async def connect(cls, peer: Peer, certificates: Certificates, **who: Path) -> OverTls:
+        context = certificates.client_context(**who)
+        streams = await asyncio.open_connection("127.0.0.1", peer.listener.port, ssl=context)
+        return cls(peer.app, peer.listener, *streams)
+
+    async def close(self) -> None:
+        self.writer.close()
+        try:
+            await self.writer.wait_closed()
+        except (ConnectionError, OSError):  # whoever was refused may be told by a reset
+            return
+
+
+def test_tls_answers_keeps_alive_and_refuses(with_peer: WithPeer, certificates: Certificates) -> None:
+    async def scenario(peer: Peer) -> None:
+        secure = await OverTls.connect(peer, certificates)
+        for _ in range(2):
+            await secure.send(START + b"\r\n")
+            assert await secure.answer() == (200, b"0")
+        assert peer.app.scopes[0]["scheme"] == "https"
+        await secure.send(START + headers(LIMIT + 1) + b"\r\n")
+        assert (await secure.refusal())[0] == 431
+        await secure.close()
+
+    with_peer(scenario, SMALL, tls=server_context(certificates.options(), "http/1.1"))
+
+
+def test_tls_ends_idle_connections_when_the_listener_closes(with_peer: WithPeer, certificates: Certificates) -> None:
+    async def scenario(peer: Peer) -> None:
+        secure = await OverTls.connect(peer, certificates)
+        await secure.send(START + b"\r\n")
+        assert await secure.answer() == (200, b"0")
+        closing = asyncio.create_task(peer.listener.close_gracefully(5))
+        assert await secure.until_closed() == b""
+        await secure.close()
+        peer.writer.close()
+        assert await closing
+
+    with_peer(scenario, tls=server_context(certificates.options(), "http/1.1"))
+
+
+def test_a_client_that_ends_its_side_of_tls_cancels_what_it_asked(
+    with_peer: WithPeer, certificates: Certificates
+) -> None:
+    """Over plain text it would be answered; asyncio's TLS cannot send behind the peer's end."""
+
+    async def scenario(peer: Peer) -> None:
+        peer.app.held = True
+        secure = await OverTls.connect(peer, certificates)
+        await secure.send(START + b"\r\n")
+        await peer.app.entered.wait()
+        await secure.close()
+        peer.app.let_go.set()
+
+    with_peer(scenario, tls=server_context(certificates.options(), "http/1.1"))
+
+
+def test_a_handshake_that_never_comes_is_cut_off(with_peer: WithPeer, certificates: Certificates) -> None:
+    async def scenario(peer: Peer) -> None:
+        assert await peer.until_closed() == b""
+
+    with_peer(scenario, SHORT, tls=server_context(certificates.options(), "http/1.1"))
+
+
+def test_a_plain_request_on_a_port_of_tls_is_not_answered(with_peer: WithPeer, certificates: Certificates) -> None:
+    async def scenario(peer: Peer) -> None:
+        await peer.send(START + b"\r\n")
+        assert not (await peer.until_closed()).startswith(b"HTTP")
+        assert peer.app.scopes == []
+
+    with_peer(scenario, tls=server_context(certificates.options(), "http/1.1"))
+
+
+def test_clients_without_the_right_certificate_are_turned_away(with_peer: WithPeer, certificates: Certificates) -> None:
+    async def scenario(peer: Peer) -> None:
+        for who in ({}, {"certificate": certificates.stranger, "key": certificates.stranger_key}):
+            try:  # TLS 1.3 tells the client only behind its first bytes
+                secure = await OverTls.connect(peer, certificates, **who)
+                await secure.send(START + b"\r\n")
+                assert await secure.reader.read() == b""
+            except (ConnectionError, OSError):
+                continue
+        assert peer.app.scopes == []
+        right = await OverTls.connect(peer, certificates, certificate=certificates.client, key=certificates.client_key)
+        await right.send(START + b"\r\n")
+        assert await right.answer() == (200, b"0")
+        await right.close()
+
+    with_peer(scenario, tls=server_context(certificates.options(mutual=True), "http/1.1"))
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+def test_a_unix_socket_is_served_and_its_file_removed(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = asyncio.new_event_loop() if kind == "asyncio" else pytest.importorskip("uvloop").new_event_loop()
+    address = f"unix:{tmp_path / 'h.sock'}"
+
+    async def scenario() -> None:
+        app = App()
+        with caplog.at_level("INFO", logger="pytriton_lite.frontends.listener"):
+            listener = await start_listener(app, host=address, port=8000, reuse_port=False, name="HTTPService")
+        assert f"Started HTTPService at {address}" in caplog.text
+        assert (listener.host, listener.port) == (address, 0)
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "h.sock")
+        peer = Peer(app, listener, reader, writer)
+        await peer.send(START + b"\r\n")
+        assert await peer.answer() == (200, b"0")
+        writer.write_eof()
+        assert await reader.read() == b""
+        with pytest.raises(ListenError, match="already in use"):
+            await start_listener(app, host=address, port=8000, reuse_port=False, name="HTTPService")
+        assert await listener.close_gracefully(5)
+        assert not (tmp_path / "h.sock").exists()
+        writer.close()
+
+    loop.run_until_complete(asyncio.wait_for(scenario(), 20))
+    loop.close()
+
+
+def test_ports_are_not_shared_unless_asked(with_peer: WithPeer) -> None:
+    async def scenario(peer: Peer) -> None:
+        with pytest.raises(ListenError):
+            await start_listener(
+                peer.app, host="127.0.0.1", port=peer.listener.port, reuse_port=True, name="HTTPService"
+            )
+
+    with_peer(scenario)
