@@ -1,15 +1,13 @@
-"""Every route but infer: health, metadata, configuration, statistics, repository (HTTP spec, sections 2 to 6 and 13).
+"""Every route but those of inference: health, metadata, configuration, statistics, repository and more.
 
-FastAPI routes them and documents them at ``/docs``. Handlers stay on the loop (``async def``): the engine's state is
-plain and belongs to it. Nothing here is ever compressed, because the asyncio client of Triton undoes compression only for
-infer.
+HTTP spec, sections 2 to 6 and 12 to 14. FastAPI routes them and documents them at ``/docs``. Handlers stay on the loop
+(``async def``): the engine's state is plain and belongs to it. Nothing here is ever compressed, because the asyncio client of
+Triton undoes compression only for infer.
 """
 
 from __future__ import annotations
 
-import binascii
 import logging
-import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -17,40 +15,44 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 import pytriton_lite
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.engine.statistics import Duration, ModelStatistics
+from pytriton_lite.engine.statistics import Duration, ModelStatistics, ResponseStatistics
 from pytriton_lite.engine.views import IndexEntry, ModelMetadata, TensorMetadata
 from pytriton_lite.frontends.http import json_dialect, openapi
+from pytriton_lite.frontends.http.bodies import decode_base64, read_body
 from pytriton_lite.frontends.http.errors import BUG, METHOD_NOT_ALLOWED, NOT_FOUND, STATUS, error_body
+from pytriton_lite.frontends.http.log_routes import add_logging
 from pytriton_lite.frontends.http.options import HttpOptions
 from pytriton_lite.frontends.http.routes import is_version, parse_version
+from pytriton_lite.frontends.http.shared_memory import add_shared_memory
+from pytriton_lite.frontends.http.trace_routes import add_tracing
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import Server
 
 _FILE = "file:"
-_NOT_BASE64 = re.compile(r"[^A-Za-z0-9+/]")
 _NO_REPOSITORY_NAME = "'repository_name' specification is not supported"
 
 logger = logging.getLogger(__name__)
 
 
 class _Api(FastAPI):
-    """FastAPI, with the infer routes, which it does not serve, in its document."""
+    """FastAPI, with the routes of inference, which it does not serve, in its document."""
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
             document = get_openapi(
                 title=self.title, version=self.version, description=self.description, routes=self.routes
             )
-            self.openapi_schema = openapi.with_infer(document)
+            self.openapi_schema = openapi.with_inference(document)
         return self.openapi_schema
 
 
 def admin_app(server: Server, options: HttpOptions) -> FastAPI:
-    """The FastAPI application of all routes but infer."""
+    """The FastAPI application of all routes but those of inference."""
     app = _Api(
         title="pytriton-lite",
         version=pytriton_lite.__version__,
@@ -63,6 +65,9 @@ def admin_app(server: Server, options: HttpOptions) -> FastAPI:
     _add_health(app, server)
     _add_metadata(app, server)
     _add_repository(app, server, options)
+    add_shared_memory(app, server, options)
+    add_logging(app, server, options)
+    add_tracing(app, server, options)
     return app
 
 
@@ -75,6 +80,10 @@ def _answer_errors(app: FastAPI) -> None:
     async def not_routed(request: Request, error: HTTPException) -> Response:
         text = {404: NOT_FOUND, 405: METHOD_NOT_ALLOWED}.get(error.status_code, error.detail)
         return _error(error.status_code, text)
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=400)  # which nobody reads
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
@@ -110,13 +119,15 @@ def _add_health(app: FastAPI, server: Server) -> None:
 
 
 def _add_metadata(app: FastAPI, server: Server) -> None:
-    @app.get("/v2", tags=["metadata"], summary="Server metadata", responses=openapi.JSON)
+    @app.get("/v2", tags=["metadata"], summary="Server metadata", responses=openapi.SERVER_METADATA)
     async def metadata() -> Response:
         found = server.metadata()
         return _json({"name": found.name, "version": found.version, "extensions": found.extensions})
 
     # Before the models' own routes: to Triton, too, a model called "stats" has no metadata route.
-    @app.get("/v2/models/stats", tags=["statistics"], summary="Statistics of all models", responses=openapi.JSON)
+    @app.get(
+        "/v2/models/stats", tags=["statistics"], summary="Statistics of all models", responses=openapi.ALL_STATISTICS
+    )
     async def all_statistics() -> Response:
         return _statistics(server.statistics())
 
@@ -129,9 +140,9 @@ def _add_metadata(app: FastAPI, server: Server) -> None:
     def model_metadata(model: str, version: int | None) -> Response:
         return _json(_model_metadata(server.model_metadata(model, version)))
 
-    _add_for_models(app, "/stats", statistics, tag="statistics", what="Statistics", responses=openapi.JSON)
-    _add_for_models(app, "/config", config, tag="metadata", what="Configuration", responses=openapi.JSON)
-    _add_for_models(app, "", model_metadata, tag="metadata", what="Metadata", responses=openapi.JSON)
+    _add_for_models(app, "/stats", statistics, tag="statistics", what="Statistics", responses=openapi.STATISTICS)
+    _add_for_models(app, "/config", config, tag="metadata", what="Configuration", responses=openapi.CONFIG)
+    _add_for_models(app, "", model_metadata, tag="metadata", what="Metadata", responses=openapi.METADATA)
 
 
 def _add_for_models(
@@ -167,12 +178,18 @@ async def _answered(answer: Response | Awaitable[Response]) -> Response:
 
 def _add_repository(app: FastAPI, server: Server, options: HttpOptions) -> None:
     # Triton takes a repository name here, and ignores it.
-    @app.post("/v2/repository/{repository}/index", include_in_schema=False)
+    @app.post(
+        "/v2/repository/{repository}/index",
+        tags=["repository"],
+        summary="The same, whatever name is given",
+        responses=openapi.INDEX,
+        openapi_extra=openapi.INDEX_BODY,
+    )
     @app.post(
         "/v2/repository/index",
         tags=["repository"],
         summary="Models of the repository",
-        responses=openapi.JSON,
+        responses=openapi.INDEX,
         openapi_extra=openapi.INDEX_BODY,
     )
     async def index(request: Request) -> Response:
@@ -199,32 +216,31 @@ def _add_repository(app: FastAPI, server: Server, options: HttpOptions) -> None:
         openapi_extra=openapi.UNLOAD_BODY,
     )
     async def unload(request: Request, model: str) -> Response:
-        body = await _read_body(request, options.max_input_size)
+        body = await read_body(request, options.max_input_size)
         await server.unload_model(model, _unloads_dependents(body))
         return Response(media_type="application/json")
 
-    @app.post("/v2/repository/{repository}/models/{model}/unload", include_in_schema=False)
-    @app.post("/v2/repository/{repository}/models/{model}/load", include_in_schema=False)
+    @app.post(
+        "/v2/repository/{repository}/models/{model}/unload",
+        tags=["repository"],
+        summary="Refused: the repository cannot be named",
+        responses=openapi.NO_REPOSITORY,
+        status_code=501,
+    )
+    @app.post(
+        "/v2/repository/{repository}/models/{model}/load",
+        tags=["repository"],
+        summary="Refused: the repository cannot be named",
+        responses=openapi.NO_REPOSITORY,
+        status_code=501,
+    )
     async def change_in_repository(repository: str, model: str) -> Response:
         raise InferenceError(ErrorCode.UNSUPPORTED, _NO_REPOSITORY_NAME)
 
 
-async def _read_body(request: Request, max_size: int) -> bytes:
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > max_size:
-            raise InferenceError(
-                ErrorCode.INVALID_ARG,
-                f"request JSON size of {len(body)} bytes exceeds the maximum allowed input size of {max_size} bytes. "
-                "Use --http-max-input-size to increase the limit.",
-            )
-    return bytes(body)
-
-
 async def _read_ready(request: Request, max_size: int) -> bool:
     """The option of the index request. An empty body has none, nor has one that is no object."""
-    body = await _read_body(request, max_size)
+    body = await read_body(request, max_size)
     options = json_dialect.loads(body) if body else {}
     ready = options.get("ready", False) if type(options) is dict else False
     if type(ready) is not bool:
@@ -234,7 +250,7 @@ async def _read_ready(request: Request, max_size: int) -> bool:
 
 async def _read_parameters(request: Request, max_size: int) -> dict[str, object]:
     """The parameters of a load request. An empty body has none, nor has one that is no object."""
-    body = await _read_body(request, max_size)
+    body = await read_body(request, max_size)
     document = json_dialect.loads(body) if body else {}
     parameters = document.get("parameters", {}) if type(document) is dict else {}
     if type(parameters) is not dict:
@@ -252,18 +268,10 @@ def _load_parameters(parameters: dict[str, object]) -> tuple[str | None, dict[st
         if key == "config":
             config = value
         elif key.startswith(_FILE):
-            files[key.removeprefix(_FILE)] = _decode_base64(value)
+            files[key.removeprefix(_FILE)] = decode_base64(value)
         else:
             raise InferenceError(ErrorCode.INTERNAL, "unexpected error on creating Triton parameter")
     return config, files
-
-
-def _decode_base64(text: str) -> bytes:
-    """As Triton reads it: what is not of the alphabet is passed over, padding need not be there."""
-    digits = _NOT_BASE64.sub("", text.partition("=")[0])
-    if len(digits) % 4 == 1:  # six bits of a byte whose end is missing
-        digits = digits[:-1]
-    return binascii.a2b_base64(digits + "=" * (-len(digits) % 4))
 
 
 def _unloads_dependents(body: bytes) -> bool:
@@ -330,8 +338,7 @@ def _model_statistics(model: ModelStatistics) -> dict[str, object]:
             "cache_hit": _duration(model.cache_hit),
             "cache_miss": _duration(model.cache_miss),
         },
-        # Triton's Python backend reports none either (section 6).
-        "response_stats": {},
+        "response_stats": {str(index): _response(row) for index, row in sorted(model.responses.items())},
         "batch_stats": [
             {
                 "batch_size": batch.batch_size,
@@ -342,6 +349,17 @@ def _model_statistics(model: ModelStatistics) -> dict[str, object]:
             for _, batch in sorted(model.batches.items())
         ],
         "memory_usage": [],
+    }
+
+
+def _response(row: ResponseStatistics) -> dict[str, object]:
+    return {
+        "compute_infer": _duration(row.compute_infer),
+        "compute_output": _duration(row.compute_output),
+        "success": _duration(row.success),
+        "fail": _duration(row.fail),
+        "empty_response": _duration(row.empty_response),
+        "cancel": _duration(row.cancel),
     }
 
 

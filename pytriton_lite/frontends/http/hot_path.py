@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +24,17 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.timeline import Timeline
+from pytriton_lite.frontends.addresses import format_address
 from pytriton_lite.frontends.http import codec
 from pytriton_lite.frontends.http.codec import OutputForms
 from pytriton_lite.frontends.http.errors import BUG, STATUS, error_body
-from pytriton_lite.frontends.http.infer import Reading, find_served, join_small
+from pytriton_lite.frontends.http.infer import CLIENT_GONE, Reading, find_served, join_small
 from pytriton_lite.frontends.http.options import HttpOptions
 from pytriton_lite.frontends.http.routes import split_infer_path
 from pytriton_lite.frontends.http.templates import Templates
-from pytriton_lite.frontends.listener import ListenerProtocol, ProtocolFactory
+from pytriton_lite.frontends.listener import ListenerProtocol, NameKeepingProtocol, ProtocolFactory
+from pytriton_lite.frontends.restriction import restrictions
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import ServedVersion, Server
@@ -51,9 +55,11 @@ _UNUSUAL = frozenset({b"content-encoding", b"transfer-encoding", b"accept-encodi
 def hot_path(server: Server, options: HttpOptions) -> ProtocolFactory:
     """The ``protocol`` for `start_listener`, in front of `http_app` with the same arguments.
 
-    With a header pattern every request is unusual, and uvicorn's own way is the shorter one.
+    Where the headers of every request matter every request is unusual, and uvicorn's own way is the shorter one.
     """
     if options.header_forward_pattern:
+        return NameKeepingProtocol
+    if options.cors_allow_origins or "inference" in restrictions(options.restricted):
         return ListenerProtocol
     return partial(InferProtocol, server, options.max_input_size, Templates())
 
@@ -64,6 +70,11 @@ class InferProtocol(ListenerProtocol):
     def __init__(self, server: Server, max_input_size: int, templates: Templates, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._server = server
+        self._observation = server.observation
+        self._counts = server.request_counts.http
+        self._timeline: Timeline | None = None
+        """Of the request that `_answer` is for, where somebody watches it."""
+        self._receiving_ns = 0
         self._limit = max_input_size
         self._templates = templates
         self._head = b""
@@ -79,8 +90,15 @@ class InferProtocol(ListenerProtocol):
         """A body of our own kind is coming in."""
         self._answer: asyncio.Future[InferenceResponse] | None = None
         self._forms: OutputForms | None = None
+        self._is_used = False
+        """A request has begun since `_watch_idleness` looked last."""
+        self._idle_timer: asyncio.TimerHandle | None = None
         self._is_last = False
         """Close when the answer is written: the listener is closing, or the client has ended its side."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self._idle_timer = self.loop.call_later(self._limits.idle_timeout_s, self._watch_idleness)
 
     # ------------------------------------------------------------------------------------------ in
 
@@ -88,6 +106,7 @@ class InferProtocol(ListenerProtocol):
         head = self._head
         if head and len(data) == self._whole_bytes and data.startswith(head) and self._is_between and self._is_free():
             self._unset_keepalive_if_required()
+            self._receiving_ns = 0
             self._body = data[len(head) :]
             self._infer()
             return
@@ -112,14 +131,21 @@ class InferProtocol(ListenerProtocol):
             and (self.cycle is None or self.cycle.response_complete)
         )
 
+    def is_answer_due(self) -> bool:
+        return self._answer is not None or super().is_answer_due()
+
     def on_message_begin(self) -> None:
+        self.begin_head()
+        self._is_used = True
         self._is_between = False
         self._head = b""
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
+        self._receiving_ns = time.monotonic_ns() if self._observation.is_on else 0
 
     def on_headers_complete(self) -> None:
+        self.end_head()
         if self._is_ordinary():
             self._body = b""
             self._is_reading = True
@@ -176,10 +202,14 @@ class InferProtocol(ListenerProtocol):
             self.pipeline.appendleft((cycle, app))
 
     def _infer(self) -> None:
+        self._is_used = True
         model, version_text = self._target
+        timeline = self._begin_timeline(model) if self._observation.is_on else None
         try:
             served, version = find_served(self._server, model, version_text)
             request = self._read(served, model, version)
+            if timeline is not None:
+                request.timeline = timeline
             self._answer = self._server.infer(served, request)
         except InferenceError as error:
             self._write_error(STATUS[error.code], error.message)
@@ -189,6 +219,20 @@ class InferProtocol(ListenerProtocol):
             self._write_error(500, BUG)
             return
         self._answer.add_done_callback(self._on_answer)
+
+    def _begin_timeline(self, model: str) -> Timeline | None:
+        timeline = self._observation.begin(
+            "http",
+            model,
+            header=self._header_table.get,
+            receiving_ns=self._receiving_ns or time.monotonic_ns(),
+            peer=format_address(*self.client) if self.client else "",
+            method="infer",
+        )
+        if timeline is not None:
+            timeline.received(len(self._body))
+        self._timeline = timeline
+        return timeline
 
     def _read(self, served: ServedVersion, model: str, version: int | None) -> InferenceRequest:
         body = self._body
@@ -210,6 +254,7 @@ class InferProtocol(ListenerProtocol):
         self._answer = None
         error = _CANCELLED if answer.cancelled() else answer.exception()
         if self.transport.is_closing():
+            self._end_timeline(CLIENT_GONE)
             return
         if error is None:
             try:
@@ -228,6 +273,7 @@ class InferProtocol(ListenerProtocol):
     def _write_response(self, response: InferenceResponse) -> None:
         assert self._forms is not None
         head, tensors = codec.encode(response, self._forms)
+        self._counts[200] += 1
         if not tensors:
             self._write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n", [head])
             return
@@ -238,14 +284,21 @@ class InferProtocol(ListenerProtocol):
         self._write(start, join_small(head, tensors))
 
     def _write_error(self, status: int, text: str) -> None:
+        self._counts[status] += 1
+        if self._timeline is not None:
+            self._timeline.sending(status, 0, text)
         self._write(STATUS_LINE[status] + b"content-type: application/json\r\n", [error_body(text)])
 
     def _write(self, start: bytes, body: list[Any]) -> None:
         length = len(body[0]) if len(body) == 1 else sum(map(len, body))
+        if self._timeline is not None:
+            self._timeline.sending(self._timeline.status or 200, length)
         ending = b"connection: close\r\n" if self._is_last else b""
         self.transport.write(b"".join((start, b"content-length: %d\r\n" % length, ending, b"\r\n", body[0])))
         for piece in body[1:]:
             self.transport.write(piece)
+        if self._timeline is not None:
+            self._end_timeline()
         self.server_state.total_requests += 1
         if self._is_last:
             self.transport.close()
@@ -255,7 +308,22 @@ class InferProtocol(ListenerProtocol):
 
     # ------------------------------------------------------------------------------------------ ends
 
+    def _watch_idleness(self) -> None:
+        """Close a connection that was idle since the last look. A timer for each answer would cost as much as its writing."""
+        if self._is_used or not self._is_between or self.is_answer_due():
+            self._is_used = False
+            self._idle_timer = self.loop.call_later(self._limits.idle_timeout_s, self._watch_idleness)
+        else:
+            self.transport.close()
+
+    def _end_timeline(self, error: str = "") -> None:
+        timeline, self._timeline = self._timeline, None
+        if timeline is not None:
+            timeline.finish(error)
+
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         super().connection_lost(exc)
         if self._answer is not None:
             self._answer.cancel()

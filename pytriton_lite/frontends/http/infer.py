@@ -22,13 +22,23 @@ import numpy as np
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Buffer
+from pytriton_lite.frontends.header_forwarding import compile_pattern, forward_header
 from pytriton_lite.frontends.http import codec, compression
+from pytriton_lite.frontends.http.bodies import (
+    Disconnected,
+    LargeDocuments,
+    check_limit,
+    next_piece,
+    read_up_to,
+    wait_disconnected,
+)
 from pytriton_lite.frontends.http.codec import OutputForms
-from pytriton_lite.frontends.http.errors import BUG, METHOD_NOT_ALLOWED, STATUS, error_body
+from pytriton_lite.frontends.http.errors import BUG, STATUS, error_body
+from pytriton_lite.frontends.http.observed import Observed, begin_timeline
 from pytriton_lite.frontends.http.options import HttpOptions
 from pytriton_lite.frontends.http.raw import decode_raw
 from pytriton_lite.frontends.http.routes import parse_version
-from pytriton_lite.frontends.listener import HEADER_NAMES, Receive, Scope, Send
+from pytriton_lite.frontends.listener import HEADER_NAMES, AsgiApp, Receive, Scope, Send
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import ServedVersion, Server
@@ -45,29 +55,32 @@ _HEADER_LENGTH = "Inference-Header-Content-Length"
 _JSON_TYPE = (b"content-type", b"application/json")
 _BINARY_TYPE = (b"content-type", b"application/octet-stream")
 
+CLIENT_GONE = "the client went away"
+"""What a timeline ends with of which nobody heard the answer."""
+
 logger = logging.getLogger(__name__)
 
 
-class _Disconnected(Exception):
-    """The client went away before its request was complete, or before it was answered; there is nobody to answer."""
-
-
 def infer_app(server: Server, options: HttpOptions) -> InferApp:
-    """A callable ``(scope, receive, send, model, version text)`` that answers an infer request, whatever is in it.
+    """A callable ``(scope, receive, send, model, version text)`` that answers an infer request, a POST, whatever is in it.
 
     Raises ValueError for a header pattern that is no regular expression.
     """
     limit = options.max_input_size
     forwarded = _header_filter(options.header_forward_pattern)
+    observation = server.observation
+    large = LargeDocuments()
 
     async def infer(scope: Scope, receive: Receive, send: Send, model: str, version_text: str | None) -> None:
-        if scope["method"] != "POST":
-            await send_error(send, 405, METHOD_NOT_ALLOWED)
-            return
+        timeline = begin_timeline(observation, scope, model) if observation.is_on else None
+        if timeline is not None:
+            observed = Observed(timeline, receive, send)
+            receive, send = observed.receive, observed.send
+        error_text = ""
         try:
             served, version = find_served(server, model, version_text)
             headers: Headers = dict(scope["headers"])
-            read = Reading(server, served, model, version, headers, limit)
+            read = Reading(server, served, model, version, headers, limit, large)
             if b"content-encoding" in headers and compression.is_compressed(headers[b"content-encoding"]):
                 request, forms = await read.compressed(receive)
             else:
@@ -80,18 +93,27 @@ def infer_app(server: Server, options: HttpOptions) -> InferApp:
                     request, forms = read.whole(message["body"])
             if forwarded is not None:
                 for name, value in forwarded(scope):
-                    codec.forward_header(request, name, value)
+                    forward_header(request, name, value)
+            if timeline is not None:
+                request.timeline = timeline
             response = await _while_connected(server.infer(served, request), receive)
-            await _send_response(send, response, forms, headers.get(b"accept-encoding"))
+            await _send_response(send, response, forms, headers.get(b"accept-encoding"), large)
         except compression.UnsupportedEncoding as error:
+            error_text = error.message
             await send_error(send, 501, error.message, (b"accept-encoding", b"gzip, deflate"))
         except InferenceError as error:
+            error_text = error.message
             await send_error(send, STATUS[error.code], error.message)
-        except _Disconnected:
+        except Disconnected:
+            error_text = CLIENT_GONE
             return
         except Exception:
+            error_text = BUG
             logger.exception("infer request to model '%s' failed inside the server", model)
             await send_error(send, 500, BUG)
+        finally:
+            if timeline is not None:
+                timeline.finish(error_text)
 
     return infer
 
@@ -100,6 +122,15 @@ async def send_error(send: Send, status: int, text: str, *extra: tuple[bytes, by
     """Answer with ``{"error": text}``."""
     body = error_body(text)
     await _send(send, status, [_JSON_TYPE, (b"content-length", b"%d" % len(body)), *extra], [body])
+
+
+def refusing_app(status: int, text: str) -> AsgiApp:
+    """An application that answers whatever comes with ``{"error": text}``."""
+
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        await send_error(send, status, text)
+
+    return refuse
 
 
 def find_served(server: Server, model: str, version_text: str | None) -> tuple[ServedVersion, int | None]:
@@ -116,17 +147,26 @@ def find_served(server: Server, model: str, version_text: str | None) -> tuple[S
 class Reading:
     """Turns one request's body into an InferenceRequest, in one of three ways."""
 
-    __slots__ = ("_headers", "_length_header", "_limit", "_model", "_served", "_server", "_version")
+    __slots__ = ("_headers", "_large", "_length_header", "_limit", "_model", "_served", "_server", "_version")
 
     def __init__(
-        self, server: Server, served: ServedVersion, model: str, version: int | None, headers: Headers, limit: int
+        self,
+        server: Server,
+        served: ServedVersion,
+        model: str,
+        version: int | None,
+        headers: Headers,
+        limit: int,
+        large: LargeDocuments | None = None,
     ) -> None:
+        """*large* is needed for the two ways that wait."""
         self._server = server
         self._served = served
         self._model = model
         self._version = version
         self._headers = headers
         self._limit = limit
+        self._large = large
         self._length_header = headers.get(b"inference-header-content-length")
 
     def whole(self, body: bytes | bytearray) -> Decoded:
@@ -134,11 +174,11 @@ class Reading:
         length = len(body)
         json_size = length if self._length_header is None else _json_size(self._length_header, length)
         if json_size == 0:
-            _check_limit("body", length, self._limit)
+            check_limit("body", length, self._limit)
             return decode_raw(
                 memoryview(body), model_name=self._model, version=self._version, config=self._served.config
             )
-        _check_limit("JSON", json_size, self._limit)
+        check_limit("JSON", json_size, self._limit)
         if json_size == length:
             return self._decode(body, 0, None)
         view = memoryview(body)
@@ -149,17 +189,17 @@ class Reading:
         length = self._content_length()
         if self._length_header is None or (json_size := _json_size(self._length_header, length)) == 0:
             what = "JSON" if self._length_header is None else "body"
-            return self.whole(await _read_up_to(self._limit, receive, first, length, what))
-        _check_limit("JSON", json_size, self._limit)
+            return await self._apart(await read_up_to(self._limit, receive, first, length, what))
+        check_limit("JSON", json_size, self._limit)
         start = bytearray(first)
         more = True
         while more and len(start) < json_size:
-            piece, more = await _next_piece(receive)
+            piece, more = await next_piece(receive)
             start += piece
         if not more:
-            return self.whole(start)
+            return await self._apart(start)
         document = bytes(memoryview(start)[:json_size])
-        request, forms = self._decode(document, None if length is None else length - json_size, None)
+        request, forms = await self._decode_apart(document, None if length is None else length - json_size)
         self._server.check(self._served, request)
         due = json_size + codec.missing_bytes(request)
         view = _allocate(due)
@@ -170,7 +210,7 @@ class Reading:
             at += len(piece)
             if not more:
                 break
-            piece, more = await _next_piece(receive)
+            piece, more = await next_piece(receive)
         else:  # too long, which only a chunked body can be
             at += len(piece)
         if at != due:
@@ -186,11 +226,20 @@ class Reading:
         packed = bytearray()
         more = True
         while more:
-            piece, more = await _next_piece(receive)
+            piece, more = await next_piece(receive)
             packed += piece
             if len(packed) > self._limit:
                 compression.refuse_size(self._limit)
-        return self.whole(await compression.decompress(packed, self._limit))
+        return await self._apart(await compression.decompress(packed, self._limit))
+
+    async def _apart(self, body: bytes | bytearray) -> Decoded:
+        """`whole`, which may take long where all is JSON."""
+        assert self._large is not None
+        return await self._large.run(len(body), lambda: self.whole(body))
+
+    async def _decode_apart(self, document: bytes, available: int | None) -> Decoded:
+        assert self._large is not None
+        return await self._large.run(len(document), lambda: self._decode(document, available, None))
 
     def _decode(self, document: Buffer, available: int | None, binary: memoryview | None) -> Decoded:
         return codec.decode(
@@ -200,6 +249,7 @@ class Reading:
             available=available,
             binary=binary,
             max_input_size=self._limit,
+            regions=self._server.regions,
         )
 
     def _content_length(self) -> int | None:
@@ -209,31 +259,17 @@ class Reading:
 
 
 async def _while_connected(answer: asyncio.Future[InferenceResponse], receive: Receive) -> InferenceResponse:
-    """The result of *answer*, which is cancelled when the client goes away. Raises _Disconnected then."""
-    gone = asyncio.ensure_future(_wait_disconnected(receive))
+    """The result of *answer*, which is cancelled when the client goes away. Raises Disconnected then."""
+    gone = asyncio.ensure_future(wait_disconnected(receive))
     gone.add_done_callback(lambda _: answer.cancel())
     try:
         return await answer
     except asyncio.CancelledError:
         if gone.done():
-            raise _Disconnected from None
+            raise Disconnected from None
         raise
     finally:
         gone.cancel()
-
-
-async def _wait_disconnected(receive: Receive) -> None:
-    """Wait for the end of the connection; what else may come belongs to no body."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _next_piece(receive: Receive) -> tuple[bytes, bool]:
-    """More of the body, and whether that was not all. Raises _Disconnected."""
-    message = await receive()
-    if message["type"] != "http.request":
-        raise _Disconnected
-    return message["body"], message.get("more_body", False)
 
 
 def _allocate(size: int) -> memoryview:
@@ -244,27 +280,6 @@ def _allocate(size: int) -> memoryview:
         raise InferenceError(
             ErrorCode.UNAVAILABLE, f"no memory for a request body of {size} bytes; send smaller tensors"
         ) from None
-
-
-async def _read_up_to(limit: int, receive: Receive, first: bytes, length: int | None, what: str) -> bytearray:
-    if length is not None:
-        _check_limit(what, length, limit)
-    body = bytearray(first)
-    more = True
-    while more:
-        piece, more = await _next_piece(receive)
-        body += piece
-        _check_limit(what, len(body), limit)
-    return body
-
-
-def _check_limit(what: str, size: int, limit: int) -> None:
-    if size > limit:
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
-            f"request {what} size of {size} bytes exceeds the maximum allowed input size of {limit} bytes. Use "
-            "--http-max-input-size to increase the limit.",
-        )
 
 
 def _json_size(value: bytes, length: int | None) -> int:
@@ -288,9 +303,14 @@ def _json_size(value: bytes, length: int | None) -> int:
 
 
 async def _send_response(
-    send: Send, response: InferenceResponse, forms: OutputForms, accept_encoding: bytes | None
+    send: Send,
+    response: InferenceResponse,
+    forms: OutputForms,
+    accept_encoding: bytes | None,
+    large: LargeDocuments,
 ) -> None:
-    head, tensors = codec.encode(response, forms)
+    in_json = sum(t.nbytes for t in response.outputs if not forms.listed.get(t.name, forms.default))
+    head, tensors = await large.run(in_json, lambda: codec.encode(response, forms))
     headers = [_BINARY_TYPE, (b"inference-header-content-length", b"%d" % len(head))] if tensors else [_JSON_TYPE]
     if accept_encoding is not None and (encoding := compression.choose(accept_encoding)) is not None:
         body: list[Buffer] = [await compression.compress([head, *tensors], encoding)]
@@ -331,11 +351,7 @@ def _header_filter(pattern: str) -> Callable[[Scope], Iterator[tuple[str, str]]]
     """A function that picks the headers to forward, names as received; None where none is ever."""
     if not pattern:
         return None
-    flags = 0 if pattern.startswith("(?-i)") else re.IGNORECASE
-    try:
-        matcher = re.compile(pattern.removeprefix("(?-i)"), flags)
-    except re.error as error:
-        raise ValueError(f"header forward pattern '{pattern}' is no regular expression: {error}") from error
+    matcher = compile_pattern(pattern)
 
     def forwarded(scope: Scope) -> Iterator[tuple[str, str]]:
         headers: list[tuple[bytes, bytes]] = scope["headers"]

@@ -7,7 +7,9 @@ parser below, which either reads it or says what is wrong, and at which byte, in
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 import orjson
@@ -44,18 +46,47 @@ def loads(data: Buffer) -> object:
         return _Parser(bytes(data)).parse()
 
 
+class Members:
+    """A JSON object of which no key is lost: ``pairs`` in document order, those of equal names, too."""
+
+    __slots__ = ("pairs",)
+
+    def __init__(self, pairs: Iterable[tuple[str, object]] = ()) -> None:
+        self.pairs = list(pairs)
+
+    def __setitem__(self, key: str, value: object) -> None:
+        self.pairs.append((key, value))
+
+    def first_values(self) -> dict[str, object]:
+        """By name, what Triton's look-up finds: of equal names the first."""
+        return dict(reversed(self.pairs))
+
+
+def load_members(data: Buffer) -> object:
+    """The document in *data* as `loads` reads it, with `Members` in place of every dict.
+
+    Integers beyond 64 bits stay integers where the standard library reads them. Raises as `loads`.
+    """
+    try:
+        orjson.loads(data)  # refuses control characters and lone surrogates, which the standard library takes
+        return json.loads(bytes(data), object_pairs_hook=Members)
+    except (ValueError, RecursionError):  # not standard JSON; very long numbers or deep nesting
+        return _Parser(bytes(data), Members).parse()
+
+
 class _Parser:
     """Reads one document without recursion, so that no nesting can exhaust the stack."""
 
-    def __init__(self, text: bytes) -> None:
+    def __init__(self, text: bytes, new_object: Callable[[], dict[str, object] | Members] = dict) -> None:
         self._text = text
+        self._new_object = new_object
         self._at = 3 if text.startswith(b"\xef\xbb\xbf") else 0
 
     def parse(self) -> object:
         self._skip_blanks()
         if self._peek() in (b"", b"\0"):
             self._fail("The document is empty.")
-        stack: list[list[object] | dict[str, object]] = []
+        stack: list[list[object] | dict[str, object] | Members] = []
         keys: list[str] = []  # of the objects on the stack, the member that is being read
         while True:
             opened = self._open()
@@ -63,7 +94,7 @@ class _Parser:
                 stack.append(opened)
                 if len(stack) > MAX_DEPTH:
                     self._fail(f"More than {MAX_DEPTH} levels of nesting.")
-                if type(opened) is dict:
+                if type(opened) is not list:
                     keys.append(self._key())
                 continue
             value = self._value()
@@ -82,7 +113,7 @@ class _Parser:
             else:
                 return self._finish(value)
 
-    def _open(self) -> list[object] | dict[str, object] | None:
+    def _open(self) -> list[object] | dict[str, object] | Members | None:
         """Step into a container that has contents; None where a whole value follows, an empty container included."""
         first = self._peek()
         if first not in (b"[", b"{"):
@@ -92,7 +123,7 @@ class _Parser:
             return None
         self._at = inside
         if first == b"{":
-            return {}
+            return self._new_object()
         elements: list[object] = []
         self._take_numbers(elements)
         return elements
@@ -103,7 +134,7 @@ class _Parser:
             return self._string()
         if first in (b"[", b"{"):  # empty: `_open` looked
             self._at = _BLANKS.match(self._text, self._at + 1).end() + 1  # type: ignore[union-attr]
-            return [] if first == b"[" else {}
+            return [] if first == b"[" else self._new_object()
         if first in _WORDS:
             word, value = _WORDS[first]
             if not self._consume(word):

@@ -1,10 +1,13 @@
-"""The parts of the OpenAPI document that FastAPI cannot know: the infer routes, error bodies, bodies read by hand."""
+"""The parts of the OpenAPI document that FastAPI cannot know: the routes of inference, error bodies, bodies read by hand."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pytriton_lite.core import dtypes
+from pytriton_lite.frontends.http import generate_openapi, openapi_answers
+from pytriton_lite.frontends.http.openapi_answers import answer
 
 Json = dict[str, Any]
 
@@ -20,13 +23,40 @@ HEALTH: dict[int | str, Json] = {
     400: {"description": "No; for the server the body is empty, for a model it says so"},
     503: _error("The server is exiting"),
 }
-JSON: dict[int | str, Json] = {
-    200: {"description": "As the KServe v2 protocol and Triton's extensions define it"},
-    400: _error("Bad version, or statistics of an unknown model"),
+SERVER_METADATA: dict[int | str, Json] = {200: answer("ServerMetadata", "What this server is and speaks")}
+ALL_STATISTICS: dict[int | str, Json] = {200: answer("Statistics", "Of every version that is ready")}
+STATISTICS: dict[int | str, Json] = {
+    **ALL_STATISTICS,
+    400: _error("Unknown model or version, or no version number"),
+}
+_OF_MODEL: dict[int | str, Json] = {
     404: _error("Unknown model or version"),
     503: _error("The version is not ready"),
 }
+METADATA: dict[int | str, Json] = {200: answer("ModelMetadata", "The model's tensors and versions"), **_OF_MODEL}
+CONFIG: dict[int | str, Json] = {200: answer("ModelConfiguration", "The configuration in use"), **_OF_MODEL}
+BAD_VERSION: dict[int | str, Json] = {400: _error("The version does not fit 64 bits")}
+_BAD_BODY: dict[int | str, Json] = {
+    400: _error("A value that cannot be, or a body that is too large"),
+    500: _error("Bad JSON, or a member of another type"),
+}
+INDEX: dict[int | str, Json] = {200: answer("RepositoryIndex", "A row for each known version, by name"), **_BAD_BODY}
+LOG_SETTINGS: dict[int | str, Json] = {200: answer("LogSettings", "All settings")}
+LOG_UPDATE: dict[int | str, Json] = {
+    **LOG_SETTINGS,
+    **_BAD_BODY,
+    501: _error("The log file cannot be changed"),
+    503: _error("Unknown format"),
+}
+TRACE_SETTINGS: dict[int | str, Json] = {200: answer("TraceSettings", "All settings, and those of the mode")}
+TRACE_UPDATE: dict[int | str, Json] = {
+    **TRACE_SETTINGS,
+    **_BAD_BODY,
+    501: _error("The trace file cannot be changed"),
+}
+MODEL_TRACE_SETTINGS: dict[int | str, Json] = {**TRACE_SETTINGS, 400: _error("Unknown model")}
 _NOT_EXPLICIT = _error("Models are not loaded or unloaded on request, or the server is exiting")
+NO_REPOSITORY: dict[int | str, Json] = {501: _error("Always: a repository cannot be named here")}
 LOAD: dict[int | str, Json] = {
     200: {"description": "The model serves; the body is empty"},
     400: _error("The model does not load. What was served before is served on"),
@@ -35,13 +65,91 @@ LOAD: dict[int | str, Json] = {
 }
 UNLOAD: dict[int | str, Json] = {
     200: {"description": "No new request finds the model; the body is empty"},
+    400: _error("The body is too large"),
     503: _NOT_EXPLICIT,
 }
 
 
-def _parameters_body(parameters: Json) -> Json:
+_SHM_DISABLED = _error("Shared memory of clients is disabled (--allow-client-shm)")
+
+
+def _regions(region: Json) -> dict[int | str, Json]:
+    schema = {"type": "array", "items": {"type": "object", "required": list(region), "properties": region}}
+    return {200: {"description": "Sorted by name", "content": {"application/json": {"schema": schema}}}}
+
+
+_NO_REGION = _error("Unknown region, or one of the other kind")
+SYSTEM_REGIONS = _regions(
+    {
+        "name": {"type": "string"},
+        "key": {"type": "string"},
+        "offset": {"type": "integer", "minimum": 0},
+        "byte_size": {"type": "integer", "minimum": 1},
+    }
+)
+SYSTEM_REGION: dict[int | str, Json] = {**SYSTEM_REGIONS, 404: _NO_REGION}
+CUDA_REGIONS = _regions(
+    {
+        "name": {"type": "string"},
+        "device_id": {"type": "integer", "minimum": 0},
+        "byte_size": {"type": "integer", "minimum": 1},
+    }
+)
+CUDA_REGION: dict[int | str, Json] = {**CUDA_REGIONS, 404: _NO_REGION}
+REGISTER: dict[int | str, Json] = {
+    200: {"description": "Registered; the body is empty"},
+    400: _error("The name is taken, or the region is not allowed, not there, or not so large"),
+    500: _error("Bad JSON, or the segment cannot be opened"),
+    501: _SHM_DISABLED,
+    503: _error("As many regions are registered as the server's limit of open files allows"),
+}
+NO_REGION: dict[int | str, Json] = {
+    400: _error("Always: the region has to be named in the path"),
+    500: _error("Bad JSON"),
+    501: _SHM_DISABLED,
+}
+UNREGISTER: dict[int | str, Json] = {
+    200: {"description": "No new request finds it, those under way keep it; the body is empty"},
+    501: _SHM_DISABLED,
+}
+
+
+def _object_body(properties: Json, *required: str, example: Json) -> Json:
+    schema = {"type": "object", "required": list(required), "properties": properties}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}}
+
+
+SYSTEM_BODY = _object_body(
+    {
+        "key": {"type": "string", "description": "Name of the POSIX segment; a slash in front is optional"},
+        "offset": {"type": "integer", "minimum": 0, "default": 0},
+        "byte_size": {"type": "integer", "minimum": 1},
+    },
+    "key",
+    "byte_size",
+    example={"key": "/pytriton_lite_example", "offset": 0, "byte_size": 64},
+)
+CUDA_BODY = _object_body(
+    {
+        "raw_handle": {
+            "type": "object",
+            "required": ["b64"],
+            "properties": {"b64": {"type": "string", "format": "byte", "description": "A cudaIpcMemHandle_t"}},
+        },
+        "device_id": {"type": "integer", "minimum": 0},
+        "byte_size": {"type": "integer", "minimum": 1},
+    },
+    "raw_handle",
+    "device_id",
+    "byte_size",
+    example={"raw_handle": {"b64": "A" * 86 + "=="}, "device_id": 0, "byte_size": 64},
+)
+
+
+def _parameters_body(parameters: Json, example: Json) -> Json:
     schema = {"type": "object", "properties": {"parameters": {"type": "object", **parameters}}}
-    return {"requestBody": {"required": False, "content": {"application/json": {"schema": schema}}}}
+    content = {"schema": schema, "example": {"parameters": example}}
+    return {"requestBody": {"required": False, "content": {"application/json": content}}}
 
 
 LOAD_BODY = _parameters_body(
@@ -57,7 +165,8 @@ LOAD_BODY = _parameters_body(
             }
         },
         "additionalProperties": False,
-    }
+    },
+    example={},
 )
 UNLOAD_BODY = _parameters_body(
     {
@@ -68,8 +177,62 @@ UNLOAD_BODY = _parameters_body(
                 "description": "Also the models that only this ensemble needs",
             }
         }
-    }
+    },
+    example={"unload_dependents": False},
 )
+LOGGING_BODY: Json = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "log_info": {"type": "boolean", "description": "Lines of severity info"},
+                        "log_warning": {"type": "boolean", "description": "Lines of severity warning"},
+                        "log_error": {"type": "boolean", "description": "Lines of severity error"},
+                        "log_verbose_level": {
+                            "type": "integer",
+                            "minimum": 0,
+                            "description": "0 is off, 1 and up is on",
+                        },
+                        "log_format": {"type": "string", "enum": ["default", "ISO8601", "json"]},
+                    },
+                },
+                "example": {"log_warning": True, "log_verbose_level": 0},
+            }
+        },
+    }
+}
+TRACE_BODY: Json = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "description": "null gives a setting back to those of the server, or of its start",
+                    "properties": {
+                        "trace_level": {
+                            "type": ["array", "null"],
+                            "items": {"type": "string", "enum": ["OFF", "TIMESTAMPS", "TENSORS"]},
+                        },
+                        "trace_rate": {"type": ["string", "null"], "description": "n: every n-th request"},
+                        "trace_count": {
+                            "type": ["string", "null"],
+                            "description": "so many more requests; -1 is any number",
+                        },
+                        "log_frequency": {
+                            "type": ["string", "null"],
+                            "description": "traces in one file; 0 is one file",
+                        },
+                    },
+                },
+                "example": {"trace_rate": "100", "trace_count": None},
+            }
+        },
+    }
+}
 INDEX_BODY: Json = {
     "requestBody": {
         "required": False,
@@ -78,7 +241,8 @@ INDEX_BODY: Json = {
                 "schema": {
                     "type": "object",
                     "properties": {"ready": {"type": "boolean", "description": "Only models that are ready"}},
-                }
+                },
+                "example": {"ready": True},
             }
         },
     }
@@ -90,6 +254,10 @@ _DATA: Json = {
     "type": "array",
     "description": "Row-major, flat or nested. FP16 and BF16 have no JSON form.",
     "items": {},
+}
+_REGION_WINDOW: Json = {
+    "shared_memory_offset": {"type": "integer", "minimum": 0, "default": 0, "description": "Bytes into the region"},
+    "shared_memory_byte_size": {"type": "integer", "minimum": 0},
 }
 _SCHEMAS: Json = {
     "Error": {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}},
@@ -108,7 +276,12 @@ _SCHEMAS: Json = {
                         "type": "integer",
                         "minimum": 0,
                         "description": "Instead of `data`: bytes of this tensor behind the JSON part",
-                    }
+                    },
+                    "shared_memory_region": {
+                        "type": "string",
+                        "description": "Instead of `data`: the registered region that the tensor lies in",
+                    },
+                    **_REGION_WINDOW,
                 },
             },
         },
@@ -118,7 +291,22 @@ _SCHEMAS: Json = {
         "required": ["name"],
         "properties": {
             "name": {"type": "string"},
-            "parameters": {"type": "object", "properties": {"binary_data": {"type": "boolean", "default": False}}},
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "binary_data": {"type": "boolean", "default": False},
+                    "classification": {
+                        "type": "integer",
+                        "minimum": 0,
+                        "description": "So many of the greatest elements, as texts `VALUE:INDEX[:LABEL]`; 0 is none of this",
+                    },
+                    "shared_memory_region": {
+                        "type": "string",
+                        "description": "The registered region that the output is written to; the response has no data then",
+                    },
+                    **_REGION_WINDOW,
+                },
+            },
         },
     },
     "InferRequest": {
@@ -185,6 +373,13 @@ _JSON_SIZE: Json = {
 }
 
 
+_INFER_EXAMPLE: Json = {
+    "id": "1",
+    "inputs": [{"name": name, "datatype": "FP32", "shape": [4], "data": [1, 2, 3, 4]} for name in ("INPUT0", "INPUT1")],
+    "outputs": [{"name": "OUTPUT0"}],
+}
+
+
 def _infer(*, versioned: bool) -> Json:
     names = ["model", "version"] if versioned else ["model"]
     parameters: list[Json] = [
@@ -201,7 +396,10 @@ def _infer(*, versioned: bool) -> Json:
             "required": True,
             "description": "JSON, or JSON followed by the binary tensors. gzip and deflate are understood.",
             "content": {
-                "application/json": {"schema": {"$ref": "#/components/schemas/InferRequest"}},
+                "application/json": {
+                    "schema": {"$ref": "#/components/schemas/InferRequest"},
+                    "example": _INFER_EXAMPLE,
+                },
                 "application/octet-stream": binary,
             },
         },
@@ -223,9 +421,57 @@ def _infer(*, versioned: bool) -> Json:
     }
 
 
-def with_infer(document: Json) -> Json:
-    """*document* with the infer routes and every schema that this module names."""
+_GENERATE_ERRORS: Json = {
+    "400": _error("The request does not suit the model, or is compressed"),
+    "404": _error("Unknown model or version"),
+    "500": _error("Bad JSON, or the model failed"),
+    "503": _error("The version is not ready, or cannot take the request now"),
+}
+
+
+def with_inference(document: Json) -> Json:
+    """*document* with the infer and generate routes and every schema that this module names, and true for every route."""
     document["paths"]["/v2/models/{model}/infer"] = {"post": _infer(versioned=False)}
     document["paths"]["/v2/models/{model}/versions/{version}/infer"] = {"post": _infer(versioned=True)}
-    document.setdefault("components", {}).setdefault("schemas", {}).update(_SCHEMAS)
+    document["paths"].update(generate_openapi.paths(_GENERATE_ERRORS))
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            _complete(path, operation)
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    schemas.update(_SCHEMAS, **generate_openapi.SCHEMAS, **openapi_answers.SCHEMAS)
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
     return document
+
+
+def _complete(path: str, operation: Json) -> None:
+    """What is so on every route: FastAPI's 422 is never answered, and a route may be restricted."""
+    responses = operation["responses"]
+    responses.pop("422", None)
+    responses["403"] = _RESTRICTED
+    success = responses.get("200", {})
+    if success.get("content", {}).get("application/json") == {
+        "schema": {}
+    }:  # FastAPI's word for "whatever": there is none
+        del success["content"]["application/json"]
+    if "{version}" in path:
+        responses.setdefault("400", BAD_VERSION[400])
+    if "{" in path:
+        responses.setdefault("404", _NO_PATH)
+    parameters = operation.setdefault("parameters", [])
+    declared = {parameter["name"] for parameter in parameters}
+    for name in _NAME.findall(path):
+        if name not in declared:  # by a handler that passes it over
+            parameters.append({"name": name, "in": "path", "required": True, "schema": {"type": "string"}})
+    for parameter in parameters:
+        name = parameter["name"]
+        if parameter["in"] == "path":
+            parameter["example"] = "story" if "/generate" in path and name == "model" else _EXAMPLES[name]
+            if name == "version":
+                parameter["schema"] = {"type": "string", "pattern": "^[0-9]+$"}
+
+
+_RESTRICTED = _error("The route is restricted (--http-restricted-api), and the header that opens it is not there")
+_NO_PATH = _error("A name that is empty or has a slash, or a version that is no number: another path")
+_NAME = re.compile(r"\{(\w+)\}")
+_EXAMPLES = {"model": "add_sub", "version": "1", "region": "example", "repository": "models"}

@@ -6,14 +6,25 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 
 MODELS = "/v2/models/"
 INFER = "/infer"
+GENERATE = "/generate"
+GENERATE_STREAM = "/generate_stream"
 _INT64_MAX = (1 << 63) - 1
 
 
 def split_infer_path(path: str) -> tuple[str, str | None] | None:
     """Model name and version text of ``/v2/models/M[/versions/V]/infer``; None if *path* is another."""
-    if not path.endswith(INFER) or not path.startswith(MODELS):
+    return _split(path, INFER)
+
+
+def split_generate_path(path: str) -> tuple[str, str | None] | None:
+    """The same of ``…/generate`` and ``…/generate_stream``."""
+    return _split(path, GENERATE) or _split(path, GENERATE_STREAM)
+
+
+def _split(path: str, action: str) -> tuple[str, str | None] | None:
+    if not path.endswith(action) or not path.startswith(MODELS):
         return None
-    target = path[len(MODELS) : -len(INFER)]
+    target = path[len(MODELS) : -len(action)]
     if "/" not in target:
         return (target, None) if target else None
     parts = target.split("/")

@@ -1,18 +1,28 @@
-"""The HTTP application: infer in front, everything else behind it."""
+"""The HTTP application: infer and generate in front, everything else behind them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from starlette.middleware.cors import CORSMiddleware
 
 from pytriton_lite.frontends.http.admin import admin_app
-from pytriton_lite.frontends.http.errors import NOT_FOUND
-from pytriton_lite.frontends.http.infer import infer_app, send_error
+from pytriton_lite.frontends.http.errors import METHOD_NOT_ALLOWED, NOT_FOUND
+from pytriton_lite.frontends.http.generate import generate_app
+from pytriton_lite.frontends.http.infer import infer_app, refusing_app
+from pytriton_lite.frontends.http.observed import admin_told
 from pytriton_lite.frontends.http.options import HttpOptions
-from pytriton_lite.frontends.http.routes import split_infer_path
-from pytriton_lite.frontends.listener import AsgiApp, Receive, Scope, Send
+from pytriton_lite.frontends.http.restricted import restricted_app
+from pytriton_lite.frontends.http.routes import split_generate_path, split_infer_path
+from pytriton_lite.frontends.listener import AsgiApp, Message, Receive, Scope, Send
+from pytriton_lite.frontends.restriction import restrictions
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import Server
+
+_REFUSED_CODES = re.compile(rb"%(?:2f|0a)", re.IGNORECASE)
 
 __all__ = ["HttpOptions", "http_app"]
 
@@ -21,23 +31,36 @@ def http_app(server: Server, options: HttpOptions) -> AsgiApp:
     """The ASGI application that serves *server*. With a header pattern, its listener should keep header names.
 
     Paths are decoded once, by the ASGI server. An encoded slash is refused rather than decoded: it could make another
-    path of it. Raises ValueError for options that cannot be honoured.
+    path of it. So is an encoded line feed: to Starlette a path with one behind it is the same path, which it is not to a
+    restriction. Raises ValueError for options that cannot be honoured.
     """
     infer = infer_app(server, options)
-    admin = admin_app(server, options)
+    generate = generate_app(server, options)
+    on_admin = options.on_admin
+
+    def told(app: AsgiApp) -> AsgiApp:
+        return app if on_admin is None else admin_told(app, on_admin)
+
+    admin = told(admin_app(server, options))
+    not_found = told(refusing_app(404, NOT_FOUND))
+    not_allowed = told(refusing_app(405, METHOD_NOT_ALLOWED))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         path: str = scope["path"]
         # Only a decoded path is shorter than its raw form.
-        if len(path) != len(scope["raw_path"]) and b"%2f" in scope["raw_path"].lower():
-            await send_error(send, 404, NOT_FOUND)
+        if len(path) != len(scope["raw_path"]) and _REFUSED_CODES.search(scope["raw_path"]) is not None:
+            await not_found(scope, receive, send)
             return
-        target = split_infer_path(path)
-        if target is not None:
-            await infer(scope, receive, send, *target)
-            return
+        for split, answer in ((split_infer_path, infer), (split_generate_path, generate)):
+            target = split(path)
+            if target is not None:
+                if scope["method"] == "POST":
+                    await answer(scope, receive, send, *target)
+                else:
+                    await not_allowed(scope, receive, send)
+                return
         try:
             await admin(scope, receive, send)
         except Exception:
@@ -45,4 +68,35 @@ def http_app(server: Server, options: HttpOptions) -> AsgiApp:
             # it again and close the connection.
             return
 
-    return app
+    restricted = restrictions(options.restricted)
+    served = restricted_app(app, restricted, told) if restricted else app
+    return _counted(_with_cors(served, options.cors_allow_origins), server.request_counts.http)
+
+
+def _counted(app: AsgiApp, counts: MutableMapping[int, int]) -> AsgiApp:
+    """*app*, whose answers are counted by status."""
+
+    async def counted_app(scope: Scope, receive: Receive, send: Send) -> None:
+        async def counted_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                counts[message["status"]] += 1
+            await send(message)
+
+        await app(scope, receive, counted_send)
+
+    return counted_app
+
+
+def _with_cors(app: AsgiApp, origins: tuple[str, ...]) -> AsgiApp:
+    """In front of everything: a preflight has no header with a secret, and a refusal is to be readable, too."""
+    if not origins:
+        return app
+    with_cors: Any = CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("*",),
+        expose_headers=("Inference-Header-Content-Length", "Content-Encoding"),
+    )
+    answer: AsgiApp = with_cors
+    return answer

@@ -15,7 +15,9 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.states import VersionState
 from pytriton_lite.core.tensor import Tensor, element_count, format_shape
-from pytriton_lite.engine.statistics import ModelStatistics
+from pytriton_lite.engine.observation import Observation
+from pytriton_lite.engine.regions import Regions
+from pytriton_lite.engine.statistics import ModelStatistics, RequestCounts
 from pytriton_lite.engine.views import IndexEntry, ModelMetadata, ServerMetadata, TensorMetadata
 
 Execute = Callable[[InferenceRequest], list[Tensor]]
@@ -93,7 +95,10 @@ class FakeServer:
     def __init__(self, models: list[FakeServed] | None = None) -> None:
         self.models = {(model.name, model.version): model for model in (models or default_models())}
         self.requests: list[InferenceRequest] = []
+        self.request_counts = RequestCounts()
         self.asked = asyncio.Event()
+        self.regions = Regions(is_allowed=True)
+        self.observation = Observation()
         self.ready = True
         self.exiting = False
         self.explicit = False

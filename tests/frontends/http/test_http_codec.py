@@ -524,12 +524,17 @@ def test_an_output_needs_a_name(output: Any) -> None:
             500,
             "Unable to set 'classification': attempt to access JSON non-unsigned-integer as unsigned-integer",
         ),
-        ({"classification": 1}, 501, "output 'Y': the classification extension is not yet supported"),
     ],
 )
 def test_output_parameters_are_checked(parameters: Any, status: int, text: str) -> None:
     """http.md rows 78 and 90, as far as the extensions are served."""
     assert refusal({"inputs": [], "outputs": [{"name": "Y", "parameters": parameters}]}) == (status, text)
+
+
+@pytest.mark.parametrize(("asked", "kept"), [(3, 3), (0, None), (1 << 40, None), ((1 << 32) + 2, 2)])
+def test_of_the_number_of_classes_32_bits_count(asked: int, kept: int | None) -> None:
+    request = decode({"inputs": [], "outputs": [{"name": "Y", "parameters": {"classification": asked}}]})
+    assert request.classes == (None if kept is None else {"Y": kept})
 
 
 @pytest.mark.parametrize("classes", [0, 2**40])

@@ -53,15 +53,13 @@ class Running:
 
     async def _open(self) -> Any:
         app = http_app(self.server, self._options)
-        keep = bool(self._options.header_forward_pattern)
         return await start_listener(
             app,
             host="127.0.0.1",
             port=0,
             reuse_port=False,
             name="HTTPService",
-            keep_header_names=keep,
-            protocol=None if keep else hot_path(self.server, self._options),
+            protocol=hot_path(self.server, self._options),
         )
 
     def _call(self, coroutine: Any) -> Any:

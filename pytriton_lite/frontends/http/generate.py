@@ -1,0 +1,220 @@
+"""The generate routes: a flat JSON object in; one out, or a stream of server-sent events (HTTP spec, section 15).
+
+    client            here                                      engine
+      body      ──▶   read, decode              ── infer_stream ──▶
+                      _Responses: encoded       ◀── on_response ──
+      events    ◀──   send, one for each        ──   consumed   ──▶   the model may send its next
+
+A response is encoded when it comes, so that no memory of a worker waits for a client that does not read. It counts as
+consumed when ``send`` has come back, which waits while the connection takes no more: so a model is ahead of its client by the
+engine's window and what the connection buffers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.frontends.http import generate_codec
+from pytriton_lite.frontends.http.bodies import Disconnected, LargeDocuments, read_up_to, wait_disconnected
+from pytriton_lite.frontends.http.errors import BUG, STATUS, error_body
+from pytriton_lite.frontends.http.infer import CLIENT_GONE, send_error
+from pytriton_lite.frontends.http.json_tensors import refuse
+from pytriton_lite.frontends.http.observed import Observed, begin_timeline
+from pytriton_lite.frontends.http.options import HttpOptions
+from pytriton_lite.frontends.http.orca import REQUEST_HEADER, RESPONSE_HEADER, load_header
+from pytriton_lite.frontends.http.routes import GENERATE_STREAM, parse_version
+from pytriton_lite.frontends.listener import Receive, Scope, Send
+
+if TYPE_CHECKING:
+    from pytriton_lite.engine.response_stream import ResponseStream
+    from pytriton_lite.engine.server import ServedVersion, Server
+
+GenerateApp = Callable[[Scope, Receive, Send, str, "str | None"], Awaitable[None]]
+Header = tuple[bytes, bytes]
+Start = Callable[[int, Header], Awaitable[None]]
+"""Begins the answer with a status and a content type."""
+
+_JSON_TYPE = (b"content-type", b"application/json")
+_EVENT_TYPE = (b"content-type", b"text/event-stream; charset=utf-8")
+_IDENTITY = b"identity"
+
+logger = logging.getLogger(__name__)
+
+
+def generate_app(server: Server, options: HttpOptions) -> GenerateApp:
+    """A callable ``(scope, receive, send, model, version text)`` that answers a POST on both routes, whatever is in it."""
+    limit = options.max_input_size
+    observation = server.observation
+    large = LargeDocuments()
+
+    async def generate(scope: Scope, receive: Receive, send: Send, model: str, version_text: str | None) -> None:
+        timeline = begin_timeline(observation, scope, model) if observation.is_on else None
+        if timeline is not None:
+            observed = Observed(timeline, receive, send)
+            receive, send = observed.receive, observed.send
+        error_text = ""
+        try:
+            headers: dict[bytes, bytes] = dict(scope["headers"])
+            served, request = await _read_request(server, limit, headers, receive, model, version_text, large)
+            request.timeline = timeline
+            responses = _Responses(model)
+            stream = server.infer_stream(served, request, responses)
+        except InferenceError as error:
+            error_text = error.message
+            await send_error(send, STATUS[error.code], error.message)
+        except Disconnected:
+            error_text = CLIENT_GONE
+        except Exception:
+            error_text = BUG
+            logger.exception("generate request to model '%s' failed inside the server", model)
+            await send_error(send, 500, BUG)
+        else:
+            answer = _send_events if scope["path"].endswith(GENERATE_STREAM) else _send_object
+            start = partial(_start, server, send, headers.get(REQUEST_HEADER))
+            error_text = await _while_connected(receive, stream, responses, answer(start, send, stream, responses))
+        finally:
+            if timeline is not None:
+                timeline.finish(error_text)
+
+    return generate
+
+
+async def _read_request(
+    server: Server,
+    limit: int,
+    headers: dict[bytes, bytes],
+    receive: Receive,
+    model: str,
+    version_text: str | None,
+    large: LargeDocuments,
+) -> tuple[ServedVersion, InferenceRequest]:
+    """Raises InferenceError, and Disconnected when the client goes away before its body is complete."""
+    version = None if version_text is None else parse_version(version_text)
+    served = server.find(model, version)
+    if headers.get(b"content-encoding", _IDENTITY) != _IDENTITY:
+        refuse("Unsupported content-encoding, only 'identity' is supported.")
+    length = headers.get(b"content-length")
+    document = await read_up_to(limit, receive, b"", None if length is None else int(length), "JSON")
+    decode = partial(
+        generate_codec.decode,
+        document,
+        model_name=model,
+        version=version,
+        config=served.config,
+        max_input_size=limit,
+    )
+    request = await large.run(len(document), decode)
+    return served, request
+
+
+class _Answer(NamedTuple):
+    """A response, or an error in place of one, as a JSON object, and the status that it would begin an answer with."""
+
+    status: int
+    body: bytes
+
+
+class _Responses:
+    """Receives the responses of one request, and hands them out as they are wanted."""
+
+    def __init__(self, model_name: str) -> None:
+        self.error_text = ""
+        """Of the first error."""
+        self._model_name = model_name
+        self._come: deque[_Answer] = deque()
+        self._is_final = False
+        self._is_abandoned = False
+        self._change = asyncio.Event()
+
+    def on_response(self, response: InferenceResponse | InferenceError | None, *, is_final: bool) -> None:
+        if response is not None:
+            self._come.append(self._encoded(response))
+        self._is_final = is_final
+        self._change.set()
+
+    def abandon(self) -> None:
+        """The client has gone: `next` raises."""
+        self._is_abandoned = True
+        self._come.clear()
+        self._change.set()
+
+    async def next(self) -> _Answer | None:
+        """The next one, as soon as it comes; None behind the last. Raises Disconnected."""
+        while not self._is_abandoned:
+            if self._come:
+                return self._come.popleft()
+            if self._is_final:
+                return None
+            self._change.clear()
+            await self._change.wait()
+        raise Disconnected
+
+    def _encoded(self, response: InferenceResponse | InferenceError) -> _Answer:
+        if isinstance(response, InferenceError):
+            return self._failed(STATUS[response.code], response.message)
+        try:
+            return _Answer(200, generate_codec.encode(response))
+        except InferenceError as error:  # an output that has no JSON form
+            return self._failed(STATUS[error.code], error.message)
+        except Exception:
+            logger.exception("response of model '%s' cannot be written", self._model_name)
+            return self._failed(500, BUG)
+
+    def _failed(self, status: int, text: str) -> _Answer:
+        self.error_text = self.error_text or text
+        return _Answer(status, error_body(text))
+
+
+async def _while_connected(
+    receive: Receive, stream: ResponseStream, responses: _Responses, answering: Awaitable[None]
+) -> str:
+    """Wait for *answering*; cancel the request when the client goes away. What to note as the request's error."""
+    gone = asyncio.ensure_future(wait_disconnected(receive))
+    gone.add_done_callback(lambda _: responses.abandon())
+    try:
+        await answering
+    except Disconnected:
+        return CLIENT_GONE
+    finally:
+        gone.cancel()
+        stream.cancel()  # which nobody hears of that has ended
+    return responses.error_text
+
+
+async def _start(server: Server, send: Send, load_form: bytes | None, status: int, content_type: Header) -> None:
+    """Without a length, so that the body goes out in chunks."""
+    headers = [content_type]
+    if load_form is not None:
+        load = load_header(server.custom_metrics.families(), load_form)
+        if load is not None:
+            headers.append((RESPONSE_HEADER, load))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def _send_events(start: Start, send: Send, stream: ResponseStream, responses: _Responses) -> None:
+    """An event for each response, in a chunk of its own. The first one decides the status."""
+    answer = await responses.next()
+    await start(200 if answer is None else answer.status, _EVENT_TYPE)
+    while answer is not None:
+        await send({"type": "http.response.body", "body": generate_codec.event(answer.body), "more_body": True})
+        stream.consumed()
+        answer = await responses.next()
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _send_object(start: Start, send: Send, stream: ResponseStream, responses: _Responses) -> None:
+    """The only response. A second one is as many as any number: nobody waits for a third."""
+    answer = await responses.next()
+    if answer is not None:
+        stream.consumed()
+    if answer is None or await responses.next() is not None:
+        answer = _Answer(200 if answer is None else answer.status, error_body(generate_codec.NOT_ONE_RESPONSE))
+    await start(answer.status, _JSON_TYPE)
+    await send({"type": "http.response.body", "body": answer.body})

@@ -1,0 +1,166 @@
+"""Flat JSON objects to requests, and responses to such objects (HTTP spec, section 15). Knows no connection.
+
+A member whose name is an input's becomes that tensor, any other a parameter for the model; none is reserved, not even
+``sequence_id``. Members of the object ``parameters`` count as if they stood beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NoReturn
+
+import orjson
+
+from pytriton_lite.core import dtypes
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.tensor import Buffer, Tensor, element_count
+from pytriton_lite.frontends.http.codec import custom_parameter, valid_text
+from pytriton_lite.frontends.http.json_dialect import Members, load_members
+from pytriton_lite.frontends.http.json_tensors import (
+    NOT_STRING,
+    read_data,
+    refuse,
+    refuse_type,
+    write_data,
+    write_float,
+)
+
+if TYPE_CHECKING:
+    from pytriton_lite.config.model_config import ModelConfig, TensorSpec
+
+_PARAMETERS = "parameters"
+NOT_ONE_RESPONSE = (
+    "generate expects model to produce exactly 1 response, use generate stream for model that generates various number of "
+    "responses"
+)
+
+
+def decode(
+    document: Buffer, *, model_name: str, version: int | None, config: ModelConfig, max_input_size: int
+) -> InferenceRequest:
+    """The request in *document* for the model of *config*.
+
+    The inputs together may have *max_input_size* bytes. Raises InferenceError, with Triton's texts.
+    """
+    root = load_members(document)
+    if type(root) is not Members:
+        raise InferenceError(ErrorCode.INTERNAL, "attempt to get members for non-object")
+    request = InferenceRequest(model_name, version)
+    values = root.first_values()
+    if "id" in values:
+        request_id = values["id"]
+        if type(request_id) is not str:
+            refuse_type("id", NOT_STRING)
+        request.request_id = valid_text(request_id.partition("\0")[0])
+    mapping = _Mapping(request, config, max_input_size)
+    for name, _ in root.pairs:
+        if name == _PARAMETERS:
+            mapping.map_nested(values[name])
+        else:
+            mapping.map_member(name, values[name])
+    return request
+
+
+def encode(response: InferenceResponse) -> bytes:
+    """A flat object with sorted keys: every output by its name, response parameters, id, model and version.
+
+    Where names collide, the server's own win over parameters, and those over outputs. Raises InferenceError for outputs
+    that have no JSON form.
+    """
+    texts = {tensor.name: _tensor_text(tensor) for tensor in response.outputs}
+    for name, value in response.parameters.items():
+        texts[name] = write_float(value) if type(value) is float else orjson.dumps(value)
+    if response.request_id:
+        texts["id"] = orjson.dumps(response.request_id)
+    texts["model_name"] = orjson.dumps(response.model_name)
+    texts["model_version"] = orjson.dumps(str(response.version))
+    # UTF-8 sorts as its code points do, and so do our strings.
+    return b"{" + b",".join(orjson.dumps(name) + b":" + texts[name] for name in sorted(texts)) + b"}"
+
+
+def event(body: bytes) -> bytes:
+    """One server-sent event with *body*, which has no line feed in it."""
+    return b"data: " + body + b"\n\n"
+
+
+class _Mapping:
+    """Fills one request, member by member."""
+
+    def __init__(self, request: InferenceRequest, config: ModelConfig, max_input_size: int) -> None:
+        self._request = request
+        self._config = config
+        self._limit = max_input_size
+        self._input_bytes = 0
+
+    def map_nested(self, value: object) -> None:
+        """The object ``parameters``. One inside it is a member like any other."""
+        if _PARAMETERS in self._config.inputs_by_name:
+            refuse("Keyword 'parameters' for nested schema also given as input tensor name")
+        if type(value) is not Members:
+            raise InferenceError(
+                ErrorCode.INTERNAL,
+                "Expected JSON object for keyword: 'parameters': attempt to access JSON non-object as object",
+            )
+        values: Mapping[str, object] = value.first_values()
+        try:
+            for name, _ in value.pairs:
+                self.map_member(name, values[name])
+        except InferenceError as error:
+            raise InferenceError(error.code, f"Converting keyword: '{_PARAMETERS}': {error.message}") from None
+
+    def map_member(self, name: str, value: object) -> None:
+        spec = self._config.inputs_by_name.get(name)
+        if spec is None:
+            name = valid_text(name)
+            self._request.parameters[name] = custom_parameter(name, value)
+            return
+        tensor = self._tensor(spec, value)
+        if any(other.name == name for other in self._request.inputs):
+            refuse(f"{self._request.error_prefix}input '{name}' already exists in request")
+        self._request.inputs.append(tensor)
+
+    def _tensor(self, spec: TensorSpec, value: object) -> Tensor:
+        elements = value if type(value) is list else [value]
+        data: Buffer = b""
+        if spec.datatype is dtypes.BYTES:  # Triton sums them up, and so looks at them, before it knows the shape
+            data = read_data(spec.name, spec.datatype, len(elements), elements)
+        self._count_bytes(spec, len(data) or len(elements) * spec.datatype.itemsize)
+        shape = _fitted_shape(spec.name, self._config.metadata_shape(spec), len(elements))
+        if spec.datatype is not dtypes.BYTES:
+            data = read_data(spec.name, spec.datatype, len(elements), elements)
+        return Tensor(spec.name, spec.datatype, shape, data)
+
+    def _count_bytes(self, spec: TensorSpec, nbytes: int) -> None:
+        self._input_bytes += nbytes
+        if self._input_bytes > self._limit:
+            refuse(
+                f"request size of {self._input_bytes} bytes with input '{spec.name}' of size {nbytes} bytes exceeds the "
+                f"maximum allowed input size of {self._limit}. Use --http-max-input-size to increase the limit."
+            )
+
+
+def _fitted_shape(name: str, dims: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """*dims* with a number in place of each -1, so that they hold *count* elements: all but the innermost are 1."""
+    for dim in dims:
+        if dim != -1:
+            if dim == 0 or count % dim:
+                _refuse_shape(name)
+            count //= dim
+    shape = list(dims)
+    for at in reversed(range(len(shape))):
+        if shape[at] == -1:
+            shape[at], count = count, 1
+    if count != 1:
+        _refuse_shape(name)
+    return tuple(shape)
+
+
+def _refuse_shape(name: str) -> NoReturn:
+    refuse(f"The schema can not convert input '{name}' to tensor with proper shape")
+
+
+def _tensor_text(tensor: Tensor) -> bytes:
+    """A flat array, or the bare element where there is just one."""
+    text = orjson.dumps(write_data(tensor, tensor.content()))
+    return text[1:-1] if element_count(tensor.shape) == 1 else text
