@@ -8,27 +8,37 @@ die with their fork server.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import resource
 import signal
 import socket
+import ssl
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytriton_lite import __version__, logs
+from pytriton_lite.access_log import AccessLog, LineFile
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.engine.backends import Backends
 from pytriton_lite.engine.foreground import Foreground
+from pytriton_lite.engine.latency_metrics import LatencyMetrics, read_latency_metrics
 from pytriton_lite.engine.model import WorkerSettings
+from pytriton_lite.engine.regions import RegionLimits
 from pytriton_lite.engine.server import Server, ServerOptions
+from pytriton_lite.engine.trace_options import TraceMode, TraceOptions, trace_options
+from pytriton_lite.frontends.addresses import ListenError
 from pytriton_lite.frontends.grpc.http2 import Http2Listener, start_http2
 from pytriton_lite.frontends.grpc.options import GrpcOptions
 from pytriton_lite.frontends.http.hot_path import hot_path
 from pytriton_lite.frontends.http.server import HttpOptions, http_app
-from pytriton_lite.frontends.listener import Listener, ListenError, start_listener
-from pytriton_lite.frontends.metrics import metrics_app
+from pytriton_lite.frontends.listener import ConnectionLimits, Listener, start_listener
+from pytriton_lite.frontends.metrics import MetricsOptions, metrics_app
+from pytriton_lite.frontends.tls import TlsOptions, server_context
+from pytriton_lite.ipc import cuda
 from pytriton_lite.ipc.segment import DEFAULT_PREFIX
 from pytriton_lite.settings import GrpcTransport, ModelControlMode, Settings
 
@@ -38,14 +48,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _METRICS_CLOSE_S = 1.0
+_HTTP_1 = "http/1.1"
 
 
-def serve(settings: Settings, foreground: tuple[str, socket.socket] | None = None) -> int:
+def serve(settings: Settings, log: logs.Log, foreground: tuple[str, socket.socket] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; the exit code: 0 when all was drained in time, 1 otherwise or when start-up failed.
 
     *foreground* is a model that is debugged, and the control socket of its process (engine/foreground.py).
     """
-    return _run(App(settings, foreground).run())
+    return _run(App(settings, log, foreground).run())
 
 
 def _run(main: Coroutine[Any, Any, int]) -> int:
@@ -67,6 +78,10 @@ def _raise_file_limit() -> None:
             logger.info("at most %d files can be open", soft)
 
 
+def _context(tls: TlsOptions | None) -> ssl.SSLContext | None:
+    return None if tls is None else server_context(tls, _HTTP_1)
+
+
 class StartError(Exception):
     """The server cannot start; the text is the reason."""
 
@@ -74,13 +89,18 @@ class StartError(Exception):
 class App:
     """One server process, from start to exit code."""
 
-    def __init__(self, settings: Settings, foreground: tuple[str, socket.socket] | None = None) -> None:
+    def __init__(self, settings: Settings, log: logs.Log, foreground: tuple[str, socket.socket] | None = None) -> None:
         self._settings = settings
+        self._log = log
         self._foreground = foreground
         self._engine: Server | None = None
         self._grpc: Http2Listener | GrpcListener | None = None
         self._http: Listener | None = None
         self._metrics: Listener | None = None
+        self._access: AccessLog | None = None
+        # Without a page nobody would see the rest.
+        chosen = [(setting.key, setting.value) for setting in settings.metrics_config if settings.allow_metrics]
+        self._latencies: LatencyMetrics = read_latency_metrics(chosen)
         self._signal: asyncio.Future[int] | None = None
 
     async def run(self) -> int:
@@ -91,21 +111,32 @@ class App:
             loop.add_signal_handler(number, self._on_signal, number)
         _raise_file_limit()
         foreground = Foreground(*self._foreground) if self._foreground is not None else None
-        self._engine = engine = Server(self._server_options(), foreground=foreground)
         try:
             try:
-                if not await self._unless_signalled(self._load(engine)):
-                    return await self._stop(engine)
-                await self._listen(engine)
+                engine = Server(self._server_options(), foreground=foreground, on_log_settings=self._log.apply)
+            except (StartError, InferenceError) as error:
+                logger.error("error: creating server: %s", error)
+                return 1
+            self._engine = engine
+            try:
+                with self._files_open(engine):
+                    return await self._serve(engine)
             except StartError as error:
                 logger.error("error: creating server: %s", error)
                 await engine.stop(self._settings.exit_timeout_secs)
                 return 1
-            logger.info("Signal (%d) received.", await self._signal)
-            return await self._stop(engine)
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
+
+    async def _serve(self, engine: Server) -> int:
+        assert self._signal is not None
+        self._check_tls()
+        if not await self._unless_signalled(self._load(engine)):
+            return await self._stop(engine)
+        await self._listen(engine)
+        logger.info("Signal (%d) received.", await self._signal)
+        return await self._stop(engine)
 
     def _on_signal(self, number: signal.Signals) -> None:
         assert self._signal is not None
@@ -132,16 +163,23 @@ class App:
 
     # ------------------------------------------------------------------------------------------ start
 
+    def _check_tls(self) -> None:
+        """Read the files of TLS, so that a wrong one is told before models are loaded. Raises StartError."""
+        settings = self._settings
+        try:
+            for tls in (settings.http_tls, settings.metrics_tls, settings.grpc_tls):
+                _context(tls)
+        except ListenError as error:
+            raise StartError(str(error)) from error
+
     def _server_options(self) -> ServerOptions:
         settings = self._settings
-        levels = settings.log_info << 0 | settings.log_warning << 1 | settings.log_error << 2
         workers = WorkerSettings(
             executable=sys.executable,
             shm_prefix=settings.segment_prefix or DEFAULT_PREFIX,
             ring_bytes=settings.arena_bytes,
             hello_timeout_s=settings.worker_hello_timeout_s,
             ready_timeout_s=settings.worker_ready_timeout_s,
-            log_levels=levels | bool(settings.log_verbose) << 3,
             response_window=settings.grpc_max_response_pool_size,
         )
         return ServerOptions(
@@ -157,7 +195,63 @@ class App:
             is_explicit=settings.model_control_mode is ModelControlMode.EXPLICIT,
             startup_models=settings.load_model,
             backends=Backends(settings.backend_directory.resolve(), settings.backend_settings),
+            latencies=self._latencies,
+            log_settings=self._log.settings,
+            trace=self._trace_options(),
+            allow_client_shm=settings.allow_client_shm,
+            region_limits=RegionLimits(settings.client_shm_key_prefix, settings.client_shm_max_byte_size),
         )
+
+    def _trace_options(self) -> TraceOptions:
+        """Raises StartError for what cannot be done."""
+        try:
+            options = trace_options(self._settings.trace_settings, os.environ)
+        except ValueError as error:
+            raise StartError(str(error)) from None
+        if options.mode is TraceMode.OPENTELEMETRY:
+            return options
+        if options.levels and not options.file:
+            logger.warning("no request is traced: trace file name is not given; use --trace-config triton,file=<path>")
+        elif options.file and not Path(options.file).absolute().parent.is_dir():
+            raise StartError(f"trace file {options.file}: there is no such directory")
+        return options
+
+    @contextlib.contextmanager
+    def _files_open(self, engine: Server) -> Iterator[None]:
+        """Write the access log, if one is wanted, and listen to SIGHUP, if there are files that it could be about."""
+        settings = self._settings
+        access_file: LineFile | None = None
+        if settings.access_log_file is not None:
+            try:
+                access_file = LineFile(settings.access_log_file)
+            except OSError as error:
+                text = f"cannot append to the access log {settings.access_log_file}: {error.strerror}"
+                raise StartError(text) from None
+        loop = asyncio.get_running_loop()
+        with contextlib.ExitStack() as stack:
+            if settings.log_file is not None or access_file is not None:
+                # Where there are none, it ends the server, as does the terminal that it was started from.
+                loop.add_signal_handler(signal.SIGHUP, self._reopen, access_file)
+                stack.callback(loop.remove_signal_handler, signal.SIGHUP)
+            if access_file is not None:
+                stack.callback(access_file.close)
+            if settings.access_log or access_file is not None:
+                write = self._log.write if access_file is None else access_file.write
+                self._access = AccessLog(write, lambda: self._log.settings.format)
+                stack.callback(self._access.close)
+                engine.observation.watch(self._access)
+            yield
+
+    def _reopen(self, access_file: LineFile | None) -> None:
+        """The files have been moved away: go on in new ones of the same names."""
+        try:
+            self._log.reopen()
+            if access_file is not None:
+                access_file.reopen()
+        except OSError as error:
+            logger.error("SIGHUP: %s; the file that was open is written on", error)
+            return
+        logger.info("SIGHUP: log files were opened anew")
 
     async def _load(self, engine: Server) -> None:
         logger.info("pytriton-lite %s, Python %s, pid %d", __version__, sys.version.split()[0], os.getpid())
@@ -178,11 +272,20 @@ class App:
 
     async def _listen(self, engine: Server) -> None:
         settings = self._settings
+        limits = ConnectionLimits(
+            settings.http_max_header_size, settings.http_header_timeout_secs, settings.http_idle_timeout_secs
+        )
         try:
             if settings.allow_grpc:
                 self._grpc = await self._listen_grpc(engine)
             if settings.allow_http:
-                options = HttpOptions(max_input_size=settings.http_max_input_size)
+                options = HttpOptions(
+                    max_input_size=settings.http_max_input_size,
+                    header_forward_pattern=settings.http_header_forward_pattern,
+                    restricted=settings.http_restricted_api,
+                    cors_allow_origins=settings.http_cors_allow_origin,
+                    on_admin=self._access.ended if self._access is not None else None,
+                )
                 self._http = await start_listener(
                     http_app(engine, options),
                     host=settings.http_address,
@@ -190,18 +293,31 @@ class App:
                     reuse_port=settings.reuse_http_port,
                     name="HTTPService",
                     protocol=hot_path(engine, options),
+                    tls=_context(settings.http_tls),
+                    limits=limits,
                 )
             if settings.allow_metrics:
                 self._metrics = await start_listener(
-                    metrics_app(engine),
+                    metrics_app(engine, self._metrics_options()),
                     host=settings.metrics_address,
                     port=settings.metrics_port,
                     reuse_port=False,
                     name="Metrics Service",
+                    tls=_context(settings.metrics_tls),
+                    limits=limits,
                 )
         except ListenError as error:
             await self._close_listeners(0.0)
             raise StartError(str(error)) from error
+
+    def _metrics_options(self) -> MetricsOptions:
+        settings = self._settings
+        return MetricsOptions(
+            interval_ms=settings.metrics_interval_ms,
+            has_latency_counters=self._latencies.has_counters,
+            has_cpu=settings.allow_cpu_metrics,
+            gpu_uuids=cuda.visible_device_uuids if settings.allow_gpu_metrics else None,
+        )
 
     async def _listen_grpc(self, engine: Server) -> Http2Listener | GrpcListener:
         if self._settings.grpc_transport is GrpcTransport.HTTP2:
@@ -216,6 +332,11 @@ class App:
             address=settings.grpc_address,
             port=settings.grpc_port,
             reuse_port=settings.reuse_grpc_port,
+            tls=settings.grpc_tls,
+            restricted=settings.grpc_restricted_protocol,
+            header_forward_pattern=settings.grpc_header_forward_pattern,
+            max_message_bytes=settings.grpc_max_message_size,
+            handshake_timeout_ms=settings.grpc_handshake_timeout,
             keepalive_time_ms=settings.grpc_keepalive_time,
             keepalive_timeout_ms=settings.grpc_keepalive_timeout,
             keepalive_permit_without_calls=settings.grpc_keepalive_permit_without_calls,

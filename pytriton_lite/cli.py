@@ -151,7 +151,7 @@ def start(parsed: Parsed, *, foreground: tuple[str, socket.socket] | None = None
             "Name a directory of models, as in: pytriton-lite serve model_repository"
         )
     try:
-        logs.configure(settings)
+        log = logs.configure(settings)
     except OSError as error:
         raise UsageError(f'Bad option: "--log-file".\ncannot append to {settings.log_file}: {error.strerror}') from None
     for warning in parsed.warnings:
@@ -159,7 +159,7 @@ def start(parsed: Parsed, *, foreground: tuple[str, socket.socket] | None = None
     # Late, so that --help, --version and a misspelt flag do not wait for the web frameworks to be imported.
     from pytriton_lite.app import serve
 
-    return serve(settings, foreground)
+    return serve(settings, log, foreground)
 
 
 # Reading ------------------------------------------------------------------------------------------------------------
@@ -267,6 +267,13 @@ def _warnings(settings: Settings, given: Sequence[Given], environ: Mapping[str, 
             yield f"--{option.flag} has no effect: {option.note}"
         if option.instead:
             yield f"--{option.flag} is deprecated; use --{option.instead}"
+    for flag in settings.open_model_control():
+        yield (
+            "in mode explicit whoever reaches the server can load a model, and so run code as its user; "
+            f"--{flag}=model-repository:<key>=<value> asks for a key"
+        )
+    for flag in settings.idle_tls_flags():
+        yield f"--{flag} has no effect: TLS is off there, or asks clients for no certificate"
     for setting in dict.fromkeys(settings.backend_config):
         if (setting.backend, setting.key) not in HONOURED_BACKEND_KEYS and not settings.has_backend(setting.backend):
             yield f"--backend-config={setting} has no effect: nothing here reads it"

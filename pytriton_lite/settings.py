@@ -20,6 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pytriton_lite.core.log_settings import LogFormat
+from pytriton_lite.engine.trace_options import OpenTelemetryOptions, TraceSetting, parse_level, parse_trace_setting
+from pytriton_lite.frontends.addresses import UNIX_PREFIX, format_address, is_unix
+from pytriton_lite.frontends.grpc.options import LARGEST_MESSAGE_BYTES, SMALLEST_LIMIT_BYTES
+from pytriton_lite.frontends.header_forwarding import compile_pattern
+from pytriton_lite.frontends.restriction import CATEGORIES, RestrictedGroup, check_groups, parse_group
+from pytriton_lite.frontends.tls import TlsOptions
+
 ENVIRONMENT_PREFIX = "PYTRITON_LITE_"
 
 
@@ -31,13 +39,6 @@ class ModelControlMode(enum.Enum):
     NONE = "none"
     POLL = "poll"
     EXPLICIT = "explicit"
-
-
-class LogFormat(enum.Enum):
-    DEFAULT = "default"
-    ISO8601 = "ISO8601"
-    JSON = "json"
-    """Ours: one JSON object per line."""
 
 
 class CompressionLevel(enum.Enum):
@@ -68,6 +69,17 @@ class BackendSetting:
 
     def __str__(self) -> str:
         return f"{self.backend},{self.key}={self.value}" if self.backend else f"{self.key}={self.value}"
+
+
+@dataclass(frozen=True)
+class MetricsSetting:
+    """One ``--metrics-config``."""
+
+    key: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.value}"
 
 
 class Standing(enum.Enum):
@@ -120,6 +132,7 @@ INT64_MAX = (1 << 63) - 1
 
 _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 _SCHEME = re.compile(r"[a-z][a-z0-9]*://")
+_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s@]+", re.ASCII)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -191,13 +204,42 @@ def _parse_config_name(text: str) -> str:
 
 
 def _parse_address(text: str) -> str:
-    """A host name, an IPv4 or an IPv6 address; ``ipv6:[::1]`` is what Triton's HTTP server wants for ``::1``."""
+    """A host name, an IPv4 or an IPv6 address; ``ipv6:[::1]`` is what Triton's HTTP server wants for ``::1``.
+
+    Or a Unix socket: ``unix:PATH``, and ``unix:///PATH`` as gRPC clients also write it.
+    """
+    if is_unix(text):
+        path = text.removeprefix(UNIX_PREFIX)
+        if path.startswith("//"):
+            path = path.removeprefix("//") if path.startswith("///") else ""
+        if not path or "\0" in path:
+            raise ValueError(f"expected unix:PATH or unix:///PATH. Got {text}")
+        return UNIX_PREFIX + path
     address = text.removeprefix("ipv4:").removeprefix("ipv6:")
     if address.startswith("[") and address.endswith("]"):
         address = address[1:-1]
     if not address:
         raise ValueError(f"Invalid option value. Got {text}")
     return address
+
+
+def _parse_pattern(text: str) -> str:
+    compile_pattern(text)
+    return text
+
+
+def _parse_origin(text: str) -> str:
+    if text != "*" and _ORIGIN.fullmatch(text) is None:
+        raise ValueError(f"an origin is <scheme>://<host>[:<port>], and * is any. Got {text}")
+    return text.lower()
+
+
+def _parse_key_prefix(text: str) -> str:
+    """Key without slashes in front; one that holds another slash would allow nothing at all."""
+    prefix = text.lstrip("/")
+    if not prefix or "/" in prefix:
+        raise ValueError(f"--client-shm-key-prefix is the beginning of a name in shared memory. Got '{text}'")
+    return prefix
 
 
 def _parse_repository(text: str) -> Path:
@@ -230,6 +272,26 @@ def _parse_backend_setting(text: str) -> BackendSetting:
     return BackendSetting(backend, key, value)
 
 
+def _parse_metrics_setting(text: str) -> MetricsSetting:
+    """``K=V``. A name in front of it, with a comma, is left for the future, as in Triton."""
+    key, _, value = text.partition("=")
+    if not key or not value or "," in key:
+        raise ValueError(f"--metrics-config option format is <setting>=<value>. Got {text}")
+    return MetricsSetting(key, value)
+
+
+def _parse_interval(text: str) -> float:
+    interval = _parse_float(text)
+    if interval < 0:
+        raise ValueError(f"Provided option value is out of bound. Got {text}")
+    return interval
+
+
+def _parse_trace_level(text: str) -> str:
+    parse_level(text)
+    return text
+
+
 def _choice(flag: str, choices: type[enum.Enum]) -> Kind:
     """One value of an enum, in any case. *flag* is as Triton spells it in this text."""
     names = [member.value for member in choices]
@@ -258,6 +320,7 @@ FLOAT = Kind("<float>", _parse_float)
 TEXT = Kind("<string>", str)
 PATH = Kind("<path>", lambda text: Path(text) if text else None)
 ADDRESS = Kind("<address>", _parse_address)
+PATTERN = Kind("<regex>", _parse_pattern)
 
 
 # How options are declared -------------------------------------------------------------------------------------------
@@ -288,6 +351,8 @@ class Declaration:
     aliases: tuple[Alias, ...] = ()
     shown_default: str | None = None
     """What help prints where the default is worked out later."""
+    instead: str = ""
+    """What to write in its place, for a deprecated option that has a field of its own."""
 
 
 def _option(group: Group, kind: Kind, help: str, **more: Any) -> Mapping[str, Declaration]:
@@ -308,13 +373,9 @@ _NO_PLUGINS = "this server loads no shared libraries"
 _NO_GPU_POOLS = "this server keeps no memory pools of its own on devices"
 _NO_SAGEMAKER = "there is no SageMaker front end"
 _NO_VERTEX = "there is no Vertex AI front end"
-_NO_TRACING = "request tracing is not yet supported"
 _NO_RATE_LIMIT = "rate limiting is not yet supported"
 
-# Features that later versions bring.
-_TLS = "TLS for gRPC"
-_FORWARDING = "forwarding of headers"
-_RESTRICTION = "restriction of protocols"
+_CATEGORIES = ", ".join(CATEGORIES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,7 +417,29 @@ class Settings:
     )
     log_file: Path | None = field(
         default=None,
-        metadata=_option(Group.LOGGING, PATH, "File to which lines are appended. Without it they go to stderr."),
+        metadata=_option(
+            Group.LOGGING,
+            PATH,
+            "File to which lines are appended. Without it they go to stderr. SIGHUP has it opened anew, for log rotation.",
+        ),
+    )
+    access_log: bool = field(
+        default=False,
+        metadata=_option(
+            Group.LOGGING,
+            BOOL,
+            "Write one line for each inference request: its model, instance, ids, status, bytes and times. It is written in "
+            "the log's format, whatever severities are on.",
+        ),
+    )
+    access_log_file: Path | None = field(
+        default=None,
+        metadata=_option(
+            Group.LOGGING,
+            PATH,
+            "File to which these lines are appended, instead of the log; the same as --access-log with a place of its own. "
+            "SIGHUP has it opened anew.",
+        ),
     )
 
     model_repository: tuple[Path, ...] = field(
@@ -469,7 +552,10 @@ class Settings:
 
     allow_http: bool = field(default=True, metadata=_option(Group.HTTP, BOOL, "Serve HTTP."))
     http_address: str = field(
-        default="0.0.0.0", metadata=_option(Group.HTTP, ADDRESS, "Address that HTTP listens on; ::1 or ipv6:[::1] too.")
+        default="0.0.0.0",
+        metadata=_option(
+            Group.HTTP, ADDRESS, "Address that HTTP listens on; ::1 or ipv6:[::1] too, or unix:<path> of a Unix socket."
+        ),
     )
     http_port: int = field(
         default=8000, metadata=_option(Group.HTTP, PORT, "Port that HTTP listens on; 0 picks a free one and prints it.")
@@ -479,20 +565,25 @@ class Settings:
     )
     http_header_forward_pattern: str = field(
         default="",
-        metadata=_later(
-            Group.HTTP, TEXT, "Regular expression; headers that match become request parameters.", _FORWARDING
+        metadata=_option(
+            Group.HTTP,
+            PATTERN,
+            "Headers of infer requests whose name this finds anywhere become parameters of the request. It ignores case "
+            "unless it begins with (?-i).",
         ),
     )
     http_thread_count: int = field(
         default=8, metadata=_unused(Group.HTTP, COUNT, "Threads that handle HTTP requests.", _ONE_LOOP)
     )
-    http_restricted_api: tuple[str, ...] = field(
+    http_restricted_api: tuple[RestrictedGroup, ...] = field(
         default=(),
-        metadata=_later(
+        metadata=_option(
             Group.HTTP,
-            Kind("<api>,...:<header>=<value>", str),
-            "Answer requests to these APIs only where the header has the value.",
-            _RESTRICTION,
+            Kind(
+                "<api>,...:<header>=<value>",
+                lambda text: parse_group(text, flag="http-restricted-api", feature="api"),
+            ),
+            f"Answer requests to these APIs only where the header has the value. APIs: {_CATEGORIES}.",
             repeatable=True,
         ),
     )
@@ -505,9 +596,65 @@ class Settings:
         ),
     )
 
+    http_max_header_size: int = field(
+        default=64 << 10,
+        metadata=_option(
+            Group.HTTP,
+            _integer(low=1024),
+            "Bytes that the request line and the headers of a request may have together. Of metrics, too.",
+        ),
+    )
+    http_header_timeout_secs: int = field(
+        default=60,
+        metadata=_option(
+            Group.HTTP,
+            _integer(low=1),
+            "Seconds that a request line and its headers may take to come; then the connection is closed. Of metrics, too.",
+        ),
+    )
+    http_idle_timeout_secs: int = field(
+        default=620,
+        metadata=_option(
+            Group.HTTP,
+            _integer(low=1),
+            "Seconds that a connection is kept at least when nothing is asked on it; twice as many at most. Of metrics, too.",
+        ),
+    )
+    http_use_ssl: bool = field(default=False, metadata=_option(Group.HTTP, BOOL, "Encrypt HTTP with TLS."))
+    http_use_ssl_mutual: bool | None = field(
+        default=None,
+        metadata=_option(
+            Group.HTTP,
+            BOOL,
+            "TLS, and if true only for clients with a certificate that --http-root-cert has signed.",
+        ),
+    )
+    http_server_cert: Path | None = field(
+        default=None, metadata=_option(Group.HTTP, PATH, "PEM file of the server's certificate.")
+    )
+    http_server_key: Path | None = field(
+        default=None, metadata=_option(Group.HTTP, PATH, "PEM file of the server's key.")
+    )
+    http_root_cert: Path | None = field(
+        default=None, metadata=_option(Group.HTTP, PATH, "PEM file of the authority that signs clients.")
+    )
+    http_cors_allow_origin: tuple[str, ...] = field(
+        default=(),
+        metadata=_option(
+            Group.HTTP,
+            Kind("<origin>", _parse_origin),
+            "Let the pages of this origin, https://example.com for instance, call the server from a browser; * is any. Without "
+            "it no header of CORS is sent.",
+            repeatable=True,
+        ),
+    )
+
     allow_grpc: bool = field(default=True, metadata=_option(Group.GRPC, BOOL, "Serve gRPC."))
     grpc_address: str = field(
-        default="0.0.0.0", metadata=_option(Group.GRPC, ADDRESS, "Address that gRPC listens on; ::1 or ipv6:[::1] too.")
+        default="0.0.0.0",
+        metadata=_option(
+            Group.GRPC, ADDRESS, "Address that gRPC listens on; ::1 or ipv6:[::1] too, or unix:<path> of a Unix socket."
+        ),
     )
     grpc_port: int = field(
         default=8001, metadata=_option(Group.GRPC, PORT, "Port that gRPC listens on; 0 picks a free one and prints it.")
@@ -525,8 +672,11 @@ class Settings:
     )
     grpc_header_forward_pattern: str = field(
         default="",
-        metadata=_later(
-            Group.GRPC, TEXT, "Regular expression; metadata that match become request parameters.", _FORWARDING
+        metadata=_option(
+            Group.GRPC,
+            PATTERN,
+            "Metadata of inference calls whose key this finds anywhere become parameters of the requests. It ignores case "
+            "unless it begins with (?-i).",
         ),
     )
     grpc_infer_allocation_pool_size: int = field(
@@ -546,16 +696,39 @@ class Settings:
             "Responses of a decoupled model to one request that may wait for the client; then the model waits.",
         ),
     )
-    grpc_use_ssl: bool = field(default=False, metadata=_later(Group.GRPC, BOOL, "Encrypt gRPC with TLS.", _TLS))
-    grpc_use_ssl_mutual: bool = field(
-        default=False, metadata=_later(Group.GRPC, BOOL, "TLS that also asks clients for a certificate.", _TLS)
+    grpc_use_ssl: bool = field(default=False, metadata=_option(Group.GRPC, BOOL, "Encrypt gRPC with TLS."))
+    grpc_use_ssl_mutual: bool | None = field(
+        default=None,
+        metadata=_option(
+            Group.GRPC,
+            BOOL,
+            "TLS, and if true only for clients with a certificate that --grpc-root-cert has signed.",
+        ),
     )
-    grpc_server_cert: str = field(
-        default="", metadata=_later(Group.GRPC, TEXT, "PEM file of the server's certificate.", _TLS)
+    grpc_server_cert: Path | None = field(
+        default=None, metadata=_option(Group.GRPC, PATH, "PEM file of the server's certificate.")
     )
-    grpc_server_key: str = field(default="", metadata=_later(Group.GRPC, TEXT, "PEM file of the server's key.", _TLS))
-    grpc_root_cert: str = field(
-        default="", metadata=_later(Group.GRPC, TEXT, "PEM file of the authority that signs clients.", _TLS)
+    grpc_server_key: Path | None = field(
+        default=None, metadata=_option(Group.GRPC, PATH, "PEM file of the server's key.")
+    )
+    grpc_root_cert: Path | None = field(
+        default=None, metadata=_option(Group.GRPC, PATH, "PEM file of the authority that signs clients.")
+    )
+    grpc_max_message_size: int = field(
+        default=LARGEST_MESSAGE_BYTES,
+        metadata=_option(
+            Group.GRPC,
+            _integer(low=SMALLEST_LIMIT_BYTES),
+            "Bytes that a message of a client may have, decompressed; a larger one is refused as RESOURCE_EXHAUSTED.",
+        ),
+    )
+    grpc_handshake_timeout: int = field(
+        default=120_000,
+        metadata=_option(
+            Group.GRPC,
+            _integer(low=1),
+            "Milliseconds that a client may take for TLS and the greeting of HTTP/2; then its connection is closed.",
+        ),
     )
     grpc_infer_response_compression_level: CompressionLevel = field(
         default=CompressionLevel.NONE,
@@ -603,13 +776,16 @@ class Settings:
             Group.GRPC, MILLISECONDS, "Milliseconds that the calls of a connection too old have left; 0 is any time."
         ),
     )
-    grpc_restricted_protocol: tuple[str, ...] = field(
+    grpc_restricted_protocol: tuple[RestrictedGroup, ...] = field(
         default=(),
-        metadata=_later(
+        metadata=_option(
             Group.GRPC,
-            Kind("<protocol>,...:<key>=<value>", str),
-            "Answer calls of these protocols only where the metadata key has the value.",
-            _RESTRICTION,
+            Kind(
+                "<protocol>,...:<key>=<value>",
+                lambda text: parse_group(text, flag="grpc-restricted-protocol", feature="protocol"),
+            ),
+            "Answer calls of these protocols only where the metadata key triton-grpc-protocol-<key> has the value. Protocols: "
+            f"{_CATEGORIES}.",
             repeatable=True,
         ),
     )
@@ -646,16 +822,32 @@ class Settings:
     allow_metrics: bool = field(default=True, metadata=_option(Group.METRICS, BOOL, "Serve Prometheus metrics."))
     allow_gpu_metrics: bool = field(
         default=True,
-        metadata=_unused(Group.METRICS, BOOL, "Export GPU metrics.", "GPU metrics are not exported yet"),
+        metadata=_option(
+            Group.METRICS,
+            BOOL,
+            "Export metrics of the GPUs, read through NVML: pytriton-lite[gpu]. Not if TRITON_SERVER_CPU_ONLY is set.",
+        ),
     )
     allow_cpu_metrics: bool = field(
         default=True,
-        metadata=_unused(Group.METRICS, BOOL, "Export CPU metrics.", "CPU metrics are not exported yet"),
+        metadata=_option(Group.METRICS, BOOL, "Export the machine's use of processors and memory."),
     )
     metrics_address: str = field(
         default="",
         metadata=_option(
-            Group.METRICS, ADDRESS, "Address that metrics listen on.", shown_default="that of --http-address"
+            Group.METRICS,
+            ADDRESS,
+            "Address that metrics listen on, or unix:<path>.",
+            shown_default="that of --http-address, unless that is a Unix socket",
+        ),
+    )
+    metrics_use_ssl: bool = field(
+        default=False,
+        metadata=_option(
+            Group.METRICS,
+            BOOL,
+            "Encrypt metrics with TLS: with --http-server-cert and --http-server-key, and for the clients that "
+            "--http-use-ssl-mutual lets in.",
         ),
     )
     metrics_port: int = field(
@@ -664,53 +856,81 @@ class Settings:
     )
     metrics_interval_ms: float = field(
         default=2000.0,
-        metadata=_unused(
+        metadata=_option(
             Group.METRICS,
-            FLOAT,
-            "Milliseconds between two readings of polled metrics.",
-            "every metric is read when it is scraped",
+            Kind("<float>", _parse_interval),
+            "Least milliseconds between two readings of processors and GPUs. They are read when metrics are asked for.",
         ),
     )
-    metrics_config: tuple[str, ...] = field(
+    metrics_config: tuple[MetricsSetting, ...] = field(
         default=(),
-        metadata=_later(
+        metadata=_option(
             Group.METRICS,
-            Kind("<setting>=<value>", str),
-            "Choice of metric families and their settings.",
-            "the choice of metric families",
+            Kind("<setting>=<value>", _parse_metrics_setting),
+            "Choice of families of latencies: counter_latencies (true), summary_latencies (false), summary_quantiles "
+            "(<quantile>:<error>,...; 0.5:0.05,0.9:0.01,0.95:0.001,0.99:0.001,0.999:0.001) and histogram_latencies (false). "
+            "See docs/metrics.md.",
             repeatable=True,
         ),
     )
 
-    trace_config: tuple[str, ...] = field(
+    trace_config: tuple[TraceSetting, ...] = field(
         default=(),
-        metadata=_later(
+        metadata=_option(
             Group.TRACING,
-            Kind("[<mode>,]<setting>=<value>", str),
-            "What is traced, how often and to where.",
-            "request tracing",
+            Kind("[<mode>,]<setting>=<value>", parse_trace_setting),
+            "What is traced, how often and to where: level (OFF, TIMESTAMPS, TENSORS; OFF), rate (1000), count (-1, no limit), "
+            "mode (triton, opentelemetry); triton,file and triton,log-frequency (0); opentelemetry,url "
+            f"({OpenTelemetryOptions.url}), resource (<key>=<value>), bsp_max_queue_size (2048), bsp_schedule_delay (5000) "
+            "and bsp_max_export_batch_size (512). See docs/tracing.md.",
             repeatable=True,
         ),
     )
     trace_file: str = field(
-        default="", metadata=_unused(Group.DEPRECATED, TEXT, "Use --trace-config triton,file=<string>.", _NO_TRACING)
+        default="",
+        metadata=_option(
+            Group.DEPRECATED,
+            TEXT,
+            "Use --trace-config triton,file=<string>.",
+            instead="trace-config triton,file=<string>",
+        ),
     )
     trace_level: tuple[str, ...] = field(
         default=(),
-        metadata=_unused(Group.DEPRECATED, TEXT, "Use --trace-config level=<string>.", _NO_TRACING, repeatable=True),
+        metadata=_option(
+            Group.DEPRECATED,
+            Kind("<string>", _parse_trace_level),
+            "Use --trace-config level=<string>.",
+            instead="trace-config level=<string>",
+            repeatable=True,
+        ),
     )
     trace_rate: int = field(
-        default=1000, metadata=_unused(Group.DEPRECATED, COUNT, "Use --trace-config rate=<integer>.", _NO_TRACING)
+        default=1000,
+        metadata=_option(
+            Group.DEPRECATED,
+            COUNT,
+            "Use --trace-config rate=<integer>.",
+            instead="trace-config rate=<integer>",
+        ),
     )
     trace_count: int = field(
         default=-1,
-        metadata=_unused(
-            Group.DEPRECATED, _integer(low=-1), "Use --trace-config count=<integer>; -1 is no limit.", _NO_TRACING
+        metadata=_option(
+            Group.DEPRECATED,
+            _integer(low=-1),
+            "Use --trace-config count=<integer>; -1 is no limit.",
+            instead="trace-config count=<integer>",
         ),
     )
     trace_log_frequency: int = field(
         default=0,
-        metadata=_unused(Group.DEPRECATED, COUNT, "Use --trace-config triton,log-frequency=<integer>.", _NO_TRACING),
+        metadata=_option(
+            Group.DEPRECATED,
+            COUNT,
+            "Use --trace-config triton,log-frequency=<integer>.",
+            instead="trace-config triton,log-frequency=<integer>",
+        ),
     )
 
     backend_config: tuple[BackendSetting, ...] = field(
@@ -805,11 +1025,30 @@ class Settings:
 
     allow_client_shm: bool = field(
         default=False,
-        metadata=_later(
+        metadata=_option(
             Group.MEMORY,
             BOOL,
-            "Let clients register shared memory regions.",
-            "shared memory of clients",
+            "Let clients register shared memory regions. Whoever reaches the server's ports can then have it read and write "
+            "every segment that its user may open; see --client-shm-key-prefix.",
+        ),
+    )
+    client_shm_key_prefix: tuple[str, ...] = field(
+        default=(),
+        metadata=_option(
+            Group.MEMORY,
+            Kind("<string>", _parse_key_prefix),
+            "Clients may register only shared memory whose key, leading slashes aside, begins with this, or with one of these "
+            "if given several times. Every key if not given.",
+            repeatable=True,
+        ),
+    )
+    client_shm_max_byte_size: int = field(
+        default=0,
+        metadata=_option(
+            Group.MEMORY,
+            BYTE_SIZE,
+            "How far into a segment a region of a client may reach: its offset and its byte size together are at most this. "
+            "0 is no limit.",
         ),
     )
     pinned_memory_pool_byte_size: int = field(
@@ -873,9 +1112,100 @@ class Settings:
             repositories.setdefault(path.absolute(), path)
         object.__setattr__(self, "model_repository", tuple(repositories.values()))
         object.__setattr__(self, "load_model", tuple(dict.fromkeys(self.load_model)))
+        if self.allow_metrics and not self.metrics_address and is_unix(self.http_address):
+            raise UsageError(
+                "Error: --http-address is a Unix socket, which metrics cannot share; say where they are to listen with "
+                "--metrics-address, or turn them off with --allow-metrics=false."
+            )
         object.__setattr__(self, "metrics_address", self.metrics_address or self.http_address)
         _check_combinations(self)
         _check_supported(self)
+
+    @property
+    def http_tls(self) -> TlsOptions | None:
+        """None where HTTP is plain text."""
+        is_on = self.http_use_ssl or self.http_use_ssl_mutual is not None
+        return self._http_tls_options() if is_on else None
+
+    @property
+    def metrics_tls(self) -> TlsOptions | None:
+        """None where metrics are plain text."""
+        return self._http_tls_options() if self.metrics_use_ssl else None
+
+    def _http_tls_options(self) -> TlsOptions:
+        return _tls_options(
+            "http",
+            self.http_server_cert,
+            self.http_server_key,
+            self.http_root_cert,
+            asks_clients=bool(self.http_use_ssl_mutual),
+        )
+
+    @property
+    def grpc_tls(self) -> TlsOptions | None:
+        """None where gRPC is plain text. --grpc-use-ssl-mutual turns TLS on whatever it says (gRPC spec, section 1)."""
+        if not self.grpc_use_ssl and self.grpc_use_ssl_mutual is None:
+            return None
+        return _tls_options(
+            "grpc",
+            self.grpc_server_cert,
+            self.grpc_server_key,
+            self.grpc_root_cert,
+            asks_clients=bool(self.grpc_use_ssl_mutual),
+        )
+
+    @property
+    def trace_settings(self) -> tuple[TraceSetting, ...]:
+        """Those of --trace-config, behind what the deprecated flags say of settings that it does not name."""
+        deprecated = [
+            *(TraceSetting("", "level", text) for text in self.trace_level),
+            TraceSetting("", "rate", str(self.trace_rate)),
+            TraceSetting("", "count", str(self.trace_count)),
+            TraceSetting("triton", "file", self.trace_file),
+            TraceSetting("triton", "log-frequency", str(self.trace_log_frequency)),
+        ]
+        named = {setting.key for setting in self.trace_config}
+        return (*(setting for setting in deprecated if setting.key not in named), *self.trace_config)
+
+    def open_model_control(self) -> list[str]:
+        """The flags that would keep strangers from loading models, which is to run their code; empty where none can."""
+        if self.model_control_mode is not ModelControlMode.EXPLICIT:
+            return []
+        front_ends = (
+            (self.allow_http, self.http_address, self.http_restricted_api, self.http_tls, "http-restricted-api"),
+            (
+                self.allow_grpc,
+                self.grpc_address,
+                self.grpc_restricted_protocol,
+                self.grpc_tls,
+                "grpc-restricted-protocol",
+            ),
+        )
+        return [
+            flag
+            for is_allowed, address, restricted, tls, flag in front_ends
+            if is_allowed
+            and not _is_local(address)
+            and not any("model-repository" in group.categories for group in restricted)
+            and (tls is None or tls.client_root is None)
+        ]
+
+    def idle_tls_flags(self) -> list[str]:
+        """The flags that name a file for TLS of which no use is made."""
+        http, grpc = self.http_tls or self.metrics_tls, self.grpc_tls
+        named = (
+            ("http-server-cert", self.http_server_cert, http),
+            ("http-server-key", self.http_server_key, http),
+            ("http-root-cert", self.http_root_cert, http),
+            ("grpc-server-cert", self.grpc_server_cert, grpc),
+            ("grpc-server-key", self.grpc_server_key, grpc),
+            ("grpc-root-cert", self.grpc_root_cert, grpc),
+        )
+        return [
+            flag
+            for flag, file, tls in named
+            if file is not None and (tls is None or file not in (tls.certificate, tls.key, tls.client_root))
+        ]
 
     @property
     def worker_ready_timeout_s(self) -> int:
@@ -966,7 +1296,7 @@ class Option:
     note: str
     shown_default: str | None = None
     instead: str = ""
-    """The flag to use, where this one is deprecated in favour of another of the same field."""
+    """What to use, where this one is deprecated: mostly another flag of the same field."""
 
     @property
     def environment(self) -> str:
@@ -1004,6 +1334,7 @@ def _options_of(entry: dataclasses.Field[Any]) -> list[Option]:
         standing=declared.standing,
         note=declared.note,
         shown_default=declared.shown_default,
+        instead=declared.instead,
     )
     aliases = [
         dataclasses.replace(
@@ -1039,9 +1370,9 @@ def show(value: object) -> str:
 # What the parser cannot see in one option ---------------------------------------------------------------------------
 
 
-def endpoint(address: str, port: int) -> str:
-    """``0.0.0.0:8000``, ``[::1]:8000``."""
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+def _is_local(address: str) -> bool:
+    """Whether only this machine can reach it."""
+    return is_unix(address) or address.startswith("127.") or address in ("::1", "localhost")
 
 
 def _check_combinations(settings: Settings) -> None:
@@ -1054,6 +1385,7 @@ def _check_combinations(settings: Settings) -> None:
             "or the other."
         )
     _check_endpoints(settings)
+    _check_security(settings)
     _check_python_backend(settings)
 
 
@@ -1065,14 +1397,37 @@ def _check_endpoints(settings: Settings) -> None:
         (settings.allow_grpc, "GRPC", settings.grpc_address, settings.grpc_port),
         (settings.allow_metrics, "metrics", settings.metrics_address, settings.metrics_port),
     ):
-        if not is_allowed or port == 0:
+        if not is_allowed or (port == 0 and not is_unix(address)):
             continue
-        place = endpoint(address, port)
+        place = format_address(address, port)
         other = listeners.setdefault(place, name)
         if other != name:
             raise UsageError(
                 f"The server cannot listen to {other} requests and {name} requests at the same address and port {place}"
             )
+
+
+def _check_security(settings: Settings) -> None:
+    _ = settings.http_tls, settings.metrics_tls, settings.grpc_tls  # each names the file that is missing
+    for field_name, feature in (("http_restricted_api", "api"), ("grpc_restricted_protocol", "protocol")):
+        try:
+            check_groups(getattr(settings, field_name), feature=feature)
+        except ValueError as error:
+            raise UsageError(f'Bad option: "--{flag_of(field_name)}".\n{error}') from None
+
+
+def _tls_options(
+    front_end: str, certificate: Path | None, key: Path | None, root: Path | None, *, asks_clients: bool
+) -> TlsOptions:
+    """Raises UsageError where a file is not named."""
+    if certificate is None or key is None:
+        missing = "server-cert" if certificate is None else "server-key"
+        raise UsageError(f"Error: TLS is asked for, and --{front_end}-{missing} is not given.")
+    if asks_clients and root is None:
+        raise UsageError(
+            f"Error: --{front_end}-use-ssl-mutual needs --{front_end}-root-cert, which says whose clients are let in."
+        )
+    return TlsOptions(certificate, key, root if asks_clients else None)
 
 
 def _check_python_backend(settings: Settings) -> None:

@@ -29,13 +29,15 @@ _LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 # What the page keeps for the server (metrics spec, section 2): a second family of such a name would spoil it. Whole names
 # and not the prefix, as back ends of language models count in `nv_trt_llm_…`.
 _SERVER_FAMILY = re.compile(
-    r"nv_inference_(request_success|request_failure|count|exec_count|pending_request_count|first_response_histogram_ms)"
-    r"|nv_inference_(request|queue|compute_input|compute_infer|compute_output)_(duration|summary)_us"
+    r"nv_inference_(request_success|request_failure|count|exec_count|pending_request_count)"
+    r"|nv_inference_(request|queue|compute_input|compute_infer|compute_output)_(duration_us|summary_us(_count|_sum)?)"
+    r"|nv_inference_first_response_histogram_ms(_count|_sum|_bucket)?"
     r"|nv_cache_(num_(hits|misses)|(hit|miss)_(duration|summary))_per_model"
     r"|nv_cache_(util|num_(entries|hits|misses|lookups|evictions)|(lookup|insertion)_duration)"
     r"|nv_cpu_(utilization|memory_(total|used)_bytes)|nv_pinned_memory_pool_(total|used)_bytes"
     r"|nv_gpu_(utilization|memory_(total|used)_bytes|power_(usage|limit))"
     r"|nv_energy_consumption|nv_model_load_duration_secs|pytriton_lite_.*"
+    r"|process_((virtual|resident)_memory_bytes|cpu_seconds_total|start_time_seconds|(open|max)_fds)"
 )
 
 
@@ -68,9 +70,9 @@ class Histogram:
         self.holders = 0
         self._counts = [0] * (len(bounds) + 1)
 
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
 
     def cumulative(self) -> list[int]:
         """A count for each bound, and last the count of all observations."""

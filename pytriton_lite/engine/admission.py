@@ -99,11 +99,6 @@ class Admission:
 
     def _check_tensor(self, request: InferenceRequest, tensor: Tensor, spec: TensorSpec) -> None:
         shape = tensor.shape
-        if -1 in shape:
-            raise _refusal(
-                f"{request.error_prefix}All input dimensions should be specified for input '{tensor.name}' for model "
-                f"'{self._model}', got {format_shape(shape)}"
-            )
         if tensor.datatype is not spec.datatype:
             raise _refusal(
                 f"{request.error_prefix}inference input '{tensor.name}' data-type is '{tensor.datatype.name}', but model "
@@ -111,6 +106,11 @@ class Admission:
             )
         if not self._fits(shape[1:] if self._max_batch_size else shape, spec.dims):
             raise self._unexpected_shape(request, tensor, spec)
+        if -1 in shape:
+            raise _refusal(
+                f"{request.error_prefix}All input dimensions should be specified for input '{tensor.name}' for model "
+                f"'{self._model}', got {format_shape(shape)}"
+            )
         is_of_none = self._max_batch_size > 0 and shape[0] == 0
         # Triton counts a batch of none as unbatched, and takes what fits then; we refuse that as well (section 1).
         count = element_count(shape[1:] if is_of_none else shape)
@@ -136,7 +136,7 @@ class Admission:
             return True
         if len(shape) != len(dims):
             return False
-        return all(dim in (-1, size) for size, dim in zip(shape, dims))
+        return all(dim in (-1, size) or size == -1 for size, dim in zip(shape, dims))
 
     def _wrong_size(self, request: InferenceRequest, tensor: Tensor, expected: int) -> InferenceError:
         return _refusal(

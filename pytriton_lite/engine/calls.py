@@ -17,8 +17,10 @@ from pytriton_lite.ipc.channel import ProtocolError
 from pytriton_lite.ipc.messages import CallMessage, Kind
 
 if TYPE_CHECKING:
+    from pytriton_lite.core.timeline import Timeline
     from pytriton_lite.engine.instance import Instance, InstanceOwner
     from pytriton_lite.engine.model import ServedVersion
+    from pytriton_lite.engine.observation import Observation
     from pytriton_lite.engine.worker_process import WorkerProcess
     from pytriton_lite.scheduling.queue import Ticket
 
@@ -40,6 +42,9 @@ class WorkerServices(Protocol):
     def infer_stream(
         self, served: ServedVersion, request: InferenceRequest, receiver: ResponseReceiver
     ) -> ResponseStream: ...
+
+    @property
+    def observation(self) -> Observation: ...
 
     async def answer(self, worker: Hashable, asker: InstanceOwner, operation: str, arguments: dict[str, Any]) -> object:
         """The answer to an ASK of a process of *asker*. Raises InferenceError."""
@@ -120,9 +125,13 @@ class OpenCalls:
         message = messages.read_call(body, self._instance.specs)
         self._instance.on_call()
         call = self._calls[message.number] = _Call(self, message.number, message.waiting_batch)
+        observation = self._services.observation
+        if observation.is_on:
+            call.timeline = observation.begin_call(message.model_name, message.request.trace_context)
         try:
             served = self._find(message)
             request = self._request(message)
+            request.timeline = call.timeline
             if served.config.decoupled and not message.is_decoupled:
                 raise InferenceError(
                     ErrorCode.UNSUPPORTED,
@@ -186,6 +195,7 @@ class _Call:
         self._taken = 0
         self.waiting_batch = waiting_batch
         self.stream: ResponseStream | None = None
+        self.timeline: Timeline | None = None
 
     @property
     def caller(self) -> Instance:
@@ -196,6 +206,8 @@ class _Call:
         return self.stream.ticket if self.stream is not None else None
 
     def on_response(self, response: CallOutcome, *, is_final: bool) -> None:
+        if is_final and self.timeline is not None:
+            self.timeline.finish(response.message if isinstance(response, InferenceError) else "")
         self._calls.reply(self._number, response, is_final=is_final)
 
     def taken(self, count: int) -> None:
@@ -210,6 +222,8 @@ class _Call:
             self.stream.cancel()
             error = InferenceError(ErrorCode.CANCELLED, "the request was cancelled by its caller")
             self._calls.reply(self._number, error, is_final=True)
+        if self.timeline is not None:
+            self.timeline.finish("the request was cancelled by its caller")
 
 
 def _framed(model: str, code: ErrorCode, text: str) -> InferenceError:

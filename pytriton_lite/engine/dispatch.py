@@ -18,11 +18,13 @@ from typing import Any
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceResponse
+from pytriton_lite.core.timeline import Timeline
 from pytriton_lite.engine.fork_server import WorkerExit
 from pytriton_lite.engine.instance import Batch, Instance, Outcome
 from pytriton_lite.engine.response_stream import ResponseStream
-from pytriton_lite.engine.statistics import FailureReason, ModelStatistics
+from pytriton_lite.engine.statistics import FailureReason, ModelStatistics, ResponseKind
 from pytriton_lite.ipc.messages import BatchResult, Fate
+from pytriton_lite.scheduling.dynamic_batch import DynamicBatchScheduler
 from pytriton_lite.scheduling.ordering import AnswerOrder
 from pytriton_lite.scheduling.queue import Decision, Scheduler, Ticket
 from pytriton_lite.scheduling.sequence_batch import NOT_ITERATIVE_TEXT, SequenceBatchScheduler
@@ -77,6 +79,7 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
         self._drained: asyncio.Future[None] | None = None
+        self._resolve = _resolve if statistics.first_response is None else self._observe_and_resolve
 
     def add(self, instance: Instance) -> None:
         """Let *instance*, which is READY, take part."""
@@ -101,6 +104,16 @@ class Dispatcher:
         return len(self._scheduler) + sum(instance.pending_requests for instance in self._instances)
 
     @property
+    def queued(self) -> int:
+        """Those of `waiting` that were not sent ahead to a worker."""
+        return len(self._scheduler)
+
+    @property
+    def queued_by_level(self) -> dict[int, int]:
+        """`queued` by priority level; empty where there are no levels."""
+        return self._scheduler.depths() if isinstance(self._scheduler, DynamicBatchScheduler) else {}
+
+    @property
     def is_empty(self) -> bool:
         return not len(self._scheduler) and all(instance.is_empty for instance in self._instances)
 
@@ -116,6 +129,7 @@ class Dispatcher:
 
     def cancelled(self, ticket: Ticket) -> None:
         """The waiter of *ticket* was cancelled: drop it from the queue, or tell the model that has it."""
+        self._statistics.cancellations += 1
         if len(self._scheduler):
             if isinstance(self._scheduler, SequenceBatchScheduler):
                 self._scheduler.notice_cancelled()
@@ -141,7 +155,7 @@ class Dispatcher:
         for ticket in self._scheduler.drain():
             self._statistics.add_failure(FailureReason.BACKEND, now_ns - ticket.accepted_ns)
             self._held.pop(ticket, None)
-            _resolve(ticket, error)
+            self._resolve(ticket, error)
         self._report_drained()
 
     # ------------------------------------------------------------------------------------------ out
@@ -211,7 +225,13 @@ class Dispatcher:
             self._dispatch(instance, own)
 
     def _dispatch(self, instance: Instance, batches: list[list[Ticket]]) -> None:
+        for tickets in batches:
+            for ticket in tickets:
+                timeline = ticket.request.timeline
+                if timeline is not None:
+                    timeline.hold()
         for tickets, error in instance.dispatch(batches):
+            _release(tickets)
             self._fail(tickets, error, FailureReason.BACKEND, self._clock())
         # Also when nothing could be sent, so that nothing will come back to say that there is room.
         if instance.has_room and instance not in self._idle:
@@ -240,6 +260,10 @@ class Dispatcher:
         input_ns = result.inputs_ns - result.taken_ns
         infer_ns = result.executed_ns - result.inputs_ns
         output_ns = max(0, now_ns - result.executed_ns)
+        for ticket in batch.tickets:
+            timeline = ticket.request.timeline
+            if timeline is not None:
+                _note_execution(timeline, instance, batch, result)
         if outcomes and outcomes[0] is Fate.SKIPPED:
             for index, ticket in enumerate(batch.tickets):
                 statistics.add_failure(FailureReason.CANCELED, now_ns - ticket.accepted_ns)
@@ -295,6 +319,8 @@ class Dispatcher:
         response: InferenceResponse | InferenceError | None,
         *,
         is_final: bool,
+        infer_ns: int,
+        sent_ns: int,
     ) -> None:
         """A sender has sent. A client that takes one answer gets it when the sender says that this was all."""
         ticket = batch.tickets[index]
@@ -302,6 +328,9 @@ class Dispatcher:
             return
         waiter = ticket.waiter
         if self._is_decoupled and isinstance(waiter, ResponseStream):
+            if ticket.request.timeline is not None:
+                _note_response(ticket.request.timeline, ticket, response, is_final=is_final)
+            self._count_response(ticket, waiter, response, infer_ns, sent_ns)
             waiter.comes_from(instance, batch.number, index)
             waiter.deliver(response, is_final=is_final)
             if is_final:
@@ -313,8 +342,31 @@ class Dispatcher:
             nothing = InferenceError(ErrorCode.INTERNAL, "the response sender of the model ended without a response")
             self._end(ticket, self._held.pop(ticket, nothing))
 
+    def _count_response(
+        self,
+        ticket: Ticket,
+        waiter: ResponseStream,
+        response: InferenceResponse | InferenceError | None,
+        infer_ns: int,
+        sent_ns: int,
+    ) -> None:
+        """What a decoupled model sent, before it is passed on."""
+        statistics = self._statistics
+        if waiter.cancelled():
+            kind = ResponseKind.CANCEL
+        elif response is None:
+            kind = ResponseKind.EMPTY
+        else:
+            kind = ResponseKind.FAIL if isinstance(response, InferenceError) else ResponseKind.SUCCESS
+            statistics.streamed += 1
+            if statistics.first_response is not None and not waiter.delivered:
+                self._observe_first_response(ticket)
+        statistics.add_response(waiter.delivered, kind, infer_ns, max(0, self._clock() - sent_ns))
+
     def returned(self, batches: list[Batch]) -> None:
         """A worker gave back what it had not begun with."""
+        for batch in batches:
+            _release(batch.tickets)
         self._put_back(batches)
 
     def lost(
@@ -328,6 +380,8 @@ class Dispatcher:
             f"Stub process '{instance.name}' is not healthy. The worker {how} while it had this request.",
         )
         now_ns = self._clock()
+        for batch in (*begun, *untouched):
+            _release(batch.tickets)
         for batch in begun:
             self._fail_batch(batch, error, now_ns)
         for batch in deferred:  # counted when their execute returned
@@ -369,13 +423,13 @@ class Dispatcher:
         """End what the scheduler has taken out of the queue without a batch for it."""
         for ticket in decision.cancelled:
             self._statistics.add_failure(FailureReason.CANCELED, now_ns - ticket.accepted_ns)
-            _resolve(ticket, _cancelled())
+            self._resolve(ticket, _cancelled())
         for ticket in decision.expired:
             self._statistics.add_failure(FailureReason.REJECTED, now_ns - ticket.accepted_ns)
-            _resolve(ticket, InferenceError(ErrorCode.UNAVAILABLE, decision.expired_text))
+            self._resolve(ticket, InferenceError(ErrorCode.UNAVAILABLE, decision.expired_text))
         for ticket, error in decision.failed:
             self._statistics.add_failure(FailureReason.OTHER, now_ns - ticket.accepted_ns)
-            _resolve(ticket, error)
+            self._resolve(ticket, error)
         if decision.cancelled or decision.expired or decision.failed:
             self._report_drained()
 
@@ -411,9 +465,21 @@ class Dispatcher:
         if self._has_sequences:
             self._released(ticket)
         if self._order is None or not _kept_in_order([ticket]):
-            _resolve(ticket, outcome)
+            self._resolve(ticket, outcome)
         else:
-            self._order.finished(ticket, lambda: _resolve(ticket, outcome))
+            self._order.finished(ticket, lambda: self._resolve(ticket, outcome))
+
+    def _observe_and_resolve(self, ticket: Ticket, outcome: InferenceResponse | InferenceError) -> None:
+        """`_resolve` where there is a histogram of first responses."""
+        waiter = ticket.waiter
+        if not (isinstance(waiter, ResponseStream) and (waiter.delivered or waiter.is_ended)):
+            self._observe_first_response(ticket)
+        _resolve(ticket, outcome)
+
+    def _observe_first_response(self, ticket: Ticket) -> None:
+        histogram = self._statistics.first_response
+        assert histogram is not None
+        histogram.observe((self._clock() - ticket.accepted_ns) // 1_000_000)
 
     def _released(self, ticket: Ticket) -> None:
         """The request needs no execution any more: the next one of its sequence may come."""
@@ -435,6 +501,8 @@ def _kept_in_order(tickets: list[Ticket]) -> list[Ticket]:
 
 
 def _resolve(ticket: Ticket, outcome: InferenceResponse | InferenceError) -> None:
+    if ticket.request.timeline is not None:
+        _note_response(ticket.request.timeline, ticket, outcome, is_final=True)
     waiter = ticket.waiter
     if isinstance(waiter, ResponseStream):
         waiter.deliver(outcome, is_final=True)
@@ -449,6 +517,36 @@ def _resolve(ticket: Ticket, outcome: InferenceResponse | InferenceError) -> Non
         waiter.set_exception(outcome)
     else:
         waiter.set_result(outcome)
+
+
+def _note_execution(timeline: Timeline, instance: Instance, batch: Batch, result: BatchResult) -> None:
+    is_skipped = bool(result.answers) and result.answers[0].fate is Fate.SKIPPED
+    if not is_skipped:
+        timeline.instance = instance.name
+        timeline.executed_batch_size = batch.batch_size
+        timeline.compute_start_ns = result.taken_ns
+        timeline.inputs_ns = result.inputs_ns
+        timeline.executed_ns = result.executed_ns
+        timeline.compute_end_ns = result.placed_ns
+    timeline.release()
+
+
+def _note_response(
+    timeline: Timeline, ticket: Ticket, outcome: InferenceResponse | InferenceError | None, *, is_final: bool
+) -> None:
+    if isinstance(outcome, InferenceResponse):
+        timeline.responded(outcome)
+    if is_final:
+        error = outcome.message if isinstance(outcome, InferenceError) else ""
+        timeline.answered(enqueued_ns=ticket.enqueued_ns, error=error)
+
+
+def _release(tickets: list[Ticket]) -> None:
+    """No worker has them any more."""
+    for ticket in tickets:
+        timeline = ticket.request.timeline
+        if timeline is not None:
+            timeline.release()
 
 
 def _cancelled() -> InferenceError:

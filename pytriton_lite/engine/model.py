@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -20,8 +21,10 @@ from pytriton_lite.engine.dispatch import Clock, Dispatcher, PendingAnswer
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.fork_server import Spawners, WorkerExit
 from pytriton_lite.engine.instance import DEATHS_BEFORE_NOT_READY, Batch, Instance, Outcome
+from pytriton_lite.engine.latency_metrics import LatencyMetrics
+from pytriton_lite.engine.log_levels import LogLevels
 from pytriton_lite.engine.response_stream import ResponseReceiver, ResponseStream
-from pytriton_lite.engine.statistics import ModelStatistics, SharedMemory
+from pytriton_lite.engine.statistics import Refusal, SharedMemory, statistics_of
 from pytriton_lite.engine.worker_process import DEFAULT_RESPONSE_WINDOW, LaunchOptions
 from pytriton_lite.ipc.messages import BatchResult
 from pytriton_lite.scheduling.default import DefaultScheduler
@@ -34,14 +37,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """How workers of this server are started. Seconds and bytes; ``log_levels`` and the rest as in LaunchOptions."""
+    """How workers of this server are started. Seconds and bytes; the rest as in LaunchOptions."""
 
     executable: str
     shm_prefix: str
     ring_bytes: int
     hello_timeout_s: float
     ready_timeout_s: float
-    log_levels: int
+    log_levels: LogLevels = field(default_factory=LogLevels)
     response_window: int = DEFAULT_RESPONSE_WINDOW
 
 
@@ -88,13 +91,14 @@ class ServedVersion:
         services: WorkerServices,
         backend: Backend | None = None,
         clock: Clock = time.monotonic_ns,
+        latencies: LatencyMetrics = LatencyMetrics(),  # noqa: B008  # frozen
     ) -> None:
         self.name = name
         self.version = version
         self.config = config
         self.state = VersionState.UNKNOWN
         self.reason = ""
-        self.statistics = ModelStatistics(name, version, dict(config.metric_tags))
+        self.statistics = statistics_of(config, version, latencies, clock)
         self._directory = directory
         self._workers = workers
         self._spawners = spawners
@@ -102,6 +106,7 @@ class ServedVersion:
         self._backend = backend
         """The Python-based backend whose code serves it; None where it has its own."""
         self._clock = clock
+        self.load_began_ns = 0
         self._loop = asyncio.get_running_loop()
         self._admission = Admission(config)
         dynamic = config.dynamic_batching
@@ -123,7 +128,11 @@ class ServedVersion:
 
     def check(self, request: InferenceRequest) -> None:
         """Refuse what the model cannot take, tensor bytes aside. Raises InferenceError(INVALID_ARG)."""
-        self._admission.check(request)
+        try:
+            self._admission.check(request)
+        except InferenceError:
+            self.statistics.refusals[Refusal.INVALID] += 1
+            raise
 
     def infer(self, request: InferenceRequest) -> asyncio.Future[InferenceResponse]:
         """Check, enqueue, and return the future that carries the answer.
@@ -135,7 +144,8 @@ class ServedVersion:
         answer.on_cancel = partial(self._dispatcher.cancelled, ticket)
         try:
             self._dispatcher.submit(ticket)
-        except BaseException:
+        except BaseException as error:
+            self._count_refusal(error)
             answer.on_cancel = None  # each refers to the other: the request's memory would wait for a collection
             raise
         return answer
@@ -148,18 +158,35 @@ class ServedVersion:
         stream.on_cancel(partial(self._dispatcher.cancelled, ticket))
         try:
             self._dispatcher.submit(ticket)
-        except BaseException:
+        except BaseException as error:
+            self._count_refusal(error)
             stream.forget()
             raise
         return stream
 
+    def _count_refusal(self, error: BaseException) -> None:
+        """The scheduler did not take a request: its queue was full, or a rule of sequences was broken."""
+        is_full = isinstance(error, InferenceError) and error.code is ErrorCode.UNAVAILABLE
+        self.statistics.refusals[Refusal.QUEUE_FULL if is_full else Refusal.INVALID] += 1
+
     def _ticket(self, request: InferenceRequest, waiter: Cancellable) -> Ticket:
         accepted_ns = self._clock()
-        batch_size = self._admission.check(request)
+        timeline = request.timeline
+        if timeline is not None:
+            timeline.arrived(request, self.version)
+        try:
+            batch_size = self._admission.check(request)
+        except InferenceError:
+            self.statistics.refusals[Refusal.INVALID] += 1
+            raise
         if self._closed:
+            self.statistics.refusals[Refusal.UNAVAILABLE] += 1
             raise InferenceError(ErrorCode.UNAVAILABLE, request.error_prefix + self._closed)
         if self.state is not VersionState.READY:  # it was when it was found, but the body took its time
+            self.statistics.refusals[Refusal.UNAVAILABLE] += 1
             raise self.not_ready_error()
+        if timeline is not None:
+            timeline.accepted(request, batch_size=batch_size, now_ns=accepted_ns)
         return Ticket(
             request,
             waiter,
@@ -169,9 +196,24 @@ class ServedVersion:
         )
 
     @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        """The labels of the outputs that have some, by output: what `core.classification.classify` takes."""
+        return self.config.labels
+
+    @property
     def pending(self) -> int:
         """Requests that no execution has begun with."""
         return self._dispatcher.waiting
+
+    @property
+    def queued(self) -> int:
+        """Those of `pending` that were not sent ahead to a worker."""
+        return self._dispatcher.queued
+
+    @property
+    def queued_by_level(self) -> dict[int, int]:
+        """`queued` by priority level; empty where there are no levels."""
+        return self._dispatcher.queued_by_level
 
     @property
     def shared_memory(self) -> list[SharedMemory]:
@@ -202,9 +244,10 @@ class ServedVersion:
 
     # ------------------------------------------------------------------------------------------ life
 
-    def begin_load(self) -> None:
-        """LOADING from now on; `load` or `fail_load` must follow."""
+    def begin_load(self, began_ns: int | None = None) -> None:
+        """LOADING from now on; `load` or `fail_load` must follow. *began_ns* is when it really began, if not now."""
         self._move(VersionState.LOADING)
+        self.load_began_ns = self._clock() if began_ns is None else began_ns
 
     def fail_load(self, error: InferenceError) -> None:
         """UNAVAILABLE, with the reason in the index."""
@@ -234,6 +277,7 @@ class ServedVersion:
     def open(self) -> None:
         """READY: requests are taken. Call it once, after a `load` that went well."""
         self._move(VersionState.READY)
+        self.statistics.load_ns = self._clock() - self.load_began_ns
         for instance in self._instances:
             self._dispatcher.add(instance)
         if not self._instances:
@@ -265,6 +309,7 @@ class ServedVersion:
             response_window=self._workers.response_window,
             concurrency=self.config.execute_concurrency,
             cancels_coroutines=self.config.cancels_coroutines,
+            shared_memory_views=self.config.shared_memory_views,
         )
         capacity = 1 if self.config.decoupled else self.config.execute_concurrency
         return Instance(
@@ -326,8 +371,12 @@ class ServedVersion:
         response: InferenceResponse | InferenceError | None,
         *,
         is_final: bool,
+        infer_ns: int,
+        sent_ns: int,
     ) -> None:
-        self._dispatcher.responded(instance, batch, index, response, is_final=is_final)
+        self._dispatcher.responded(
+            instance, batch, index, response, is_final=is_final, infer_ns=infer_ns, sent_ns=sent_ns
+        )
 
     def on_returned(self, instance: Instance, batches: list[Batch]) -> None:
         self._dispatcher.returned(batches)

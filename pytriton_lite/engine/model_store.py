@@ -328,6 +328,7 @@ class ModelStore:
             polled.config, version=version, directory=directory
         )
         served.begin_load()
+        began_ns = served.load_began_ns
         try:
             config, environment = await self._factory.complete(polled.config, version=version, directory=directory)
         except InferenceError as error:
@@ -336,7 +337,7 @@ class ModelStore:
             fresh[version] = place[version] = served = self._factory.make(config, version=version, directory=directory)
             if polled.temporary is not None:
                 self._temporary[served] = polled.temporary
-            served.begin_load()
+            served.begin_load(began_ns)
             await served.load(environment)
         if served.state is VersionState.UNAVAILABLE:
             logger.error("failed to load '%s' version %d: %s", served.name, version, served.reason)
@@ -445,6 +446,12 @@ def _report_fields(config: ModelConfig) -> None:
         logger.warning("model '%s': field '%s' is not yet honoured", config.name, path)
     for path in config.without_effect:
         logger.warning("model '%s': field '%s' has no effect for Python models", config.name, path)
+    for family in config.unknown_metric_families:
+        logger.warning(
+            "model '%s': Metric family '%s' in 'metric_identifier' is not a customizable metric in Triton core.",
+            config.name,
+            family,
+        )
 
 
 def _is_unchanged(model: Model, polled: _Polled, version: int) -> bool:

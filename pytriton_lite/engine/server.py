@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from pytriton_lite import __version__
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.log_settings import LogSettings
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.states import SERVER_TRANSITIONS, ServerState, VersionState, move
 from pytriton_lite.engine.backends import Backends
@@ -22,13 +23,19 @@ from pytriton_lite.engine.environments import Environments
 from pytriton_lite.engine.foreground import Foreground
 from pytriton_lite.engine.fork_server import ForkServers
 from pytriton_lite.engine.instance import InstanceOwner
+from pytriton_lite.engine.latency_metrics import LatencyMetrics
 from pytriton_lite.engine.model import ServedVersion, WorkerSettings
 from pytriton_lite.engine.model_operations import answer_model_operation
 from pytriton_lite.engine.model_store import Model, ModelStore, Override, PollFailed, StoreOptions
+from pytriton_lite.engine.observation import Observation
+from pytriton_lite.engine.regions import RegionLimits, Regions
 from pytriton_lite.engine.response_stream import ResponseReceiver, ResponseStream
-from pytriton_lite.engine.statistics import ModelStatistics
+from pytriton_lite.engine.statistics import ModelStatistics, RequestCounts
+from pytriton_lite.engine.trace_options import TraceOptions
+from pytriton_lite.engine.tracing import Tracer
 from pytriton_lite.engine.version_factory import VersionFactory
 from pytriton_lite.engine.views import IndexEntry, ModelMetadata, ServerMetadata, TensorMetadata
+from pytriton_lite.ipc.segment import DEFAULT_PREFIX
 from pytriton_lite.repository.index import Scan, scan_repositories
 
 logger = logging.getLogger(__name__)
@@ -36,12 +43,19 @@ logger = logging.getLogger(__name__)
 __all__ = ["EXTENSIONS", "ServedVersion", "Server", "ServerOptions"]
 
 EXTENSIONS = (
+    "classification",
+    "sequence",
     "model_repository",
     "model_repository(unload_dependents)",
+    "schedule_policy",
     "model_configuration",
+    "system_shared_memory",
+    "cuda_shared_memory",
     "binary_tensor_data",
     "parameters",
     "statistics",
+    "trace",
+    "logging",
 )
 """Those that are served today, in Triton's order."""
 
@@ -73,16 +87,29 @@ class ServerOptions:
     allow_requirements: bool = False
     environment_cache_directory: Path | None = None
     backends: Backends = field(default_factory=Backends)
+    log_settings: LogSettings = field(default_factory=LogSettings)
+    latencies: LatencyMetrics = field(default_factory=LatencyMetrics)
+    trace: TraceOptions = field(default_factory=TraceOptions)
+    allow_client_shm: bool = False
+    region_limits: RegionLimits = field(default_factory=RegionLimits)
 
 
 class Server:
     """The engine. ``load_all`` first, then serve, then ``stop``; one event loop throughout."""
 
     def __init__(
-        self, options: ServerOptions, *, foreground: Foreground | None = None, clock: Clock = time.monotonic_ns
+        self,
+        options: ServerOptions,
+        *,
+        foreground: Foreground | None = None,
+        clock: Clock = time.monotonic_ns,
+        on_log_settings: Callable[[LogSettings], None] | None = None,
     ) -> None:
-        """*foreground* runs the workers of the model that is debugged."""
+        """*foreground* runs the workers of the model that is debugged; *on_log_settings* hears of new ones."""
         self._options = options
+        self._log_settings = options.log_settings
+        self._on_log_settings = on_log_settings
+        options.workers.log_levels.set(options.log_settings.levels)
         self._fork_servers = ForkServers()
         self._foreground = foreground
         self._environments = Environments(
@@ -91,6 +118,15 @@ class Server:
             cache_directory=options.environment_cache_directory,
         )
         self.custom_metrics = CustomMetrics()
+        self.request_counts = RequestCounts()
+        """The front ends count here what they have answered."""
+        self.observation = Observation()
+        self.tracer = Tracer(options.trace, self.observation, self.is_model_known)
+        self.regions = Regions(
+            is_allowed=options.allow_client_shm,
+            limits=options.region_limits,
+            own_prefixes=(DEFAULT_PREFIX, options.workers.shm_prefix),
+        )
         factory = VersionFactory(
             workers=options.workers,
             fork_servers=self._fork_servers,
@@ -100,6 +136,7 @@ class Server:
             auto_completes=not options.strict_config,
             services=self,
             clock=clock,
+            latencies=options.latencies,
         )
         store = StoreOptions(
             options.repositories,
@@ -195,6 +232,8 @@ class Server:
     def _row(served: ServedVersion) -> ModelStatistics:
         served.statistics.pending = served.pending
         served.statistics.shared_memory = served.shared_memory
+        served.statistics.queued = served.queued
+        served.statistics.queued_by_level = served.queued_by_level
         return served.statistics
 
     @staticmethod
@@ -235,6 +274,19 @@ class Server:
         """(backend, path, configuration) of the backends that models use, as printed at start-up."""
         configs = [served.config for model in self._models.values() for served in model.versions.values()]
         return self._options.backends.table(configs)
+
+    # ------------------------------------------------------------------------------------------ log
+
+    def log_settings(self) -> LogSettings:
+        """Those of now."""
+        return self._log_settings
+
+    def update_log_settings(self, settings: LogSettings) -> None:
+        """For the server's own lines and those of all models, from the next one on. ``file`` must be what it was."""
+        self._log_settings = settings
+        self._options.workers.log_levels.set(settings.levels)
+        if self._on_log_settings is not None:
+            self._on_log_settings(settings)
 
     # ------------------------------------------------------------------------------------------ infer
 
@@ -401,4 +453,6 @@ class Server:
             if self._foreground is not None:
                 self._foreground.close()
             await self._environments.close()
+            await asyncio.get_running_loop().run_in_executor(None, self.tracer.close)
+            self.regions.close()
             self._state = move(SERVER_TRANSITIONS, self._state, ServerState.STOPPED)

@@ -13,6 +13,7 @@ from pytriton_lite.engine.dispatch import Clock
 from pytriton_lite.engine.environments import Environment, Environments
 from pytriton_lite.engine.foreground import Foreground
 from pytriton_lite.engine.fork_server import ForkServers, Spawners
+from pytriton_lite.engine.latency_metrics import LatencyMetrics
 from pytriton_lite.engine.model import ServedVersion, WorkerSettings
 from pytriton_lite.ipc import cuda
 
@@ -31,6 +32,7 @@ class VersionFactory:
         auto_completes: bool,
         services: WorkerServices,
         clock: Clock,
+        latencies: LatencyMetrics,
     ) -> None:
         self._workers = workers
         self._fork_servers = fork_servers
@@ -40,6 +42,7 @@ class VersionFactory:
         self._auto_completes = auto_completes
         self._services = services
         self._clock = clock
+        self._latencies = latencies
         self._gpu_ids = cuda.visible_device_ids()
 
     async def complete(self, config: ModelConfig, *, version: int, directory: Path) -> tuple[ModelConfig, Environment]:
@@ -81,6 +84,7 @@ class VersionFactory:
             services=self._services,
             backend=self._backends.find(config.backend),
             clock=self._clock,
+            latencies=self._latencies,
         )
 
     def _spawners(self, model: str) -> Spawners:

@@ -12,7 +12,9 @@ import asyncio
 import json
 import logging
 import os
+import secrets
 import socket
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.fork_server import Spawner, WorkerExit
 from pytriton_lite.engine.line_pipe import LinePipe
+from pytriton_lite.engine.log_levels import LogLevels
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import (
     RECEIVE_BYTES,
@@ -30,6 +33,7 @@ from pytriton_lite.ipc.channel import (
     receive_descriptor,
     send_descriptor,
 )
+from pytriton_lite.ipc.line_mark import LineMark
 from pytriton_lite.ipc.messages import Kind, Task
 from pytriton_lite.ipc.segment import Segment
 
@@ -50,12 +54,13 @@ DEFAULT_RESPONSE_WINDOW = 64
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """How to start a process. Deadlines are seconds; ``log_levels`` has bit n set for pb_utils.Logger level n.
+    """How to start a process. Deadlines are seconds; ``log_levels`` are those of all workers.
 
     ``ready_timeout_s`` is how long it may take from START to READY, or to COMPLETED. ``backend_dir`` is the folder of the
     Python-based backend that the model names, empty for a model with code of its own. ``response_window`` is how many
     responses of one request may be unread before its sender waits; ``concurrency`` how many coroutines of ``execute`` may
-    run at a time in default mode; ``cancels_coroutines`` whether they are cancelled with their requests.
+    run at a time in default mode; ``cancels_coroutines`` whether they are cancelled with their requests;
+    ``shared_memory_views`` whether the model gets read-only views of tensors that others can see, too.
     """
 
     model: str
@@ -68,7 +73,7 @@ class LaunchOptions:
     ring_bytes: int
     hello_timeout_s: float
     ready_timeout_s: float
-    log_levels: int
+    log_levels: LogLevels
     task: Task = Task.SERVE
     backend_dir: str = ""
     backend_settings: Mapping[str, str] = field(default_factory=dict)
@@ -76,6 +81,7 @@ class LaunchOptions:
     response_window: int = DEFAULT_RESPONSE_WINDOW
     concurrency: int = 1
     cancels_coroutines: bool = False
+    shared_memory_views: bool = False
 
     def start_frame(self) -> bytes:
         body = {
@@ -91,6 +97,7 @@ class LaunchOptions:
             "response_window": self.response_window,
             "concurrency": self.concurrency,
             "cancels_coroutines": self.cancels_coroutines,
+            "shared_memory_views": self.shared_memory_views,
         }
         return frame(Kind.START, [json.dumps(body).encode()])
 
@@ -133,11 +140,16 @@ class _Process:
         # Each end of a pair is closed by the stack, ours when the process has gone, the worker's when it has been forked.
         self._channel, self._their_channel = self._socket_pair()
         self._descriptors, self._their_descriptors = self._socket_pair()
-        # An engine that fills this waits for the worker to take a descriptor, never the other way round.
+        self._descriptors.setblocking(False)
+        self._unsent_descriptors: deque[int] = deque()
+        """Copies of descriptors for which the socket has no room: it holds some hundreds."""
         self._control_segment = Segment.create(messages.CONTROL_BYTES, prefix=options.shm_prefix)
         stack.callback(self._control_segment.close)
         self._control = self._control_segment.view.cast("Q")
-        self._control[messages.CONTROL_LOG_LEVELS] = options.log_levels
+        self._control[messages.CONTROL_LINE_MARK] = number = secrets.randbits(64)
+        self._line_mark = LineMark(number)
+        options.log_levels.enter(self, self._control)
+        stack.callback(options.log_levels.leave, self)
 
     def send(self, data: bytes) -> None:
         """Send frames, in order, without waiting."""
@@ -164,10 +176,47 @@ class _Process:
             self._control[messages.CONTROL_CANCELS] += 1
 
     def send_descriptor(self, fd: int) -> None:
+        """Send *fd*, in order, without waiting; the worker waits for what is announced to it."""
+        if self._has_ended:
+            return
+        try:
+            if not self._unsent_descriptors and self._can_send_descriptor(fd):
+                return
+            self._unsent_descriptors.append(os.dup(fd))
+        except OSError as error:
+            self._lose_descriptor(error)
+            return
+        self._loop.add_writer(self._descriptors.fileno(), self._send_descriptors)
+
+    def _can_send_descriptor(self, fd: int) -> bool:
         try:
             send_descriptor(self._descriptors, fd)
-        except OSError:
-            return  # as in `send`
+        except (BlockingIOError, InterruptedError):
+            return False
+        return True
+
+    def _send_descriptors(self) -> None:
+        try:
+            while self._unsent_descriptors and self._can_send_descriptor(self._unsent_descriptors[0]):
+                os.close(self._unsent_descriptors.popleft())
+        except OSError as error:
+            self._lose_descriptor(error)
+            return
+        if not self._unsent_descriptors:
+            self._loop.remove_writer(self._descriptors.fileno())
+
+    def _lose_descriptor(self, error: OSError) -> None:
+        """One cannot be sent. A worker that lives would take the next one for it, or wait for ever."""
+        self._drop_descriptors()
+        if not isinstance(error, ConnectionError):  # gone; its end is reported by the fork server
+            logger.error("a segment cannot be passed to the worker, killing it: %s", error, extra=self._log_fields())
+            self.kill()
+
+    def _drop_descriptors(self) -> None:
+        if self._unsent_descriptors:
+            self._loop.remove_writer(self._descriptors.fileno())
+        while self._unsent_descriptors:
+            os.close(self._unsent_descriptors.popleft())
 
     def receive_descriptor(self) -> int:
         return receive_descriptor(self._descriptors)
@@ -214,8 +263,13 @@ class _Process:
         """The writing end of a pipe whose lines go to the log at *level*, as what the model wrote to *stream*."""
         read_fd, write_fd = os.pipe()
         fields = {**self._log_fields(), "user_file": stream}
-        pipe = LinePipe(read_fd, lambda line: logger.log(level, "%s", line, extra=fields))
-        self._stack.callback(pipe.close)
+
+        def emit(line: str) -> None:
+            text, request_id = self._line_mark.take(line)
+            extra = {**fields, "request_id": request_id} if request_id else fields
+            logger.log(level, "%s", text, extra=extra)
+
+        self._stack.callback(LinePipe(read_fd, emit).close)
         return write_fd
 
     def _log_fields(self) -> dict[str, object]:
@@ -273,9 +327,11 @@ class _Process:
 
     def log(self, body: memoryview) -> None:
         """A line from pb_utils.Logger into the server's log, with the caller's file and line."""
-        level, filename, line, text = messages.read_log(body)
-        fields = {**self._log_fields(), "user_file": filename, "user_line": line}
-        logger.log(_LOG_LEVELS[level], "%s", text, extra=fields)
+        line = messages.read_log(body)
+        fields = {**self._log_fields(), "user_file": line.filename, "user_line": line.line}
+        if line.request_id:
+            fields["request_id"] = line.request_id
+        logger.log(_LOG_LEVELS[line.level], "%s", line.text, extra=fields)
 
     def _start_reading(self) -> None:
         self._loop.add_reader(self._channel.fileno(), self._read)
@@ -352,6 +408,7 @@ class _Process:
         self._has_ended = True
         self._stop_reading()
         self._unsent.clear()
+        self._drop_descriptors()
 
     def _release(self) -> None:
         """Break the cycle through the callback, which would keep the control page mapped until a collection."""
