@@ -13,7 +13,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 FRAMEWORK_EXAMPLES := jax_add_sub pytorch_add_sub
 EXAMPLE_VENV       := $(if $(filter $(NAME),$(FRAMEWORK_EXAMPLES)),$(FRAMEWORKS),$(VENV))
 
-.PHONY: serve example test test-frameworks check format protos bench clean
+.PHONY: serve example test test-frameworks fuzz check format protos bench clean
 
 # The stamp is older than pyproject.toml when dependencies changed.
 $(VENV)/.installed: pyproject.toml
@@ -41,6 +41,9 @@ test: $(VENV)/.installed  ## install, then run every test
 
 test-frameworks: $(FRAMEWORKS)/.installed  ## install PyTorch, JAX and ONNX Runtime, then run the tests that need them
 	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks $(ARGS)
+
+fuzz: $(VENV)/.installed  ## 100,000 bad requests to a real server, in minutes: make fuzz ARGS="--seed 1 --requests 20000"
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 check: $(VENV)/.installed  ## format, lint, types, layers
 	$(BIN)/ruff format --check .

@@ -1,18 +1,20 @@
-"""Send the same HTTP requests to a real Triton and to us, and print where the answers differ.
+"""Send the same requests to a real Triton and to us, and print where the answers differ.
 
-    python -m tests.differential --write-models DIR
-    tritonserver --model-repository=DIR --exit-on-error=false ...
-    pytriton-lite serve DIR --exit-on-error=false ...
-    python tests/differential.py --peer-http HOST:PORT --ours-http HOST:PORT
+    python tests/differential.py --peer-command 'tritonserver --model-repository={models} --http-port={http} \\
+        --grpc-port={grpc} --metrics-port={metrics}' --requests 3000 --seed 1
 
-Both servers serve the same models (`tests/contract/wire_models.py`), both allowing for those that fail to load. The requests
-are made from a fixed seed: every one that is written down here, and ``--count`` more that take a valid request and spoil it
-in one or two places. Compared are the status, the kind of the answer (JSON, binary tensors, error, empty) and its content:
-the error text, or the document and the bytes behind it.
+Starts both with the same models (`tests/contract/wire_models.py` and a few more), asks, and ends both. With ``--peer-http`` and
+``--ours-http``, and the same for gRPC, it asks servers that run already; ``--write-models DIR`` writes what they must serve,
+and they must allow for models that fail to load.
 
-A difference for which `EXPECTED` has a reason is counted; any other is printed with the request, and the exit code is 1.
-Shapes that overflow are left out: some crash Triton 2.51 or the worker of the model. So is the model without a file, for
-which it waits for ever when it starts.
+First come the requests that are written down here, then ``--requests`` that are made from the seed: valid ones of every kind,
+spoilt in one or two places, over HTTP and gRPC (`tests/differential_grpc.py`). Compared are the status, the kind of the
+answer (JSON, binary tensors, error, empty) and its content: the error text, or the document and the bytes behind it. What
+cannot be the same, times above all, is left out of it.
+
+A difference that `tests/differential_expected.py` explains, by a row of docs/compatibility.md, is counted; any other is
+printed with the request, and the exit code is 1. Shapes that overflow are left out of HTTP: some crash Triton 2.51 or the
+worker of the model. So is the model without a file, for which it waits for ever when it starts.
 """
 
 from __future__ import annotations
@@ -24,15 +26,28 @@ import http.client
 import json
 import random
 import re
+import shlex
 import shutil
+import signal
 import struct
+import subprocess
 import sys
+import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that it runs as a file, too
+
+from tests.contract.wire_models import IDENTITY
+from tests.differential_expected import row_for
+from tests.differential_grpc import compare_grpc
 
 SEED = 2
 LENGTH = "Inference-Header-Content-Length"
@@ -59,22 +74,6 @@ class Answer:
     status: int
     kind: str
     content: str
-
-
-# Where the two may differ, searched in "STATUS KIND CONTENT": (of Triton's answer, of ours, why). What is newer than Triton
-# 2.51 is marked so in the spec; the rest is in docs/compatibility.md.
-EXPECTED = [
-    (r'^200 json \{"extensions"', r'^200 json \{"extensions"', "only the extensions that are served are named"),
-    (r"add%5Fsub' is not found|^400 error Model version not ready", r"add_sub|^200 empty", "a path is percent-decoded"),
-    (r"non-boolean as boolean", r"^400 error Invalid value for 'ready'", "newer: text for the option of the index"),
-    (r"^500 error failed to parse the request JSON", r"explicit model load / unload", "a load is refused unread"),
-    (r"^200 json .*OUTPUT_B", r"missing required input\(s\) \['INPUT_A'\]", "a required input may not be missing"),
-    (r'^200 json .*000\.0\}"', r'^200 json .*e\+1[89]\}"', "form of a large number in the parameters' JSON"),
-    (r"^400 error", r"Unable to parse Inference-Header-Content-Length", "newer: texts for the header length"),
-    (r"^\d+ error", r"exceed maximum size of|exceeds maximum allowed size", "newer: texts for shapes that overflow"),
-    (r"already exists in request", r"^[45]00 error", "two faults: which one is found first"),
-    (r"^400 error .*unexpected shape .*got \[0", r"batch size does not match", "two faults: which one is found first"),
-]
 
 
 def infer(name: str, model: str, document: Document | bytes, data: bytes = b"", **headers: str) -> Sent:
@@ -315,8 +314,7 @@ def spoil(document: Document, rng: random.Random) -> str:
     return what
 
 
-def spoilt_requests(count: int) -> Iterator[Sent]:
-    rng = random.Random(SEED)
+def spoilt_requests(count: int, rng: random.Random) -> Iterator[Sent]:
     for model, document in VALID:
         yield infer("valid", model, document)
     for _ in range(count):
@@ -324,6 +322,186 @@ def spoilt_requests(count: int) -> Iterator[Sent]:
         document = copy.deepcopy(valid)
         done = [spoil(document, rng) for _ in range(rng.choice([1, 1, 1, 2]))]
         yield infer("spoilt: " + ", ".join(done), model, document)
+
+
+# ---------------------------------------------------------------------------------------------------- other routes
+
+
+def class_requests() -> Iterator[Sent]:
+    """Classification (HTTP spec, section 10)."""
+    one = json_input("INPUT0", "FP32", [4], [0.5, -1, 7.25, 3])
+    rows = json_input("INPUT0", "FP32", [2, 3], [1, 2, 3, 9.5, 8, 7])
+    for model, given in (("classes", one), ("classes_b", rows)):
+        for wanted in (0, 1, 2, 3, 100, 1 << 32, -1, "2", True, None, 1.5):
+            for binary in ({}, {"binary_data": True}):
+                output = {"name": "OUTPUT0", "parameters": {"classification": wanted, **binary}}
+                yield infer("classification", model, {"inputs": [given], "outputs": [output]})
+    for model, datatype, data in (("ident_u8", "UINT8", [3, 9, 1]), ("ident_bool", "BOOL", [True, False])):
+        output = {"name": "OUTPUT0", "parameters": {"classification": 2}}
+        document = {"inputs": [json_input("INPUT0", datatype, [len(data)], data)], "outputs": [output]}
+        yield infer("classification", model, document)
+
+
+TRACE = "/v2/trace/setting"
+LOGGING = "/v2/logging"
+SETTINGS: list[tuple[str, Document]] = [
+    *((TRACE, {key: value}) for key in ("trace_rate", "trace_count", "log_frequency")
+      for value in ("5", "0", "-1", "-2", "x", "", "99999999999", 5, None, [], True)),
+    *((TRACE, {"trace_level": value})
+      for value in (["OFF"], [], None, "OFF", ["OFF", "TIMESTAMPS"], ["TIMESTAMPS"], ["NO"], [1])),
+    (TRACE, {"trace_file": "x"}), (TRACE, {"trace_mode": "triton"}), (TRACE, {"other": 1}), (TRACE, {}),
+    ("/v2/models/add_sub/trace/setting", {"trace_rate": "7"}), ("/v2/models/add_sub/trace/setting", {"trace_rate": None}),
+    ("/v2/models/nope/trace/setting", {"trace_rate": "7"}), ("/v2/models/add_sub/versions/1/trace/setting", {}),
+    *((LOGGING, {key: value}) for key in ("log_info", "log_warning") for value in (True, 1, "x", None)),
+    *((LOGGING, {"log_verbose_level": value}) for value in (0, -1, "1", True, None, 1.5)),
+    *((LOGGING, {"log_format": value}) for value in ("default", "x", 1, None)),
+    (LOGGING, {"log_file": "x"}), (LOGGING, {"log_file": None}), (LOGGING, {"other": 1}), (LOGGING, {}),
+]  # fmt: skip
+
+
+def setting_requests() -> Iterator[Sent]:
+    """Trace and log settings, each looked at after it was changed, and put back in the end (HTTP spec, section 14)."""
+    for path in (TRACE, LOGGING, "/v2/models/add_sub/trace/setting", "/v2/models/nope/trace/setting"):
+        yield Sent("settings", "GET", path)
+        yield Sent("settings", "PUT", path)
+        for body in (b"", b"{", b"[]", b"null"):
+            yield Sent("settings", "POST", path, body)
+    for path, document in SETTINGS:
+        yield Sent("settings", "POST", path, json.dumps(document).encode())
+        if not {"-1", "-2"} & set(map(str, document.values())):
+            yield Sent("settings", "GET", path)
+        # What one of them takes and the other does not would show in all that comes behind it.
+        for key in set(document) & {"trace_rate", "trace_count", "log_frequency", "trace_level"}:
+            yield Sent("settings", "POST", TRACE, json.dumps({key: None}).encode())
+
+
+SEGMENT = "differential_segment"
+REGION = "/v2/systemsharedmemory/region/r"
+
+
+@contextmanager
+def regions() -> Iterator[None]:
+    """A segment that both may register: FP32 1, 2, 3, 4 and room for as much behind it."""
+    segment = SharedMemory(SEGMENT, create=True, size=64)
+    try:
+        segment.buf[:16] = FP32_4
+        yield
+    finally:
+        segment.close()
+        segment.unlink()
+
+
+def region_requests() -> Iterator[Sent]:
+    """Register, status, infer and unregister (HTTP spec, section 12). Offsets of regions are left out: 2.51 adds them twice."""
+    status = Sent("region", "GET", "/v2/systemsharedmemory/status")
+    good: Document = {"key": "/" + SEGMENT, "offset": 0, "byte_size": 64}
+    yield status
+    for body in (b"", b"{", b"[]", b"{}"):
+        yield Sent("region", "POST", f"{REGION}/register", body)
+        yield Sent("region", "POST", "/v2/systemsharedmemory/register", body)
+        yield Sent("region", "POST", "/v2/cudasharedmemory/register", body)
+    for key in ("key", "byte_size", "offset"):
+        for value in (None, "x", 1, -1, 1.5, [], True, "/none_of_that_name", 0, 65, 1 << 40):
+            yield Sent("region", "POST", f"{REGION}/register", json.dumps({**good, key: value}).encode())
+            yield Sent("region", "POST", f"{REGION}/unregister")
+    for kind in ("system", "cuda"):
+        for path in ("status", "region/nope/status", "region/r/status"):
+            yield Sent("region", "GET", f"/v2/{kind}sharedmemory/{path}")
+        yield Sent("region", "POST", f"/v2/{kind}sharedmemory/region/nope/unregister")
+    yield Sent("region", "POST", f"{REGION}/register", json.dumps(good).encode())
+    yield Sent("region", "POST", f"{REGION}/register", json.dumps(good).encode())
+    yield status
+    yield Sent("region", "GET", f"{REGION}/status")
+    yield Sent("region", "GET", "/v2/cudasharedmemory/region/r/status")
+    for size, offset in (
+        (16, None),
+        (16, 0),
+        (16, 4),
+        (12, 0),
+        (0, 0),
+        (16, 64),
+        (16, 49),
+        (1 << 40, 0),
+        ("16", 0),
+        (None, 0),
+    ):
+        given: Document = {"shared_memory_region": "r", "shared_memory_byte_size": size}
+        if offset is not None:
+            given["shared_memory_offset"] = offset
+        other = json_input("INPUT1", "FP32", [4], [1, 2, 3, 4])
+        inputs = [{"name": "INPUT0", "datatype": "FP32", "shape": [4], "parameters": given}, other]
+        yield infer("input in a region", "add_sub", {"inputs": inputs})
+        output = {"name": "OUTPUT0", "parameters": {**given, "shared_memory_offset": 32 if offset == 0 else offset}}
+        both = [json_input(f"INPUT{at}", "FP32", [4], [1, 2, 3, 4]) for at in (0, 1)]
+        if offset is not None:
+            yield infer("output in a region", "add_sub", {"inputs": both, "outputs": [output]})
+    yield Sent("region", "POST", "/v2/systemsharedmemory/unregister")
+    yield status
+
+
+def generate(model: str, document: Document | bytes, kind: str = "generate", **headers: str) -> Sent:
+    body = document if isinstance(document, bytes) else json.dumps(document).encode()
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Sent(kind, "POST", f"/v2/models/{model}/{kind}", body, sent)
+
+
+def generate_requests() -> Iterator[Sent]:
+    """The generate extension (HTTP spec, section 15)."""
+    for kind in ("generate", "generate_stream"):
+        for number in (0, 1, 2, [1], [3], [1, 2], [], [[1]], "1", None, True, 1.5, {}):
+            yield generate("repeat", {"INPUT0": number, "id": "g"}, kind)
+        for body in (b"", b"{", b"[]", b"null", b"7", b"{}"):
+            yield generate("repeat", body, kind)
+        for model in ("nope", "loadfail", "multi/versions/1", "multi/versions/9", "add_sub"):
+            yield generate(model, {"INPUT0": 1}, kind)
+        nested = ({"INPUT0": 1}, {"x": None}, {"a": "b"}, 1)
+        for extra in ({"id": 1}, {"x": None}, {"x": []}, {"x": {}}, {"sequence_id": 5, "priority": "x"}):
+            yield generate("params", {"INPUT0": 1, **extra}, kind)
+        for parameters in nested:
+            yield generate("params", {"INPUT0": 1, "parameters": parameters}, kind)
+        for value in ("hello", ["hello"], [["hello"]], ["a", "b"], 1, "raise", "NOT_FOUND", ""):
+            yield generate("fail", {"INPUT0": value}, kind)
+        yield generate("ident_2d", {"INPUT0": [1, 2, 3, 4]}, kind)
+        yield generate("ident_fp16", {"INPUT0": [1]}, kind)
+        yield generate("ident_b", {"INPUT0": [1, 2, 3]}, kind)
+        yield generate("ident_bytes", {"INPUT0": ["a", "\u00fc"]}, kind)
+        yield generate("ident_bool", {"INPUT0": [True, 1]}, kind)
+        yield generate("repeat", {"INPUT0": 1}, kind, Content_Encoding="gzip")
+        yield generate("repeat", {"INPUT0": 1}, kind, Content_Encoding="identity")
+        yield Sent(kind, "GET", f"/v2/models/repeat/{kind}")
+
+
+def statistics_requests() -> Iterator[Sent]:
+    """Their form; times and counts are left out of what is compared."""
+    for path in ("/v2/models/stats", "/v2/models/add_sub/stats", "/v2/models/repeat/versions/1/stats"):
+        yield Sent("statistics", "GET", path)
+    yield Sent("index", "POST", "/v2/repository/index", b'{"ready":true}')
+
+
+def spoilt_others(count: int, rng: random.Random) -> Iterator[Sent]:
+    """Bodies of generate, of settings and of regions with a member or two that are odd."""
+    bodies: list[tuple[str, Document]] = [
+        ("/v2/models/repeat/generate", {"INPUT0": 1}), ("/v2/models/repeat/generate_stream", {"INPUT0": 2}),
+        ("/v2/models/fail/generate", {"INPUT0": "x", "temperature": 1.5}),
+        ("/v2/models/params/generate", {"INPUT0": 1, "p": "q"}),
+        ("/v2/models/add_sub/generate", {"INPUT0": [1, 2, 3, 4], "INPUT1": [1, 2, 3, 4]}),
+        (TRACE, {"trace_rate": "5", "trace_count": "3"}), (LOGGING, {"log_info": True, "log_format": "default"}),
+        (f"{REGION}/register", {"key": "/" + SEGMENT, "byte_size": 64}),
+    ]  # fmt: skip
+    for _ in range(count):
+        path, valid = rng.choice(bodies)
+        document: Document = copy.deepcopy(valid)
+        for _ in range(rng.choice([0, 1, 1, 2])):
+            key = rng.choice([*document, "id", "parameters", "x"])
+            if rng.random() < 0.2:
+                document.pop(key, None)
+            else:
+                document[key] = rng.choice([odd for odd in ODD if not (path == LOGGING and odd is False)])
+        yield Sent("spoilt", "POST", path, json.dumps(document).encode())
+        if path == f"{REGION}/register":
+            yield Sent("spoilt", "POST", f"{REGION}/unregister")
+        elif path in (TRACE, LOGGING):
+            yield Sent("spoilt", "GET", path)
 
 
 # ---------------------------------------------------------------------------------------------------- comparing
@@ -346,9 +524,23 @@ def ask(address: str, sent: Sent) -> Answer:
         connection.close()
 
 
-# Left out of what is compared: Triton's order of received inputs is unspecified, and it shows frames of the import machinery.
+# Left out of what is compared: Triton's order of received inputs is unspecified, and so is which of them it complains about;
+# and it shows frames of the import machinery.
 _GOT_LIST = re.compile(r"(?<=Got input\(s\) \[).*?(?=\])")
+_OF_SEVERAL = re.compile(r"input '[^']*' (?=batch size does not match)")
 _IMPORTLIB_FRAME = re.compile(r"  <frozen importlib[^>]*>\(\d+\): \w+\\n")
+
+
+STATISTICS_OF = ("add_sub", "repeat")
+
+
+def _form(row: Any) -> Any:
+    """A row of the statistics without its numbers, of which times cannot be the same."""
+    if isinstance(row, dict):
+        return {key: _form(value) for key, value in row.items()}
+    if isinstance(row, list):
+        return [_form(value) for value in row[:1]]
+    return 0 if isinstance(row, int) else row
 
 
 def _in_order(names: re.Match[str]) -> str:
@@ -356,74 +548,204 @@ def _in_order(names: re.Match[str]) -> str:
 
 
 def _answer(status: int, encoding: str, length: str | None, body: bytes) -> Answer:
-    text = body[: int(length)] if length is not None else body
+    part = body[: int(length)] if length is not None else body
     try:
-        document = json.loads(text)
+        document = json.loads(part)
     except ValueError:
-        return Answer(status, "empty" if not body else "no JSON", repr(text[:500]))
+        return Answer(status, "empty" if not body else "no JSON", repr(part[:500]))
     if isinstance(document, dict) and set(document) == {"error"}:
-        return Answer(status, "error", _GOT_LIST.sub(_in_order, str(document["error"])))
+        text = _OF_SEVERAL.sub("an input ", str(document["error"]))
+        return Answer(status, "error", _GOT_LIST.sub(_in_order, text))
+    if isinstance(document, dict) and "extensions" in document:
+        document = {**document, "version": ""}
+    if isinstance(document, dict) and "model_stats" in document:
+        document = {"model_stats": [_form(row) for row in document["model_stats"] if row["name"] in STATISTICS_OF]}
     kind = "json" if length is None else "binary"
     data = b"" if length is None else body[int(length) :]
     written = _IMPORTLIB_FRAME.sub("", json.dumps(document, sort_keys=True))
     return Answer(status, f"{kind} {encoding}".strip(), f"{written} {data.hex()}".strip())
 
 
-def reason(peer: Answer, ours: Answer) -> str | None:
-    """Why these two may differ."""
-    left, right = (f"{answer.status} {answer.kind} {answer.content}" for answer in (peer, ours))
-    for theirs, of_us, why in EXPECTED:
-        if re.search(theirs, left, re.DOTALL) and re.search(of_us, right, re.DOTALL):
-            return why
-    return None
+def told(answer: Answer) -> str:
+    return f"{answer.status} {answer.kind} {answer.content}"
 
 
-def compare(peer: str, ours: str, count: int, show: Callable[[str], None]) -> int:
-    """Ask both; returns the number of differences that nobody expected."""
-    explained: Counter[str] = Counter()
-    unexplained = total = 0
-    for requests in (plain_requests(), written_requests(), binary_requests(), spoilt_requests(count)):
-        for sent in requests:
-            total += 1
-            theirs, of_us = ask(peer, sent), ask(ours, sent)
-            if theirs == of_us:
-                continue
-            why = reason(theirs, of_us)
-            if why is not None:
-                explained[why] += 1
-                continue
-            unexplained += 1
-            show(f"{sent.name}: {sent.method} {sent.path} {sent.headers or ''} {sent.body[:400]!r}")
-            show(f"    peer {theirs.status} {theirs.kind} {theirs.content[:600]}")
-            show(f"    ours {of_us.status} {of_us.kind} {of_us.content[:600]}")
-    show(f"{total} requests, {unexplained} unexpected differences, {sum(explained.values())} expected:")
-    for why, times in explained.most_common():
-        show(f"    {times:4d}  {why}")
-    return unexplained
+@dataclass
+class Tally:
+    """What was compared, and what nobody expected."""
+
+    total: int = 0
+    explained: Counter[str] = field(default_factory=Counter)
+    unexpected: list[tuple[str, str, str]] = field(default_factory=list)
+    """Of each: what was asked, what the peer said, what we said."""
+    ended_by: list[str] = field(default_factory=list)
+    """What ended the peer, which was started again."""
+    peer: Peer | None = None
+
+    def note(self, asked: str, theirs: str, of_us: str) -> None:
+        self.total += 1
+        if theirs == of_us:
+            return
+        if self.peer is not None and theirs.startswith(("0 no answer", "UNAVAILABLE")) and self.peer.restored():
+            self.ended_by.append(asked)
+            return
+        row = row_for(asked, theirs, of_us)
+        if row is None:
+            self.unexpected.append((asked, theirs, of_us))
+        else:
+            self.explained[row] += 1
+
+    def smallest(self) -> list[tuple[str, str, str]]:
+        """Of the differences that look the same the shortest, the commonest look first."""
+        looks: dict[tuple[str, str], list[tuple[str, str, str]]] = {}
+        for found in self.unexpected:
+            looks.setdefault((_look(found[1]), _look(found[2])), []).append(found)
+        groups = sorted(looks.values(), key=len, reverse=True)
+        return [min(group, key=lambda found: len(found[0])) for group in groups]
+
+    def show(self, say: Callable[[str], None]) -> None:
+        for asked, theirs, of_us in self.smallest():
+            say(f"{asked[:900]}\n    peer {theirs[:500]}\n    ours {of_us[:500]}")
+        for asked in self.ended_by:
+            say(f"ended the peer: {asked[:300]}")
+        explained = sum(self.explained.values())
+        say(f"{self.total} requests, {len(self.unexpected)} unexpected differences, {explained} expected:")
+        for row, times in self.explained.most_common():
+            say(f"    {times:4d}  {row}")
+
+
+def _look(text: str) -> str:
+    """An answer without names and numbers."""
+    return re.sub(r"'[^']*'|\[[^\]]*\]|-?[0-9.]+|[0-9a-f]{8,}", "~", text)[:120]
+
+
+def compare_http(peer: str, ours: str, requests: Iterable[Sent], tally: Tally) -> None:
+    for sent in requests:
+        theirs, of_us = ask(peer, sent), ask(ours, sent)
+        asked = f"{sent.name}: {sent.method} {sent.path} {sent.headers or ''} {sent.body!r}"
+        tally.note(asked, told(theirs), told(of_us))
+
+
+def write_models(folder: Path) -> None:
+    """What both serve."""
+    from tests.contract.wire_models import tensors, write_wire_models
+    from tests.fuzz.fuzz_models import REPEAT, identity_config
+    from tests.harness import write_model
+
+    write_wire_models(folder)
+    shutil.rmtree(folder / "nofile")
+    # A link to a model of this checkout, whose code may need what the peer's interpreter does not have.
+    decoupled = "model_transaction_policy { decoupled: true }"
+    write_model(folder, "repeat", REPEAT, identity_config("INT32", "1", more=decoupled))
+    labels = "cat\ndog\nbird\n"
+    for name, batch, dims in (("classes", 0, "4"), ("classes_b", 4, "3")):
+        config = f'backend: "python" max_batch_size: {batch}\n' + tensors("input", ("INPUT0", "FP32", dims))
+        config += f'output {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ {dims} ] label_filename: "labels.txt" }}'
+        (write_model(folder, name, IDENTITY, config) / "labels.txt").write_text(labels)
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where one listens."""
+
+    http: str
+    grpc: str
+
+
+class Peer:
+    """The process that *command* starts. `restored` starts it again when a request has ended it, which 2.51 happens to do."""
+
+    def __init__(self, command: str, models: Path, port: int) -> None:
+        self._ports = range(port, port + 3)
+        given = dict(zip(("http", "grpc", "metrics"), self._ports), models=models)
+        self._arguments = [argument.format(**given) for argument in shlex.split(command)]
+        self._log = models.parent / "peer.log"
+        self.server = Server(f"127.0.0.1:{self._ports[0]}", f"127.0.0.1:{self._ports[1]}")
+
+    def __enter__(self) -> Peer:
+        with open(self._log, "ab") as log:
+            self._process = subprocess.Popen(self._arguments, stdout=log, stderr=log)
+        end = time.monotonic() + 120
+        while ask(self.server.http, Sent("live", "GET", "/v2/health/live")).status != 200:
+            if self._process.poll() is not None or time.monotonic() > end:
+                self._process.kill()
+                raise SystemExit(f"the peer did not start:\n{self._log.read_text(errors='replace')[-3000:]}")
+            time.sleep(0.2)  # a command, not a test
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def restored(self) -> bool:
+        """Whether it had ended, and runs again."""
+        try:
+            self._process.wait(0.5)
+        except subprocess.TimeoutExpired:
+            return False
+        self.__enter__()
+        return True
+
+
+@contextmanager
+def both_started(command: str, port: int) -> Iterator[tuple[Peer, Server]]:
+    """The peer, by its command, and ours, with the same models; both are ended behind."""
+    from tests.harness import RunningServer
+
+    with TemporaryDirectory(prefix="differential-") as folder:
+        models = Path(folder) / "models"
+        write_models(models)
+        flags = ("--exit-on-error=false", "--strict-readiness=true", "--allow-client-shm=true")
+        with Peer(command, models, port) as peer, RunningServer(models, flags=flags) as ours:
+            yield peer, Server(ours.http_url, ours.grpc_url)
+
+
+def compare(peer: Server, ours: Server, count: int, seed: int, process: Peer | None = None) -> Tally:
+    """Ask both everything; *process* is the peer's, where it is ours to start again."""
+    tally = Tally(peer=process)
+    rng = random.Random(seed)
+    with regions():
+        written = [plain_requests(), written_requests(), binary_requests(), class_requests(), setting_requests()]
+        written += [region_requests(), generate_requests(), statistics_requests()]
+        for requests in written:
+            compare_http(peer.http, ours.http, requests, tally)
+        compare_http(peer.http, ours.http, spoilt_requests(count // 2, rng), tally)
+        compare_http(peer.http, ours.http, spoilt_others(count // 6, rng), tally)
+        compare_grpc(peer.grpc, ours.grpc, count - count // 2 - count // 6, rng, tally.note)
+    return tally
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare the HTTP answers of two servers.")
-    parser.add_argument("--peer-http", metavar="HOST:PORT", help="a real Triton")
-    parser.add_argument("--ours-http", metavar="HOST:PORT")
-    parser.add_argument("--count", type=int, default=200, help="how many spoilt requests (default 200)")
+    parser = argparse.ArgumentParser(description="Compare the answers of two servers.")
+    parser.add_argument("--peer-command", help="starts a Triton; {models}, {http}, {grpc} and {metrics} are filled in")
+    parser.add_argument("--peer-port", type=int, default=18500, help="its first; two more follow (default 18500)")
+    for whose, of_whom in (("peer", "a Triton that runs already"), ("ours", "one of this project")):
+        for kind in ("http", "grpc"):
+            parser.add_argument(f"--{whose}-{kind}", metavar="HOST:PORT", help=of_whom)
+    parser.add_argument("--requests", type=int, default=1000, help="how many made from the seed (default 1000)")
+    parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument(
         "--write-models", type=Path, metavar="DIR", help="write the models that both must serve, and end"
     )
-    arguments = parser.parse_args()
-    if arguments.write_models is not None:
-        from tests.contract.wire_models import write_wire_models
-
-        write_wire_models(arguments.write_models)
-        shutil.rmtree(arguments.write_models / "nofile")
+    given = parser.parse_args()
+    if given.write_models is not None:
+        write_models(given.write_models)
         return 0
-    if not arguments.peer_http or not arguments.ours_http:
-        parser.error("--peer-http and --ours-http are needed")
-    for address in (arguments.peer_http, arguments.ours_http):
-        answer = ask(address, Sent("live", "GET", "/v2/health/live"))
-        if answer.status != 200:
-            parser.error(f"no live server at {address}: {answer.kind} {answer.content}")
-    return 1 if compare(arguments.peer_http, arguments.ours_http, arguments.count, print) else 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the servers end with us
+    if given.peer_command:
+        with both_started(given.peer_command, given.peer_port) as (process, ours):
+            tally = compare(process.server, ours, given.requests, given.seed, process)
+    elif given.peer_http and given.ours_http and given.peer_grpc and given.ours_grpc:
+        servers = (Server(given.peer_http, given.peer_grpc), Server(given.ours_http, given.ours_grpc))
+        tally = compare(*servers, given.requests, given.seed)
+    else:
+        parser.error("--peer-command, or --peer-http, --peer-grpc, --ours-http and --ours-grpc, are needed")
+    tally.show(print)
+    return 1 if tally.unexpected else 0
 
 
 if __name__ == "__main__":

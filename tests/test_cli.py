@@ -14,7 +14,8 @@ import pytest
 
 from pytriton_lite import __version__, logs
 from pytriton_lite.cli import USAGE, Parsed, help_text, main, parse
-from pytriton_lite.settings import OPTIONS, BackendSetting, Group, LogFormat, Option, Settings, Standing, UsageError
+from pytriton_lite.core.log_settings import LogFormat
+from pytriton_lite.settings import OPTIONS, BackendSetting, Group, Option, Settings, Standing, UsageError
 
 
 def read(*argv: str, environ: Mapping[str, str] | None = None) -> Settings:
@@ -121,9 +122,6 @@ def test_a_later_feature_refuses_from_the_command_line() -> None:
     assert refusal("--model-control-mode=poll") == (
         'Bad option: "--model-control-mode".\nfollowing changes in the repository: not yet supported. Got poll'
     )
-    assert refusal("--trace-config", "level=TIMESTAMPS", "--trace-config=rate=1").endswith(
-        "request tracing: not yet supported. Got level=TIMESTAMPS rate=1"
-    )
     assert read("--allow-client-shm=false", "--model-control-mode=NONE").allow_client_shm is False
 
 
@@ -213,6 +211,38 @@ def test_an_honoured_option_does_not_warn() -> None:
     assert parse(argv, {}).warnings == ()
 
 
+@pytest.mark.parametrize(
+    ("argv", "flags"),
+    [
+        ([], ["http-restricted-api", "grpc-restricted-protocol"]),
+        (["--http-address=127.0.0.1", "--metrics-address=0.0.0.0"], ["grpc-restricted-protocol"]),
+        (["--http-address=::1", "--grpc-address=unix:/run/g.sock"], []),
+        (["--http-restricted-api=trace,model-repository:k=v", "--allow-grpc=false"], []),
+        (["--http-restricted-api=trace:k=v", "--allow-grpc=false"], ["http-restricted-api"]),
+        (
+            [
+                *("--grpc-use-ssl-mutual=true", "--grpc-server-cert=c", "--grpc-server-key=k", "--grpc-root-cert=r"),
+                "--allow-http=false",
+            ],
+            [],
+        ),
+    ],
+)
+def test_model_control_that_is_open_to_all_is_warned_of(argv: list[str], flags: list[str]) -> None:
+    warnings = parse(["--model-control-mode=explicit", *argv], {}).warnings
+    assert [re.findall(r"--([a-z-]+)=model-repository:<key>=<value> asks for a key$", text) for text in warnings] == [
+        [flag] for flag in flags
+    ]
+    assert parse(argv, {}).warnings == ()
+
+
+def test_files_for_tls_that_is_off_are_warned_of() -> None:
+    assert parse(["--grpc-server-cert=c.pem", "--http-root-cert=r.pem"], {}).warnings == tuple(
+        f"--{flag} has no effect: TLS is off there, or asks clients for no certificate"
+        for flag in ("http-root-cert", "grpc-server-cert")
+    )
+
+
 def test_a_backend_setting_that_nothing_reads_warns_once() -> None:
     argv = ["--backend-config=tensorflow,version=2", "--backend-config=tensorflow,version=2"]
     assert parse(argv, {}).warnings == ("--backend-config=tensorflow,version=2 has no effect: nothing here reads it",)
@@ -233,9 +263,9 @@ def test_every_option_stands_in_the_help_once_and_under_its_heading(option: Opti
 def test_help_shows_defaults_and_standings() -> None:
     text = " ".join(help_text().split())
     assert "--http-port <integer> Port that HTTP listens on; 0 picks a free one and prints it. Default: 8000." in text
-    assert "Default: that of --http-address." in text
+    assert "Default: that of --http-address, unless that is a Unix socket." in text
     assert "Accepted without effect: one event loop serves every connection." in text
-    assert "Not yet supported but for the default: shared memory of clients." in text
+    assert "Not yet supported: the response cache." in text
     assert max(map(len, help_text().splitlines())) <= 100
 
 
@@ -312,8 +342,9 @@ def test_serve_hands_the_settings_to_the_app_and_returns_its_status(
 ) -> None:
     served: list[Settings] = []
 
-    def serve(settings: Settings, foreground: object) -> int:
+    def serve(settings: Settings, log: logs.Log, foreground: object) -> int:
         served.append(settings)
+        assert log.settings.format is LogFormat.JSON
         return 7
 
     app = types.ModuleType("pytriton_lite.app")

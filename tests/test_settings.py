@@ -11,19 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytriton_lite.core.log_settings import LogFormat
+from pytriton_lite.engine.trace_options import TraceSetting
+from pytriton_lite.frontends.restriction import RestrictedGroup
+from pytriton_lite.frontends.tls import TlsOptions
 from pytriton_lite.settings import (
     BY_ENVIRONMENT,
     BY_FLAG,
     INT32_MAX,
     OPTIONS,
     BackendSetting,
-    LogFormat,
+    MetricsSetting,
     ModelControlMode,
     Option,
     Settings,
     Standing,
     UsageError,
-    endpoint,
     nearest,
     show,
 )
@@ -55,24 +58,16 @@ FLAGS_OF_THE_SPEC = """
 FLAGS_OF_OURS = """
     allow-requirements environment-cache-directory
     grpc-transport
+    http-max-header-size http-header-timeout-secs http-idle-timeout-secs http-use-ssl http-use-ssl-mutual http-server-cert
+    http-server-key http-root-cert http-cors-allow-origin grpc-max-message-size grpc-handshake-timeout metrics-use-ssl
+    client-shm-key-prefix client-shm-max-byte-size
+    access-log access-log-file
 """
 
 # One value of each field that a later version brings, as it would be constructed.
 NOT_YET: dict[str, Any] = {
     "model_control_mode": ModelControlMode.POLL,
-    "http_header_forward_pattern": "x-.*",
-    "http_restricted_api": ("health:k=v",),
-    "grpc_header_forward_pattern": "x-.*",
-    "grpc_use_ssl": True,
-    "grpc_use_ssl_mutual": True,
-    "grpc_server_cert": "cert.pem",
-    "grpc_server_key": "key.pem",
-    "grpc_root_cert": "root.pem",
-    "grpc_restricted_protocol": ("health:k=v",),
-    "metrics_config": ("counter_latencies=false",),
-    "trace_config": ("level=TIMESTAMPS",),
     "cache_config": ("local,size=1048576",),
-    "allow_client_shm": True,
 }
 
 
@@ -103,7 +98,19 @@ def test_an_option_that_is_not_honoured_says_why() -> None:
 
 
 # Texts, one of which every option takes.
-EXAMPLES = ("1", "none", "off", "default", "http2", "a,b=c")
+EXAMPLES = (
+    "health:k=v",
+    "https://example.com",
+    "100000",
+    "1",
+    "none",
+    "off",
+    "default",
+    "http2",
+    "a,b=c",
+    "a=b",
+    "rate=1",
+)
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.flag)
@@ -179,6 +186,11 @@ REFUSED = [
     ("log-verbose", "maybe", "Invalid option value. Got maybe"),
     ("metrics-interval-ms", "abc", "Invalid option value. Got abc"),
     ("metrics-interval-ms", "inf", "Provided option value is out of bound. Got inf"),
+    ("metrics-interval-ms", "-1", "Provided option value is out of bound. Got -1"),
+    ("metrics-config", "foo", "--metrics-config option format is <setting>=<value>. Got foo"),
+    ("metrics-config", "a,b=c", "--metrics-config option format is <setting>=<value>. Got a,b=c"),
+    ("metrics-config", "=c", "--metrics-config option format is <setting>=<value>. Got =c"),
+    ("metrics-config", "a=", "--metrics-config option format is <setting>=<value>. Got a="),
     ("http-max-input-size", "0", "Error: --http-max-input-size must be greater than 0."),
     ("http-max-input-size", "-5", "Error: --http-max-input-size must be greater than 0."),
     ("http-max-input-size", str(1 << 63), "Provided option value is out of bound. Got 9223372036854775808"),
@@ -196,6 +208,30 @@ REFUSED = [
     ("model-config-name", "a b", "must not contain blanks. Got 'a b'"),
     ("http-address", "", "Invalid option value. Got "),
     ("http-address", "ipv6:[]", "Invalid option value. Got ipv6:[]"),
+    ("http-address", "unix:", "expected unix:PATH or unix:///PATH. Got unix:"),
+    ("http-address", "unix://run/h.sock", "expected unix:PATH or unix:///PATH. Got unix://run/h.sock"),
+    ("http-header-forward-pattern", "(", "header forward pattern '(' is no regular expression: missing )"),
+    ("grpc-header-forward-pattern", "*", "header forward pattern '*' is no regular expression: nothing to repeat"),
+    ("http-restricted-api", "foo:k=v", "unknown restricted api 'foo' "),
+    ("http-restricted-api", "health,:k=v", "unknown restricted api '' "),
+    (
+        "http-restricted-api",
+        "health:k=",
+        "--http-restricted-api option format is '<config name>:<setting>=<value>'. Got health:k=",
+    ),
+    ("grpc-restricted-protocol", "foo:k=v", "unknown restricted protocol 'foo' "),
+    (
+        "grpc-restricted-protocol",
+        "health",
+        "--grpc-restricted-protocol option format is '<config name>:<setting>=<value>'. Got health",
+    ),
+    ("http-cors-allow-origin", "example.com", "an origin is <scheme>://<host>[:<port>], and * is any. Got example.com"),
+    ("http-cors-allow-origin", "https://e.com/", "an origin is <scheme>://<host>[:<port>], and * is any"),
+    ("http-max-header-size", "1023", "Provided option value is out of bound. Got 1023"),
+    ("http-header-timeout-secs", "0", "Provided option value is out of bound. Got 0"),
+    ("http-idle-timeout-secs", "0", "Provided option value is out of bound. Got 0"),
+    ("grpc-max-message-size", "65535", "Provided option value is out of bound. Got 65535"),
+    ("grpc-handshake-timeout", "0", "Provided option value is out of bound. Got 0"),
     ("model-repository", "", "Got an empty path"),
     ("model-repository", "s3://bucket/models", "cloud storage is not yet supported"),
     ("model-store", "gs://bucket", "cloud storage is not yet supported, expected a directory. Got gs://bucket"),
@@ -234,7 +270,17 @@ READ = [
     ("http-max-input-size", "1", 1),
     ("grpc-max-response-pool-size", "1", 1),
     ("metrics-interval-ms", "0.5", 0.5),
+    ("metrics-config", "summary_latencies=true", MetricsSetting("summary_latencies", "true")),
+    ("metrics-config", "summary_quantiles=0.5:0.1,0.9:0.01", MetricsSetting("summary_quantiles", "0.5:0.1,0.9:0.01")),
+    ("metrics-config", "of_a_later_version=a=b", MetricsSetting("of_a_later_version", "a=b")),
     ("trace-count", "-1", -1),
+    ("trace-config", "level=timestamps", TraceSetting("", "level", "timestamps")),
+    ("trace-config", "triton,file=a,b=c", TraceSetting("triton", "file", "a,b=c")),
+    (
+        "trace-config",
+        "opentelemetry,resource=service.name=a",
+        TraceSetting("opentelemetry", "resource", "service.name=a"),
+    ),
     ("model-control-mode", "EXPLICIT", ModelControlMode.EXPLICIT),
     ("log-format", "iso8601", LogFormat.ISO8601),
     ("log-format", "json", LogFormat.JSON),
@@ -244,6 +290,14 @@ READ = [
     ("grpc-address", "[::1]", "::1"),
     ("http-address", "::1", "::1"),
     ("http-address", "localhost", "localhost"),
+    ("http-address", "unix:/run/h.sock", "unix:/run/h.sock"),
+    ("grpc-address", "unix:///run/g.sock", "unix:/run/g.sock"),
+    ("metrics-address", "unix:m.sock", "unix:m.sock"),
+    ("http-header-forward-pattern", "(?-i)X-.*", "(?-i)X-.*"),
+    ("http-restricted-api", "health,trace:a-b=c=d:e", RestrictedGroup(("health", "trace"), "a-b", "c=d:e")),
+    ("grpc-restricted-protocol", "inference:k=v", RestrictedGroup(("inference",), "k", "v")),
+    ("http-cors-allow-origin", "HTTPS://Example.com:8443", "https://example.com:8443"),
+    ("http-cors-allow-origin", "*", "*"),
     ("backend-config", "python,a=b=c", BackendSetting("python", "a", "b=c")),
     ("backend-config", "default-max-batch-size=4", BackendSetting("", "default-max-batch-size", "4")),
 ]
@@ -267,7 +321,10 @@ def test_a_value_is_read_or_refused_and_nothing_else(text: str) -> None:
         except UsageError as error:
             assert str(error).startswith(f'Bad option: "--{option.flag}".\n')
         else:
-            assert value is None or isinstance(value, (bool, int, float, str, Path, enum.Enum, BackendSetting))
+            assert value is None or isinstance(
+                value,
+                (bool, int, float, str, Path, enum.Enum, RestrictedGroup, BackendSetting, MetricsSetting, TraceSetting),
+            )
 
 
 def test_there_is_always_a_nearest_word() -> None:
@@ -292,6 +349,98 @@ def test_two_listeners_at_one_address_and_port_are_refused(given_values: dict[st
     with pytest.raises(UsageError) as raised:
         Settings(**given_values)
     assert str(raised.value) == f"{text} at the same address and port 0.0.0.0:{port}"
+
+
+@pytest.mark.parametrize("port", [0, 8000])
+def test_two_listeners_at_one_unix_socket_are_refused_whatever_their_ports(port: int) -> None:
+    path = "unix:/run/h.sock"
+    with pytest.raises(UsageError) as raised:
+        Settings(http_address=path, grpc_address=path, http_port=port, metrics_address="127.0.0.1")
+    assert str(raised.value) == (
+        f"The server cannot listen to HTTP requests and GRPC requests at the same address and port {path}"
+    )
+
+
+def test_metrics_do_not_follow_http_to_a_unix_socket() -> None:
+    with pytest.raises(
+        UsageError, match=r"^Error: --http-address is a Unix socket, which metrics cannot share; say where"
+    ):
+        Settings(http_address="unix:/run/h.sock")
+    assert Settings(http_address="unix:/run/h.sock", allow_metrics=False).http_address == "unix:/run/h.sock"
+
+
+@pytest.mark.parametrize(
+    ("field", "feature"), [("http_restricted_api", "api"), ("grpc_restricted_protocol", "protocol")]
+)
+def test_a_category_is_restricted_in_one_place(field: str, feature: str) -> None:
+    """cli.md, section 4; also of two categories in one value."""
+    parse: Any = BY_FLAG[field.replace("_", "-")].parse
+    for texts in (("health:a=b", "trace,health:c=d"), ("health,health:a=b",)):
+        with pytest.raises(UsageError) as raised:
+            Settings(**{field: tuple(map(parse, texts))})
+        assert str(raised.value) == (
+            f'Bad option: "--{field.replace("_", "-")}".\n'
+            f"restricted {feature} 'health' can not be specified in multiple config groups"
+        )
+
+
+def test_a_secret_is_not_shown_with_its_group() -> None:
+    assert "sesame" not in repr(BY_FLAG["http-restricted-api"].parse("health:k=sesame"))
+
+
+CERT, KEY, ROOT = Path("cert.pem"), Path("key.pem"), Path("root.pem")
+
+
+@pytest.mark.parametrize("front_end", ["http", "grpc"])
+@pytest.mark.parametrize(
+    ("is_asked", "mutual", "root"),
+    [(False, None, "off"), (True, None, None), (False, False, None), (True, False, None), (False, True, ROOT)],
+)
+def test_the_mere_presence_of_mutual_turns_tls_on(
+    front_end: str, is_asked: bool, mutual: bool | None, root: Path | str | None
+) -> None:
+    """grpc.md section 1. What names a file that is not used is told."""
+    given_values = {
+        "use_ssl": is_asked,
+        "use_ssl_mutual": mutual,
+        "server_cert": CERT,
+        "server_key": KEY,
+        "root_cert": ROOT,
+    }
+    settings = Settings(**{f"{front_end}_{name}": value for name, value in given_values.items()})
+    tls = getattr(settings, f"{front_end}_tls")
+    idle = [flag.removeprefix(f"{front_end}-") for flag in settings.idle_tls_flags()]
+    if root == "off":
+        assert tls is None
+        assert idle == ["server-cert", "server-key", "root-cert"]
+    else:
+        assert tls == TlsOptions(CERT, KEY, root)  # type: ignore[arg-type]
+        assert idle == ([] if root else ["root-cert"])
+
+
+def test_metrics_have_the_certificate_of_http() -> None:
+    settings = Settings(metrics_use_ssl=True, http_server_cert=CERT, http_server_key=KEY)
+    assert settings.metrics_tls == TlsOptions(CERT, KEY)
+    assert settings.http_tls is None
+    assert settings.idle_tls_flags() == []
+
+
+@pytest.mark.parametrize("front_end", ["http", "grpc"])
+@pytest.mark.parametrize(
+    ("given_values", "text"),
+    [
+        ({"use_ssl": True}, "Error: TLS is asked for, and --{}-server-cert is not given."),
+        ({"use_ssl": True, "server_cert": CERT}, "Error: TLS is asked for, and --{}-server-key is not given."),
+        (
+            {"use_ssl_mutual": True, "server_cert": CERT, "server_key": KEY},
+            "Error: --{0}-use-ssl-mutual needs --{0}-root-cert, which says whose clients are let in.",
+        ),
+    ],
+)
+def test_tls_without_its_files_is_refused(front_end: str, given_values: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        Settings(**{f"{front_end}_{name}": value for name, value in given_values.items()})
+    assert str(raised.value) == text.format(front_end)
 
 
 @pytest.mark.parametrize(
@@ -393,8 +542,3 @@ def test_a_backend_setting_that_would_fail_every_model_is_refused_at_once(text: 
     with pytest.raises(UsageError) as raised:
         _backend(text)
     assert str(raised.value).startswith(f'Bad option: "--backend-config".\n{message}')
-
-
-def test_an_endpoint_brackets_an_ipv6_address() -> None:
-    assert endpoint("0.0.0.0", 8000) == "0.0.0.0:8000"
-    assert endpoint("::1", 8000) == "[::1]:8000"

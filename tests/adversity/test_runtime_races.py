@@ -463,7 +463,7 @@ def received(worker: Worker, number: int) -> InferenceRequest:
     """The request of a batch that the worker has begun with."""
     worker._begun = number
     worker._executing.add(number)
-    message = messages.RequestMessage("", 0, 0, 0, "", 0, [])
+    message = messages.RequestMessage("", 0, 0, 0, "", 0, [], [])
     return worker._request(number, 0, message)
 
 

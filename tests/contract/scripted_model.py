@@ -289,11 +289,13 @@ def request_message(
 class Stream:
     """A ModelStreamInfer call, read by whoever asks for the next message. Leaving cancels what is still open."""
 
-    def __init__(self, server: RunningServer) -> None:
+    def __init__(self, server: RunningServer, **metadata: str) -> None:
         self._channel = grpc.insecure_channel(server.grpc_url)
         self._requests: queue.SimpleQueue[service_pb2.ModelInferRequest | None] = queue.SimpleQueue()
         stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self.call = stub.ModelStreamInfer(iter(self._requests.get, None), timeout=WAIT_S)
+        self.call = stub.ModelStreamInfer(
+            iter(self._requests.get, None), timeout=WAIT_S, metadata=tuple(metadata.items())
+        )
 
     def __enter__(self) -> Stream:
         return self

@@ -338,6 +338,7 @@ def test_a_wrong_element_count_is_refused(server: RunningServer, data: list[int]
 def test_a_shape_that_overflows_is_refused(
     server: RunningServer, shape: list[int], status: int, text: str | None
 ) -> None:
+    """http.md rows 41 to 43, which the ids name."""
     reply = server.infer("add_sub", [tensor("INPUT0", "FP32", shape, [1, 2, 3, 4]), INPUT1])
     assert reply.status == status
     assert text is None or reply.error == text

@@ -182,7 +182,6 @@ def make_server(repository: Path, python: str) -> Server:
         ring_bytes=1 << 20,
         hello_timeout_s=30,
         ready_timeout_s=30,
-        log_levels=0b111,
     )
     return Server(ServerOptions(repositories=(repository,), workers=workers))
 

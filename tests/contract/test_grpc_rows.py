@@ -1,4 +1,4 @@
-"""The gRPC checklist (gRPC spec, section 10) against a real server. Ids and docstrings name the rows."""
+"""The gRPC checklist (grpc.md, section 10) against a real server. Ids and docstrings name the rows."""
 
 from __future__ import annotations
 

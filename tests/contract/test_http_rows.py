@@ -1,4 +1,4 @@
-"""The HTTP checklist (HTTP spec, section 20) against a real server. Ids and docstrings name the rows."""
+"""The HTTP checklist (http.md, section 20) against a real server. Ids and docstrings name the rows."""
 
 from __future__ import annotations
 
@@ -17,6 +17,21 @@ from tests.contract.wire_models import statistics, write_wire_models
 from tests.harness import Reply, RunningServer, tensor
 
 FP32_4 = struct.pack("<4f", 1, 2, 3, 4)
+EXTENSIONS = [
+    "classification",
+    "sequence",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "system_shared_memory",
+    "cuda_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+]
 HEADER_LENGTH = "Inference-Header-Content-Length"
 NO_ID = "[request id: <id_unknown>] "
 NO_FIELD = (
@@ -162,12 +177,12 @@ def test_a_model_that_is_not_there_is_refused(
 
 
 def test_server_metadata_has_its_keys_in_order(server: RunningServer) -> None:
-    """Row 10; only extensions that are served are named."""
+    """Row 10; grpc.md row 10, for that says the same."""
     reply = server.get("/v2")
     assert reply.status == 200
     assert list(reply.json) == ["name", "version", "extensions"]
     assert reply.json["name"] == "triton"
-    assert "binary_tensor_data" in reply.json["extensions"]
+    assert reply.json["extensions"] == EXTENSIONS
 
 
 def test_model_metadata_ignores_the_query_and_counts_the_batch_dimension(server: RunningServer) -> None:
@@ -308,6 +323,11 @@ def got_inputs(model: str, wanted: int, got: int, names: str, missing: str) -> s
     )
 
 
+def nested(value: int, depth: int) -> Any:
+    """*value* within *depth* arrays."""
+    return [nested(value, depth - 1)] if depth else value
+
+
 INPUT0, INPUT1 = add_sub_inputs()
 FOO = tensor("FOO", "FP32", [4], [1, 2, 3, 4])
 
@@ -380,10 +400,31 @@ FOO = tensor("FOO", "FP32", [4], [1, 2, 3, 4])
         ),
         pytest.param(
             "add_sub",
+            {"inputs": [tensor("INPUT0", "fp32", [4], [1, 2, 3, 4]), INPUT1]},
+            400,
+            "invalid datatype for input INPUT0",
+            id="row 39",
+        ),
+        pytest.param(
+            "add_sub",
             {"inputs": [tensor("INPUT0", "FP32", [3], [1, 2, 3]), INPUT1]},
             400,
             NO_ID + "unexpected shape for input 'INPUT0' for model 'add_sub'. Expected [4], got [3]. ",
             id="row 40",
+        ),
+        pytest.param(
+            "add_sub",
+            {"inputs": [tensor("INPUT0", "FP32", [4], [1, 2, 3, 4, 5]), INPUT1]},
+            500,
+            "Unable to parse 'data': Shape does not match true shape of 'data' field",
+            id="row 44",
+        ),
+        pytest.param(
+            "ident_bool",
+            {"inputs": [tensor("INPUT0", "BOOL", [1], [1])]},
+            500,
+            "Unable to parse 'data': attempt to access JSON non-boolean as boolean",
+            id="row 49",
         ),
         pytest.param(
             "ident_bytes",
@@ -392,6 +433,13 @@ FOO = tensor("FOO", "FP32", [4], [1, 2, 3, 4])
             NO_ID
             + "unexpected number of string elements 2 for inference input 'INPUT0' for model 'ident_bytes', expecting 1",
             id="row 52",
+        ),
+        pytest.param(
+            "params",
+            {"inputs": [tensor("INPUT0", "INT32", [1], nested(7, 100))]},
+            400,
+            "Unable to parse 'data': JSON nesting depth exceeds maximum allowed limit (100)",
+            id="row 54",
         ),
         pytest.param(
             "ident_b",
@@ -413,6 +461,21 @@ FOO = tensor("FOO", "FP32", [4], [1, 2, 3, 4])
             400,
             "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified.",
             id="row 80",
+        ),
+        pytest.param(
+            "sequence",
+            {"inputs": [tensor("INPUT0", "INT32", [1], [1])]},
+            400,
+            "inference request to model 'sequence' must specify a non-zero or non-empty correlation ID",
+            id="row 81, no id",
+        ),
+        pytest.param(
+            "sequence",
+            {"inputs": [tensor("INPUT0", "INT32", [1], [1])], "parameters": {"sequence_id": 5}},
+            400,
+            "inference request for sequence 5 to model 'sequence' must specify the START flag on the first request of the "
+            "sequence",
+            id="row 81, no start",
         ),
         pytest.param(
             "decoupled",
@@ -452,6 +515,23 @@ def test_json_values_keep_what_json_cannot_say(server: RunningServer) -> None:
     assert b'"data":[NaN,Infinity,-Infinity,Infinity]' in reply.body
     tenth = server.infer("ident_b", [tensor("INPUT0", "FP32", [1, 1], [0.1])])
     assert b'"data":[0.10000000149011612]' in tenth.body
+
+
+def test_data_may_be_nested_deeply(server: RunningServer) -> None:
+    """Row 54: 99 arrays are not too many."""
+    assert server.infer("multi", [tensor("INPUT0", "INT32", [1], nested(7, 99))]).status == 200
+
+
+def test_a_sequence_goes_from_start_to_end(server: RunningServer) -> None:
+    """Row 81, and how it is done: ids are numbers or texts, and its end is the end of an id."""
+    given = [tensor("INPUT0", "INT32", [1], [5])]
+    for name in (7, "seven"):
+        for flags in ({"sequence_start": True}, {}, {"sequence_end": True}):
+            reply = server.infer("sequence", given, parameters={"sequence_id": name, **flags})
+            assert (reply.status, reply.json["outputs"][0]["data"]) == (200, [5])
+        reply = server.infer("sequence", given, parameters={"sequence_id": name})
+        assert reply.status == 400
+        assert reply.error.endswith("must specify the START flag on the first request of the sequence")
 
 
 def test_an_integer_out_of_range_wraps_as_in_c(server: RunningServer) -> None:

@@ -18,6 +18,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
+import tritonclient.http as http_client
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
@@ -98,6 +99,13 @@ def load(server: RunningServer, name: str, **parameters: Any) -> Reply:
     return server.post(f"/v2/repository/models/{name}/load", {"parameters": parameters} if parameters else b"")
 
 
+def client_of(server: RunningServer, protocol: str) -> Any:
+    """The stock client; use it as a context manager."""
+    if protocol == "http":
+        return http_client.InferenceServerClient(server.http_url)
+    return grpc_client.InferenceServerClient(server.grpc_url)
+
+
 def unload(server: RunningServer, name: str) -> Reply:
     return server.post(f"/v2/repository/models/{name}/unload")
 
@@ -152,7 +160,7 @@ def test_a_model_that_nobody_loaded_is_known_by_its_name_only(server: RunningSer
 
 
 def test_a_loaded_model_serves_until_it_is_unloaded(server: RunningServer, repository: Path, tmp_path: Path) -> None:
-    """Rows 20 and 21 of repository.md, 43 of model_api.md: the answer to an unload does not wait for finalize."""
+    """Rows 20 and 21 of repository.md, 43 of model_api.md, 4 and 101 of http.md: unloading does not wait for finalize."""
     with closed_gate(tmp_path) as gate:
         write_model(repository, "comes", code(7, finalize=waits(gate)), CONFIG)
         must_load(server, "comes")
@@ -168,6 +176,9 @@ def test_a_loaded_model_serves_until_it_is_unloaded(server: RunningServer, repos
         assert "successfully unloaded 'comes'" not in server.log
     wait_unloaded(server, "comes")
     server.wait_for_log("successfully unloaded 'comes' version 1")
+    assert is_ready(server), server.post("/v2/repository/index").json
+    reply = server.post("/v2/models/comes/infer", {"inputs": []})
+    assert (reply.status, reply.error) == (404, "Request for unknown model: 'comes' has no available versions")
     assert unload(server, "comes").status == unload(server, "never_there").status == 200
     write_model(repository, "comes", code(8))
     must_load(server, "comes")
@@ -269,7 +280,7 @@ def test_concurrent_operations_on_one_model_take_turns(server: RunningServer, re
 
 
 def test_a_model_that_is_loading_is_not_ready(server: RunningServer, repository: Path, tmp_path: Path) -> None:
-    """Row 37; another model loads and is asked meanwhile."""
+    """Row 37; http.md row 5. Another model loads and is asked meanwhile."""
     write_model(repository, "quick", code(4), CONFIG)
     with ThreadPoolExecutor(2) as pool, closed_gate(tmp_path) as gate:
         write_model(repository, "slow", code(3, initialize=waits(gate)), CONFIG)
@@ -279,8 +290,7 @@ def test_a_model_that_is_loading_is_not_ready(server: RunningServer, repository:
         must_load(server, "quick")
         assert value_of(server, "quick") == 4
         assert rows_of(server, "slow") == {"1": ("LOADING", "")}
-        assert not is_ready(server)
-        assert server.get("/v2/models/slow/ready").status == 400
+        assert server.get("/v2/health/ready").status == server.get("/v2/models/slow/ready").status == 400
         reply = server.post("/v2/models/slow/infer", {"inputs": []})
         assert (reply.status, reply.error) == (404, "Request for unknown model: 'slow' has no available versions")
         assert not loading.done()
@@ -502,7 +512,10 @@ def test_a_model_without_versions_does_not_load(server: RunningServer, repositor
 
 
 def test_a_configuration_in_the_request_replaces_the_file_for_one_load(server: RunningServer, repository: Path) -> None:
-    """Row 39; both spellings of names, integers as strings, enum names in any case (model_config.md, section 2.1)."""
+    """Row 39; http.md row 98.
+
+    Both spellings of names, integers as strings, enum names in any case (model_config.md, section 2.1).
+    """
     write_model(repository, "over", code(1), CONFIG)
     override = {
         "backend": "python",
@@ -534,11 +547,14 @@ def test_files_in_the_request_are_the_whole_model_for_one_load(
     assert list(temporary.glob("pytriton_lite_*")) == []
 
 
-def test_files_in_the_request_can_be_a_model_that_is_not_on_disk(server: RunningServer, temporary: Path) -> None:
-    """Row 45. Its files are there for as long as it is."""
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_files_in_the_request_can_be_a_model_that_is_not_on_disk(
+    server: RunningServer, temporary: Path, protocol: str
+) -> None:
+    """Row 45; http.md row 99; grpc.md row 78. Its files are there for as long as it is."""
     text = code(0).replace("np.array([0]", "np.array([int(open(pb_utils.get_model_dir() + '/word').read())]")
     files = {"file:1/model.py": text.encode(), "file:1/word": b"21"}
-    with grpc_client.InferenceServerClient(server.grpc_url) as client:
+    with client_of(server, protocol) as client:
         client.load_model("nowhere", config=json.dumps(OVERRIDE), files=files)
         assert value_of(server, "nowhere") == 21
         assert "nowhere" not in [row["name"] for row in server.post("/v2/repository/index").json]
@@ -598,7 +614,7 @@ def test_files_that_make_no_model_leave_nothing_behind(server: RunningServer, te
 def test_an_override_that_cannot_be_read_is_refused(
     server: RunningServer, repository: Path, parameters: dict[str, str], detail: str
 ) -> None:
-    """Row 43; model_config.md row 95."""
+    """Row 43; model_config.md row 95; http.md row 100."""
     write_model(repository, "poll", code(1), CONFIG)
     reply = load(server, "poll", **parameters)
     assert (reply.status, reply.error) == (500, shape_a("poll"))
@@ -620,7 +636,7 @@ def test_an_override_that_cannot_be_read_is_refused(
 def test_a_load_request_that_cannot_be_read_is_refused(
     server: RunningServer, body: bytes, status: int, text: str
 ) -> None:
-    """Rows 19, 41 and 42."""
+    """Rows 19, 41 and 42; http.md row 97."""
     reply = server.post("/v2/repository/models/zzz/load", body)
     assert (reply.status, reply.error[: len(text)]) == (status, text)
 
@@ -640,7 +656,7 @@ def test_base64_is_read_as_triton_reads_it(server: RunningServer) -> None:
 
 
 def test_over_grpc_the_parameters_have_types(server: RunningServer, repository: Path) -> None:
-    """Rows 19, 47, 85 and 86 of repository.md."""
+    """Rows 19, 47, 85 and 86 of repository.md, 76, 77, 79 and 80 of grpc.md."""
     parameter = service_pb2.ModelRepositoryParameter
     load_request, unload_request = service_pb2.RepositoryModelLoadRequest, service_pb2.RepositoryModelUnloadRequest
     status = grpc.StatusCode
@@ -650,7 +666,7 @@ def test_over_grpc_the_parameters_have_types(server: RunningServer, repository: 
             (load_request(model_name="zzz"), status.INTERNAL, shape_a("zzz")),
             (load_request(model_name="zzz", repository_name="x"), status.UNIMPLEMENTED,
              "'repository_name' specification is not supported"),
-            (load_request(model_name="zzz", parameters={"config": parameter(bool_param=True)}), status.INVALID_ARGUMENT,
+            (load_request(model_name="zzz", parameters={"config": parameter(int64_param=1)}), status.INVALID_ARGUMENT,
              "invalid value type for load parameter 'config', expected string_param."),
             (load_request(model_name="zzz", parameters={"file:x": parameter(string_param="")}), status.INVALID_ARGUMENT,
              "invalid value type for load parameter 'file:x', expected bytes_param."),
@@ -676,8 +692,11 @@ def test_over_grpc_the_parameters_have_types(server: RunningServer, repository: 
         write_model(repository, "over_grpc", code(1), CONFIG)
         client.load_model("over_grpc")
         assert client.is_model_ready("over_grpc")
+        client.load_model("over_grpc", config=json.dumps({**OVERRIDE, "max_batch_size": 3}))
+        assert client.get_model_config("over_grpc").config.max_batch_size == 3
         client.unload_model("over_grpc", unload_dependents=True)
         wait_unloaded(server, "over_grpc")
+        client.unload_model("never_there")
 
 
 def test_a_repository_name_is_refused(server: RunningServer) -> None:

@@ -154,7 +154,14 @@ def test_no_family_of_the_server_s_own_page_can_be_taken(one: Worker) -> None:
     page = metrics_page([ModelStatistics("m", 1, {})])
     names = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
     assert "nv_inference_count" in names
-    for name in [*names, "nv_gpu_utilization", "nv_cache_num_hits_per_model", "nv_inference_queue_summary_us"]:
+    for name in [
+        *names,
+        "nv_gpu_utilization",
+        "nv_cache_num_hits_per_model",
+        "nv_inference_queue_summary_us",
+        "process_open_fds",
+        "nv_inference_first_response_histogram_ms_bucket",
+    ]:
         message = refusal(one.family, name)
         assert message == (
             f"metric family '{name}' would count in '{name}', which is the server's own; choose another name"

@@ -12,6 +12,7 @@ import pytest
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.engine.log_levels import LogLevels
 from pytriton_lite.engine.worker_memory import Parcel, WorkerMemory, room_for
 from pytriton_lite.engine.worker_process import LaunchOptions
 from pytriton_lite.ipc import messages
@@ -22,7 +23,7 @@ from pytriton_lite.ipc.segment import Segment
 
 OPTIONS = LaunchOptions(
     model="m", version=1, instance="m_0", args={}, filename="model.py", outputs=("X",),
-    shm_prefix="pytriton_lite_test_", ring_bytes=1 << 20, hello_timeout_s=1, ready_timeout_s=1, log_levels=0,
+    shm_prefix="pytriton_lite_test_", ring_bytes=1 << 20, hello_timeout_s=1, ready_timeout_s=1, log_levels=LogLevels(0),
 )  # fmt: skip
 COUNT = 25_000
 """Elements of FP32: 100 KB."""
@@ -78,7 +79,7 @@ class Worker:
         for kind, body in FrameReader().feed(b"".join(self._memory.frames(cast(Any, self)))):
             kinds.append(Kind(kind))
             if kind == Kind.SEGMENT:
-                segment_id, nbytes = messages.read_segment(body)
+                segment_id, nbytes, _ = messages.read_segment(body)
                 self.mapped[segment_id] = Segment.attach(self._descriptors.pop(0), nbytes)
             elif kind == Kind.DROP:
                 del self.mapped[messages.read_drop(body)]

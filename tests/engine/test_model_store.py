@@ -25,7 +25,6 @@ WORKERS = WorkerSettings(
     ring_bytes=1 << 20,
     hello_timeout_s=30,
     ready_timeout_s=30,
-    log_levels=7,
 )
 CONFIG = """
     backend: "python"

@@ -21,6 +21,7 @@ from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.states import InstanceState, VersionState
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.environments import Environment
+from pytriton_lite.engine.log_levels import LogLevels
 from pytriton_lite.engine.model import ServedVersion, WorkerSettings
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import FrameReader
@@ -33,7 +34,7 @@ TENSORS = """
 """
 SETTINGS = WorkerSettings(
     executable="python", shm_prefix="pytriton_lite_test_", ring_bytes=1 << 20,
-    hello_timeout_s=1, ready_timeout_s=1, log_levels=0,
+    hello_timeout_s=1, ready_timeout_s=1, log_levels=LogLevels(0),
 )  # fmt: skip
 
 
@@ -173,7 +174,7 @@ def test_an_end_that_comes_after_its_batch_has_failed_is_passed_over() -> None:
         tensor = Tensor("IN", dtypes.UINT8, (1,), b"\1")
         world.served.infer_stream(InferenceRequest("m", None, inputs=[tensor]), Receiver())
         world.says(result(1, failure="no luck"))
-        world.says(messages.response_frame(1, 0, is_final=True, parts=[]))
+        world.says(messages.response_frame(1, 0, is_final=True, infer_ns=0, sent_ns=0, parts=[]))
         ((text, is_final),) = heard
         assert "no luck" in text
         assert is_final
@@ -198,11 +199,11 @@ def test_a_second_end_of_a_request_is_passed_over() -> None:
         assert world.worker.batches() == [1]
         world.says(result(1, Fate.DEFERRED, Fate.DEFERRED))
         for _ in range(2):
-            world.says(messages.response_frame(1, 0, is_final=True, parts=[]))
+            world.says(messages.response_frame(1, 0, is_final=True, infer_ns=0, sent_ns=0, parts=[]))
         assert len(heard) == 1
         assert not world.instance.is_empty
         for _ in range(2):
-            world.says(messages.response_frame(1, 1, is_final=True, parts=[]))
+            world.says(messages.response_frame(1, 1, is_final=True, infer_ns=0, sent_ns=0, parts=[]))
         assert len(heard) == 2
         assert world.instance.is_empty
 
@@ -216,7 +217,7 @@ def test_a_cancelled_coroutine_leaves_no_response_that_its_sender_gave_before() 
         answer.cancel()
         parts: list[bytes] = []
         messages.put_answer(parts, outputs=0)
-        world.says(messages.response_frame(1, 0, is_final=False, parts=parts))
+        world.says(messages.response_frame(1, 0, is_final=False, infer_ns=0, sent_ns=0, parts=parts))
         world.says(result(1, Fate.SKIPPED))
         assert not world.served._dispatcher._held
         assert world.instance.is_empty

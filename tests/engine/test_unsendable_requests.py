@@ -57,7 +57,6 @@ async def infer_all(repository: Path, requests: list[InferenceRequest], *, at_on
         ring_bytes=1 << 20,
         hello_timeout_s=30,
         ready_timeout_s=30,
-        log_levels=0b111,
     )
     server = Server(ServerOptions(repositories=(repository,), workers=workers))
     try:

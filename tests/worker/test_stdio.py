@@ -10,8 +10,14 @@ import pytest
 
 PROGRAM = """
 import os, subprocess, sys
-from pytriton_lite.worker import stdio
-stdio.redirect(int(sys.argv[1]), int(sys.argv[2]))
+from pytriton_lite.ipc.line_mark import LineMark
+from pytriton_lite.worker import request_ids, stdio
+stdio.redirect(int(sys.argv[1]), int(sys.argv[2]), LineMark(7))
+
+class Asked:
+    def __init__(self, request_id):
+        self.request_id = request_id
+
 {code}
 os._exit(0)
 """
@@ -59,3 +65,26 @@ def test_text_that_cannot_be_encoded_does_not_fail_the_model() -> None:
 
 def test_standard_input_is_empty() -> None:
     assert streams_of("print(repr(sys.stdin.read()), os.read(0, 1))") == (b"'' b''\n", b"")
+
+
+MARK = b"\x1e0000000000000007 "
+
+
+def test_lines_say_which_request_they_are_about_while_it_is_handled() -> None:
+    out, _ = streams_of(
+        """
+print("before")
+entered = request_ids.enter([Asked("abc"), Asked(""), Asked("d")])
+print("one", "word", end="")
+print(" more\\n\\nlast")
+request_ids.leave(entered)
+print("after")
+"""
+    )
+    marked = MARK + b"abc, d\x1f"
+    assert out == b"before\n" + marked + b"one word more\n" + marked + b"\n" + marked + b"last\nafter\n"
+
+
+def test_write_counts_the_text_and_not_the_mark() -> None:
+    counted = "request_ids.enter([Asked('abc')]); n = sys.stdout.write('four'); os.write(2, str(n).encode())"
+    assert streams_of(counted)[1] == b"4"

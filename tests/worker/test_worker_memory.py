@@ -40,6 +40,18 @@ def test_undo_takes_back_what_was_put_since_commit(memory: OutputMemory) -> None
     memory.release([1, 2])
 
 
+def test_undo_leaves_what_others_have_put_before(memory: OutputMemory) -> None:
+    put_two(memory)
+    placed = len(memory.uncommitted)
+    put_two(memory)
+    memory.undo(placed)
+    for slot in (3, 4):
+        with pytest.raises(BugError, match=f"slot {slot} was released twice"):
+            memory.release([slot])
+    memory.commit()
+    memory.release([1, 2])
+
+
 def test_undo_twice_takes_back_once(memory: OutputMemory) -> None:
     put_two(memory)
     memory.undo()

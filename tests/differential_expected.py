@@ -1,0 +1,92 @@
+"""Where a Triton and this server may differ: what differs, and the row of docs/compatibility.md that says why.
+
+`tests/test_differential_expected.py` holds the rows against the page.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "compatibility.md"
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """*peer* and *ours* are searched in what was answered, ``STATUS KIND CONTENT``; *row* is the first cell of a row.
+
+    *request* is searched in what was asked; it narrows a deviation that answers alone would make too wide.
+    """
+
+    row: str
+    peer: str
+    ours: str
+    request: str = ""
+
+    def explains(self, asked: str, peer: str, ours: str) -> bool:
+        found = ((self.request, asked), (self.peer, peer), (self.ours, ours))
+        return all(re.search(pattern, text, re.DOTALL) for pattern, text in found)
+
+
+_OVERFLOW = r"exceed(s|ed)? (the )?maximum|invalid dimension"
+
+DEVIATIONS = [
+    Deviation("percent-encoding in a path", r"%5F|^400 ", r"add_sub|^200 ", r"%5F"),
+    Deviation("index with a non-boolean `ready`", r"^500 ", r"^400 error Invalid value for 'ready'"),
+    Deviation(
+        "load or unload with an unreadable body in mode none",
+        r"^500 error failed to parse",
+        r"explicit model load / unload",
+    ),
+    Deviation(
+        "required input missing while an optional one fills the count",
+        r"^200 |^OK ",
+        r"missing required input\(s\) \['INPUT_A'\]",
+    ),
+    Deviation("request parameters of 2⁶³ and more in `parameters()`", r"000\.0", r"e\+1[89]"),
+    Deviation(
+        "`Inference-Header-Content-Length: abc`", r"^400 error", r"Unable to parse Inference-Header-Content-Length"
+    ),
+    Deviation("an input given twice and something else wrong", r"already exists in request", r"^([45]00|[A-Z_]+) "),
+    Deviation("an output requested twice", r"^(200|OK) ", r"output '.*' already exists in request"),
+    Deviation("batch dimension 0 with the bytes of one request", r"got \[0", r"batch size does not match"),
+    Deviation("negative dimension, overflowing shape over gRPC", r"^[A-Z_]+ ", _OVERFLOW),
+    Deviation("malformed HTTP", r"^0 no answer", r"^400 "),
+    Deviation("a key with `..`, or a slash inside", r"^500 error Unable to open", r"invalid shm key"),
+    Deviation("a region without a name, gRPC", r"^OK ", r"^INVALID_ARGUMENT "),
+    Deviation("equal elements, more than 16 in an item", r"^(200|OK) ", r"^(200|OK) ", r"classification"),
+    Deviation(
+        "refused requests of a decoupled model on a stream",
+        r"^DEADLINE_EXCEEDED",
+        r"^OK ",
+        r"^gRPC ModelStreamInfer .*\"repeat\"",
+    ),
+    Deviation(
+        "0 bytes of a region",
+        r"Invalid offset \+ byte size",
+        r"Expected \d+, got 0",
+        r"shared_memory_byte_size\W+(int64Param\W+)?0",
+    ),
+    Deviation(
+        "a second region over one key, when the first was unregistered",
+        r"Invalid shared memory region",
+        r"invalid args|^OK |^200 ",
+    ),
+    Deviation("status where the first response is an error", r"^400 ", r"^(500|404|503|501) ", r"generate"),
+    Deviation("negative `trace_rate` and `log_frequency`", r'"42949672\d\d"', r"out of range", r"[tT]race"),
+    Deviation("`response_stats` of decoupled models", r'"response_stats": \{\}', r'"response_stats": \{"'),
+]
+
+
+def rows() -> set[str]:
+    """The first cells of all tables of the page."""
+    return {line.split("|")[1].strip() for line in PAGE.read_text().splitlines() if line.startswith("| ")}
+
+
+def row_for(asked: str, peer: str, ours: str) -> str | None:
+    """The row that explains a difference."""
+    for deviation in DEVIATIONS:
+        if deviation.explains(asked, peer, ours):
+            return deviation.row
+    return None
