@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import http.client
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -32,10 +32,17 @@ class Protocol(str, enum.Enum):
     HTTP_BINARY = "http-binary"
     GRPC = "grpc"
     GRPC_STREAM = "grpc-stream"
+    HTTP_SHM = "http-shm"
+    """Inputs and outputs in system shared memory of the client."""
+    GRPC_SHM = "grpc-shm"
 
     @property
     def is_http(self) -> bool:
-        return self in (Protocol.HTTP_JSON, Protocol.HTTP_BINARY)
+        return self in (Protocol.HTTP_JSON, Protocol.HTTP_BINARY, Protocol.HTTP_SHM)
+
+    @property
+    def uses_regions(self) -> bool:
+        return self in (Protocol.HTTP_SHM, Protocol.GRPC_SHM)
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,14 @@ def http_path(call: Call) -> str:
     return f"/v2/models/{call.model}/infer"
 
 
+def region_name(call: Call, tensor: str) -> str:
+    """The region, and the segment, of a tensor of *call*."""
+    return f"benchmark_{call.model}_{tensor}"
+
+
 def http_request(call: Call, protocol: Protocol) -> HttpRequest:
+    if protocol.uses_regions:
+        return _region_request(call)
     return _json_request(call) if protocol is Protocol.HTTP_JSON else _binary_request(call)
 
 
@@ -77,6 +91,18 @@ def _binary_request(call: Call) -> HttpRequest:
     return HttpRequest({"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}, body)
 
 
+def _region_request(call: Call) -> HttpRequest:
+    inputs = [{**_described(name, tensor), **_in_region(call, name, tensor)} for name, tensor in call.inputs.items()]
+    outputs = [{"name": name, **_in_region(call, name, tensor)} for name, tensor in call.responses[0].items()]
+    body = json.dumps({"inputs": inputs, "outputs": outputs}).encode()
+    return HttpRequest({"Content-Type": "application/json"}, body)
+
+
+def _in_region(call: Call, name: str, tensor: npt.NDArray[np.float32]) -> dict[str, object]:
+    parameters = {"shared_memory_region": region_name(call, name), "shared_memory_byte_size": tensor.nbytes}
+    return {"parameters": parameters}
+
+
 def _described(name: str, tensor: npt.NDArray[np.float32]) -> dict[str, object]:
     return {"name": name, "datatype": "FP32", "shape": list(tensor.shape)}
 
@@ -86,19 +112,27 @@ def grpc_path(protocol: Protocol) -> str:
     return f"/inference.GRPCInferenceService/{method}"
 
 
-def grpc_message(call: Call) -> bytes:
-    """A ModelInferRequest with raw contents, as tritonclient sends it."""
+def grpc_message(call: Call, protocol: Protocol = Protocol.GRPC) -> bytes:
+    """A ModelInferRequest with raw contents, or tensors in regions, as tritonclient sends it."""
     request = grpc_service_pb.ModelInferRequest(model_name=call.model)
     for name, tensor in call.inputs.items():
-        request.inputs.add(name=name, datatype="FP32", shape=tensor.shape)
-        request.raw_input_contents.append(tensor.tobytes())
+        given = request.inputs.add(name=name, datatype="FP32", shape=tensor.shape)
+        if protocol.uses_regions:
+            given.parameters["shared_memory_region"].string_param = region_name(call, name)
+            given.parameters["shared_memory_byte_size"].int64_param = tensor.nbytes
+        else:
+            request.raw_input_contents.append(tensor.tobytes())
+    for name, tensor in call.responses[0].items() if protocol.uses_regions else ():
+        wanted = request.outputs.add(name=name)
+        wanted.parameters["shared_memory_region"].string_param = region_name(call, name)
+        wanted.parameters["shared_memory_byte_size"].int64_param = tensor.nbytes
     message: bytes = request.SerializeToString()
     return message
 
 
-def grpc_body(call: Call) -> bytes:
+def grpc_body(call: Call, protocol: Protocol) -> bytes:
     """The message as it lies in an HTTP/2 data frame: a byte for "not compressed", its length, itself."""
-    message = grpc_message(call)
+    message = grpc_message(call, protocol)
     return b"\0" + len(message).to_bytes(4, "big") + message
 
 
@@ -114,9 +148,12 @@ class Answer:
     body_bytes: int
 
 
-def check_answer(call: Call, protocol: Protocol, ports: Ports) -> int:
+def check_answer(
+    call: Call, protocol: Protocol, ports: Ports, read_regions: Callable[[Call], Tensors] | None = None
+) -> int:
     """Send the call once; returns the bytes of the answer's body, which every right answer of this server has.
 
+    *read_regions* gives the outputs of a call over a protocol that leaves them in regions.
     Raises BenchmarkError unless it has exactly the responses that the call expects.
     """
     where = f"{call.model} over {protocol.value}"
@@ -124,16 +161,21 @@ def check_answer(call: Call, protocol: Protocol, ports: Ports) -> int:
         answer = _ask_http(call, protocol, ports.http) if protocol.is_http else _ask_grpc(call, protocol, ports.grpc)
     except (OSError, http.client.HTTPException, grpc.RpcError, ValueError, KeyError) as error:
         raise BenchmarkError(f"{where}: no answer that could be read: {error!r}") from error
-    if len(answer.responses) != len(call.responses):
-        raise BenchmarkError(f"{where}: expected {len(call.responses)} responses, got {len(answer.responses)}")
-    for number, (expected, got) in enumerate(zip(call.responses, answer.responses), start=1):
+    responses = [read_regions(call)] if read_regions is not None else answer.responses
+    if len(responses) != len(call.responses):
+        raise BenchmarkError(f"{where}: expected {len(call.responses)} responses, got {len(responses)}")
+    for number, (expected, got) in enumerate(zip(call.responses, responses), start=1):
         for name, tensor in expected.items():
             found = got.get(name)
             if found is None or not np.array_equal(found, tensor):
                 raise BenchmarkError(
-                    f"{where}: wrong answer: expected {name} {tensor.tolist()}, got {found} in response {number}"
+                    f"{where}: wrong answer: expected {name} {_shown(tensor)}, got {_shown(found)} in response {number}"
                 )
     return answer.body_bytes
+
+
+def _shown(tensor: npt.NDArray[np.float32] | None) -> str:
+    return "none" if tensor is None else np.array2string(tensor, threshold=16, separator=", ")
 
 
 def _ask_http(call: Call, protocol: Protocol, port: int) -> Answer:
@@ -147,6 +189,8 @@ def _ask_http(call: Call, protocol: Protocol, port: int) -> Answer:
         connection.close()
     if response.status != 200:
         raise BenchmarkError(f"POST {path}: status {response.status}: {body[:500]!r}")
+    if protocol.uses_regions:
+        return Answer([], len(body))
     return Answer([read_http_outputs(body, response.getheader(HEADER_LENGTH))], len(body))
 
 
@@ -165,8 +209,9 @@ def read_http_outputs(body: bytes, header_length: str | None) -> Tensors:
 
 
 def _ask_grpc(call: Call, protocol: Protocol, port: int) -> Answer:
-    path, message = grpc_path(protocol), grpc_message(call)
-    with grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.enable_http_proxy", 0)]) as channel:
+    path, message = grpc_path(protocol), grpc_message(call, protocol)
+    options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1)]
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
         if protocol is Protocol.GRPC_STREAM:
             stream = channel.stream_stream(path)(iter([message]), timeout=ANSWER_TIMEOUT_S, wait_for_ready=True)
             messages = list(stream)

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from benchmark_error import BenchmarkError
 from calls import Protocol, check_answer
+from client_regions import outputs_of, registered
 from comparison_report import OURS, PEER, Cell, CellResult, Sample, as_json, as_markdown, as_text, others_cores
 from load_generators import Generator, H2load, Load, PerfAnalyzer, Wrk, require_tools
 from machine_facts import machine_facts, tool_version
@@ -40,6 +41,7 @@ OUR_COMMAND = (
     " --http-address=127.0.0.1 --http-port={http_port}"
     " --grpc-address=127.0.0.1 --grpc-port={grpc_port}"
     " --metrics-address=127.0.0.1 --metrics-port={metrics_port}"
+    " --allow-client-shm=true"
 )
 # Everybody else on a quiet machine, the kernel's own threads and the idle peer among them, needs a few hundredths.
 QUIET_CORES = 0.1
@@ -190,6 +192,9 @@ def compare(options: argparse.Namespace, facts: dict[str, str], results: list[Ce
             for side, command in _sides(options).items()
         }
         facts.update({side.capitalize(): server.version() for side, server in servers.items()})
+        for scenario in scenarios:
+            if any(protocol.uses_regions for protocol in _protocols_of(scenario, options)):
+                stack.enter_context(registered(scenario.call, [server.ports for server in servers.values()]))
         plan = [
             Measurement(scenario, generator, callers, _checked(scenario, generator.protocol, servers))
             for scenario in scenarios
@@ -239,7 +244,8 @@ def _checked(scenario: Scenario, protocol: Protocol, servers: Mapping[str, Measu
     sizes = {}
     for side, server in servers.items():
         with _naming(server):
-            sizes[side] = check_answer(scenario.call, protocol, server.ports)
+            read = outputs_of if protocol.uses_regions else None
+            sizes[side] = check_answer(scenario.call, protocol, server.ports, read)
     return sizes
 
 

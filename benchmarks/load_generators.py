@@ -246,7 +246,7 @@ class H2load:
 
     def run(self, ports: Ports, *, callers: int, seconds: int) -> Load:
         message, log = self.folder / "grpc.bin", self.folder / "h2load.log"
-        message.write_bytes(grpc_body(self.call))
+        message.write_bytes(grpc_body(self.call, self.protocol))
         log.unlink(missing_ok=True)
         command = ["h2load", "--threads=1", f"--clients={callers}", "--max-concurrent-streams=1"]
         command += [f"--duration={seconds}", f"--data={message}", f"--log-file={log}"]

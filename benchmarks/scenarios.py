@@ -68,4 +68,22 @@ BLS_DECOUPLED = Scenario(
     callers=(8,),
     calls=("decoupled",),
 )
-SCENARIOS: Mapping[str, Scenario] = {scenario.name: scenario for scenario in (ADD_SUB, BLS, DECOUPLED, BLS_DECOUPLED)}
+# Whole numbers, whose sum is exact in FP32 in whatever order it is made.
+_LARGE = np.tile(np.array([0.0, 1.0, 2.0, -3.0, 1.0, -1.0, 0.0, 1.0], np.float32), 1 << 17)
+"""4 MiB"""
+_SHM = (Protocol.HTTP_SHM, Protocol.GRPC_SHM)
+IDENTITY = Scenario(
+    Call("identity", {"INPUT0": _LARGE}, [{"OUTPUT0": _LARGE}]),
+    protocols=(Protocol.HTTP_BINARY, Protocol.GRPC, *_SHM),
+    callers=(1, 4),
+)
+IDENTITY_VIEWS = Scenario(
+    Call("identity_views", {"INPUT0": _LARGE}, [{"OUTPUT0": _LARGE}]), protocols=_SHM, callers=(1, 4)
+)
+SUM_VIEWS = Scenario(
+    Call("sum_views", {"INPUT0": _LARGE}, [{"OUTPUT0": _LARGE.sum(keepdims=True)}]), protocols=_SHM, callers=(1, 4)
+)
+SCENARIOS: Mapping[str, Scenario] = {
+    scenario.name: scenario
+    for scenario in (ADD_SUB, BLS, DECOUPLED, BLS_DECOUPLED, IDENTITY, IDENTITY_VIEWS, SUM_VIEWS)
+}
