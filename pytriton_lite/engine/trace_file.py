@@ -184,6 +184,9 @@ def _tensor(tensor: TensorCopy) -> dict[str, str]:
 def _stations(timeline: Timeline) -> list[tuple[str, int]]:
     """Those that were reached (CLI spec, section 7)."""
     front_end = _FRONT_END_STATIONS.get(timeline.protocol)
+    end_ns = max(timeline.answered_ns, timeline.compute_end_ns)
+    if timeline.accepted_ns and not end_ns:
+        end_ns = timeline.sent_ns  # its client gave it up while it waited
     stations = [
         ("REQUEST_START", timeline.accepted_ns),
         ("QUEUE_START", timeline.enqueued_ns),
@@ -191,7 +194,7 @@ def _stations(timeline: Timeline) -> list[tuple[str, int]]:
         ("COMPUTE_INPUT_END", timeline.inputs_ns),
         ("COMPUTE_OUTPUT_START", timeline.executed_ns),
         ("COMPUTE_END", timeline.compute_end_ns),
-        ("REQUEST_END", max(timeline.answered_ns, timeline.compute_end_ns)),
+        ("REQUEST_END", end_ns),
     ]
     if front_end is not None:
         receive_start, receive_end, send_start, send_end = front_end

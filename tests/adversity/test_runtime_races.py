@@ -328,6 +328,7 @@ class Engine:
         self._serving = Serving(
             model="m", version=1, instance="m_0", path="model.py", outputs=("OUT",), is_decoupled=is_decoupled,
             response_window=window, concurrency=1, cancels_coroutines=cancels_coroutines,
+            shared_memory_views=False,
         )  # fmt: skip
         self._channel.settimeout(WAIT_S)
         self.worker = self._worker()
@@ -462,7 +463,7 @@ def test_a_main_thread_that_saw_an_empty_inbox_while_batches_were_given_back_hea
 def received(worker: Worker, number: int) -> InferenceRequest:
     """The request of a batch that the worker has begun with."""
     worker._begun = number
-    worker._executing.add(number)
+    worker._executing[number] = 1
     message = messages.RequestMessage("", 0, 0, 0, "", 0, [], [])
     return worker._request(number, 0, message)
 
@@ -490,7 +491,7 @@ def test_a_send_that_waits_for_room_ends_when_another_thread_has_just_ended_the_
     request = received(worker, 1)
     sender = request.get_response_sender()
     sender.send(InferenceResponse())
-    answering = worker._answering(1, 0, frozenset())  # the request's own
+    answering = worker._answering(1, 0, frozenset(), None, "")  # the request's own
 
     class Waiters(list[Waiter]):
         def append(self, waiter: Waiter) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import functools
 import inspect
 import json
@@ -16,7 +17,7 @@ import queue
 import urllib.request
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
 from tests.contract.wire_models import IDENTITY, write_wire_models
-from tests.harness import RunningServer
+from tests.harness import RunningServer, write_model
 
 Array = np.ndarray[Any, Any]
 
@@ -41,7 +42,19 @@ FORMS = {
     "grpc": tritonclient.grpc,
     "grpc.aio": tritonclient.grpc.aio,
 }
-MODELS = ("ident_b", "params", "decoupled", "multi")
+MODELS = ("ident_b", "params", "decoupled", "multi", "patient")
+PATIENT = """
+    import time
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        # Answers when nobody wants to hear it any more.
+        def execute(self, requests):
+            for request in requests:
+                while not request.is_cancelled():
+                    time.sleep(0.001)
+            return [pb_utils.InferenceResponse(error=pb_utils.TritonError("given up")) for _ in requests]
+"""
 FORWARDED = "^authorization$"
 WAIT_S = 30
 BASIC_AUTH = "Basic dXNlcjpzZWNyZXQ="
@@ -52,19 +65,38 @@ BASIC_AUTH = "Basic dXNlcjpzZWNyZXQ="
 
 
 @pytest.fixture(scope="module")
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], RunningServer]]:
+    """One for each transport of gRPC, started when it is first asked for."""
     repository = tmp_path_factory.mktemp("methods") / "models"
     write_wire_models(repository)
+    config = repository.joinpath("ident_b", "config.pbtxt").read_text().replace("ident_b", "patient")
+    write_model(repository, "patient", PATIENT, config)
+    with contextlib.ExitStack() as stack:
+        started: dict[str, RunningServer] = {}
+
+        def server(transport: str) -> RunningServer:
+            if transport not in started:
+                started[transport] = stack.enter_context(serve(repository, transport))
+            return started[transport]
+
+        yield server
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest, servers: Callable[[str], RunningServer]) -> RunningServer:
+    return servers(request.param)
+
+
+def serve(repository: Path, transport: str) -> RunningServer:
     flags = (
         "--model-control-mode=explicit",
         *(f"--load-model={name}" for name in MODELS),
         "--allow-client-shm=true",
         f"--http-header-forward-pattern={FORWARDED}",
         f"--grpc-header-forward-pattern={FORWARDED}",
-        f"--grpc-transport={request.param}",
+        f"--grpc-transport={transport}",
     )
-    with RunningServer(repository, flags=flags) as running:
-        yield running
+    return RunningServer(repository, flags=flags)
 
 
 class Client:
@@ -162,7 +194,7 @@ def inferred(client: Client, inputs: list[Any], model: str = "ident_b", **keywor
     return client.call("infer", model, inputs, **keywords)
 
 
-@contextmanager
+@contextlib.contextmanager
 def system_region(client: Client, byte_size: int = 64, offset: int = 0) -> Iterator[tuple[str, Any]]:
     """The name and the handle of a segment that the server knows."""
     name = f"region {uuid.uuid4()}"
@@ -716,8 +748,8 @@ def test_a_request_that_is_given_up_is_an_error_of_the_client(client: Client) ->
     """Its own time limit, or a cancellation of the task that waits; the next request is served."""
     if client.is_http:
         with pytest.raises(asyncio.TimeoutError):
-            client.run(lambda: asyncio.wait_for(client.made.infer("ident_b", [given(client)]), 0))
+            client.run(lambda: asyncio.wait_for(client.made.infer("patient", [given(client)]), 0.1))
     else:
         with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
-            inferred(client, [given(client)], client_timeout=1e-6)
+            inferred(client, [given(client)], "patient", client_timeout=0.1)
     assert inferred(client, [given(client)]).as_numpy("OUTPUT0").tolist() == VALUE.tolist()

@@ -541,7 +541,7 @@ BLOCKING_BACKEND = """
 import os, pathlib
 def build_wheel(*_, **__):
     pipe = open(pathlib.Path(__file__).parent / "pipe", "w")  # opened when the test reads
-    pipe.write("building")
+    pipe.write("building\\n")
     pipe.flush()
     open(pathlib.Path(__file__).parent / "never").read()
 """
@@ -573,15 +573,16 @@ def test_who_gives_up_or_closes_ends_the_installer_and_all_it_started(endless: P
         reading = asyncio.ensure_future(asyncio.to_thread(open, endless / "pipe"))
         await asyncio.wait([load, reading], return_when=asyncio.FIRST_COMPLETED)
         with await reading as pipe:
+            begun = await asyncio.to_thread(pipe.readline)
             await environments.close()
             with pytest.raises(InferenceError, match="Server is stopping"):
                 await load
-            return await asyncio.to_thread(pipe.read)  # to its end, which is that of the last who had it open
+            return begun + await asyncio.to_thread(pipe.read)  # to its end, which is that of the last who had it open
 
     # pip copies the folder it builds from, but not its pipes; so it is told where they are.
     backend = endless / "backend.py"
     backend.write_text(BLOCKING_BACKEND.replace("pathlib.Path(__file__).parent", f"pathlib.Path({str(endless)!r})"))
-    assert within(act, **allowed(tmp_path)) == "building"
+    assert within(act, **allowed(tmp_path)) == "building\n"
 
 
 RUN_SOMETHING = """

@@ -21,7 +21,7 @@ import pytriton_lite
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.statistics import Duration, ModelStatistics, ResponseStatistics
 from pytriton_lite.engine.views import IndexEntry, ModelMetadata, TensorMetadata
-from pytriton_lite.frontends.http import json_dialect, openapi
+from pytriton_lite.frontends.http import json_dialect, json_values, openapi
 from pytriton_lite.frontends.http.bodies import decode_base64, read_body
 from pytriton_lite.frontends.http.errors import BUG, METHOD_NOT_ALLOWED, NOT_FOUND, STATUS, error_body
 from pytriton_lite.frontends.http.log_routes import add_logging
@@ -263,12 +263,11 @@ def _load_parameters(parameters: dict[str, object]) -> tuple[str | None, dict[st
     config: str | None = None
     files: dict[str, bytes] = {}
     for key, value in parameters.items():
-        if type(value) is not str:
-            raise InferenceError(ErrorCode.INTERNAL, "attempt to access JSON non-string as string")
+        text = json_values.string(value)
         if key == "config":
-            config = value
+            config = text
         elif key.startswith(_FILE):
-            files[key.removeprefix(_FILE)] = decode_base64(value)
+            files[key.removeprefix(_FILE)] = decode_base64(text)
         else:
             raise InferenceError(ErrorCode.INTERNAL, "unexpected error on creating Triton parameter")
     return config, files

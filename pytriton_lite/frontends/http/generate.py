@@ -5,9 +5,9 @@
                       _Responses: encoded       ◀── on_response ──
       events    ◀──   send, one for each        ──   consumed   ──▶   the model may send its next
 
-A response is encoded when it comes, so that no memory of a worker waits for a client that does not read. It counts as
-consumed when ``send`` has come back, which waits while the connection takes no more: so a model is ahead of its client by the
-engine's window and what the connection buffers.
+A response is encoded when it comes, a large one in a thread, so that no memory of a worker waits for a client that does not
+read. It counts as consumed when ``send`` has come back, which waits while the connection takes no more: so a model is ahead
+of its client by the engine's window and what the connection buffers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.frontends.http import generate_codec
-from pytriton_lite.frontends.http.bodies import Disconnected, LargeDocuments, read_up_to, wait_disconnected
+from pytriton_lite.frontends.http.bodies import (
+    Disconnected,
+    LargeDocuments,
+    is_large,
+    read_up_to,
+    wait_disconnected,
+)
 from pytriton_lite.frontends.http.errors import BUG, STATUS, error_body
 from pytriton_lite.frontends.http.infer import CLIENT_GONE, send_error
 from pytriton_lite.frontends.http.json_tensors import refuse
@@ -64,7 +70,7 @@ def generate_app(server: Server, options: HttpOptions) -> GenerateApp:
             headers: dict[bytes, bytes] = dict(scope["headers"])
             served, request = await _read_request(server, limit, headers, receive, model, version_text, large)
             request.timeline = timeline
-            responses = _Responses(model)
+            responses = _Responses(model, large)
             stream = server.infer_stream(served, request, responses)
         except InferenceError as error:
             error_text = error.message
@@ -124,24 +130,29 @@ class _Answer(NamedTuple):
 class _Responses:
     """Receives the responses of one request, and hands them out as they are wanted."""
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, large: LargeDocuments) -> None:
         self.error_text = ""
         """Of the first error."""
         self._model_name = model_name
-        self._come: deque[_Answer] = deque()
+        self._large = large
+        self._come: deque[_Answer | asyncio.Task[_Answer]] = deque()
+        """In their order; a task still writes its own."""
         self._is_final = False
         self._is_abandoned = False
         self._change = asyncio.Event()
 
     def on_response(self, response: InferenceResponse | InferenceError | None, *, is_final: bool) -> None:
         if response is not None:
-            self._come.append(self._encoded(response))
+            self._come.append(self._encoding(response))
         self._is_final = is_final
         self._change.set()
 
     def abandon(self) -> None:
-        """The client has gone: `next` raises."""
+        """Nobody wants any more, perhaps because the client has gone: `next` raises."""
         self._is_abandoned = True
+        for answer in self._come:
+            if isinstance(answer, asyncio.Task):
+                answer.cancel()
         self._come.clear()
         self._change.set()
 
@@ -149,12 +160,26 @@ class _Responses:
         """The next one, as soon as it comes; None behind the last. Raises Disconnected."""
         while not self._is_abandoned:
             if self._come:
-                return self._come.popleft()
+                answer = self._come[0]
+                if isinstance(answer, asyncio.Task) and not answer.done():
+                    await asyncio.wait([answer])
+                    continue  # perhaps abandoned meanwhile
+                self._come.popleft()
+                return answer.result() if isinstance(answer, asyncio.Task) else answer
             if self._is_final:
                 return None
             self._change.clear()
             await self._change.wait()
         raise Disconnected
+
+    def _encoding(self, response: InferenceResponse | InferenceError) -> _Answer | asyncio.Task[_Answer]:
+        """*response* as it goes out, or the task that writes it where that takes long."""
+        if isinstance(response, InferenceError):
+            return self._encoded(response)
+        nbytes = sum(tensor.nbytes for tensor in response.outputs)
+        if not is_large(nbytes):
+            return self._encoded(response)
+        return asyncio.create_task(self._large.run(nbytes, partial(self._encoded, response)))
 
     def _encoded(self, response: InferenceResponse | InferenceError) -> _Answer:
         if isinstance(response, InferenceError):
@@ -184,6 +209,7 @@ async def _while_connected(
         return CLIENT_GONE
     finally:
         gone.cancel()
+        responses.abandon()
         stream.cancel()  # which nobody hears of that has ended
     return responses.error_text
 

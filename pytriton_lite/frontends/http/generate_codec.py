@@ -6,7 +6,8 @@ A member whose name is an input's becomes that tensor, any other a parameter for
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NoReturn
 
 import orjson
@@ -54,7 +55,7 @@ def decode(
             refuse_type("id", NOT_STRING)
         request.request_id = valid_text(request_id.partition("\0")[0])
     mapping = _Mapping(request, config, max_input_size)
-    for name, _ in root.pairs:
+    for name in _telling_names(root):
         if name == _PARAMETERS:
             mapping.map_nested(values[name])
         else:
@@ -104,7 +105,7 @@ class _Mapping:
             )
         values: Mapping[str, object] = value.first_values()
         try:
-            for name, _ in value.pairs:
+            for name in _telling_names(value):
                 self.map_member(name, values[name])
         except InferenceError as error:
             raise InferenceError(error.code, f"Converting keyword: '{_PARAMETERS}': {error.message}") from None
@@ -138,6 +139,20 @@ class _Mapping:
                 f"request size of {self._input_bytes} bytes with input '{spec.name}' of size {nbytes} bytes exceeds the "
                 f"maximum allowed input size of {self._limit}. Use --http-max-input-size to increase the limit."
             )
+
+
+def _telling_names(members: Members) -> Iterator[str]:
+    """The names in their order, without the third and later places of a name that it has again further behind.
+
+    Every place of a name has its first value: what those would map is mapped before them and behind them. A small document
+    could otherwise have a large object, ``parameters``, mapped thousands of times.
+    """
+    last = {name: at for at, (name, _) in enumerate(members.pairs)}
+    times: defaultdict[str, int] = defaultdict(int)
+    for at, (name, _) in enumerate(members.pairs):
+        times[name] += 1
+        if times[name] <= 2 or at == last[name]:
+            yield name
 
 
 def _fitted_shape(name: str, dims: tuple[int, ...], count: int) -> tuple[int, ...]:

@@ -24,9 +24,11 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.tensor import Buffer
 from pytriton_lite.core.timeline import Timeline
 from pytriton_lite.frontends.addresses import format_address
 from pytriton_lite.frontends.http import codec
+from pytriton_lite.frontends.http.bodies import LargeDocuments, is_large
 from pytriton_lite.frontends.http.codec import OutputForms
 from pytriton_lite.frontends.http.errors import BUG, STATUS, error_body
 from pytriton_lite.frontends.http.infer import CLIENT_GONE, Reading, find_served, join_small
@@ -61,13 +63,15 @@ def hot_path(server: Server, options: HttpOptions) -> ProtocolFactory:
         return NameKeepingProtocol
     if options.cors_allow_origins or "inference" in restrictions(options.restricted):
         return ListenerProtocol
-    return partial(InferProtocol, server, options.max_input_size, Templates())
+    return partial(InferProtocol, server, options.max_input_size, Templates(), LargeDocuments())
 
 
 class InferProtocol(ListenerProtocol):
     """One connection."""
 
-    def __init__(self, server: Server, max_input_size: int, templates: Templates, **arguments: Any) -> None:
+    def __init__(
+        self, server: Server, max_input_size: int, templates: Templates, large: LargeDocuments, **arguments: Any
+    ) -> None:
         super().__init__(**arguments)
         self._server = server
         self._observation = server.observation
@@ -77,6 +81,7 @@ class InferProtocol(ListenerProtocol):
         self._receiving_ns = 0
         self._limit = max_input_size
         self._templates = templates
+        self._large = large
         self._head = b""
         """The head that `_target` and `_header_table` were read from, if it came in one piece with its body."""
         self._whole_bytes = 0
@@ -89,6 +94,8 @@ class InferProtocol(ListenerProtocol):
         self._is_reading = False
         """A body of our own kind is coming in."""
         self._answer: asyncio.Future[InferenceResponse] | None = None
+        """What this connection waits for; also while `_writing`."""
+        self._writing: asyncio.Task[None] | None = None
         self._forms: OutputForms | None = None
         self._is_used = False
         """A request has begun since `_watch_idleness` looked last."""
@@ -251,28 +258,63 @@ class InferProtocol(ListenerProtocol):
     # ------------------------------------------------------------------------------------------ out
 
     def _on_answer(self, answer: asyncio.Future[InferenceResponse]) -> None:
-        self._answer = None
         error = _CANCELLED if answer.cancelled() else answer.exception()
+        if error is None:
+            for tensor in answer.result().outputs:
+                if tensor.nbytes > _LARGEST_BODY:
+                    if self._begin_large(answer.result()):
+                        return
+                    break
+        self._answer = None
         if self.transport.is_closing():
             self._end_timeline(CLIENT_GONE)
             return
         if error is None:
             try:
-                self._write_response(answer.result())
+                assert self._forms is not None
+                self._write_response(*codec.encode(answer.result(), self._forms))
                 return
             except InferenceError as refusal:  # an output that cannot be written as asked
                 error = refusal
             except Exception as bug:
                 error = bug
+        self._write_failure(error)
+
+    def _begin_large(self, response: InferenceResponse) -> bool:
+        """Have `_write_large` write *response*, if so much of it is to become JSON that the loop should not do it."""
+        forms = self._forms
+        assert forms is not None
+        in_json = sum(t.nbytes for t in response.outputs if forms.listed.get(t.name, forms.default) is False)
+        if not is_large(in_json):
+            return False
+        self._writing = self.loop.create_task(self._write_large(response, in_json))
+        return True
+
+    async def _write_large(self, response: InferenceResponse, nbytes: int) -> None:
+        """The end of `_on_answer`, with the work done in a thread."""
+        forms = self._forms
+        assert forms is not None
+        failure: Exception | None = None
+        try:
+            head, tensors = await self._large.run(nbytes, lambda: codec.encode(response, forms))
+        except Exception as error:
+            failure = error
+        self._answer = self._writing = None
+        if self.transport.is_closing():
+            self._end_timeline(CLIENT_GONE)
+        elif failure is None:
+            self._write_response(head, tensors)
+        else:
+            self._write_failure(failure)
+
+    def _write_failure(self, error: BaseException) -> None:
         if isinstance(error, InferenceError):
             self._write_error(STATUS[error.code], error.message)
         else:
             logger.error("infer request failed inside the server", exc_info=error)
             self._write_error(500, BUG)
 
-    def _write_response(self, response: InferenceResponse) -> None:
-        assert self._forms is not None
-        head, tensors = codec.encode(response, self._forms)
+    def _write_response(self, head: bytes, tensors: list[Buffer]) -> None:
         self._counts[200] += 1
         if not tensors:
             self._write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n", [head])

@@ -10,14 +10,12 @@ from fastapi import FastAPI, Request, Response
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.log_settings import FILE_IS_FIXED, LogFormat, LogSettings, stored_level
-from pytriton_lite.frontends.http import json_dialect, openapi
+from pytriton_lite.frontends.http import json_dialect, json_values, openapi
 from pytriton_lite.frontends.http.bodies import read_body
 from pytriton_lite.frontends.http.options import HttpOptions
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import Server
-
-_UINT64_MAX = (1 << 64) - 1
 
 
 def add_logging(app: FastAPI, server: Server, options: HttpOptions) -> None:
@@ -50,29 +48,15 @@ def _changed(settings: LogSettings, document: dict[str, Any]) -> LogSettings:
     changes: dict[str, Any] = {}
     for field in ("info", "warning", "error"):
         if f"log_{field}" in given:
-            changes[field] = _bool(given[f"log_{field}"])
+            changes[field] = json_values.boolean(given[f"log_{field}"])
     if "log_verbose_level" in given:
-        changes["verbose_level"] = stored_level(_unsigned(given["log_verbose_level"]))
+        changes["verbose_level"] = stored_level(json_values.unsigned(given["log_verbose_level"]))
     if "log_format" in given:
-        changes["format"] = _format(given["log_format"])
+        changes["format"] = _format(json_values.string(given["log_format"]))
     return dataclasses.replace(settings, **changes)
 
 
-def _bool(value: object) -> bool:
-    if type(value) is not bool:
-        raise InferenceError(ErrorCode.INTERNAL, "attempt to access JSON non-boolean as boolean")
-    return value
-
-
-def _unsigned(value: object) -> int:
-    if type(value) is not int or not 0 <= value <= _UINT64_MAX:
-        raise InferenceError(ErrorCode.INTERNAL, "attempt to access JSON non-unsigned-integer as unsigned-integer")
-    return value
-
-
-def _format(value: object) -> LogFormat:
-    if type(value) is not str:
-        raise InferenceError(ErrorCode.INTERNAL, "attempt to access JSON non-string as string")
+def _format(value: str) -> LogFormat:
     try:
         return LogFormat(value)
     except ValueError:

@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request, Response
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.regions import CUDA_HANDLE_BYTES
-from pytriton_lite.frontends.http import json_dialect, openapi
+from pytriton_lite.frontends.http import json_dialect, json_values, openapi
 from pytriton_lite.frontends.http.bodies import decode_base64, read_body
 from pytriton_lite.frontends.http.options import HttpOptions
 
@@ -54,8 +54,10 @@ def _add_system(app: FastAPI, regions: Regions, options: HttpOptions) -> None:
         for key in ("key", "byte_size"):
             if key not in fields:
                 raise _no_field(key)
-        offset = _unsigned(fields["offset"]) if "offset" in fields else 0
-        regions.register_system(region, _text(fields["key"]), offset, _unsigned(fields["byte_size"]))
+        offset = json_values.unsigned(fields["offset"]) if "offset" in fields else 0
+        regions.register_system(
+            region, json_values.string(fields["key"]), offset, json_values.unsigned(fields["byte_size"])
+        )
         return _done()
 
     @app.post(
@@ -107,9 +109,9 @@ def _add_cuda(app: FastAPI, regions: Regions, options: HttpOptions) -> None:
         fields = await _read_fields(request, options.max_input_size)
         if "raw_handle" not in fields:
             raise _no_field("raw_handle")
-        text = _text(_member(fields["raw_handle"], "b64"))
-        byte_size = _unsigned(_member(fields, "byte_size"))
-        device_id = _unsigned(_member(fields, "device_id"))
+        text = json_values.string(_member(fields["raw_handle"], "b64"))
+        byte_size = json_values.unsigned(_member(fields, "byte_size"))
+        device_id = json_values.unsigned(_member(fields, "device_id"))
         handle = decode_base64(text)
         if len(handle) != CUDA_HANDLE_BYTES:
             raise InferenceError(
@@ -154,18 +156,6 @@ def _member(document: object, name: str) -> object:
     if not isinstance(document, dict) or name not in document:
         raise InferenceError(ErrorCode.INTERNAL, f"attempt to access non-existing object member '{name}'")
     return document[name]
-
-
-def _text(value: object) -> str:
-    if type(value) is not str:
-        raise InferenceError(ErrorCode.INTERNAL, "attempt to access JSON non-string as string")
-    return value
-
-
-def _unsigned(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise InferenceError(ErrorCode.INTERNAL, "attempt to access JSON non-unsigned-integer as unsigned-integer")
-    return value
 
 
 def _no_field(name: str) -> InferenceError:

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request, Response
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.trace_settings import FILE_IS_FIXED, read_levels, read_number
-from pytriton_lite.frontends.http import json_dialect, openapi
+from pytriton_lite.frontends.http import json_dialect, json_values, openapi
 from pytriton_lite.frontends.http.bodies import read_body
 from pytriton_lite.frontends.http.options import HttpOptions
 
@@ -66,26 +66,14 @@ def _changes(document: dict[str, Any]) -> dict[str, object]:
     changes: dict[str, object] = {}
     if "trace_level" in document:
         names = document["trace_level"]
-        levels = None if names is None else read_levels(_strings(names))
+        levels = None if names is None else read_levels(json_values.strings(names))
         if names is None or levels is not None:
             changes["levels"] = levels
     for name, field in _NUMBERS.items():
         if name in document:
             text = document[name]
-            changes[field] = None if text is None else read_number(name, _string(text), blank="")
+            changes[field] = None if text is None else read_number(name, json_values.string(text), blank="")
     return changes
-
-
-def _strings(names: object) -> list[str]:
-    if type(names) is not list:
-        raise InferenceError(ErrorCode.INTERNAL, "attempt to access JSON non-array as array")
-    return [_string(name) for name in names]
-
-
-def _string(text: object) -> str:
-    if type(text) is not str:
-        raise InferenceError(ErrorCode.INTERNAL, "attempt to access JSON non-string as string")
-    return text
 
 
 def _answer(rows: Mapping[str, list[str]]) -> Response:

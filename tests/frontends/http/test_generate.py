@@ -10,6 +10,7 @@ import json
 import logging
 import socket
 import struct
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -25,6 +26,7 @@ from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.core.timeline import Timeline
 from pytriton_lite.engine.custom_metrics import CustomMetrics
 from pytriton_lite.engine.observation import HeaderOf
+from pytriton_lite.frontends.http import generate_codec
 from pytriton_lite.frontends.http.hot_path import hot_path
 from pytriton_lite.frontends.http.server import HttpOptions, http_app
 from pytriton_lite.frontends.listener import Listener, start_listener
@@ -67,6 +69,10 @@ class Asked:
     def respond(self, text: str | bytes, *, is_final: bool = False) -> None:
         data = bytes_tensor.encode([text.encode() if isinstance(text, str) else text])
         self._deliver(Tensor("text_output", dtypes.BYTES, (1,), data), is_final=is_final)
+
+    def respond_large(self, *, is_final: bool = False) -> None:
+        """More than the loop writes itself."""
+        self._deliver(Tensor("text_output", dtypes.UINT8, (1 << 20,), bytes(1 << 20)), is_final=is_final)
 
     def respond_half(self) -> None:
         self._deliver(Tensor("text_output", dtypes.FP16, (1,), b"\0\0"), is_final=False)
@@ -255,6 +261,47 @@ def test_no_response_is_an_empty_stream(with_client: WithClient) -> None:
         (await client.asked()).end()
         assert (await client.head())[0] == 200
         assert await client.chunks() == []
+
+    with_client(scenario)
+
+
+def test_large_responses_are_written_in_threads_and_in_their_order(
+    with_client: WithClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writers: list[bool] = []
+    encode = generate_codec.encode
+
+    def noted(response: InferenceResponse) -> bytes:
+        writers.append(threading.current_thread() is threading.main_thread())
+        return encode(response)
+
+    monkeypatch.setattr(generate_codec, "encode", noted)
+
+    async def scenario(client: Client) -> None:
+        client.ask()
+        asked = await client.asked()
+        asked.respond("one")
+        asked.respond_large()
+        asked.respond("two")
+        asked.respond_large(is_final=True)
+        await client.head()
+        large = event("?").replace(b'"?"', b"[" + b",".join([b"0"] * (1 << 20)) + b"]")
+        assert await client.chunks() == [event("one"), large, event("two"), large]
+        assert sorted(writers) == [False, False, True, True]
+
+    with_client(scenario)
+
+
+def test_a_client_that_leaves_while_a_large_response_is_written_cancels_its_request(with_client: WithClient) -> None:
+    async def scenario(client: Client) -> None:
+        client.ask()
+        asked = await client.asked()
+        for _ in range(4):
+            asked.respond_large()
+        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+        client.writer.transport.abort()
+        await asked.is_cancelled.wait()
+        await client.other_request()
 
     with_client(scenario)
 

@@ -97,6 +97,29 @@ def test_a_parameter_given_twice_in_one_object_has_its_first_value() -> None:
     assert math.isnan(float(decode(b'{"parameters":{"t":NaN,"t":null}}').parameters["t"]))
 
 
+def test_a_name_that_comes_again_and_again_has_the_value_of_its_last_place() -> None:
+    """Which is its first value, put there again."""
+    document = b'{"t":1,"t":9,"t":9,"parameters":{"t":2,"t":9,"u":3},"t":9,"u":4,"parameters":0,"parameters":0}'
+    assert decode(document).parameters == {"t": 2, "u": 3}
+    assert decode(document[:-1] + b',"t":9}').parameters == {"t": 1, "u": 3}
+
+
+def test_a_document_of_repeated_names_costs_no_more_than_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small one could otherwise keep the server busy for minutes."""
+    mapped: list[str] = []
+    convert = generate_codec.custom_parameter
+
+    def counted(key: str, value: object) -> ParameterValue:
+        mapped.append(key)
+        return convert(key, value)
+
+    monkeypatch.setattr(generate_codec, "custom_parameter", counted)
+    members = ",".join(f'"p{number}":{number}' for number in range(100))
+    repeated = ',"parameters":0,"t":0' * 100
+    decode(f'{{"t":1,"parameters":{{{members}}}{repeated}}}'.encode())
+    assert len(mapped) == 3 * 100 + 3
+
+
 @pytest.mark.parametrize("value", [None, [], {}, [1]])
 def test_a_parameter_is_a_scalar(value: Any) -> None:
     assert refusal({"x": value}) == (400, NOT_A_PARAMETER.format("x"))

@@ -17,9 +17,13 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
-from http_fake_server import FakeServer
+from http_fake_server import FakeServed, FakeServer
 from tritonclient.utils import InferenceServerException
 
+from pytriton_lite.core import dtypes
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.frontends.http import codec
 from pytriton_lite.frontends.http.hot_path import hot_path
 from pytriton_lite.frontends.http.server import HttpOptions, http_app
 from pytriton_lite.frontends.listener import start_listener
@@ -219,6 +223,49 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_harms_nobody(running: Ru
         connection.sendall(with_length(len(BODY)) + BODY)
         assert sums_of(read_reply(connection)) == SUMS
     assert len(running.server.requests) == before + 1
+
+
+@pytest.fixture
+def swelling(running: Running) -> Iterator[None]:
+    """A model ``swell`` that answers whatever is asked with more than the loop should write as JSON."""
+
+    def swell(request: InferenceRequest) -> list[Tensor]:
+        return [Tensor("OUTPUT0", dtypes.UINT8, (1 << 20,), bytes(1 << 20))]
+
+    config = running.server.models["add_sub", 1].config
+    running.server.models["swell", 1] = FakeServed("swell", 1, config, swell)
+    yield
+    del running.server.models["swell", 1]
+
+
+def test_a_large_json_output_is_written_in_a_thread_and_what_comes_behind_it_waits(
+    connection: socket.socket, swelling: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writers: list[threading.Thread] = []
+    encode = codec.encode
+
+    def noted(response: InferenceResponse, forms: codec.OutputForms) -> Any:
+        writers.append(threading.current_thread())
+        return encode(response, forms)
+
+    monkeypatch.setattr(codec, "encode", noted)
+    ordinary = with_length(len(BODY)) + BODY
+    last = ordinary.replace(b"Host: h", b"Connection: close")
+    connection.sendall(ordinary.replace(b"add_sub", b"swell") + ordinary + last)
+    answers = b"".join(iter(lambda: connection.recv(1 << 20), b""))
+    bodies = [answer.partition(b"\r\n\r\n")[2] for answer in answers.split(b"HTTP/1.1 200 OK\r\n")[1:]]
+    assert [json.loads(body)["outputs"][0]["data"] for body in bodies] == [[0] * (1 << 20), SUMS, SUMS]
+    assert writers[0] is not writers[1] is writers[2]
+
+
+def test_a_client_that_leaves_while_its_large_output_is_written_harms_nobody(running: Running, swelling: None) -> None:
+    ordinary = with_length(len(BODY)) + BODY
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", running.port)) as connection:
+            connection.sendall(ordinary.replace(b"add_sub", b"swell"))
+    with socket.create_connection(("127.0.0.1", running.port), timeout=10) as connection:
+        connection.sendall(ordinary)
+        assert sums_of(read_reply(connection)) == SUMS
 
 
 def test_an_absolute_target_and_a_head_request(connection: socket.socket) -> None:
