@@ -17,6 +17,8 @@ from pytriton_lite.core.tensor import Tensor, element_count
 
 MAX_ELEMENTS = 1_000_000
 """Of one batch item; newer Triton's limit."""
+MAX_TEXTS = 100_000
+"""In one output. They are made in the event loop, which they would keep busy for 1.5 s a million."""
 
 _FLOATS = (dtypes.FP32, dtypes.FP64)
 _INTEGERS = (
@@ -37,6 +39,12 @@ def classify(tensor: Tensor, k: int, *, has_batch_dimension: bool, labels: Seque
     output of a batching model that has no batch dimension.
     """
     values = _rows(tensor, has_batch_dimension=has_batch_dimension)
+    if len(values) * min(k, values.shape[1]) > MAX_TEXTS:
+        raise InferenceError(
+            ErrorCode.INVALID_ARG,
+            f"classification output '{tensor.name}' too large: expected at most {MAX_TEXTS} classes, got {len(values)} times "
+            f"{min(k, values.shape[1])}",
+        )
     order = _best(_ascending_keys(values, tensor.datatype), min(k, values.shape[1]))
     numbers = np.take_along_axis(values, order, axis=1).ravel().tolist()
     texts = [f"{number:.6f}" for number in numbers] if tensor.datatype in _FLOATS else map(str, numbers)

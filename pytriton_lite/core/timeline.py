@@ -194,7 +194,9 @@ class Timeline:
             self.trace.on_response(response)
 
     def answered(self, *, enqueued_ns: int, error: str = "") -> None:
-        """Nothing more comes from the engine."""
+        """Nothing more comes from the engine. Not heard of a complete one, whose client left while it waited in the queue."""
+        if self.is_finished and self._holds <= 0:
+            return
         self.enqueued_ns = enqueued_ns
         self.answered_ns = self._clock()
         if error:

@@ -20,7 +20,7 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceResponse
 from pytriton_lite.core.timeline import Timeline
 from pytriton_lite.engine.fork_server import WorkerExit
-from pytriton_lite.engine.instance import Batch, Instance, Outcome
+from pytriton_lite.engine.instance import DEATHS_BEFORE_NOT_READY, Batch, Instance, Outcome
 from pytriton_lite.engine.response_stream import ResponseStream
 from pytriton_lite.engine.statistics import FailureReason, ModelStatistics, ResponseKind
 from pytriton_lite.ipc.messages import BatchResult, Fate
@@ -372,7 +372,12 @@ class Dispatcher:
     def lost(
         self, instance: Instance, begun: list[Batch], untouched: list[Batch], deferred: list[Batch], how: WorkerExit
     ) -> None:
-        """A worker died. What it had begun with has failed; what it had not looked at goes back to the queue."""
+        """A worker died. What it had begun with has failed; what it had not looked at goes back to the queue.
+
+        But workers that die one after another before they begin with what lies first may die of that: it has failed, too.
+        """
+        if not begun and untouched and instance.deaths_in_a_row >= DEATHS_BEFORE_NOT_READY:
+            begun, untouched = untouched[:1], untouched[1:]
         if instance in self._idle:
             self._idle.remove(instance)
         error = InferenceError(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pytriton_lite.core import bytes_tensor, dtypes
-from pytriton_lite.core.classification import MAX_ELEMENTS, classify
+from pytriton_lite.core.classification import MAX_ELEMENTS, MAX_TEXTS, classify
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Tensor
@@ -173,3 +173,10 @@ def test_an_item_has_at_most_a_million_elements() -> None:
     with pytest.raises(InferenceError, match="classification output tensor too large") as caught:
         classify(of(np.zeros(MAX_ELEMENTS + 1), dtypes.UINT8), 1, has_batch_dimension=False)
     assert caught.value.code is ErrorCode.INVALID_ARG
+
+
+def test_more_classes_than_can_be_written_quickly_are_refused() -> None:
+    outputs = of(np.zeros((2, MAX_TEXTS)), dtypes.UINT8)
+    assert classify(outputs, MAX_TEXTS // 2, has_batch_dimension=True).shape == (2, MAX_TEXTS // 2)
+    with pytest.raises(InferenceError, match="expected at most 100000 classes, got 2 times 50001"):
+        classify(outputs, MAX_TEXTS // 2 + 1, has_batch_dimension=True)

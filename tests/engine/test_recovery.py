@@ -16,16 +16,27 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.core.states import VersionState
 from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.engine import instance
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.fork_server import ForkServer
 from pytriton_lite.engine.model import WorkerSettings
 from pytriton_lite.engine.server import Server, ServerOptions
+from pytriton_lite.ipc import messages
+from pytriton_lite.ipc.channel import frame
+from pytriton_lite.ipc.messages import Kind
 from tests.harness import RunningServer, tensor, write_model
 
 CONFIG = """
     backend: "python"
     input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }
     output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
+"""
+ECHO = """
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
 """
 WORKERS = WorkerSettings(
     executable=sys.executable,
@@ -111,5 +122,38 @@ def test_a_version_that_became_unavailable_after_it_was_found_refuses(tmp_path: 
         assert refusal.value.code is ErrorCode.UNAVAILABLE
         assert [row.name for row in server.loaded_statistics()] == ["m"]
         await server.stop(10)
+
+    asyncio.run(scenario())
+
+
+def test_a_request_whose_mere_arrival_kills_workers_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has not begun when they die, so it goes back to the queue; but not for ever."""
+    encode = messages.execute_frame
+
+    def spoilt(batches: int, parts: list[bytes]) -> bytes:
+        is_poison = any(b"poison" in bytes(part) for part in parts)
+        return frame(Kind.EXECUTE, [b"\xff\xff\xff\xff"]) if is_poison else encode(batches, parts)
+
+    monkeypatch.setattr(messages, "execute_frame", spoilt)
+    write_model(tmp_path, "m", ECHO, CONFIG)
+
+    async def scenario() -> None:
+        backs: asyncio.Queue[str] = asyncio.Queue()
+        monkeypatch.setattr(instance.logger, "info", lambda text, *values: backs.put_nowait(text % values))
+        server = Server(ServerOptions((tmp_path,), WORKERS))
+        try:
+            assert await server.load_all()
+            server.start_serving()
+            poison = request()
+            poison.request_id = "poison"
+            with pytest.raises(InferenceError, match="not healthy"):
+                await asyncio.wait_for(server.infer(server.find("m", None), poison), 30)
+            while not backs.empty():  # those from which it died again
+                backs.get_nowait()
+            await asyncio.wait_for(backs.get(), 30)
+            answer = await asyncio.wait_for(server.infer(server.find("m", None), request()), 30)
+            assert answer.outputs[0].content() == b"\1\0\0\0"
+        finally:
+            await server.stop(10)
 
     asyncio.run(scenario())

@@ -186,6 +186,27 @@ def test_calls_stand_before_the_request_that_they_were_made_for_and_count_for_no
     ]
 
 
+def test_a_request_that_its_client_gives_up_in_the_queue_ends_with_it(path: Path) -> None:
+    numbers, file = FileTraces(), TraceFile(path)
+    times = iter((10, 20))
+    timeline = Timeline("grpc", "m", lambda: next(times))
+    trace = timeline.trace = numbers.begin(TIMESTAMPS, 0)
+    timeline.received(0)
+    timeline.accepted(InferenceRequest("m", None), batch_size=1, now_ns=15)
+    timeline.finish("gone")
+    timeline.answered(enqueued_ns=16)  # when its turn would have come, perhaps while it is being written
+    numbers.end(trace)
+    file.record(timeline)
+    file.finish()
+    assert [
+        (entry["timestamps"][0]["name"], entry["timestamps"][0]["ns"]) for entry in read(path)[:1] + read(path)[2:]
+    ] == [
+        ("GRPC_WAITREAD_END", 10),
+        ("REQUEST_START", 15),
+        ("REQUEST_END", 20),
+    ]
+
+
 def test_a_call_that_outlives_its_request_is_recorded_all_the_same(path: Path, tracing: Callable[..., Traced]) -> None:
     traced = tracing()
     caller = traced.begin()
