@@ -24,6 +24,9 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 # An answer takes milliseconds; this is for a server that never gives one.
 ANSWER_TIMEOUT_S = 30.0
 
+_FEW = 16
+"""Elements that an error shows one and all."""
+
 Tensors = Mapping[str, npt.NDArray[np.float32]]
 
 
@@ -175,7 +178,9 @@ def check_answer(
 
 
 def _shown(tensor: npt.NDArray[np.float32] | None) -> str:
-    return "none" if tensor is None else np.array2string(tensor, threshold=16, separator=", ")
+    if tensor is None:
+        return "none"
+    return str(tensor.tolist()) if tensor.size <= _FEW else np.array2string(tensor, threshold=_FEW, separator=", ")
 
 
 def _ask_http(call: Call, protocol: Protocol, port: int) -> Answer:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from benchmark_error import BenchmarkError
 from calls import Call, Protocol, check_answer
+from client_regions import outputs_of, registered
+from compare import MODELS, OUR_COMMAND
 from measured_server import MeasuredServer, free_ports
 from scenarios import SCENARIOS, Scenario
 
@@ -29,18 +31,23 @@ def start(stand_in_command: str, tmp_path: Path) -> Iterator[Start]:
         yield started
 
 
+STAND_INS = ("add_sub", "bls", "decoupled", "bls_decoupled")
+"""What the stand-in serves. It knows no regions."""
+IN_MESSAGES = [protocol for protocol in Protocol if not protocol.uses_regions]
+
+
 def spellings() -> Iterator[tuple[Scenario, Protocol]]:
-    for scenario in SCENARIOS.values():
-        for protocol in Protocol:
-            if scenario.can_be_asked_over(protocol):
-                yield scenario, protocol
+    for name in STAND_INS:
+        for protocol in IN_MESSAGES:
+            if SCENARIOS[name].can_be_asked_over(protocol):
+                yield SCENARIOS[name], protocol
 
 
 def test_right_answers_pass_over_every_protocol_and_are_counted(start: Start) -> None:
     server = start("")
     for scenario, protocol in spellings():
         assert check_answer(scenario.call, protocol, server.ports) > 0
-    for name in ("add_sub", "bls", "decoupled", "bls_decoupled"):
+    for name in STAND_INS:
         asked = [(scenario, protocol) for scenario, protocol in spellings() if name in scenario.models]
         counters = server.counters_with(name, len(asked))
         assert (counters.succeeded, counters.failed) == (len(asked), 0), name
@@ -48,7 +55,7 @@ def test_right_answers_pass_over_every_protocol_and_are_counted(start: Start) ->
 
 def test_wrong_sum_is_noticed_over_every_protocol(start: Start) -> None:
     server = start("--wrong")
-    for protocol in Protocol:
+    for protocol in IN_MESSAGES:
         with pytest.raises(BenchmarkError) as raised:
             check_answer(SCENARIOS["add_sub"].call, protocol, server.ports)
         told = f"add_sub over {protocol.value}: wrong answer: expected OUTPUT0 [2.0, 1.75, 2.0, 1000.125], got ["
@@ -56,7 +63,7 @@ def test_wrong_sum_is_noticed_over_every_protocol(start: Start) -> None:
 
 
 def test_stream_with_one_wrong_response_is_refused_with_its_number(start: Start) -> None:
-    with pytest.raises(BenchmarkError, match=r"expected OUT \[51.5, .* got \[ *52.5 .* in response 51"):
+    with pytest.raises(BenchmarkError, match=r"expected OUT \[51.5, .* got \[52.5, .* in response 51"):
         check_answer(SCENARIOS["decoupled"].call, Protocol.GRPC_STREAM, start("--wrong").ports)
 
 
@@ -68,7 +75,7 @@ def test_stream_that_is_too_short_is_refused(start: Start) -> None:
 def test_output_that_is_missing_is_refused(start: Start) -> None:
     call = SCENARIOS["add_sub"].call
     more = Call(call.model, call.inputs, [{**call.responses[0], "MORE": np.zeros(1, np.float32)}])
-    with pytest.raises(BenchmarkError, match=r"expected MORE \[0.0\], got None"):
+    with pytest.raises(BenchmarkError, match=r"expected MORE \[0.0\], got none"):
         check_answer(more, Protocol.HTTP_BINARY, start("").ports)
 
 
@@ -77,3 +84,21 @@ def test_error_in_place_of_an_answer_is_noticed_over_every_protocol(start: Start
     for protocol in Protocol:
         with pytest.raises(BenchmarkError, match="told to fail"):
             check_answer(SCENARIOS["add_sub"].call, protocol, server.ports)
+
+
+@pytest.mark.parametrize("protocol", [Protocol.HTTP_SHM, Protocol.GRPC_SHM])
+def test_outputs_in_regions_are_compared_too(tmp_path: Path, protocol: Protocol) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    (models / "identity").symlink_to(MODELS / "identity")
+    right = SCENARIOS["identity"].call
+    wrong = Call(right.model, right.inputs, [{"OUTPUT0": right.inputs["INPUT0"] + np.float32(1)}])
+    with MeasuredServer.started(
+        "ours", OUR_COMMAND, models=models, ports=free_ports(), log=tmp_path / "log", timeout_s=60
+    ) as server:
+        with registered(right, [server.ports]):
+            assert check_answer(right, protocol, server.ports, outputs_of) > 0
+            with pytest.raises(BenchmarkError, match=r"expected OUTPUT0 .* got .* in response 1"):
+                check_answer(wrong, protocol, server.ports, outputs_of)
+        with pytest.raises(BenchmarkError, match="Unable to find shared memory region"):
+            check_answer(right, protocol, server.ports, outputs_of)

@@ -248,7 +248,7 @@ class Call:
         self.unsent: deque[bytes | memoryview] = deque()
         self.closing = b""
         self.timeline: Timeline | None = None
-        """Of a request that somebody watches. `finished` ends it, or `cancel`."""
+        """Of a request that somebody watches. The connection finishes it when the answer is out, or `cancel`."""
         self._link = link
         self._endpoint = endpoint
         self._head = head
@@ -269,11 +269,6 @@ class Call:
 
     def on_sent(self) -> None:
         """Something of `unsent` was written."""
-
-    def finished(self) -> None:
-        """Everything was given to the transport."""
-        if self.timeline is not None:
-            self.timeline.finish()
 
     def cancel(self) -> None:
         """The peer wants no answer any more, or cannot get one, or not all of it."""

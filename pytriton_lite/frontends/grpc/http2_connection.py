@@ -601,7 +601,8 @@ class Http2Connection(asyncio.Protocol):
 
     def _finish(self, call: Call) -> None:
         del self._calls[call.stream_id]
-        call.finished()
+        if call.timeline is not None:  # everything was given to the transport
+            call.timeline.finish()
         if self._state is _DRAINING and not self._calls:
             self._close(None, "")
 

@@ -259,20 +259,22 @@ class InferProtocol(ListenerProtocol):
 
     def _on_answer(self, answer: asyncio.Future[InferenceResponse]) -> None:
         error = _CANCELLED if answer.cancelled() else answer.exception()
-        if error is None:
-            for tensor in answer.result().outputs:
-                if tensor.nbytes > _LARGEST_BODY:
-                    if self._begin_large(answer.result()):
-                        return
-                    break
-        self._answer = None
         if self.transport.is_closing():
+            self._answer = None
             self._end_timeline(CLIENT_GONE)
             return
         if error is None:
+            response = answer.result()
+            for tensor in response.outputs:
+                if tensor.nbytes > _LARGEST_BODY:
+                    if self._begin_large(response):
+                        return
+                    break
+        self._answer = None
+        if error is None:
             try:
                 assert self._forms is not None
-                self._write_response(*codec.encode(answer.result(), self._forms))
+                self._write_response(*codec.encode(response, self._forms))
                 return
             except InferenceError as refusal:  # an output that cannot be written as asked
                 error = refusal
