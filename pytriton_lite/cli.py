@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pytriton_lite import __version__, logs
+from pytriton_lite.engine.trace_options import TraceMode, parse_mode
 from pytriton_lite.settings import (
     BY_ENVIRONMENT,
     BY_FLAG,
@@ -277,10 +278,24 @@ def _warnings(settings: Settings, given: Sequence[Given], environ: Mapping[str, 
     for setting in dict.fromkeys(settings.backend_config):
         if (setting.backend, setting.key) not in HONOURED_BACKEND_KEYS and not settings.has_backend(setting.backend):
             yield f"--backend-config={setting} has no effect: nothing here reads it"
+    yield from _idle_trace_settings(settings)
+    if not settings.allow_client_shm:
+        for flag in ("client-shm-key-prefix", "client-shm-max-byte-size"):
+            if any(entry.option.flag == flag for entry in given):
+                yield f"--{flag} has no effect: clients register no shared memory without --allow-client-shm=true"
     for name in environ:
         is_ours = name.startswith(ENVIRONMENT_PREFIX) and _SERVICE_LINK.fullmatch(name) is None
         if is_ours and name not in BY_ENVIRONMENT:
             yield f"environment variable {name} sets no option; the nearest is {nearest(name, BY_ENVIRONMENT)}"
+
+
+def _idle_trace_settings(settings: Settings) -> Iterable[str]:
+    """Warnings of those that belong to the mode that is not on."""
+    modes = [parse_mode(setting.value) for setting in settings.trace_config if setting.key == "mode"]
+    mode = (modes[-1] if modes else TraceMode.TRITON).value
+    for of_mode, key in dict.fromkeys((setting.mode, setting.key) for setting in settings.trace_config):
+        if of_mode not in ("", mode):
+            yield f"--trace-config {of_mode},{key} has no effect: the mode is {mode}; use --trace-config mode={of_mode}"
 
 
 def only_model(folder: Path) -> list[str]:

@@ -939,8 +939,8 @@ class Settings:
             Group.BACKEND,
             Kind("[<backend>,]<setting>=<value>", _parse_backend_setting),
             "Setting of a backend, or of all. A Python-based backend is told of its own. Used are default-max-batch-size "
-            "(4; for models that batch and do not say how much, by onnxruntime), python,stub-timeout-seconds (30; how long a "
-            "worker may take to be ready), "
+            "(4; for models that batch and do not say how much, by onnxruntime), python,stub-timeout-seconds (30; until a "
+            "worker's first sign of life), python,ready-timeout-seconds (1800; until it is ready), "
             "python,shm-default-byte-size (1048576; the arena's first size) and python,shm-region-prefix-name.",
             repeatable=True,
         ),

@@ -243,6 +243,38 @@ def test_files_for_tls_that_is_off_are_warned_of() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("argv", "warnings"),
+    [
+        (
+            ["--trace-config=opentelemetry,url=http://a", "--trace-config=opentelemetry,resource=a=b"],
+            [
+                "--trace-config opentelemetry,url has no effect: the mode is triton; use --trace-config mode=opentelemetry",
+                "--trace-config opentelemetry,resource has no effect: the mode is triton; "
+                "use --trace-config mode=opentelemetry",
+            ],
+        ),
+        (
+            ["--trace-config=mode=OpenTelemetry", "--trace-config=triton,file=t.json"],
+            ["--trace-config triton,file has no effect: the mode is opentelemetry; use --trace-config mode=triton"],
+        ),
+        (["--trace-config=mode=opentelemetry", "--trace-config=opentelemetry,url=http://a"], []),
+        (["--trace-config=triton,file=t.json", "--trace-config=level=TIMESTAMPS"], []),
+    ],
+)
+def test_settings_of_the_trace_mode_that_is_not_on_are_warned_of(argv: list[str], warnings: list[str]) -> None:
+    assert list(parse(argv, {}).warnings) == warnings
+
+
+def test_limits_of_shared_memory_that_is_not_allowed_are_warned_of() -> None:
+    argv = ["--client-shm-key-prefix=a", "--client-shm-key-prefix=b", "--client-shm-max-byte-size=9"]
+    assert parse(argv, {}).warnings == tuple(
+        f"--{flag} has no effect: clients register no shared memory without --allow-client-shm=true"
+        for flag in ("client-shm-key-prefix", "client-shm-max-byte-size")
+    )
+    assert parse([*argv, "--allow-client-shm=true"], {}).warnings == ()
+
+
 def test_a_backend_setting_that_nothing_reads_warns_once() -> None:
     argv = ["--backend-config=tensorflow,version=2", "--backend-config=tensorflow,version=2"]
     assert parse(argv, {}).warnings == ("--backend-config=tensorflow,version=2 has no effect: nothing here reads it",)

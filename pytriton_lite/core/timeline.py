@@ -12,6 +12,9 @@ Listener = Callable[["Timeline"], None]
 Clock = Callable[[], int]
 """CLOCK_MONOTONIC, in ns."""
 
+CLIENT_GONE = "the client went away"
+"""The error of a timeline of which nobody heard the answer."""
+
 
 class Trace(Protocol):
     """What a tracer keeps of a request that it has sampled."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceResponse
+from pytriton_lite.core.request_ids import described
 from pytriton_lite.core.timeline import Timeline
 from pytriton_lite.engine.fork_server import WorkerExit
 from pytriton_lite.engine.instance import DEATHS_BEFORE_NOT_READY, Batch, Instance, Outcome
@@ -280,7 +281,12 @@ class Dispatcher:
         )
         if result.failure:
             text = f"Failed to process the request(s) for model '{instance.name}', message: {result.failure}"
-            fields = {"model": statistics.name, "version": statistics.version, "instance": instance.name}
+            fields = {
+                "model": statistics.name,
+                "version": statistics.version,
+                "instance": instance.name,
+                "request_id": described([ticket.request.request_id for ticket in batch.tickets]) or None,
+            }
             logger.error("%s", text, extra=fields)
             self._fail_batch(batch, InferenceError(ErrorCode.INTERNAL, text), now_ns)
             return
@@ -385,6 +391,8 @@ class Dispatcher:
             f"Stub process '{instance.name}' is not healthy. The worker {how} while it had this request.",
         )
         now_ns = self._clock()
+        for batch in begun:
+            _note_instance(batch.tickets, instance)
         for batch in (*begun, *untouched):
             _release(batch.tickets)
         for batch in begun:
@@ -522,6 +530,13 @@ def _resolve(ticket: Ticket, outcome: InferenceResponse | InferenceError) -> Non
         waiter.set_exception(outcome)
     else:
         waiter.set_result(outcome)
+
+
+def _note_instance(tickets: list[Ticket], instance: Instance) -> None:
+    """For requests of which an instance tells no more."""
+    for ticket in tickets:
+        if ticket.request.timeline is not None:
+            ticket.request.timeline.instance = instance.name
 
 
 def _note_execution(timeline: Timeline, instance: Instance, batch: Batch, result: BatchResult) -> None:

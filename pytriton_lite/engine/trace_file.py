@@ -34,6 +34,9 @@ _FRONT_END_STATIONS = {
     "grpc": ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "GRPC_SEND_START", "GRPC_SEND_END"),
 }
 
+_MOST_CALLERS = 8192
+"""Whose calls wait for them. A caller that the full queue dropped never comes; the calls of the oldest are written then."""
+
 
 class FileTrace:
     """`core.timeline.Trace` of this mode."""
@@ -77,7 +80,8 @@ class FileTraces:
 
     def begin_call(self, parent: str) -> FileTrace | None:
         """*parent* is the `FileTrace.context` of the request that the call is made for. None when that has ended."""
-        caller = self._open.get(int(parent)) if parent.isascii() and parent.isdigit() else None
+        is_number = parent.isascii() and parent.isdigit() and len(parent) < 20
+        caller = self._open.get(int(parent)) if is_number else None
         return None if caller is None else self.begin(caller.levels, caller.log_frequency, caller.number)
 
     def end(self, trace: FileTrace) -> None:
@@ -105,7 +109,10 @@ class TraceFile:
             return  # tensors alone are wanted, and it had none
         if trace.parent is not None and not trace.is_late:
             self._calls.setdefault(trace.parent, []).append(objects)
-        elif not trace.log_frequency:
+            if len(self._calls) <= _MOST_CALLERS:
+                return
+            objects = b",".join(self._calls.pop(next(iter(self._calls))))
+        if not trace.log_frequency:
             self._append(objects)
         else:
             waiting = self._waiting.setdefault(trace.log_frequency, [])

@@ -36,6 +36,9 @@ from pytriton_lite.engine.observation import HeaderOf
 from pytriton_lite.engine.trace_options import OpenTelemetryOptions
 
 _TRACE_PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?", re.ASCII)
+_STATE_KEY = r"[a-z][-_*/0-9a-z]{0,255}|[a-z0-9][-_*/0-9a-z]{0,240}@[a-z][-_*/0-9a-z]{0,13}"
+_STATE_MEMBER = re.compile(rf"({_STATE_KEY})=[ -+\--<>-~]{{0,255}}[!-+\--<>-~]")
+_MOST_STATE_MEMBERS = 32
 _LONGEST_STATE = 4096
 """Characters of a ``tracestate`` that is passed on, eight times what the W3C asks for: it travels to workers with requests."""
 
@@ -102,7 +105,7 @@ def read_text(text: str) -> Parent | None:
     try:
         carrier = json.loads(text)
         return parse_context(carrier["traceparent"], carrier.get("tracestate", ""))
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
@@ -114,7 +117,19 @@ def parse_context(parent: str, state: str) -> Parent | None:
     trace_id, span_id = int(trace_text, 16), int(span_text, 16)
     if version == "ff" or (version == "00" and rest) or not trace_id or not span_id:
         return None
-    return Parent(trace_id, span_id, state if len(state) <= _LONGEST_STATE else "")
+    return Parent(trace_id, span_id, state if _is_state(state) else "")
+
+
+def _is_state(text: str) -> bool:
+    """Whether it is a ``tracestate`` to pass on (section 3.3.1). Of any other OpenTelemetry writes a line into the log, here
+    and in the model's process, as often as a client likes.
+    """
+    if len(text) > _LONGEST_STATE:
+        return False
+    members = [member for part in text.split(",") if (member := part.strip(" \t"))]
+    found = [_STATE_MEMBER.fullmatch(member) for member in members]
+    keys = {match.group(1) for match in found if match is not None}
+    return len(keys) == len(members) <= _MOST_STATE_MEMBERS
 
 
 class SpanTraces:

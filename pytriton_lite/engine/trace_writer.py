@@ -42,6 +42,7 @@ class TraceWriter:
         self._waiting_bytes = 0
         self._dropped = 0
         self._has_warned = False
+        self._last_failure = ""
         self._thread = threading.Thread(target=self._work, name="traces", daemon=True)
         self._thread.start()
 
@@ -76,11 +77,13 @@ class TraceWriter:
                 self._waiting_bytes -= nbytes
         self._guard(self._recorder.finish)
 
-    @staticmethod
-    def _guard(work: Callable[[], None]) -> None:
+    def _guard(self, work: Callable[[], None]) -> None:
+        """A failure of the system, say a full disk, is told once and not for every trace: those may be as many as requests."""
         try:
             work()
         except OSError as error:
-            logger.error("a trace cannot be written: %s", error)
+            if str(error) != self._last_failure:
+                self._last_failure = str(error)
+                logger.error("traces cannot be written: %s", error)
         except Exception:
             logger.exception("a trace cannot be written")

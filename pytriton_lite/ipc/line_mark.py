@@ -24,7 +24,7 @@ class LineMark:
     def put(self, request_id: str, text: str, *, is_mid_line: bool) -> str:
         """*text* with a mark at the beginning of each of its lines; the first is none where *is_mid_line*.
 
-        *request_id* has no control characters (`worker.request_ids`).
+        *request_id* has no control characters (`core.request_ids`).
         """
         mark = f"{self._head}{request_id}{_END}"
         marked = text[:-1].replace("\n", f"\n{mark}") + text[-1:]

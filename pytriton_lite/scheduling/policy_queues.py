@@ -12,6 +12,9 @@ from pytriton_lite.scheduling.queue import Ticket
 _LEVELS_FROM_THE_START = 16
 """So many have a depth to show from the load on. Nobody was seen to configure more; a number in the millions costs nothing."""
 
+_MOST_LEVELS = 4 * _LEVELS_FROM_THE_START
+"""Beyond so many, those are forgotten of which nothing waits: every decision looks at all of them."""
+
 
 class PolicyQueue:
     """What waits under one policy: first in, first out, and behind all of them those that the policy delayed.
@@ -43,7 +46,7 @@ class PriorityQueues:
     """A `PolicyQueue` for each priority level, 1 first: a level is served when those above it are empty.
 
     ``lines`` is all that waits in service order: one list, which grows. Levels beyond the first few exist when a request
-    has asked for them.
+    has asked for them, and where there are many, until nothing of theirs waits any more.
     """
 
     may_go_ahead = False  # a request of a higher level may come before the instance is free
@@ -54,6 +57,7 @@ class PriorityQueues:
         self._policies = options.priority_queue_policies
         self._default_policy = options.default_queue_policy
         self._made: list[int] = []
+        self._forget_at = _MOST_LEVELS
         self._queues: dict[int, PolicyQueue] = {}
         self.lines: list[deque[Ticket]] = []
         for level in range(1, min(self._levels, _LEVELS_FROM_THE_START) + 1):
@@ -72,12 +76,21 @@ class PriorityQueues:
         return {level: len(self._queues[level]) for level in self._made}
 
     def _make(self, level: int) -> PolicyQueue:
+        if len(self._made) >= self._forget_at:
+            self._forget_empty()
         queue = self._queues[level] = PolicyQueue(self._policies.get(level, self._default_policy))
         at = bisect_left(self._made, level)
         self._made.insert(at, level)
         before = at * len(queue.lines)
         self.lines[before:before] = queue.lines
         return queue
+
+    def _forget_empty(self) -> None:
+        """Costs each new level little, because it is done again only when there are twice as many."""
+        self._made = [level for level in self._made if level <= _LEVELS_FROM_THE_START or len(self._queues[level])]
+        self._queues = {level: self._queues[level] for level in self._made}
+        self.lines[:] = [line for level in self._made for line in self._queues[level].lines]
+        self._forget_at = max(_MOST_LEVELS, 2 * len(self._made))
 
 
 def queues_for(options: DynamicBatching) -> PolicyQueue | PriorityQueues:

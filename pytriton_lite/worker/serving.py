@@ -33,6 +33,7 @@ import numpy as np
 
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.request_ids import described
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.messages import INLINE_BYTES, Answer, Fate, Kind, Place, RequestMessage, SpecTable, TensorRef
 from pytriton_lite.ipc.region import MappedRegion
@@ -785,7 +786,7 @@ class Worker(Host):
     def _log_of(self, answering: Answering, level: int, text: str) -> None:
         """Log what is about *answering*, whatever is handled here and now."""
         if self._control[messages.CONTROL_LOG_LEVELS] >> level & 1:
-            request_id = request_ids.described([answering.request_id])
+            request_id = described([answering.request_id])
             self._log(level, self._serving.path, 0, text, request_id)
 
     def looks_cancelled(self, answering: Answering) -> bool:

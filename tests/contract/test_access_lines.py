@@ -172,6 +172,15 @@ def test_a_model_that_fails_has_its_text_in_the_line(server: RunningServer) -> N
     assert line["instance"] == "script_0_0"
 
 
+def test_a_request_that_died_with_its_worker_has_the_instance_in_the_line(repository: Path) -> None:
+    with RunningServer(repository, flags=("--access-log=true", "--log-format=json")) as server:
+        reply = run(server, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", model="script", id="killer")
+        line = line_of(server, request_id="killer")
+    assert reply.status == line["status"] == 503
+    assert line["instance"] == "script_0_0"
+    assert "compute_infer_us" not in line
+
+
 def test_a_client_that_gives_up_has_a_line_when_the_model_is_done(server: RunningServer) -> None:
     with Gate() as gate:
         body = json.dumps(

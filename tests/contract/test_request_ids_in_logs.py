@@ -103,6 +103,14 @@ def test_a_request_without_an_id_and_the_time_between_requests_have_none(server:
     assert lines(server, "before") == {"before": "with-id"}
 
 
+def test_the_servers_line_of_an_execute_that_raised_has_the_ids(server: RunningServer) -> None:
+    run(server, "raise ValueError('zeta one')", model="script", id="failing")
+    run(server, "raise ValueError('zeta two')", model="script")
+    server.wait_for_log("zeta two")
+    ids = {message.split("ValueError: ")[1][:8]: request_id for message, request_id in lines(server, "zeta ").items()}
+    assert ids == {"zeta one": "failing", "zeta two": None}
+
+
 def test_what_is_written_below_pythons_streams_is_heard_without_an_id(server: RunningServer) -> None:
     code = """
 import os, subprocess

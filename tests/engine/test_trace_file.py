@@ -16,6 +16,7 @@ from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.core.timeline import Timeline
+from pytriton_lite.engine import trace_file
 from pytriton_lite.engine.trace_file import FileTrace, FileTraces, TraceFile
 from pytriton_lite.engine.trace_options import Levels, TraceLevel
 from pytriton_lite.engine.trace_tensors import TensorCopy, show_data
@@ -216,12 +217,27 @@ def test_a_call_that_outlives_its_request_is_recorded_all_the_same(path: Path, t
     assert ids(path) == [1, 2]
 
 
+def test_calls_whose_callers_never_come_do_not_pile_up(
+    path: Path, tracing: Callable[..., Traced], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller is dropped when traces come too fast."""
+    monkeypatch.setattr(trace_file, "_MOST_CALLERS", 2)
+    traced = tracing()
+    callers = [traced.begin() for _ in range(4)]
+    for caller in callers:
+        traced.end(traced.begin("bls", caller))
+    assert ids(path) == [5, 6]
+    traced.end(callers[3])
+    assert ids(path) == [5, 6, 8, 4]
+
+
 def test_a_call_for_a_request_that_has_ended_is_not_traced() -> None:
     numbers = FileTraces()
     ended = numbers.begin(TIMESTAMPS, 0)
     numbers.end(ended)
     assert numbers.begin_call(ended.context) is None
-    assert numbers.begin_call("") is numbers.begin_call("nonsense") is None
+    for nonsense in ("", "nonsense", "9" * 5000):
+        assert numbers.begin_call(nonsense) is None
 
 
 def test_tensors_alone_have_no_timestamps(path: Path, tracing: Callable[..., Traced]) -> None:

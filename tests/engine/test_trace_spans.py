@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from opentelemetry.trace import TraceState
 
 from pytriton_lite.engine.trace_spans import SpanTraces, parse_context, read_context, read_text
 
+MANY = [",".join(f"k{number}=v" for number in range(33))]
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
@@ -37,9 +39,26 @@ def test_an_invalid_context_is_none(parent: str) -> None:
     assert parse_context(parent, "") is None
 
 
+def state_of(text: str) -> str:
+    found = parse_context(f"00-{TRACE}-{SPAN}-01", text)
+    assert found is not None
+    return found.state
+
+
 def test_a_state_that_is_too_long_is_not_passed_on() -> None:
-    parent = f"00-{TRACE}-{SPAN}-01"
-    assert [len(found.state) for n in (4096, 4097) if (found := parse_context(parent, "a" * n))] == [4096, 0]
+    long = ",".join(f"k{number}={'v' * 250}" for number in range(16))
+    assert [len(state_of(long + "," * (n - len(long)))) for n in (4096, 4097)] == [4096, 0]
+
+
+@pytest.mark.parametrize("state", ["a=1", "a=1, b_-*/0= x~", ",a=1,\t,", "0t@vendor=1", f"a={'v' * 256}"])
+def test_what_opentelemetry_takes_for_a_state_is_one(state: str) -> None:
+    assert state_of(state) == state
+    assert TraceState.from_header([state])
+
+
+@pytest.mark.parametrize("state", ["a", "=1", "A=1", "a=", "a=1,a=2", "a=\xe4", f"a={'v' * 257}", "b=1,@v=1", *MANY])
+def test_a_state_that_opentelemetry_would_complain_about_is_not_passed_on(state: str) -> None:
+    assert state_of(state) == ""
 
 
 def test_headers_without_a_context_have_none() -> None:
@@ -48,7 +67,9 @@ def test_headers_without_a_context_have_none() -> None:
     assert read_context({b"traceparent": f"00-{TRACE}-{SPAN}-01".encode()}.get) is not None
 
 
-@pytest.mark.parametrize("text", ["", "7", "[]", "null", "{}", '{"traceparent": 5}', "{"])
+@pytest.mark.parametrize(
+    "text", ["", "7", "[]", "null", "{}", '{"traceparent": 5}', "{", pytest.param("[" * 30_000, id="deep")]
+)
 def test_what_a_model_gives_back_may_be_anything(text: str) -> None:
     assert read_text(text) is None
 

@@ -111,6 +111,23 @@ def test_a_level_may_starve() -> None:
     assert world.run().taken == [*(f"1 {at}" for at in range(5)), "2"]
 
 
+def test_clients_that_use_every_level_leave_few_behind_and_take_nobodys_turn() -> None:
+    scheduler = leveled(1, levels=2**32)
+    queued(scheduler, "5000", "4999")
+    for level in range(100, 1000):
+        queued(scheduler, str(level))
+        assert take(scheduler) == [str(level)]
+    assert len(scheduler.depths()) < 100
+    assert [take(scheduler), take(scheduler), take(scheduler)] == [["4999"], ["5000"], []]
+
+
+def test_where_many_wait_in_many_levels_all_are_served_in_order() -> None:
+    scheduler = leveled(1, levels=2**32)
+    names = [str(level * 7919 % 1009 + 1) for level in range(1, 1000)]
+    queued(scheduler, *names)
+    assert [take(scheduler) for _ in names] == [[name] for name in sorted(names, key=int)]
+
+
 def test_nothing_is_sent_ahead_that_a_higher_level_could_overtake() -> None:
     scheduler = leveled(2)
     queued(scheduler, *(f"2 {at}" for at in range(8)))

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceResponse, parse_version
+from pytriton_lite.core.timeline import CLIENT_GONE
 from pytriton_lite.frontends.grpc.calls import CallsInFlight
 from pytriton_lite.frontends.grpc.codec import (
     FINAL_RESPONSE,
@@ -51,10 +52,6 @@ times the engine's window."""
 
 METHOD = "ModelStreamInfer"
 _SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
-
-
-CLIENT_GONE = "the client went away"
-"""What a timeline ends with of which nobody heard the answer."""
 
 
 class StreamOrigin(NamedTuple):

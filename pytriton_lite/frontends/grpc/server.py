@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import grpc
 
 from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.core.timeline import CLIENT_GONE
 from pytriton_lite.frontends.addresses import (
     ListenError,
     SocketFile,
@@ -28,8 +29,8 @@ from pytriton_lite.frontends.grpc.calls import CallsInFlight
 from pytriton_lite.frontends.grpc.codec import MAX_MESSAGE_BYTES
 from pytriton_lite.frontends.grpc.errors import Status, failure_of
 from pytriton_lite.frontends.grpc.forwarding import Forwarded, HeaderForwarding
-from pytriton_lite.frontends.grpc.infer_stream import CLIENT_GONE, InferStream, StreamOrigin
 from pytriton_lite.frontends.grpc.infer_stream import METHOD as STREAM_METHOD
+from pytriton_lite.frontends.grpc.infer_stream import InferStream, StreamOrigin
 from pytriton_lite.frontends.grpc.options import CompressionLevel, GrpcOptions
 from pytriton_lite.frontends.grpc.restricted import refusal, restrictions_by_path
 from pytriton_lite.frontends.grpc.servicer import (

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.timeline import CLIENT_GONE
 from pytriton_lite.frontends.http import generate_codec
 from pytriton_lite.frontends.http.bodies import (
     Disconnected,
@@ -30,7 +31,7 @@ from pytriton_lite.frontends.http.bodies import (
     wait_disconnected,
 )
 from pytriton_lite.frontends.http.errors import BUG, STATUS, error_body
-from pytriton_lite.frontends.http.infer import CLIENT_GONE, send_error
+from pytriton_lite.frontends.http.infer import send_error
 from pytriton_lite.frontends.http.json_tensors import refuse
 from pytriton_lite.frontends.http.observed import Observed, begin_timeline
 from pytriton_lite.frontends.http.options import HttpOptions

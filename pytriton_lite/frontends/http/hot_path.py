@@ -25,13 +25,13 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Buffer
-from pytriton_lite.core.timeline import Timeline
+from pytriton_lite.core.timeline import CLIENT_GONE, Timeline
 from pytriton_lite.frontends.addresses import format_address
 from pytriton_lite.frontends.http import codec
 from pytriton_lite.frontends.http.bodies import LargeDocuments, is_large
 from pytriton_lite.frontends.http.codec import OutputForms
 from pytriton_lite.frontends.http.errors import BUG, STATUS, error_body
-from pytriton_lite.frontends.http.infer import CLIENT_GONE, Reading, find_served, join_small
+from pytriton_lite.frontends.http.infer import Reading, find_served, join_small
 from pytriton_lite.frontends.http.options import HttpOptions
 from pytriton_lite.frontends.http.routes import split_infer_path
 from pytriton_lite.frontends.http.templates import Templates

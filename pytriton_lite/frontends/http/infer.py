@@ -22,6 +22,7 @@ import numpy as np
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Buffer
+from pytriton_lite.core.timeline import CLIENT_GONE
 from pytriton_lite.frontends.header_forwarding import compile_pattern, forward_header
 from pytriton_lite.frontends.http import codec, compression
 from pytriton_lite.frontends.http.bodies import (
@@ -54,9 +55,6 @@ _INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 _JSON_TYPE = (b"content-type", b"application/json")
 _BINARY_TYPE = (b"content-type", b"application/octet-stream")
-
-CLIENT_GONE = "the client went away"
-"""What a timeline ends with of which nobody heard the answer."""
 
 logger = logging.getLogger(__name__)
 

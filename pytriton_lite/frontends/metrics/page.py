@@ -32,7 +32,7 @@ def metrics_page(
     Without *has_counters* (``counter_latencies=false``) the counters of latencies are left out.
     """
     lines: list[str] = []
-    labelled = [(row, _model_labels(row)) for row in statistics]
+    labelled = [(row, labels, _label_text(labels)) for row in statistics for labels in [_model_labels(row)]]
     for model_family in model_families(statistics, has_counters=has_counters):
         lines.extend(_model_lines(model_family, labelled))
     for family in others:
@@ -41,10 +41,13 @@ def metrics_page(
     return "".join(f"{line}\n" for line in lines)
 
 
-def _model_lines(family: ModelFamily, labelled: Iterable[tuple[ModelStatistics, Mapping[str, str]]]) -> Iterator[str]:
+def _model_lines(
+    family: ModelFamily, labelled: Iterable[tuple[ModelStatistics, Mapping[str, str], str]]
+) -> Iterator[str]:
+    """Of each row, its labels and the text of those: most lines have just these, and a page may have 100000 of them."""
     lines = [
-        _line(family.name, sample, {**labels, **sample.labels})
-        for row, labels in labelled
+        _line(family.name, sample, _label_text({**labels, **sample.labels}) if sample.labels else text)
+        for row, labels, text in labelled
         for sample in family.samples(row)
     ]
     if lines:
@@ -59,19 +62,26 @@ def _family_lines(family: Family) -> Iterator[str]:
     yield f"# HELP {name} {family.description.translate(_HELP_ESCAPES)}"
     yield f"# TYPE {name} {family.kind.name.lower()}"
     for pairs, series in family.series.items():
-        labels = dict(pairs)
+        text = _label_text(dict(pairs))
         if isinstance(series, Histogram):
             for sample in histogram_samples(series.bounds, series.cumulative(), series.sum):
-                yield _line(name, sample, labels)
+                yield _line(name, sample, text)
         else:
-            yield _line(name, Sample(series.value), labels)
+            yield _line(name, Sample(series.value), text)
 
 
-def _line(name: str, sample: Sample, labels: Mapping[str, str]) -> str:
-    """Labels are in alphabetical order but for the one that belongs to the family's type, as Triton prints them."""
-    pairs = [*((key, labels[key]) for key in sorted(labels)), *([sample.last] if sample.last is not None else [])]
-    text = ",".join(f'{key}="{value.translate(_ESCAPES)}"' for key, value in pairs)
-    return f"{name}{sample.suffix}{f'{{{text}}}' if text else ''} {number(sample.value)}"
+def _label_text(labels: Mapping[str, str]) -> str:
+    """In alphabetical order, without the braces."""
+    return ",".join(f'{key}="{labels[key].translate(_ESCAPES)}"' for key in sorted(labels))
+
+
+def _line(name: str, sample: Sample, labels: str) -> str:
+    """*labels* come first, and behind them the one that belongs to the family's type, as Triton prints them."""
+    if sample.last is not None:
+        key, value = sample.last
+        last = f'{key}="{value}"'
+        labels = f"{labels},{last}" if labels else last
+    return f"{name}{sample.suffix}{f'{{{labels}}}' if labels else ''} {number(sample.value)}"
 
 
 def _model_labels(row: ModelStatistics) -> dict[str, str]:
