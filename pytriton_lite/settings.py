@@ -159,7 +159,7 @@ def parse_integer(text: str, *, low: int, high: int) -> int:
     # Python refuses to convert thousands of digits (CVE-2020-10735), and no bound has more than nineteen.
     digits = text.lstrip("+-").lstrip("0")
     if len(digits) > 19 or not low <= int(text) <= high:
-        raise ValueError(f"Provided option value is out of bound. Got {text}")
+        raise ValueError(f"Provided option value is out of bound. Got {text}, expected {low} to {high}")
     return int(text)
 
 
