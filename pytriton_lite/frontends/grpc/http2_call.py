@@ -15,10 +15,13 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
+
+from pytriton_lite.core.tensor import Buffer
 from pytriton_lite.core.timeline import CLIENT_GONE
 from pytriton_lite.frontends.grpc import compression
 from pytriton_lite.frontends.grpc.calls import CallsInFlight
-from pytriton_lite.frontends.grpc.codec import encode_response
+from pytriton_lite.frontends.grpc.codec import LARGE_BYTES, encode_response_parts, parse_request
 from pytriton_lite.frontends.grpc.errors import Status, failure_of
 from pytriton_lite.frontends.grpc.forwarding import Forwarded, HeaderForwarding
 from pytriton_lite.frontends.grpc.http2_frames import STATUS_200, field
@@ -70,9 +73,9 @@ class Route(NamedTuple):
     """Where a path leads."""
 
     name: str
-    start: Callable[[bytes], bytes | asyncio.Future[InferenceResponse] | asyncio.Future[bytes]] | None
-    """Takes a serialized message; answers with one, or promises to. Raises what `failure_of` maps. None for ModelStreamInfer,
-    the one method that takes any number of them."""
+    start: Callable[[Any], bytes | asyncio.Future[InferenceResponse] | asyncio.Future[bytes]] | None
+    """Takes a serialized message, of an inference method perhaps as a view; answers with one, or promises to. Raises what
+    `failure_of` maps. None for ModelStreamInfer, the one method that takes any number of them."""
 
 
 class Head(NamedTuple):
@@ -103,6 +106,9 @@ class Link(Protocol):
 
     def send_answer(self, call: Call, opening: bytes, prefix: bytes, message: bytes) -> None:
         """Send the only message, and the end behind it."""
+
+    def send_answer_in_parts(self, call: Call, opening: bytes, parts: list[Buffer]) -> None:
+        """The same for a large message in pieces, which must not change until they have left, and their prefix."""
 
     def send_part(self, call: Call, opening: bytes, prefix: bytes, message: bytes) -> None:
         """Send one of many messages; *opening* is the header block that goes before the first, and empty for others.
@@ -192,9 +198,8 @@ class Endpoint:
 
     def _forwarding_route(self, forwarded: Forwarded) -> Route:
         """ModelInfer for calls that all forward the same; others do not pay for it."""
-        parse = ModelInferRequest.FromString
         start_infer = self.servicer.start_infer
-        return Route(self.infer_route.name, lambda data: start_infer(parse(data), forwarded=forwarded))
+        return Route(self.infer_route.name, lambda data: start_infer(*parse_request(data), forwarded=forwarded))
 
     def new_call(self, link: Link, stream_id: int, head: Head, *, send_window: int, receive_window: int) -> Call:
         """The call that *head* begins, of the kind that it needs."""
@@ -246,7 +251,7 @@ class Call:
         """The end was given to the connection, or nobody wants one any more."""
         self.opening = b""
         """Frames that go before `unsent`, and behind it: what of the messages waits for room, and their end."""
-        self.unsent: deque[bytes | memoryview] = deque()
+        self.unsent: deque[Buffer] = deque()
         self.closing = b""
         self.timeline: Timeline | None = None
         """Of a request that somebody watches. The connection finishes it when the answer is out, or `cancel`."""
@@ -362,13 +367,17 @@ class Call:
 class UnaryCall(Call):
     """One message in, one answer out."""
 
-    __slots__ = ("_body", "_is_counted", "_receiving_ns")
+    __slots__ = ("_body", "_buffer", "_filled", "_is_counted", "_receiving_ns")
 
     def __init__(
         self, link: Link, endpoint: Endpoint, stream_id: int, head: Head, send_window: int, receive_window: int
     ) -> None:
         super().__init__(link, endpoint, stream_id, head, send_window, receive_window)
         self._body: bytearray | None = None
+        """What has come of a message in several frames; of a large one the first bytes alone."""
+        self._buffer: memoryview | None = None
+        """Room for all of a large message, of which `_filled` bytes are there."""
+        self._filled = 0
         self._is_counted = False
         self._receiving_ns = 0
         """When the first of several pieces came."""
@@ -384,13 +393,40 @@ class UnaryCall(Call):
         if self._body is None:
             self._body = bytearray()
             self._receiving_ns = time.monotonic_ns()
+        if self._buffer is not None:
+            self._fill(self._buffer, memoryview(data)[begin:end])
+            return
         body = self._body
         body += memoryview(data)[begin:end]
         if self.is_received:
             self._body = None
             self._serve(body, 0, len(body))
         elif len(body) >= PREFIX_BYTES:
-            self._check_sizes(_read_prefix(body)[1], len(body) - PREFIX_BYTES)
+            size = _read_prefix(body)[1]
+            self._check_sizes(size, len(body) - PREFIX_BYTES)
+            if size >= LARGE_BYTES and not self.is_ended:
+                self._make_room(size, body)
+
+    def _make_room(self, size: int, body: bytearray) -> None:
+        """Memory for a message of *size* bytes, that a client which sends nothing more does not cost us."""
+        try:
+            self._buffer = np.empty(PREFIX_BYTES + size, np.uint8).data
+        except MemoryError:
+            text = f"no memory for a message of {size} bytes; send smaller tensors"
+            self._fail(Refusal(Status.RESOURCE_EXHAUSTED, text))
+            return
+        self._buffer[: len(body)] = body
+        self._filled = len(body)
+
+    def _fill(self, buffer: memoryview, piece: memoryview) -> None:
+        begin, self._filled = self._filled, self._filled + len(piece)
+        if self._filled > len(buffer):
+            self._check_sizes(len(buffer) - PREFIX_BYTES, self._filled - PREFIX_BYTES)
+            return
+        buffer[begin : self._filled] = piece
+        if self.is_received:
+            self._body = self._buffer = None
+            self._serve(buffer, 0, self._filled)
 
     def _check_sizes(self, size: int, received: int) -> None:
         """Refuse as early as the prefix shows that it cannot be right, so that no more than one message is kept."""
@@ -398,7 +434,7 @@ class UnaryCall(Call):
         if received > size and not self.is_ended:
             self._fail(Refusal(Status.INTERNAL, "a unary method takes one message, and more was sent"))
 
-    def _serve(self, data: bytes | bytearray, begin: int, end: int) -> None:
+    def _serve(self, data: Buffer, begin: int, end: int) -> None:
         """``data[begin:end]`` is all that the peer sends."""
         self._is_counted = True
         self._endpoint.calls.count += 1
@@ -413,18 +449,30 @@ class UnaryCall(Call):
                 self._fail(Refusal(Status.INTERNAL, _cut_short(received, size)))
             return
         begin += PREFIX_BYTES
-        message = data[begin:end] if isinstance(data, bytes) else bytes(memoryview(data)[begin:end])
+        if isinstance(data, bytes):
+            message: bytes | memoryview = data[begin:end]
+        else:
+            message = memoryview(data)[begin:end]
+            if flag or not self._takes_views:
+                message = bytes(message)
         if flag:
+            assert isinstance(message, bytes)
             self._decompress(flag, message, self._start)
         else:
             self._start(message)
 
-    def _start(self, message: bytes) -> None:
+    @property
+    def _takes_views(self) -> bool:
+        """Whether the method leaves its tensors where they are; others are small, and protobuf wants bytes."""
+        route = self._head.route
+        return route is self._endpoint.infer_route or bool(self._head.forwarded)
+
+    def _start(self, message: bytes | memoryview) -> None:
         route = self._head.route
         assert route is not None and route.start is not None
         endpoint = self._endpoint
         try:
-            if endpoint.observation.is_on and (route is endpoint.infer_route or self._head.forwarded):
+            if endpoint.observation.is_on and self._takes_views:
                 answer: bytes | asyncio.Future[Any] = self._infer_observed(message)
             else:
                 answer = route.start(message)
@@ -437,9 +485,9 @@ class UnaryCall(Call):
         self._pending = answer
         answer.add_done_callback(self._on_answer)
 
-    def _infer_observed(self, message: bytes) -> asyncio.Future[InferenceResponse]:
+    def _infer_observed(self, message: bytes | memoryview) -> asyncio.Future[InferenceResponse]:
         now_ns = time.monotonic_ns()
-        request = ModelInferRequest.FromString(message)
+        request, raw = parse_request(message)
         timeline = self.timeline = self._endpoint.observation.begin(
             "grpc",
             request.model_name,
@@ -451,7 +499,7 @@ class UnaryCall(Call):
         if timeline is not None:
             timeline.request_id = request.id
             timeline.received(len(message))
-        return self._endpoint.servicer.start_infer(request, timeline, self._head.forwarded)
+        return self._endpoint.servicer.start_infer(request, raw, timeline, self._head.forwarded)
 
     # ------------------------------------------------------------------------------------------ out
 
@@ -467,7 +515,14 @@ class UnaryCall(Call):
         if error is None:
             try:
                 result = answer.result()
-                message = result if isinstance(result, bytes) else encode_response(result)
+                if isinstance(result, bytes):
+                    message = result
+                else:
+                    parts, size = encode_response_parts(result)
+                    if size >= LARGE_BYTES and self._head.answer_encoding is None:
+                        self._answer_in_parts(parts, size)
+                        return
+                    message = b"".join(parts)
             except Exception as refusal:  # an answer that cannot be sent
                 error = refusal
         if error is not None:
@@ -490,9 +545,17 @@ class UnaryCall(Call):
         self._end()
         self._link.send_answer(self, opening, prefix, message)
 
+    def _answer_in_parts(self, parts: list[Buffer], size: int) -> None:
+        """The same for a large message, whose tensors go out from where they are."""
+        if self.timeline is not None:
+            self.timeline.sending(0, size)
+        self._endpoint.counts["OK"] += 1
+        self._end()
+        self._link.send_answer_in_parts(self, _PLAIN_OPENING, [make_prefix(0, size), *parts])
+
     def _end(self) -> None:
         super()._end()
-        self._body = None
+        self._body = self._buffer = None
         if self._is_counted:
             self._endpoint.calls.end_one()
 
@@ -728,8 +791,8 @@ def _routes(servicer: Servicer) -> dict[bytes, Route]:
     parse = ModelInferRequest.FromString
     start_infer = servicer.start_infer
 
-    def infer(data: bytes) -> asyncio.Future[InferenceResponse]:
-        return start_infer(parse(data))
+    def infer(data: bytes | memoryview) -> asyncio.Future[InferenceResponse]:
+        return start_infer(parse(data)) if len(data) < LARGE_BYTES else start_infer(*parse_request(data))
 
     routes = {
         f"/{INFERENCE_SERVICE}/ModelInfer".encode(): Route("ModelInfer", infer),

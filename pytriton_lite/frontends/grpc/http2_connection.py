@@ -21,6 +21,7 @@ from typing import Any
 import hpack
 
 from pytriton_lite.core.errors import BugError
+from pytriton_lite.core.tensor import Buffer
 from pytriton_lite.frontends.addresses import format_address
 from pytriton_lite.frontends.grpc import http2_frames as frames
 from pytriton_lite.frontends.grpc.http2_call import OK_TRAILERS, Call, Endpoint, Head, MalformedRequest
@@ -43,6 +44,8 @@ that it got since they are counted. Enough to cancel every call at once, too few
 _NUISANCE_S = 10.0
 
 _WRITE_BYTES = 256 << 10
+# So much of a frame of data is handed on before the rest has come: to keep it would be to copy it, and what comes next.
+_PART_BYTES = 4 << 10
 _LINGER_S = 1.0  # how long a peer that has read everything may take to close
 _CLOSE_S = 20.0  # the same for one that has not; what is left is at most about 320 KiB
 _GOAWAY_PING_S = 20.0  # as grpcio
@@ -106,6 +109,8 @@ class Http2Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._rest = b""
         """The beginning of a frame, or of the preface, whose end has not come."""
+        self._data_left: tuple[int, int, int] | None = None
+        """Of a frame of data whose beginning was handed on: bytes that are to come, flags, stream."""
         self._state = ConnectionState.EXPECTING_PREFACE
         self._decoder = hpack.Decoder(4 * MAX_HEADER_LIST_BYTES)
         self._heads: dict[bytes, Head] = {}
@@ -217,6 +222,8 @@ class Http2Connection(asyncio.Protocol):
 
     def _read_frames(self, data: bytes, begin: int) -> None:
         end = len(data)
+        if self._data_left is not None:
+            begin = self._go_on_with_data(data, begin, *self._data_left)
         while end - begin >= frames.FRAME_HEAD_BYTES and self._state is not _CLOSED:
             high, low, kind, flags, stream_id = frames.read_head(data, begin)
             length = high << 16 | low
@@ -224,6 +231,9 @@ class Http2Connection(asyncio.Protocol):
                 raise ConnectionFault(Http2Error.FRAME_SIZE_ERROR, f"frame of {length} bytes, over {MAX_FRAME_BYTES}")
             payload = begin + frames.FRAME_HEAD_BYTES
             if payload + length > end:
+                is_open = self._header_block is None and self._state is not _EXPECTING_SETTINGS
+                if kind == frames.DATA and not flags & frames.PADDED and end - payload >= _PART_BYTES and is_open:
+                    begin = self._go_on_with_data(data, payload, length, flags, stream_id & frames.MAX_STREAM_ID)
                 break
             begin = payload + length
             if self._header_block is not None and kind != frames.CONTINUATION:
@@ -235,6 +245,14 @@ class Http2Connection(asyncio.Protocol):
             else:
                 self._count_nuisance()  # an extension, to be ignored
         self._rest = data[begin:]
+
+    def _go_on_with_data(self, data: bytes, begin: int, left: int, flags: int, stream_id: int) -> int:
+        """Hand on what has come of a frame of data, as if it were a frame of its own; where the next one begins."""
+        end = min(len(data), begin + left)
+        left -= end - begin
+        self._data_left = (left, flags, stream_id) if left else None
+        self._on_data(data, begin, end, flags & ~frames.END_STREAM if left else flags, stream_id)
+        return end
 
     # ------------------------------------------------------------------------------------------ frames that came
 
@@ -506,6 +524,12 @@ class Http2Connection(asyncio.Protocol):
         call.closing = closing
         self._send_or_keep(call)
 
+    def send_answer_in_parts(self, call: Call, opening: bytes, parts: list[Buffer]) -> None:
+        call.opening = self._header_frame(call, opening)
+        call.unsent += parts
+        call.closing = self._closing(call, OK_TRAILERS)
+        self._send_or_keep(call)
+
     def send_part(self, call: Call, opening: bytes, prefix: bytes, message: bytes) -> None:
         """Those of one turn of the loop are written together: a worker's message may hold many responses."""
         if opening:
@@ -561,7 +585,7 @@ class Http2Connection(asyncio.Protocol):
     def _send(self, call: Call) -> bool:
         """Send as much of *call* as windows and transport take; True when nothing is left that waits."""
         while not self._is_paused and self._state is not _CLOSED:
-            pieces: list[bytes | memoryview] = [call.opening] if call.opening else []
+            pieces: list[Buffer] = [call.opening] if call.opening else []
             call.opening = b""
             self._cut_frames(call, pieces)
             if not call.unsent and call.closing:
@@ -575,7 +599,7 @@ class Http2Connection(asyncio.Protocol):
                 return False
         return False
 
-    def _cut_frames(self, call: Call, pieces: list[bytes | memoryview]) -> None:
+    def _cut_frames(self, call: Call, pieces: list[Buffer]) -> None:
         """Move what the windows allow from ``call.unsent`` to *pieces*, as frames that are as long as can be."""
         unsent = call.unsent
         room = _WRITE_BYTES

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceResponse, parse_version
+from pytriton_lite.core.tensor import Buffer
 from pytriton_lite.core.timeline import CLIENT_GONE
 from pytriton_lite.frontends.grpc.calls import CallsInFlight
 from pytriton_lite.frontends.grpc.codec import (
@@ -31,6 +32,7 @@ from pytriton_lite.frontends.grpc.codec import (
     decode_request,
     encode_stream_message,
     encode_stream_response,
+    parse_request,
 )
 from pytriton_lite.frontends.grpc.errors import BUG, STATUS, Status, failure_of
 from pytriton_lite.frontends.grpc.forwarding import Forwarded, forward
@@ -123,7 +125,7 @@ class InferStream:
         """
         if self._is_over:
             return
-        message = ModelInferRequest.FromString(data)
+        message, raw = parse_request(data)
         request = _Request(self, message)
         if self._observation.is_on:
             request.timeline = self._begin_timeline(message, len(data))
@@ -131,7 +133,7 @@ class InferStream:
         self._calls.count += 1
         self._ordered.append(request)
         try:
-            self._begin(request, message)
+            self._begin(request, message, raw)
         except Exception as error:
             known = _inference_error(error)
             request.note_error(known)
@@ -165,7 +167,7 @@ class InferStream:
             timeline.received(nbytes)
         return timeline
 
-    def _begin(self, request: _Request, message: ModelInferRequest) -> None:
+    def _begin(self, request: _Request, message: ModelInferRequest, raw: Sequence[Buffer]) -> None:
         server = self._server
         if server.is_exiting():
             raise InferenceError(ErrorCode.UNAVAILABLE, _SHUTTING_DOWN)
@@ -174,7 +176,7 @@ class InferStream:
         if served.config.decoupled:
             self._ordered.pop()
             request.is_ordered = False
-        decoded = decode_request(message, version, server.regions)
+        decoded = decode_request(message, version, server.regions, raw)
         if self._forwarded:
             forward(decoded, self._forwarded)
         request.wants_empty_final = not request.is_ordered and wants_empty_final(message.parameters)

@@ -26,7 +26,7 @@ from pytriton_lite.frontends.addresses import (
     socket_file,
 )
 from pytriton_lite.frontends.grpc.calls import CallsInFlight
-from pytriton_lite.frontends.grpc.codec import MAX_MESSAGE_BYTES
+from pytriton_lite.frontends.grpc.codec import MAX_MESSAGE_BYTES, parse_request
 from pytriton_lite.frontends.grpc.errors import Status, failure_of
 from pytriton_lite.frontends.grpc.forwarding import Forwarded, HeaderForwarding
 from pytriton_lite.frontends.grpc.infer_stream import METHOD as STREAM_METHOD
@@ -236,7 +236,6 @@ def _rpc_handlers(servicer: Servicer, calls: CallsInFlight, options: GrpcOptions
 
 
 def _infer_handler(servicer: Servicer, calls: CallsInFlight, pick: Pick | None) -> Handler:
-    parse = ModelInferRequest.FromString
     model_infer = servicer.model_infer
     counts = servicer.counts
     observation = servicer.observation
@@ -245,11 +244,11 @@ def _infer_handler(servicer: Servicer, calls: CallsInFlight, pick: Pick | None) 
         calls.count += 1
         timeline: Timeline | None = None
         try:
-            request = parse(data)
+            request, raw = parse_request(data)
             if observation.is_on:
                 timeline = _begin_timeline(observation, request, len(data), context)
             forwarded = () if pick is None else pick(context.invocation_metadata())
-            answer = await model_infer(request, timeline, forwarded)
+            answer = await model_infer(request, raw, timeline, forwarded)
             if timeline is not None:
                 timeline.sending(0, len(answer))
             counts["OK"] += 1

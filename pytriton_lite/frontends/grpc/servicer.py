@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceResponse, parse_version
+from pytriton_lite.core.tensor import Buffer
 from pytriton_lite.frontends.grpc import log_settings, trace_settings
 from pytriton_lite.frontends.grpc.calls import CallsInFlight
 from pytriton_lite.frontends.grpc.codec import decode_request, encode_response
@@ -77,9 +78,16 @@ class Servicer:
         return {"Check": Method(health_pb.HealthCheckRequest, self.health_check)}
 
     def start_infer(
-        self, message: pb.ModelInferRequest, timeline: Timeline | None = None, forwarded: Forwarded = ()
+        self,
+        message: pb.ModelInferRequest,
+        raw: Sequence[Buffer] | None = None,
+        timeline: Timeline | None = None,
+        forwarded: Forwarded = (),
     ) -> asyncio.Future[InferenceResponse]:
-        """Begin one request. `encode_response` makes the answer; cancelling the future cancels the request."""
+        """Begin one request, of which *raw* is as in `codec.decode_request`.
+
+        `encode_response` makes the answer; cancelling the future cancels the request.
+        """
         server = self._server
         version = parse_version(message.model_version)
         served = server.find(message.model_name, version)
@@ -87,7 +95,7 @@ class Servicer:
             raise InferenceError(
                 ErrorCode.UNSUPPORTED, "ModelInfer RPC doesn't support models with decoupled transaction policy"
             )
-        request = decode_request(message, version, server.regions)
+        request = decode_request(message, version, server.regions, raw)
         if forwarded:
             forward(request, forwarded)
         if timeline is not None:
@@ -107,10 +115,14 @@ class Servicer:
         return InferStream(self._server, outlet, calls, ends_on_error=ends_on_error, forwarded=forwarded, origin=origin)
 
     async def model_infer(
-        self, message: pb.ModelInferRequest, timeline: Timeline | None = None, forwarded: Forwarded = ()
+        self,
+        message: pb.ModelInferRequest,
+        raw: Sequence[Buffer] | None = None,
+        timeline: Timeline | None = None,
+        forwarded: Forwarded = (),
     ) -> bytes:
         """Serve one request; returns the serialized ModelInferResponse."""
-        return encode_response(await self.start_infer(message, timeline, forwarded))
+        return encode_response(await self.start_infer(message, raw, timeline, forwarded))
 
     def server_live(self, message: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
         self._refuse_while_exiting("Server exiting")
