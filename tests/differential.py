@@ -1,7 +1,7 @@
 """Send the same requests to a real Triton and to us, and print where the answers differ.
 
-    python tests/differential.py --peer-command 'tritonserver --model-repository={models} --http-port={http} \\
-        --grpc-port={grpc} --metrics-port={metrics}' --requests 3000 --seed 1
+    python tests/differential.py --peer-command 'tritonserver --model-repository={models} --http-port={http_port} \\
+        --grpc-port={grpc_port} --metrics-port={metrics_port}' --requests 3000 --seed 1
 
 Starts both with the same models (`tests/contract/wire_models.py` and a few more), asks, and ends both. With ``--peer-http`` and
 ``--ours-http``, and the same for gRPC, it asks servers that run already; ``--write-models DIR`` writes what they must serve,
@@ -657,7 +657,7 @@ class Peer:
 
     def __init__(self, command: str, models: Path, port: int) -> None:
         self._ports = range(port, port + 3)
-        given = dict(zip(("http", "grpc", "metrics"), self._ports), models=models)
+        given = dict(zip(("http_port", "grpc_port", "metrics_port"), self._ports), models=models)
         self._arguments = [argument.format(**given) for argument in shlex.split(command)]
         self._log = models.parent / "peer.log"
         self.server = Server(f"127.0.0.1:{self._ports[0]}", f"127.0.0.1:{self._ports[1]}")
@@ -721,7 +721,7 @@ def compare(peer: Server, ours: Server, count: int, seed: int, process: Peer | N
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compare the answers of two servers.")
-    parser.add_argument("--peer-command", help="starts a Triton; {models}, {http}, {grpc} and {metrics} are filled in")
+    parser.add_argument("--peer-command", help="starts a Triton; {models}, {http_port}, {grpc_port} and {metrics_port} are filled in")
     parser.add_argument("--peer-port", type=int, default=18500, help="its first; two more follow (default 18500)")
     for whose, of_whom in (("peer", "a Triton that runs already"), ("ours", "one of this project")):
         for kind in ("http", "grpc"):
