@@ -721,7 +721,9 @@ def compare(peer: Server, ours: Server, count: int, seed: int, process: Peer | N
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compare the answers of two servers.")
-    parser.add_argument("--peer-command", help="starts a Triton; {models}, {http_port}, {grpc_port} and {metrics_port} are filled in")
+    parser.add_argument(
+        "--peer-command", help="starts a Triton; {models}, {http_port}, {grpc_port} and {metrics_port} are filled in"
+    )
     parser.add_argument("--peer-port", type=int, default=18500, help="its first; two more follow (default 18500)")
     for whose, of_whom in (("peer", "a Triton that runs already"), ("ours", "one of this project")):
         for kind in ("http", "grpc"):
