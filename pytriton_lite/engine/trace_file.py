@@ -19,6 +19,7 @@ from typing import Any
 
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.timeline import Timeline
+from pytriton_lite.engine import trace_stations
 from pytriton_lite.engine.trace_options import Levels, TraceLevel
 from pytriton_lite.engine.trace_tensors import (
     BACKEND_OUTPUT,
@@ -28,11 +29,6 @@ from pytriton_lite.engine.trace_tensors import (
     show_data,
     show_shape,
 )
-
-_FRONT_END_STATIONS = {
-    "http": ("HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END"),
-    "grpc": ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "GRPC_SEND_START", "GRPC_SEND_END"),
-}
 
 _MOST_CALLERS = 8192
 """Whose calls wait for them. A caller that the full queue dropped never comes; the calls of the oldest are written then."""
@@ -157,7 +153,9 @@ def _objects(timeline: Timeline, trace: FileTrace) -> list[dict[str, Any]]:
         if timeline.accepted_ns or trace.parent is not None:
             # Sorted, it stays before REQUEST_START.
             found.append((timeline.accepted_ns or timeline.receiving_ns, _description(timeline, trace)))
-        found += [(ns, {"id": number, "timestamps": [{"name": name, "ns": ns}]}) for name, ns in _stations(timeline)]
+        stations = trace_stations.start(timeline) | trace_stations.compute(timeline) | trace_stations.end(timeline)
+        stations |= trace_stations.front_end(timeline)
+        found += [(ns, {"id": number, "timestamps": [{"name": name, "ns": ns}]}) for name, ns in stations.items() if ns]
     for tensor in trace.tensors:
         is_input = tensor.activity == QUEUE_INPUT
         ns = timeline.enqueued_ns or timeline.accepted_ns if is_input else timeline.first_response_ns
@@ -186,30 +184,3 @@ def _tensor(tensor: TensorCopy) -> dict[str, str]:
         "shape": show_shape(tensor),
         "dtype": tensor.datatype.name,
     }
-
-
-def _stations(timeline: Timeline) -> list[tuple[str, int]]:
-    """Those that were reached (CLI spec, section 7)."""
-    front_end = _FRONT_END_STATIONS.get(timeline.protocol)
-    end_ns = max(timeline.answered_ns, timeline.compute_end_ns)
-    if timeline.accepted_ns and not end_ns:
-        end_ns = timeline.sent_ns  # its client gave it up while it waited
-    stations = [
-        ("REQUEST_START", timeline.accepted_ns),
-        ("QUEUE_START", timeline.enqueued_ns),
-        ("COMPUTE_START", timeline.compute_start_ns),
-        ("COMPUTE_INPUT_END", timeline.inputs_ns),
-        ("COMPUTE_OUTPUT_START", timeline.executed_ns),
-        ("COMPUTE_END", timeline.compute_end_ns),
-        ("REQUEST_END", end_ns),
-    ]
-    if front_end is not None:
-        receive_start, receive_end, send_start, send_end = front_end
-        stations += [
-            (receive_start, timeline.receiving_ns),
-            (receive_end, timeline.received_ns),
-            ("INFER_RESPONSE_COMPLETE", timeline.first_response_ns or timeline.answered_ns),
-        ]
-        if timeline.sending_ns:
-            stations += [(send_start, timeline.sending_ns), (send_end, timeline.sent_ns)]
-    return [(name, ns) for name, ns in stations if ns]

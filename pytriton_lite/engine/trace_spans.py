@@ -32,6 +32,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from pytriton_lite import __version__
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.timeline import Timeline
+from pytriton_lite.engine import trace_stations
 from pytriton_lite.engine.observation import HeaderOf
 from pytriton_lite.engine.trace_options import OpenTelemetryOptions
 
@@ -190,7 +191,7 @@ class SpanExporter:
                 parent,
                 (timeline.receiving_ns, timeline.sent_ns),
                 attributes=_request_attributes(timeline),
-                events=_request_events(timeline),
+                events=trace_stations.front_end(timeline),
                 kind=SpanKind.SERVER,
                 error=timeline.error,
             )
@@ -199,18 +200,15 @@ class SpanExporter:
             self._export_model(timeline, trace.number, spans, parent)
 
     def _export_model(self, timeline: Timeline, number: int, spans: _Spans, parent: SpanContext | None) -> None:
-        end_ns = max(timeline.answered_ns, timeline.compute_end_ns) or timeline.sent_ns
+        end = trace_stations.end(timeline)
+        end_ns = end["REQUEST_END"]
         self._export(
             timeline.model_name,
             spans.model,
             parent,
             (timeline.accepted_ns, end_ns),
             attributes=_model_attributes(timeline, number),
-            events={
-                "REQUEST_START": timeline.accepted_ns,
-                "QUEUE_START": timeline.enqueued_ns,
-                "REQUEST_END": end_ns,
-            },
+            events=trace_stations.start(timeline) | end,
             error=timeline.error,
         )
         if timeline.enqueued_ns:
@@ -230,12 +228,7 @@ class SpanExporter:
                 "triton.instance": timeline.instance,
                 "triton.batch_size": timeline.executed_batch_size,
             },
-            events={
-                "COMPUTE_START": start_ns,
-                "COMPUTE_INPUT_END": timeline.inputs_ns,
-                "COMPUTE_OUTPUT_START": timeline.executed_ns,
-                "COMPUTE_END": end_ns,
-            },
+            events=trace_stations.compute(timeline),
         )
         for name, times in (
             ("compute_input", (start_ns, timeline.inputs_ns)),
@@ -300,17 +293,6 @@ def _request_attributes(timeline: Timeline) -> dict[str, str | int]:
     if timeline.peer:
         attributes["client.address"] = timeline.peer
     return attributes
-
-
-def _request_events(timeline: Timeline) -> dict[str, int]:
-    receive, send = ("HTTP_RECV", "HTTP_SEND") if timeline.protocol == "http" else ("GRPC_WAITREAD", "GRPC_SEND")
-    return {
-        f"{receive}_START": timeline.receiving_ns,
-        f"{receive}_END": timeline.received_ns,
-        "INFER_RESPONSE_COMPLETE": timeline.first_response_ns or timeline.answered_ns,
-        f"{send}_START": timeline.sending_ns,
-        f"{send}_END": timeline.sent_ns if timeline.sending_ns else 0,
-    }
 
 
 def _model_attributes(timeline: Timeline, number: int) -> dict[str, str | int]:
