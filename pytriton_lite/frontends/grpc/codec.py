@@ -124,12 +124,12 @@ def _read_varint(view: memoryview, at: int) -> tuple[int, int]:
 def decode_request(
     message: ModelInferRequest,
     version: int | None,
-    regions: Regions | None = None,
+    regions: Regions,
     raw: Sequence[Buffer] | None = None,
 ) -> InferenceRequest:
     """The request in *message*; *version* is its ``model_version``, parsed.
 
-    *regions* are the clients' shared memory; without them every region is unknown. *raw* are the ``raw_input_contents`` as
+    *regions* are the clients' shared memory. *raw* are the ``raw_input_contents`` as
     `parse_request` gives them; without them they are the message's.
 
     Refuses, in Triton's order (gRPC spec, 3.1), what cannot be understood. Whether the tensors are what the model
@@ -169,7 +169,7 @@ def decode_request(
         if min(shape, default=0) < 0 or prod(shape) > _MAX_INT64 // (datatype.itemsize or 1):
             _refuse_shape(name, datatype, shape)
         if place is not None:
-            request.inputs.append(place.tensor(regions, name, datatype, shape))
+            request.inputs.append(regions.tensor(name, datatype, shape, **place._asdict()))
         else:
             request.inputs.append(Tensor(name, datatype, shape, data))
     for output in message.outputs:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import SEQUENCE_END, SEQUENCE_START, InferenceRequest
-from pytriton_lite.core.tensor import Tensor, Window
 from pytriton_lite.proto.grpc_service_pb import InferParameter
 
 if TYPE_CHECKING:
@@ -60,26 +58,11 @@ def wants_empty_final(parameters: Parameters) -> bool:
 
 
 class RegionPlace(NamedTuple):
-    """A piece of shared memory as a request names it."""
+    """A piece of shared memory as a request names it: what `Regions.window` and `Regions.tensor` take."""
 
     region: str
     offset: int
     byte_size: int
-
-    def tensor(self, regions: Regions | None, name: str, datatype: DataType, shape: tuple[int, ...]) -> Tensor:
-        """The input that lies there. Raises InferenceError where there is none."""
-        if regions is None:
-            raise self._unknown()
-        return regions.tensor(name, datatype, shape, region=self.region, offset=self.offset, byte_size=self.byte_size)
-
-    def window(self, regions: Regions | None) -> Window:
-        """The room for an output there. Raises InferenceError where there is none."""
-        if regions is None:
-            raise self._unknown()
-        return regions.window(self.region, self.offset, self.byte_size)
-
-    def _unknown(self) -> InferenceError:
-        return InferenceError(ErrorCode.NOT_FOUND, f"Unable to find shared memory region: '{self.region}'")
 
 
 def region_place(name: str, parameters: Parameters) -> RegionPlace | None:
@@ -114,9 +97,7 @@ def region_place(name: str, parameters: Parameters) -> RegionPlace | None:
     )
 
 
-def read_output_parameters(
-    name: str, parameters: Parameters, request: InferenceRequest, regions: Regions | None
-) -> None:
+def read_output_parameters(name: str, parameters: Parameters, request: InferenceRequest, regions: Regions) -> None:
     """Put what is said of requested output *name* into *request*; ``binary_data`` and unknown keys are ignored, as by Triton.
 
     Raises InferenceError.
@@ -138,7 +119,7 @@ def read_output_parameters(
         request.classes[name] = classification.int64_param
     if place is not None:
         request.output_windows = request.output_windows or {}
-        request.output_windows[name] = place.window(regions)
+        request.output_windows[name] = regions.window(*place)
 
 
 def _correlation_id(parameter: InferParameter, choice: str | None) -> int | str:

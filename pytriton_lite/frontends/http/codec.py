@@ -64,13 +64,13 @@ def decode(
     available: int | None,
     binary: memoryview | None,
     max_input_size: int,
-    regions: Regions | None = None,
+    regions: Regions,
 ) -> tuple[InferenceRequest, OutputForms]:
     """The request in *document*, the JSON part of a body, and how its outputs are to be written.
 
     *available* is the number of bytes behind the JSON part, None where that is not known yet. *binary* are those
     bytes; where it is None, binary tensors get their declared ``nbytes`` and no data, until `attach` brings them.
-    *regions* are the clients' shared memory; without them every region is unknown.
+    *regions* are the clients' shared memory.
     Raises InferenceError.
     """
     root = json_dialect.loads(document)
@@ -223,7 +223,7 @@ def _read_inputs(
     available: int | None,
     binary: memoryview | None,
     max_input_size: int,
-    regions: Regions | None,
+    regions: Regions,
 ) -> None:
     items = root.get("inputs", _ABSENT)
     if type(items) is not list:
@@ -242,8 +242,6 @@ def _read_inputs(
         size = parameters.get("binary_data_size", _ABSENT)
         if size is _ABSENT:
             region, offset, nbytes = _region(parameters)
-            if regions is None:
-                raise _unknown_region(region)
             tensor = regions.tensor(name, datatype, shape, region=region, offset=offset, byte_size=nbytes)
             request.inputs.append(tensor)
             continue
@@ -292,10 +290,6 @@ def _region(parameters: dict[str, Any]) -> tuple[str, int, int]:
     offset = _unsigned("shared_memory_offset", parameters.get("shared_memory_offset", 0))
     nbytes = _unsigned("shared_memory_byte_size", parameters.get("shared_memory_byte_size", 0))
     return valid_text(region), offset, nbytes
-
-
-def _unknown_region(region: str) -> InferenceError:
-    return InferenceError(ErrorCode.NOT_FOUND, f"Unable to find shared memory region: '{region}'")
 
 
 def _string_member(item: dict[str, Any], key: str) -> str:
@@ -374,7 +368,7 @@ def _refuse_size(name: str, size: int, max_input_size: int) -> NoReturn:
 # Requested outputs, sections 7.8 and 10
 
 
-def _read_outputs(items: object, request: InferenceRequest, regions: Regions | None) -> dict[str, bool | None]:
+def _read_outputs(items: object, request: InferenceRequest, regions: Regions) -> dict[str, bool | None]:
     """Fill what *request* says of its outputs; by name, the form of each (`OutputForms`)."""
     if type(items) is not list:
         refuse_type("outputs", NOT_ARRAY)
@@ -393,8 +387,6 @@ def _read_outputs(items: object, request: InferenceRequest, regions: Regions | N
         binary: bool | None = None
         if is_in_region:
             region, offset, nbytes = _region(parameters)
-            if regions is None:
-                raise _unknown_region(region)
             request.output_windows = request.output_windows or {}
             request.output_windows[name] = regions.window(region, offset, nbytes)
         else:

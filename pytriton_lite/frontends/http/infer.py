@@ -78,15 +78,15 @@ def infer_app(server: Server, options: HttpOptions) -> InferApp:
         try:
             served, version = find_served(server, model, version_text)
             headers: Headers = dict(scope["headers"])
-            read = Reading(server, served, model, version, headers, limit, large)
+            read = Reading(server, served, model, version, headers, limit)
             if b"content-encoding" in headers and compression.is_compressed(headers[b"content-encoding"]):
-                request, forms = await read.compressed(receive)
+                request, forms = await read.compressed(receive, large)
             else:
                 message = await receive()
                 if message["type"] != "http.request":
                     return
                 if message.get("more_body"):
-                    request, forms = await read.pieces(message["body"], receive)
+                    request, forms = await read.pieces(message["body"], receive, large)
                 else:
                     request, forms = read.whole(message["body"])
             if forwarded is not None:
@@ -145,26 +145,17 @@ def find_served(server: Server, model: str, version_text: str | None) -> tuple[S
 class Reading:
     """Turns one request's body into an InferenceRequest, in one of three ways."""
 
-    __slots__ = ("_headers", "_large", "_length_header", "_limit", "_model", "_served", "_server", "_version")
+    __slots__ = ("_headers", "_length_header", "_limit", "_model", "_served", "_server", "_version")
 
     def __init__(
-        self,
-        server: Server,
-        served: ServedVersion,
-        model: str,
-        version: int | None,
-        headers: Headers,
-        limit: int,
-        large: LargeDocuments | None = None,
+        self, server: Server, served: ServedVersion, model: str, version: int | None, headers: Headers, limit: int
     ) -> None:
-        """*large* is needed for the two ways that wait."""
         self._server = server
         self._served = served
         self._model = model
         self._version = version
         self._headers = headers
         self._limit = limit
-        self._large = large
         self._length_header = headers.get(b"inference-header-content-length")
 
     def whole(self, body: bytes | bytearray) -> Decoded:
@@ -182,12 +173,12 @@ class Reading:
         view = memoryview(body)
         return self._decode(view[:json_size], length - json_size, view[json_size:])
 
-    async def pieces(self, first: bytes, receive: Receive) -> Decoded:
+    async def pieces(self, first: bytes, receive: Receive, large: LargeDocuments) -> Decoded:
         """Decode a body of which *first* has come and more will, checking what can be checked before the rest."""
         length = self._content_length()
         if self._length_header is None or (json_size := _json_size(self._length_header, length)) == 0:
             what = "JSON" if self._length_header is None else "body"
-            return await self._apart(await read_up_to(self._limit, receive, first, length, what))
+            return await self._apart(await read_up_to(self._limit, receive, first, length, what), large)
         check_limit("JSON", json_size, self._limit)
         start = bytearray(first)
         more = True
@@ -195,9 +186,10 @@ class Reading:
             piece, more = await next_piece(receive)
             start += piece
         if not more:
-            return await self._apart(start)
+            return await self._apart(start, large)
         document = bytes(memoryview(start)[:json_size])
-        request, forms = await self._decode_apart(document, None if length is None else length - json_size)
+        available = None if length is None else length - json_size
+        request, forms = await large.run(json_size, lambda: self._decode(document, available, None))
         self._server.check(self._served, request)
         due = json_size + codec.missing_bytes(request)
         view = _allocate(due)
@@ -216,7 +208,7 @@ class Reading:
         codec.attach(request, view[json_size:])
         return request, forms
 
-    async def compressed(self, receive: Receive) -> Decoded:
+    async def compressed(self, receive: Receive, large: LargeDocuments) -> Decoded:
         """Decode a compressed body; what it expands to is bounded, and so is the body itself."""
         length = self._content_length()
         if length is not None and length > self._limit:
@@ -228,16 +220,11 @@ class Reading:
             packed += piece
             if len(packed) > self._limit:
                 compression.refuse_size(self._limit)
-        return await self._apart(await compression.decompress(packed, self._limit))
+        return await self._apart(await compression.decompress(packed, self._limit), large)
 
-    async def _apart(self, body: bytes | bytearray) -> Decoded:
+    async def _apart(self, body: bytes | bytearray, large: LargeDocuments) -> Decoded:
         """`whole`, which may take long where all is JSON."""
-        assert self._large is not None
-        return await self._large.run(len(body), lambda: self.whole(body))
-
-    async def _decode_apart(self, document: bytes, available: int | None) -> Decoded:
-        assert self._large is not None
-        return await self._large.run(len(document), lambda: self._decode(document, available, None))
+        return await large.run(len(body), lambda: self.whole(body))
 
     def _decode(self, document: Buffer, available: int | None, binary: memoryview | None) -> Decoded:
         return codec.decode(

@@ -15,6 +15,7 @@ from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import SEQUENCE_END, SEQUENCE_START, InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.engine.regions import Regions
 from pytriton_lite.frontends.grpc import codec
 from pytriton_lite.frontends.grpc.codec import decode_request, encode_response
 from pytriton_lite.proto.grpc_service_pb import (
@@ -27,33 +28,38 @@ from pytriton_lite.proto.message import DecodeError
 
 Input = ModelInferRequest.InferInputTensor
 Output = ModelInferRequest.InferRequestedOutputTensor
+NO_REGIONS = Regions(is_allowed=False)
 
 
 def with_contents(
     contents: InferTensorContents, datatype: str = "FP32", shape: tuple[int, ...] = (1, 2)
 ) -> InferenceRequest:
     tensor = Input(name="INPUT0", datatype=datatype, shape=shape, contents=contents)
-    return decode_request(ModelInferRequest(model_name="ident_b", inputs=[tensor]), None)
+    return decode_request(ModelInferRequest(model_name="ident_b", inputs=[tensor]), None, NO_REGIONS)
 
 
 def with_shape(shape: tuple[int, ...], datatype: str = "FP32", data: bytes = b"") -> InferenceRequest:
     tensor = Input(name="INPUT0", datatype=datatype, shape=shape)
-    return decode_request(ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[data]), None)
+    return decode_request(
+        ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[data]), None, NO_REGIONS
+    )
 
 
 def with_parameters(**parameters: InferParameter) -> InferenceRequest:
-    return decode_request(ModelInferRequest(model_name="m", parameters=parameters), None)
+    return decode_request(ModelInferRequest(model_name="m", parameters=parameters), None, NO_REGIONS)
 
 
 def with_output(**parameters: InferParameter) -> InferenceRequest:
-    return decode_request(ModelInferRequest(outputs=[Output(name="OUTPUT0", parameters=parameters)]), None)
+    return decode_request(ModelInferRequest(outputs=[Output(name="OUTPUT0", parameters=parameters)]), None, NO_REGIONS)
 
 
 def with_input_parameters(
     contents: InferTensorContents | None = None, **parameters: InferParameter
 ) -> InferenceRequest:
     tensor = Input(name="INPUT0", datatype="FP32", shape=[1], parameters=parameters, contents=contents)
-    return decode_request(ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[b"abcd"]), None)
+    return decode_request(
+        ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[b"abcd"]), None, NO_REGIONS
+    )
 
 
 @contextmanager
@@ -80,7 +86,7 @@ class TestTensorData:
             outputs=[Output(name="OUTPUT0")],
             raw_input_contents=[b"a" * 16, b"bb", b"surplus"],
         )
-        request = decode_request(message, 7)
+        request = decode_request(message, 7, NO_REGIONS)
         assert (request.model_name, request.version, request.request_id) == ("m", 7, "abc")
         assert request.requested_outputs == ["OUTPUT0"]
         assert [(t.name, t.datatype, t.shape, t.data, t.nbytes) for t in request.inputs] == [
@@ -95,14 +101,16 @@ class TestTensorData:
         with invalid(
             "contents field must not be specified when using raw_input_contents for 'INPUT0' for model 'ident_b'"
         ):
-            decode_request(message, None)
+            decode_request(message, None, NO_REGIONS)
 
     @pytest.mark.parametrize("entries", [[], [b"abcd"]], ids=["row 21: neither", "row 22: two inputs, one entry"])
     def test_input_without_data_is_refused(self, entries: list[bytes]) -> None:
         inputs = [Input(name=name, datatype="FP32", shape=[1]) for name in ("A", "B")]
         missing = "AB"[len(entries)]
         with invalid(f"unable to find data for input tensor '{missing}' for model 'ident_b' in request."):
-            decode_request(ModelInferRequest(model_name="ident_b", inputs=inputs, raw_input_contents=entries), None)
+            decode_request(
+                ModelInferRequest(model_name="ident_b", inputs=inputs, raw_input_contents=entries), None, NO_REGIONS
+            )
 
     @pytest.mark.parametrize(
         ("datatype", "contents", "expected"),

@@ -17,10 +17,12 @@ from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import SEQUENCE_END, SEQUENCE_START, InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Tensor, element_count
+from pytriton_lite.engine.regions import Regions
 from pytriton_lite.frontends.http import codec
 from pytriton_lite.frontends.http.codec import OutputForms
 
 LIMIT = 64 << 20
+NO_REGIONS = Regions(is_allowed=False)
 JSON_FORMS = OutputForms(default=False, listed={})
 BINARY_FORMS = OutputForms(default=True, listed={})
 NO_JSON = (dtypes.FP16, dtypes.BF16)
@@ -46,6 +48,7 @@ def decode_forms(document: Any, binary: bytes = b"", limit: int = LIMIT) -> tupl
         available=len(binary),
         binary=memoryview(binary),
         max_input_size=limit,
+        regions=NO_REGIONS,
     )
 
 
@@ -463,7 +466,9 @@ def test_a_header_alone_gives_sizes_without_data_until_the_bytes_are_attached() 
     document = json.dumps(
         {"inputs": [packed(16, name="A"), tensor([1, 2, 3, 4], name="B"), packed(0, name="C")]}
     ).encode()
-    request, _ = codec.decode(document, model_name="M", version=None, available=16, binary=None, max_input_size=LIMIT)
+    request, _ = codec.decode(
+        document, model_name="M", version=None, available=16, binary=None, max_input_size=LIMIT, regions=NO_REGIONS
+    )
     assert [(got.nbytes, got.data is None) for got in request.inputs] == [(16, True), (16, False), (0, False)]
     assert codec.missing_bytes(request) == 16
     codec.attach(request, memoryview(b"0123456789abcdef"))

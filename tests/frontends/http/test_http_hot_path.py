@@ -13,11 +13,14 @@ from http_fake_server import FakeServer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytriton_lite.engine.regions import Regions
 from pytriton_lite.frontends.http import codec
 from pytriton_lite.frontends.http.hot_path import hot_path
 from pytriton_lite.frontends.http.server import HttpOptions, http_app
 from pytriton_lite.frontends.http.templates import Templates
 from pytriton_lite.frontends.listener import Listener, start_listener
+
+NO_REGIONS = Regions(is_allowed=False)
 
 
 def vector(*values: float) -> bytes:
@@ -284,7 +287,13 @@ def test_a_template_gives_the_request_that_decoding_gives(
     for request_id in ids * 2:
         text = document(id=request_id, parameters=parameters)
         decoded, forms = codec.decode(
-            text, model_name="m", version=3, available=32, binary=memoryview(data), max_input_size=1 << 20
+            text,
+            model_name="m",
+            version=3,
+            available=32,
+            binary=memoryview(data),
+            max_input_size=1 << 20,
+            regions=NO_REGIONS,
         )
         template = templates.get(text, 32)
         templates.keep(text, decoded, forms)
@@ -312,7 +321,7 @@ def test_documents_with_json_tensors_are_not_remembered() -> None:
     templates = Templates()
     text = json.dumps({"inputs": [{"name": "A", "shape": [1], "datatype": "FP32", "data": [1]}]}).encode()
     request, forms = codec.decode(
-        text, model_name="m", version=None, available=0, binary=memoryview(b""), max_input_size=100
+        text, model_name="m", version=None, available=0, binary=memoryview(b""), max_input_size=100, regions=NO_REGIONS
     )
     templates.keep(text, request, forms)
     assert templates.get(text, 0) is None
