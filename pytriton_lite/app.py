@@ -27,10 +27,10 @@ from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.engine.backends import Backends
 from pytriton_lite.engine.foreground import Foreground
 from pytriton_lite.engine.latency_metrics import LatencyMetrics, read_latency_metrics
-from pytriton_lite.engine.model import WorkerSettings
 from pytriton_lite.engine.regions import RegionLimits
 from pytriton_lite.engine.server import Server, ServerOptions
 from pytriton_lite.engine.trace_options import TraceMode, TraceOptions, trace_options
+from pytriton_lite.engine.worker_version import WorkerSettings
 from pytriton_lite.frontends.addresses import ListenError
 from pytriton_lite.frontends.grpc.http2 import Http2Listener, start_http2
 from pytriton_lite.frontends.grpc.options import GrpcOptions

@@ -9,8 +9,8 @@ from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.engine.backends import Backend
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.fork_server import ForkServers
-from pytriton_lite.engine.model import WorkerSettings
 from pytriton_lite.engine.worker_process import LaunchOptions, run_task
+from pytriton_lite.engine.worker_version import WorkerSettings
 from pytriton_lite.ipc.messages import Task
 
 

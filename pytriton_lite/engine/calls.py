@@ -19,8 +19,8 @@ from pytriton_lite.ipc.messages import CallMessage, Kind
 if TYPE_CHECKING:
     from pytriton_lite.core.timeline import Timeline
     from pytriton_lite.engine.instance import Instance, InstanceOwner
-    from pytriton_lite.engine.model import ServedVersion
     from pytriton_lite.engine.observation import Observation
+    from pytriton_lite.engine.served_version import ServedVersion
     from pytriton_lite.engine.worker_process import WorkerProcess
     from pytriton_lite.scheduling.queue import Ticket
 

@@ -30,7 +30,7 @@ from pytriton_lite.config.model_config import ModelConfig, read_model_config
 from pytriton_lite.config.override import parse_config_override
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.states import VersionState
-from pytriton_lite.engine.model import ServedVersion
+from pytriton_lite.engine.served_version import ServedVersion
 from pytriton_lite.engine.version_factory import VersionFactory
 from pytriton_lite.proto import model_config_pb
 from pytriton_lite.repository.changes import NEVER, ChangeTimes, change_times

@@ -24,17 +24,18 @@ from pytriton_lite.engine.foreground import Foreground
 from pytriton_lite.engine.fork_server import ForkServers
 from pytriton_lite.engine.instance import InstanceOwner
 from pytriton_lite.engine.latency_metrics import LatencyMetrics
-from pytriton_lite.engine.model import ServedVersion, WorkerSettings
 from pytriton_lite.engine.model_operations import answer_model_operation
 from pytriton_lite.engine.model_store import Model, ModelStore, Override, PollFailed, StoreOptions
 from pytriton_lite.engine.observation import Observation
 from pytriton_lite.engine.regions import RegionLimits, Regions
 from pytriton_lite.engine.response_stream import ResponseReceiver, ResponseStream
+from pytriton_lite.engine.served_version import ServedVersion
 from pytriton_lite.engine.statistics import ModelStatistics, RequestCounts
 from pytriton_lite.engine.trace_options import TraceOptions
 from pytriton_lite.engine.tracing import Tracer
 from pytriton_lite.engine.version_factory import VersionFactory
 from pytriton_lite.engine.views import IndexEntry, ModelMetadata, ServerMetadata, TensorMetadata
+from pytriton_lite.engine.worker_version import WorkerSettings
 from pytriton_lite.ipc.segment import DEFAULT_PREFIX
 from pytriton_lite.repository.index import Scan, scan_repositories
 

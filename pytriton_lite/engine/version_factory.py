@@ -14,7 +14,8 @@ from pytriton_lite.engine.environments import Environment, Environments
 from pytriton_lite.engine.foreground import Foreground
 from pytriton_lite.engine.fork_server import ForkServers, Spawners
 from pytriton_lite.engine.latency_metrics import LatencyMetrics
-from pytriton_lite.engine.model import ServedVersion, WorkerSettings
+from pytriton_lite.engine.served_version import ServedVersion
+from pytriton_lite.engine.worker_version import WorkerSettings, WorkerVersion
 from pytriton_lite.ipc import cuda
 
 
@@ -74,10 +75,9 @@ class VersionFactory:
 
     def make(self, config: ModelConfig, *, version: int, directory: Path) -> ServedVersion:
         """A generation that was not loaded yet. One that is to be loaded needs a *config* from `complete`."""
-        return ServedVersion(
-            config.name,
-            version,
+        return WorkerVersion(
             config,
+            version,
             directory=directory,
             workers=self._workers,
             spawners=self._spawners(config.name),

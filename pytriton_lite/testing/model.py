@@ -36,7 +36,7 @@ from pytriton_lite.core.tensor import Tensor as CoreTensor
 from pytriton_lite.engine.admission import Admission
 from pytriton_lite.engine.backends import Backend, Backends
 from pytriton_lite.engine.instance import reshaped
-from pytriton_lite.engine.model import initialize_args
+from pytriton_lite.engine.worker_version import initialize_args
 from pytriton_lite.ipc import cuda
 from pytriton_lite.repository.index import read_model_directory
 from pytriton_lite.scheduling.control_tensors import ControlTensors

@@ -24,8 +24,8 @@ from pytriton_lite.core import dtypes
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.states import VersionState
 from pytriton_lite.core.tensor import Tensor
-from pytriton_lite.engine.model import WorkerSettings
 from pytriton_lite.engine.server import Server, ServerOptions
+from pytriton_lite.engine.worker_version import WorkerSettings
 from tests.harness import write_model
 
 PACKAGE = Path(pytriton_lite.__file__).parent

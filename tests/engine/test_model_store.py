@@ -14,9 +14,9 @@ import pytest
 from pytriton_lite.core.errors import BugError, ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.core.states import VersionState
-from pytriton_lite.engine.model import WorkerSettings
 from pytriton_lite.engine.model_operations import answer_model_operation
 from pytriton_lite.engine.server import Server, ServerOptions
+from pytriton_lite.engine.worker_version import WorkerSettings
 from tests.harness import write_model
 
 WORKERS = WorkerSettings(

@@ -19,8 +19,8 @@ from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine import instance
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.fork_server import ForkServer
-from pytriton_lite.engine.model import WorkerSettings
 from pytriton_lite.engine.server import Server, ServerOptions
+from pytriton_lite.engine.worker_version import WorkerSettings
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import frame
 from pytriton_lite.ipc.messages import Kind

@@ -22,7 +22,7 @@ from pytriton_lite.core.states import InstanceState, VersionState
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.log_levels import LogLevels
-from pytriton_lite.engine.model import ServedVersion, WorkerSettings
+from pytriton_lite.engine.worker_version import WorkerSettings, WorkerVersion
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import FrameReader
 from pytriton_lite.ipc.messages import Fate, Kind, SpecTable
@@ -73,8 +73,8 @@ class World:
         normalise(message)
         parsed = ModelConfig.from_message(message)
         nobody = cast(Any, None)
-        served = ServedVersion(
-            "m", 1, parsed, directory=Path("m"), workers=SETTINGS, spawners=nobody, services=nobody
+        served = WorkerVersion(
+            parsed, 1, directory=Path("m"), workers=SETTINGS, spawners=nobody, services=nobody
         )  # fmt: skip
         (plan,) = instance_names(parsed)
         self.worker = Worker()

@@ -12,8 +12,8 @@ from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Tensor
-from pytriton_lite.engine.model import WorkerSettings
 from pytriton_lite.engine.server import Server, ServerOptions
+from pytriton_lite.engine.worker_version import WorkerSettings
 from tests.harness import write_model
 
 ECHO = """

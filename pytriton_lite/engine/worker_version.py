@@ -1,11 +1,10 @@
-"""One version of one model: its configuration, its state as the index shows it, its instances, its queue."""
+"""A model version that workers execute: its instances and its queue."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,8 +12,7 @@ from pathlib import Path
 from pytriton_lite.config.model_config import InstanceSpec, ModelConfig, instance_names
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
-from pytriton_lite.core.states import VERSION_TRANSITIONS, InstanceState, VersionState, move
-from pytriton_lite.engine.admission import Admission
+from pytriton_lite.core.states import InstanceState, VersionState
 from pytriton_lite.engine.backends import Backend
 from pytriton_lite.engine.calls import WorkerServices
 from pytriton_lite.engine.dispatch import Clock, Dispatcher, PendingAnswer
@@ -24,7 +22,8 @@ from pytriton_lite.engine.instance import DEATHS_BEFORE_NOT_READY, Batch, Instan
 from pytriton_lite.engine.latency_metrics import LatencyMetrics
 from pytriton_lite.engine.log_levels import LogLevels
 from pytriton_lite.engine.response_stream import ResponseReceiver, ResponseStream
-from pytriton_lite.engine.statistics import Refusal, SharedMemory, statistics_of
+from pytriton_lite.engine.served_version import ServedVersion
+from pytriton_lite.engine.statistics import SharedMemory
 from pytriton_lite.engine.worker_process import DEFAULT_RESPONSE_WINDOW, LaunchOptions
 from pytriton_lite.ipc.messages import BatchResult
 from pytriton_lite.scheduling.default import DefaultScheduler
@@ -76,14 +75,13 @@ def make_scheduler(config: ModelConfig) -> Scheduler | SequenceBatchScheduler:
     return DefaultScheduler()
 
 
-class ServedVersion:
-    """A model version from the moment its load began. Front ends get it from ``Server.find``; good for one request."""
+class WorkerVersion(ServedVersion):
+    """Every request waits in one queue, and is executed by one of the instances."""
 
     def __init__(
         self,
-        name: str,
-        version: int,
         config: ModelConfig,
+        version: int,
         *,
         directory: Path,
         workers: WorkerSettings,
@@ -93,22 +91,13 @@ class ServedVersion:
         clock: Clock = time.monotonic_ns,
         latencies: LatencyMetrics = LatencyMetrics(),  # noqa: B008  # frozen
     ) -> None:
-        self.name = name
-        self.version = version
-        self.config = config
-        self.state = VersionState.UNKNOWN
-        self.reason = ""
-        self.statistics = statistics_of(config, version, latencies, clock)
+        """*backend* is the Python-based backend whose code serves it; None where it has its own."""
+        super().__init__(config, version, clock=clock, latencies=latencies)
         self._directory = directory
         self._workers = workers
         self._spawners = spawners
         self._services = services
         self._backend = backend
-        """The Python-based backend whose code serves it; None where it has its own."""
-        self._clock = clock
-        self.load_began_ns = 0
-        self._loop = asyncio.get_running_loop()
-        self._admission = Admission(config)
         dynamic = config.dynamic_batching
         self._dispatcher = Dispatcher(
             make_scheduler(config),
@@ -121,72 +110,37 @@ class ServedVersion:
         )
         self._instances: list[Instance] = []
         self._passive: list[Instance] = []
-        self._closed = ""
-        """Why no request is accepted; empty while they are."""
 
     # ------------------------------------------------------------------------------------------ requests
 
-    def check(self, request: InferenceRequest) -> None:
-        """Refuse what the model cannot take, tensor bytes aside. Raises InferenceError(INVALID_ARG)."""
-        try:
-            self._admission.check(request)
-        except InferenceError:
-            self.statistics.refusals[Refusal.INVALID] += 1
-            raise
-
-    def infer(self, request: InferenceRequest) -> asyncio.Future[InferenceResponse]:
-        """Check, enqueue, and return the future that carries the answer.
-
-        Raises InferenceError at once for what is wrong with the request or with the queue.
-        """
+    def _submit(
+        self, request: InferenceRequest, *, batch_size: int, accepted_ns: int
+    ) -> asyncio.Future[InferenceResponse]:
         answer = PendingAnswer(loop=self._loop)
-        ticket = self._ticket(request, answer)
+        ticket = self._ticket(request, answer, batch_size, accepted_ns)
         answer.on_cancel = partial(self._dispatcher.cancelled, ticket)
         try:
             self._dispatcher.submit(ticket)
-        except BaseException as error:
-            self._count_refusal(error)
+        except BaseException:
             answer.on_cancel = None  # each refers to the other: the request's memory would wait for a collection
             raise
         return answer
 
-    def infer_stream(self, request: InferenceRequest, receiver: ResponseReceiver) -> ResponseStream:
-        """Check and enqueue; *receiver* gets the responses, one for a model that is not decoupled. Raises as `infer`."""
+    def _submit_stream(
+        self, request: InferenceRequest, receiver: ResponseReceiver, *, batch_size: int, accepted_ns: int
+    ) -> ResponseStream:
         stream = ResponseStream(receiver)
-        ticket = stream.ticket = self._ticket(request, stream)
+        ticket = stream.ticket = self._ticket(request, stream, batch_size, accepted_ns)
         stream.dispatcher = self._dispatcher
         stream.on_cancel(partial(self._dispatcher.cancelled, ticket))
         try:
             self._dispatcher.submit(ticket)
-        except BaseException as error:
-            self._count_refusal(error)
+        except BaseException:
             stream.forget()
             raise
         return stream
 
-    def _count_refusal(self, error: BaseException) -> None:
-        """The scheduler did not take a request: its queue was full, or a rule of sequences was broken."""
-        is_full = isinstance(error, InferenceError) and error.code is ErrorCode.UNAVAILABLE
-        self.statistics.refusals[Refusal.QUEUE_FULL if is_full else Refusal.INVALID] += 1
-
-    def _ticket(self, request: InferenceRequest, waiter: Cancellable) -> Ticket:
-        accepted_ns = self._clock()
-        timeline = request.timeline
-        if timeline is not None:
-            timeline.arrived(request, self.version)
-        try:
-            batch_size = self._admission.check(request)
-        except InferenceError:
-            self.statistics.refusals[Refusal.INVALID] += 1
-            raise
-        if self._closed:
-            self.statistics.refusals[Refusal.UNAVAILABLE] += 1
-            raise InferenceError(ErrorCode.UNAVAILABLE, request.error_prefix + self._closed)
-        if self.state is not VersionState.READY:  # it was when it was found, but the body took its time
-            self.statistics.refusals[Refusal.UNAVAILABLE] += 1
-            raise self.not_ready_error()
-        if timeline is not None:
-            timeline.accepted(request, batch_size=batch_size, now_ns=accepted_ns)
+    def _ticket(self, request: InferenceRequest, waiter: Cancellable, batch_size: int, accepted_ns: int) -> Ticket:
         return Ticket(
             request,
             waiter,
@@ -194,11 +148,6 @@ class ServedVersion:
             shape_key=self._admission.shape_key(request),
             accepted_ns=accepted_ns,
         )
-
-    @property
-    def labels(self) -> Mapping[str, Sequence[str]]:
-        """The labels of the outputs that have some, by output: what `core.classification.classify` takes."""
-        return self.config.labels
 
     @property
     def pending(self) -> int:
@@ -233,31 +182,15 @@ class ServedVersion:
         return self.is_ready and all(answers)
 
     @property
-    def is_loaded(self) -> bool:
-        """Whether it has workers that `unload` would end, and has not been told to."""
-        return self.state is VersionState.READY or self.is_recovering
-
-    @property
     def is_recovering(self) -> bool:
         """Whether it is UNAVAILABLE only because its workers keep dying; they are being restarted."""
         return self.state is VersionState.UNAVAILABLE and bool(self._instances)
 
     # ------------------------------------------------------------------------------------------ life
 
-    def begin_load(self, began_ns: int | None = None) -> None:
-        """LOADING from now on; `load` or `fail_load` must follow. *began_ns* is when it really began, if not now."""
-        self._move(VersionState.LOADING)
-        self.load_began_ns = self._clock() if began_ns is None else began_ns
-
-    def fail_load(self, error: InferenceError) -> None:
-        """UNAVAILABLE, with the reason in the index."""
-        self._move(VersionState.UNAVAILABLE, f"{error.code.label}: {error.message}")
-
-    async def load(self, environment: Environment) -> None:
-        """Start every instance in *environment*. Still LOADING when all are there: `open` or `unload` must follow.
-
-        UNAVAILABLE with the reason if one fails; does not raise for that. When it is cancelled `unload` must follow, too.
-        """
+    async def load(self, environment: Environment | None) -> None:
+        """Start every instance in *environment*."""
+        assert environment is not None, "workers run in one"
         plans = list(instance_names(self.config))
         is_alone = sum(not plan.passive for plan in plans) == 1
         instances = [self._make_instance(plan, environment, is_alone=is_alone) for plan in plans]
@@ -275,19 +208,12 @@ class ServedVersion:
             self.fail_load(failure)
 
     def open(self) -> None:
-        """READY: requests are taken. Call it once, after a `load` that went well."""
-        self._move(VersionState.READY)
-        self.statistics.load_ns = self._clock() - self.load_began_ns
+        super().open()
         for instance in self._instances:
             self._dispatcher.add(instance)
         if not self._instances:
             self._closed = f"model '{self.name}' has only passive instances, which never execute"
             logger.warning("%s", self._closed)
-
-    def not_ready_error(self) -> InferenceError:
-        """What a request for this version is told while it is not READY (repository spec, section 2)."""
-        text = f"Request for unknown model: '{self.name}' version {self.version} is not at ready state"
-        return InferenceError(ErrorCode.UNAVAILABLE, text)
 
     def _make_instance(self, plan: InstanceSpec, environment: Environment, *, is_alone: bool) -> Instance:
         args = initialize_args(self.config, plan, version=self.version, directory=self._directory)
@@ -323,24 +249,11 @@ class ServedVersion:
             is_alone=is_alone,
         )
 
-    def stop_accepting(self) -> None:
-        """Refuse new requests from now on; those inside are served."""
-        self._closed = "Server is stopping, scheduler for model has stopped accepting new inference requests"
-
-    def begin_unload(self) -> None:
-        """UNLOADING from now on: no request finds its way here any more. `unload` must follow."""
-        self._move(VersionState.UNLOADING)
-
     async def unload(self, timeout_s: float | None = None) -> bool:
-        """Serve what is inside, finalize, end the workers; UNAVAILABLE then.
-
-        Whether all of it ended by itself within *timeout_s*; without it there is no limit, as in Triton. Call `begin_unload`
-        first.
-        """
         deadline = None if timeout_s is None else self._loop.time() + timeout_s
         drained = True
         try:
-            await asyncio.wait_for(self._dispatcher.wait_drained(), timeout_s)
+            await asyncio.wait_for(self._wait_drained(), timeout_s)
         except asyncio.TimeoutError:
             drained = False
             self._dispatcher.fail_queued(_stopped_error(self.name))
@@ -354,9 +267,9 @@ class ServedVersion:
         self._move(VersionState.UNAVAILABLE, "unloaded")
         return drained and all(stopped)
 
-    def _move(self, target: VersionState, reason: str = "") -> None:
-        self.state = move(VERSION_TRANSITIONS, self.state, target)
-        self.reason = reason
+    async def _wait_drained(self) -> None:
+        await self._wait_let_go()
+        await self._dispatcher.wait_drained()
 
     # ------------------------------------------------------------------------------------------ what instances report
 
