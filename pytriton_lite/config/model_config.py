@@ -18,6 +18,7 @@ from typing import Any
 
 from pytriton_lite.config import effects, load_checks
 from pytriton_lite.config.complete import complete, complete_python_based
+from pytriton_lite.config.ensemble import EnsembleScheduling, ensemble_from_message
 from pytriton_lite.config.errors import PollError
 from pytriton_lite.config.instances import (
     InstanceGroup,
@@ -187,8 +188,7 @@ class ModelConfig:
     metric_tags: dict[str, str]
     default_model_filename: str
     decoupled: bool
-    has_sequence_batching: bool
-    has_ensemble: bool
+    ensemble: EnsembleScheduling | None
     not_yet_honoured: tuple[str, ...]
     """Paths of fields that are set and whose feature a later release brings."""
     without_effect: tuple[str, ...]
@@ -223,8 +223,9 @@ class ModelConfig:
             metric_tags=dict(sorted(message.metric_tags.items())),
             default_model_filename=message.default_model_filename,
             decoupled=message.model_transaction_policy.decoupled,
-            has_sequence_batching=message.HasField("sequence_batching"),
-            has_ensemble=message.HasField("ensemble_scheduling"),
+            ensemble=ensemble_from_message(message.ensemble_scheduling)
+            if message.HasField("ensemble_scheduling")
+            else None,
             not_yet_honoured=effects.not_yet_honoured(message),
             without_effect=effects.without_effect(message),
         )

@@ -51,7 +51,7 @@ class VersionFactory:
 
         Raises InferenceError, the reason of a failed load.
         """
-        if config.has_ensemble:
+        if config.ensemble is not None:
             raise InferenceError(ErrorCode.UNSUPPORTED, f"ensembles are not yet supported, and '{config.name}' is one")
         folders = self._backends.folders()
         # A backend may have an environment for all its models.

@@ -440,7 +440,7 @@ def test_broken_rule_of_an_ensemble(read: Load, text: str, detail: str) -> None:
 
 def test_ensemble_that_is_connected_is_read(read: Load) -> None:
     config = read(ensemble(("I", "A B"), ("A", "C"), ("C B", "O")))
-    assert config.has_ensemble
+    assert config.ensemble is not None
     assert config.json["backend"] == ""
     assert "optimization" not in config.json
 
