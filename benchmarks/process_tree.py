@@ -85,6 +85,24 @@ class ProcessTree:
             return None
         return sum(stat.cpu_ticks for stat in self.members()) / os.sysconf("SC_CLK_TCK")
 
+    def memory_bytes(self) -> int | None:
+        """What the whole tree has of the machine's memory now: a page that n processes share counts as 1/n for each.
+
+        None where the kernel does not tell (proportional set size: Linux).
+        """
+        total = 0
+        for stat in self.alive():
+            try:
+                text = PROC.joinpath(str(stat.pid), "smaps_rollup").read_text()
+            except FileNotFoundError:
+                if not PROC.joinpath("self", "smaps_rollup").exists():
+                    return None
+                continue  # it ended while we were reading
+            except ProcessLookupError:
+                continue
+            total += next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")) * 1024
+        return total
+
     def alive(self) -> list[ProcessStat]:
         return [stat for stat in self.members() if stat.state not in "ZX"]
 

@@ -1,4 +1,5 @@
-"""Every row of the checklists of the model API, of HTTP and of gRPC is named by a test that talks to a running server.
+"""Every row of the checklists is named by a test that talks to a running server, and by one on a fake clock where it is
+about a scheduler.
 
 A test names its rows in its docstring, as ``model_api.md row 41``, ``http.md rows 24 to 26, 31 and 32`` or ``43 of
 grpc.md``. In a module whose docstring is about the rows of one of these files alone, ``row 41`` at the beginning of a
@@ -20,10 +21,23 @@ import pytest
 
 Row = tuple[str, int]
 
-CHECKLISTS = {"model_api.md": 138, "http.md": 119, "grpc.md": 90}
+CHECKLISTS = {
+    "model_api.md": 138,
+    "http.md": 119,
+    "grpc.md": 90,
+    "model_config.md": 100,
+    "repository.md": 86,
+    "scheduling.md": 154,
+}
 """The last row of each."""
 
 ROWS: list[Row] = [(checklist, row) for checklist, last in CHECKLISTS.items() for row in range(1, last + 1)]
+
+SCHEDULER_ROWS: list[Row] = [
+    ("scheduling.md", row)
+    for row in (*range(1, 6), *range(19, 59), *range(61, 103), *range(124, 130), *range(148, 151))
+]
+"""What a scheduler decides; the rest of that checklist is about what stands around it."""
 
 NOT_YET: dict[Row, str] = {
     ("grpc.md", 49): "ensembles are a later feature",
@@ -40,6 +54,8 @@ IN_PART: dict[Row, str] = {("model_api.md", 130): "where there is no GPU"}
 TESTS = Path(__file__).parent.parent
 PLACES = ("contract/test_*.py", "adversity/test_*.py", "frontends/grpc/test_grpc_stream_models.py")
 """Where tests have real servers."""
+
+FAKE_CLOCK_PLACES = ("scheduling/test_*.py",)
 
 _ROW = r"\d+(?!\.?\d)"  # 2.8 is a section
 _LIST = rf"{_ROW}(?:(?:, and |, | and | to |–){_ROW})*"
@@ -100,10 +116,10 @@ def rows_of_tests(source: str) -> Iterator[tuple[str, str, set[Row]]]:
 
 
 @cache
-def named_rows() -> dict[Row, dict[str, str]]:
-    """The docstrings of the tests that name a row, by ``file::name``."""
+def named_rows(places: tuple[str, ...] = PLACES) -> dict[Row, dict[str, str]]:
+    """The docstrings of the tests in *places* that name a row, by ``file::name``."""
     found: dict[Row, dict[str, str]] = defaultdict(dict)
-    for path in sorted(chain.from_iterable(map(TESTS.glob, PLACES))):
+    for path in sorted(chain.from_iterable(map(TESTS.glob, places))):
         if path == Path(__file__):
             continue
         for name, docstring, rows in rows_of_tests(path.read_text()):
@@ -121,13 +137,19 @@ def test_a_row_of_a_checklist_is_named_by_a_test(row: Row) -> None:
     assert named_rows().get(row), f"no test in {', '.join(PLACES)} names {id_of(row)}"
 
 
+@pytest.mark.parametrize("row", SCHEDULER_ROWS, ids=id_of)
+def test_a_row_about_a_scheduler_is_named_by_a_test_on_a_fake_clock(row: Row) -> None:
+    assert named_rows(FAKE_CLOCK_PLACES).get(row), f"no test in {', '.join(FAKE_CLOCK_PLACES)} names {id_of(row)}"
+
+
 @pytest.mark.parametrize("row", NOT_YET, ids=id_of)
 def test_a_row_that_no_test_can_show_is_named_by_none(row: Row) -> None:
     assert not named_rows().get(row), f"{id_of(row)} can be shown: strike it from NOT_YET"
 
 
 def test_no_test_names_a_row_that_is_not_there() -> None:
-    strange = {id_of(row): list(tests) for row, tests in named_rows().items() if row not in ROWS}
+    named = {**named_rows(), **named_rows(FAKE_CLOCK_PLACES)}
+    strange = {id_of(row): list(tests) for row, tests in named.items() if row not in ROWS}
     assert not strange
 
 
@@ -145,9 +167,9 @@ def test_a_row_that_is_shown_in_part_says_so(row: Row, limit: str) -> None:
         ("grpc.md rows 26 to 28, 31, 32 and 35; more", {("grpc.md", row) for row in (26, 27, 28, 31, 32, 35)}),
         ("http.md, rows 1–3, and 5", {("http.md", row) for row in (1, 2, 3, 5)}),
         ("model_api.md row 134, and 2.8: each level", {("model_api.md", 134)}),
-        ("Rows 26 and 27 of repository.md, 101 of model_api.md.", {("model_api.md", 101)}),
+        ("Rows 26 and 27 of cli.md, 101 of model_api.md.", {("model_api.md", 101)}),
         ("Rows 3 and 4 of\n    grpc.md.", {("grpc.md", 3), ("grpc.md", 4)}),
-        ("repository.md row 2. Section 4 of model_api.md; model_api.md, section 3.7; row 12.", set()),
+        ("cli.md row 2. Section 4 of model_api.md; model_api.md, section 3.7; row 12.", set()),
     ],
 )
 def test_rows_are_read_from_a_docstring(text: str, rows: set[Row]) -> None:
@@ -165,7 +187,7 @@ def test_more():
     """Rows 7 and 8: as written. Row 9."""
 
 def test_another_file():
-    """Row 10 of repository.md."""
+    """Row 10 of cli.md."""
 '''
     assert [rows for _, _, rows in rows_of_tests(code.format("grpc.md"))] == [
         {("grpc.md", 4), ("grpc.md", 6)},
