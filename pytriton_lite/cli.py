@@ -28,7 +28,9 @@ from pytriton_lite.settings import (
     HONOURED_BACKEND_KEYS,
     OPTIONS,
     Group,
+    ModelControlMode,
     Option,
+    RateLimitMode,
     Settings,
     Standing,
     UsageError,
@@ -38,10 +40,11 @@ from pytriton_lite.settings import (
 
 USAGE = """\
 Usage: pytriton-lite serve [options] [REPOSITORY ...]
+       pytriton-lite check [options] REPOSITORY ...
        pytriton-lite debug MODEL_FOLDER [options]
        pytriton-lite --version | --help"""
 
-_COMMANDS = ("serve", "debug")
+_COMMANDS = ("serve", "check", "debug")
 
 _SERVER_OF_DEBUG = "debug-server"
 """The command of the process that `debug` starts. Not for users."""
@@ -71,9 +74,15 @@ class Parsed:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; *argv* is without the program's name, None for this process's own. Returns the exit status."""
     try:
-        return _run(sys.argv[1:] if argv is None else argv)
+        status = _run(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return status
     except UsageError as error:
         return report_usage(error)
+    except BrokenPipeError:
+        # Who reads, `head` for instance, has seen enough. Python would try to write the rest once more at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def report_usage(error: UsageError) -> int:
@@ -88,6 +97,8 @@ def _run(argv: Sequence[str]) -> int:
     command = argv[0]
     if command == "serve":
         return _serve(argv[1:], os.environ)
+    if command == "check":
+        return _check(argv[1:], os.environ)
     if command == "debug":
         return _debug(argv[1:])
     if command == _SERVER_OF_DEBUG:
@@ -106,6 +117,23 @@ def _run(argv: Sequence[str]) -> int:
 
 def _serve(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     return start(parse(argv, environ))
+
+
+def _check(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Look at repositories without serving them: check/."""
+    from pytriton_lite.check import command  # it brings protobuf
+
+    given = _read_arguments(argv, command.OPTIONS)
+    if given is None:
+        print(_check_help(command.OPTIONS.values()))
+        return 0
+    typed = {entry.option.field for entry in given}
+    inherited = [
+        entry
+        for entry in _read_environment(environ)
+        if entry.option.flag in command.OPTIONS and entry.option.field not in typed
+    ]
+    return command.run(command.request_of(_values(inherited, given)))
 
 
 def _debug(argv: Sequence[str]) -> int:
@@ -127,7 +155,9 @@ def _debug(argv: Sequence[str]) -> int:
     from pytriton_lite import debug
 
     arguments = [*only_model(folder), *debug.PATIENCE, *argv[1:]]
-    parse(arguments, os.environ)  # so that a mistake is told before anything is started
+    parsed = parse(arguments, os.environ)  # so that a mistake is told before anything is started
+    if parsed.settings is not None and parsed.settings.watch:
+        raise UsageError("error: debug runs one model in this terminal to its end; --watch goes with serve")
     return debug.debug(folder.name, arguments, server=_SERVER_OF_DEBUG)
 
 
@@ -173,13 +203,18 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
         return Parsed(None)
     typed = {entry.option.field for entry in given}
     inherited = [entry for entry in _read_environment(environ) if entry.option.field not in typed]
+    settings = Settings(**_values(inherited, given))  # each option's kind makes its field's type, which a test compares
+    return Parsed(settings, tuple(_warnings(settings, [*inherited, *given], environ)))
+
+
+def _values(inherited: Iterable[Given], given: Iterable[Given]) -> dict[str, Any]:
+    """By field. Raises UsageError."""
     values: dict[str, Any] = {}
     for entry in inherited:
         _take(values, entry, source=f" (environment variable {entry.option.environment})")
     for entry in given:
         _take(values, entry, source="")
-    settings = Settings(**values)  # each option's kind makes its field's type, which a test compares
-    return Parsed(settings, tuple(_warnings(settings, [*inherited, *given], environ)))
+    return values
 
 
 def _take(values: dict[str, Any], entry: Given, *, source: str) -> None:
@@ -194,8 +229,8 @@ def _take(values: dict[str, Any], entry: Given, *, source: str) -> None:
     values[option.field] = value
 
 
-def _read_arguments(argv: Sequence[str]) -> list[Given] | None:
-    """Options and repositories in the order in which they were typed; None for ``--help``."""
+def _read_arguments(argv: Sequence[str], by_flag: Mapping[str, Option] = BY_FLAG) -> list[Given] | None:
+    """Options of *by_flag* and repositories in the order in which they were typed; None for ``--help``."""
     given: list[Given] = []
     words = iter(argv)
     for word in words:
@@ -203,10 +238,10 @@ def _read_arguments(argv: Sequence[str]) -> list[Given] | None:
             given.extend(_repository(rest) for rest in words)
         elif word.startswith("--"):
             name, equals, text = word[2:].partition("=")
-            flag = _resolve_option(word, name)
+            flag = _resolve_option(word, name, by_flag)
             if flag == "help":
                 return None
-            option = BY_FLAG[flag]
+            option = by_flag[flag]
             if option.kind.takes_argument and not equals:
                 following = next(words, None)
                 if following is None:
@@ -216,7 +251,7 @@ def _read_arguments(argv: Sequence[str]) -> list[Given] | None:
                 raise UsageError(f"option '--{flag}' doesn't allow an argument")
             given.append(Given(option, text if option.kind.takes_argument else "true"))
         elif word.startswith("-") and word != "-":
-            raise UsageError(f"invalid option -- '{word[1]}': options are long, as in --{nearest(word[1:], BY_FLAG)}")
+            raise UsageError(f"invalid option -- '{word[1]}': options are long, as in --{nearest(word[1:], by_flag)}")
         else:
             given.append(_repository(word))
     return given
@@ -226,10 +261,10 @@ def _repository(word: str) -> Given:
     return Given(BY_FLAG["model-repository"], word)
 
 
-def _resolve_option(word: str, name: str) -> str:
-    flag = _resolve(name, (*BY_FLAG, "help"))
+def _resolve_option(word: str, name: str, by_flag: Mapping[str, Option]) -> str:
+    flag = _resolve(name, (*by_flag, "help"))
     if flag is None:
-        raise UsageError(_unrecognized(word, BY_FLAG))
+        raise UsageError(_unrecognized(word, by_flag))
     return flag
 
 
@@ -279,6 +314,11 @@ def _warnings(settings: Settings, given: Sequence[Given], environ: Mapping[str, 
         if (setting.backend, setting.key) not in HONOURED_BACKEND_KEYS and not settings.has_backend(setting.backend):
             yield f"--backend-config={setting} has no effect: nothing here reads it"
     yield from _idle_trace_settings(settings)
+    if settings.rate_limit is RateLimitMode.OFF and settings.rate_limit_resource:
+        yield "--rate-limit-resource has no effect: no instance waits for resources without --rate-limit=execution_count"
+    is_interval_given = any(entry.option.flag == "repository-poll-secs" for entry in given)
+    if is_interval_given and settings.model_control_mode is not ModelControlMode.POLL:
+        yield "--repository-poll-secs has no effect: nobody looks again without --model-control-mode=poll"
     if not settings.allow_client_shm:
         for flag in ("client-shm-key-prefix", "client-shm-max-byte-size"):
             if any(entry.option.flag == flag for entry in given):
@@ -311,7 +351,8 @@ def help_text() -> str:
     introduction = textwrap.fill(
         "Serves the models in each REPOSITORY over HTTP and gRPC. An option may also be set by an environment variable, "
         f"--http-port by {BY_FLAG['http-port'].environment} for instance; the command line ranks higher. Options that "
-        "may be given several times have their values between semicolons there. With debug the one model in MODEL_FOLDER is "
+        "may be given several times have their values between semicolons there. With check the models are looked at and not "
+        "served; check --help says more. With debug the one model in MODEL_FOLDER is "
         "served, and runs in the foreground process: breakpoint() stops in this terminal.",
         _HELP_COLUMNS,
     )
@@ -324,6 +365,18 @@ def help_text() -> str:
     return "\n\n".join(sections)
 
 
+def _check_help(options: Iterable[Option]) -> str:
+    introduction = textwrap.fill(
+        "Says what is wrong with the models in each REPOSITORY, without serving them and without running their code: one "
+        "finding on each line, with its place, what a server would say of it, and what to do. Ends with status 1 if a model "
+        "would not load.",
+        _HELP_COLUMNS,
+    )
+    usage = "Usage: pytriton-lite check [options] REPOSITORY ..."
+    own = "\n".join(["  --help\n        Print this text.", *map(_help_entry, options)])
+    return f"{usage}\n\n{introduction}\n\n{own}"
+
+
 def _help_entry(option: Option) -> str:
     sentences = [option.help]
     if option.repeatable:
@@ -333,8 +386,6 @@ def _help_entry(option: Option) -> str:
         sentences.append(f"Default: {default}.")
     if option.standing is Standing.NO_EFFECT:
         sentences.append(f"Accepted without effect: {option.note}.")
-    elif option.standing is Standing.NOT_YET:
-        sentences.append(f"Not yet supported{' but for the default' if default else ''}: {option.note}.")
     indent = " " * 8
     text = textwrap.fill(
         " ".join(sentences),

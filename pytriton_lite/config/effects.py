@@ -1,19 +1,13 @@
-"""Which fields of a configuration are read and do nothing, for ever or until a later release."""
+"""Which fields of a configuration are read and do nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from pytriton_lite.config.batch_io import says_yes
 from pytriton_lite.config.complete import PYTHON
 from pytriton_lite.proto import model_config_pb
-
-_NOT_YET_HONOURED = (
-    "instance_group.rate_limiter",
-    "sequence_batching.state",
-    "ensemble_scheduling",
-    "model_warmup",
-    "response_cache.enable",
-)
 
 # Class I in model_config.md, section 4: checked, shown in the JSON form, and without meaning for a Python model.
 _WITHOUT_EFFECT = (
@@ -28,6 +22,9 @@ _WITHOUT_EFFECT = (
     "optimization.eager_batching",
     "instance_group.secondary_devices",
     "instance_group.host_policy",
+    "sequence_batching.state.use_same_buffer_for_input_output",
+    "sequence_batching.state.use_growable_memory",
+    "ensemble_scheduling.step.model_namespace",
     "cc_model_filenames",
     "model_operations.op_library_filename",
 )
@@ -38,22 +35,28 @@ _LEFT_TO_A_BACKEND = (
     "model_operations.op_library_filename",
 )
 _NO_BACKEND_READS = tuple(path for path in _WITHOUT_EFFECT if path not in _LEFT_TO_A_BACKEND)
+_BATCH_TENSORS = ("batch_input", "batch_output")
 _OPTIMIZATION_ON = ("input_pinned_memory", "output_pinned_memory")  # the default is true, unlike everybody else's
-
-
-def not_yet_honoured(message: model_config_pb.ModelConfig) -> tuple[str, ...]:
-    """The paths of the fields that are set and whose feature this release does not have."""
-    return tuple(path for path in _NOT_YET_HONOURED if _is_set(message, path))
 
 
 def without_effect(message: model_config_pb.ModelConfig) -> tuple[str, ...]:
     """The paths of the fields that are set, differ from their default, and mean nothing to a Python model."""
     meaningless = _WITHOUT_EFFECT if message.backend == PYTHON else _NO_BACKEND_READS
     paths = [path for path in meaningless if _is_set(message, path)]
+    if says_yes(message, "BATCH_TENSORS"):
+        paths = [path for path in paths if path not in _BATCH_TENSORS]
     for name in _OPTIMIZATION_ON:
         if message.HasField("optimization") and not getattr(message.optimization, name).enable:
             paths.append(f"optimization.{name}.enable")
-    return tuple(paths)
+    return (*paths, *_parameters_without_effect(message))
+
+
+def _parameters_without_effect(message: model_config_pb.ModelConfig) -> Iterator[str]:
+    batches = message.HasField("dynamic_batching") or message.HasField("sequence_batching")
+    if says_yes(message, "BATCH_ANY_SHAPES") and not batches:
+        yield "parameters.BATCH_ANY_SHAPES"
+    if says_yes(message, "BATCH_TENSORS") and not any(_is_set(message, path) for path in _BATCH_TENSORS):
+        yield "parameters.BATCH_TENSORS"
 
 
 def _is_set(message: Any, path: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 
 
@@ -16,6 +18,30 @@ class PollError(Exception):
         self.detail = detail
 
 
-def invalid(text: str) -> InferenceError:
+class TextError(PollError):
+    """A text that cannot be read. *line* and *column* are counted from 1; *problem* is the parser's sentence."""
+
+    def __init__(self, source: str, line: int, column: int, problem: str) -> None:
+        super().__init__(f"{source}:{line}:{column}: {problem}")
+        self.line = line
+        self.column = column
+        self.problem = problem
+
+
+class BrokenRule(InferenceError):
+    """A rule of the configuration that *field* breaks: ``input[1].dims``, ``parameters["A"]``, or "" for the whole of it."""
+
+    def __init__(self, code: ErrorCode, text: str, field: str = "") -> None:
+        super().__init__(code, text)
+        self.field = field
+
+
+def invalid(text: str, field: str = "") -> BrokenRule:
     """A broken rule as shape B. Where the rule is checked while polling, the caller turns it into a `PollError`."""
-    return InferenceError(ErrorCode.INVALID_ARG, text)
+    return BrokenRule(ErrorCode.INVALID_ARG, text, field)
+
+
+def raise_first(broken: Iterable[BrokenRule]) -> None:
+    """Raise the first of *broken*, if there is any. What makes them is asked for no more."""
+    for error in broken:
+        raise error

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pytriton_lite.config.complete import ONNXRUNTIME_PLATFORM
-from pytriton_lite.config.errors import invalid
+from pytriton_lite.config.errors import BrokenRule, invalid, raise_first
 from pytriton_lite.proto import model_config_pb
 
 _Group = model_config_pb.ModelInstanceGroup
@@ -25,32 +25,72 @@ class InstanceKind(enum.Enum):
 
 
 @dataclass(frozen=True)
+class Resource:
+    """What an instance needs while it executes (scheduling spec, section 7). A global one is shared by all devices."""
+
+    name: str
+    count: int
+    is_global: bool
+
+
+@dataclass(frozen=True)
 class InstanceGroup:
-    """``count`` instances on each of ``gpus``, or ``count`` instances where ``gpus`` is empty."""
+    """``count`` instances on each of ``gpus``, or ``count`` instances where ``gpus`` is empty.
+
+    ``resources`` and ``priority``, of which 0 counts as 1, are for the rate limiter.
+    """
 
     name: str
     kind: InstanceKind
     count: int
     gpus: tuple[int, ...]
     passive: bool
+    resources: tuple[Resource, ...]
+    priority: int
+    settings: bytes
+    """The whole group but for its name, its count and its GPUs, in a form that can be compared."""
 
 
 class InstanceSpec(NamedTuple):
     """One instance. Those of a group on several GPUs share a name; a passive one is initialised and never executes."""
 
     name: str
-    kind: InstanceKind
     device_id: int
-    passive: bool
+    group: InstanceGroup
+
+    @property
+    def kind(self) -> InstanceKind:
+        return self.group.kind
+
+    @property
+    def passive(self) -> bool:
+        return self.group.passive
+
+    def could_be(self, other: InstanceSpec) -> bool:
+        """Whether one serves as well as the other, whatever their names (repository.md, section 3.1)."""
+        return self.device_id == other.device_id and self.group.settings == other.group.settings
 
 
 _KINDS = {_Group.KIND_CPU: InstanceKind.CPU, _Group.KIND_GPU: InstanceKind.GPU, _Group.KIND_MODEL: InstanceKind.MODEL}
 
 
 def group_from_message(group: _Group) -> InstanceGroup:
-    """*group* as it stands; a kind that nobody knows counts as undecided, until `resolve_instance_groups` refuses it."""
-    kind = _KINDS.get(group.kind, InstanceKind.AUTO)
-    return InstanceGroup(group.name, kind, group.count, tuple(group.gpus), group.passive)
+    """*group* as it stands."""
+    limits = group.rate_limiter
+    settings = _Group()
+    settings.CopyFrom(group)
+    for name in ("name", "count", "gpus"):
+        settings.ClearField(name)
+    return InstanceGroup(
+        name=group.name,
+        kind=_KINDS.get(group.kind, InstanceKind.AUTO),
+        count=group.count,
+        gpus=tuple(group.gpus),
+        passive=group.passive,
+        resources=tuple(Resource(each.name, each.count, getattr(each, "global")) for each in limits.resources),
+        priority=limits.priority,
+        settings=settings.SerializeToString(deterministic=True),
+    )
 
 
 def instances_of(groups: Sequence[InstanceGroup]) -> Iterator[InstanceSpec]:
@@ -58,22 +98,45 @@ def instances_of(groups: Sequence[InstanceGroup]) -> Iterator[InstanceSpec]:
     for group in groups:
         for index in range(group.count):
             for device_id in group.gpus or (0,):
-                yield InstanceSpec(f"{group.name}_{index}", group.kind, device_id, group.passive)
+                yield InstanceSpec(f"{group.name}_{index}", device_id, group)
 
 
 def resolve_instance_groups(message: model_config_pb.ModelConfig, gpu_ids: Sequence[int]) -> None:
     """Fill in names, counts, kinds and GPUs, for a machine with *gpu_ids*, and check the result.
 
-    Raises InferenceError(INVALID_ARG). An ensemble has no instances and stays as it is.
+    Raises BrokenRule, with INVALID_ARG. An ensemble has no instances and stays as it is.
     """
+    fill_instance_groups(message, gpu_ids)
+    raise_first(broken_instance_groups(message, gpu_ids))
+
+
+def fill_instance_groups(message: model_config_pb.ModelConfig, gpu_ids: Sequence[int]) -> None:
+    """As `resolve_instance_groups`, without the check."""
     if message.HasField("ensemble_scheduling"):
         return
     if not message.instance_group:
         message.instance_group.add(name=message.name)
     for index, group in enumerate(message.instance_group):
         _resolve(group, f"{message.name}_{index}", gpu_ids, platform=message.platform)
-    for group in message.instance_group:
-        _validate(group, message, gpu_ids)
+
+
+def broken_instance_groups(message: model_config_pb.ModelConfig, gpu_ids: Sequence[int]) -> Iterator[BrokenRule]:
+    """What is wrong with the groups that `fill_instance_groups` has filled in."""
+    for index, group in enumerate(message.instance_group):
+        subject = f"instance group {group.name} of model {message.name}"
+        where = f"instance_group[{index}]"
+        if group.kind == _Group.KIND_GPU:
+            yield from _broken_gpus(group, subject, where, gpu_ids)
+        elif group.gpus:
+            yield invalid(
+                f"{subject} has kind {_Group.Kind.Name(group.kind)} but specifies one or more GPUs", f"{where}.gpus"
+            )
+        if group.profile:
+            yield invalid(
+                f"{subject} and platform {message.platform}specifies profile field which is only supported for TensorRT "
+                "models",
+                f"{where}.profile",
+            )
 
 
 def _resolve(group: _Group, default_name: str, gpu_ids: Sequence[int], *, platform: str) -> None:
@@ -89,27 +152,13 @@ def _resolve(group: _Group, default_name: str, gpu_ids: Sequence[int], *, platfo
         group.count = 2 if is_two else 1
 
 
-def _validate(group: _Group, message: model_config_pb.ModelConfig, gpu_ids: Sequence[int]) -> None:
-    subject = f"instance group {group.name} of model {message.name}"
-    if group.kind not in _Group.Kind.values():
-        raise invalid(f"{subject} has the unknown kind {group.kind}")
-    if group.kind == _Group.KIND_GPU:
-        _validate_gpus(group, subject, gpu_ids)
-    elif group.gpus:
-        raise invalid(f"{subject} has kind {_Group.Kind.Name(group.kind)} but specifies one or more GPUs")
-    if group.profile:
-        raise invalid(
-            f"{subject} and platform {message.platform}specifies profile field which is only supported for TensorRT "
-            "models"
-        )
-
-
-def _validate_gpus(group: _Group, subject: str, gpu_ids: Sequence[int]) -> None:
+def _broken_gpus(group: _Group, subject: str, where: str, gpu_ids: Sequence[int]) -> Iterator[BrokenRule]:
     if not group.gpus:
-        raise invalid(f"{subject} has kind KIND_GPU but no GPUs are available")
-    for gpu in group.gpus:
+        yield invalid(f"{subject} has kind KIND_GPU but no GPUs are available", f"{where}.kind")
+    for index, gpu in enumerate(group.gpus):
         if gpu not in gpu_ids:
-            raise invalid(
+            yield invalid(
                 f"{subject} specifies invalid or unsupported gpu id {gpu}. GPUs with at least the minimum required "
-                f"CUDA compute compatibility of 6.000000 are: {', '.join(map(str, gpu_ids))}"
+                f"CUDA compute compatibility of 6.000000 are: {', '.join(map(str, gpu_ids))}",
+                f"{where}.gpus[{index}]",
             )

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from pytriton_lite.config import effects, load_checks
+from pytriton_lite.config.batch_io import BatchTensors, batch_tensors_from_message, broken_batch_tensors
 from pytriton_lite.config.complete import complete, complete_python_based
 from pytriton_lite.config.ensemble import EnsembleScheduling, ensemble_from_message
-from pytriton_lite.config.errors import PollError
+from pytriton_lite.config.errors import BrokenRule, PollError, invalid, raise_first
 from pytriton_lite.config.instances import (
     InstanceGroup,
     InstanceKind,
@@ -30,12 +31,13 @@ from pytriton_lite.config.instances import (
 )
 from pytriton_lite.config.json_form import json_form
 from pytriton_lite.config.normalise import normalise
+from pytriton_lite.config.sequence_state import SequenceState, initial_states, repeated_states, states_from_message
 from pytriton_lite.config.text import parse_model_config
-from pytriton_lite.config.validate import validate_model
-from pytriton_lite.config.validate_tensors import validate_tensors
+from pytriton_lite.config.validate import broken_model
+from pytriton_lite.config.validate_tensors import broken_tensors, validate_tensors
+from pytriton_lite.config.warm_up import WarmUpSample, samples_from_message
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.dtypes import DataType
-from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.proto import model_config_pb
 
 __all__ = [
@@ -54,10 +56,14 @@ __all__ = [
     "SequenceControl",
     "TensorSpec",
     "TimeoutAction",
+    "broken_agents",
+    "broken_name",
     "check_for_load",
+    "config_path",
     "instance_names",
     "parse_model_config",
     "read_model_config",
+    "regrouped",
     "resolve_for_load",
     "with_one_instance",
 ]
@@ -156,12 +162,17 @@ class OldestStrategy:
 
 @dataclass(frozen=True)
 class SequenceBatching:
-    """``controls`` are in the order of the configuration; a tensor that tells two things is in it twice."""
+    """``controls`` are in the order of the configuration; a tensor that tells two things is in it twice.
+
+    ``repeated_states`` says what is wrong with those that are not in ``states``.
+    """
 
     max_sequence_idle_us: int
     controls: tuple[SequenceControl, ...]
     strategy: DirectStrategy | OldestStrategy
     is_iterative: bool
+    states: tuple[SequenceState, ...] = ()
+    repeated_states: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,12 +200,14 @@ class ModelConfig:
     default_model_filename: str
     decoupled: bool
     ensemble: EnsembleScheduling | None
-    not_yet_honoured: tuple[str, ...]
-    """Paths of fields that are set and whose feature a later release brings."""
+    warm_up: tuple[WarmUpSample, ...]
     without_effect: tuple[str, ...]
     """Paths of fields that are not at their default and mean nothing to a Python model."""
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Of outputs that have a label file, its lines; there once `check_for_load` has returned it."""
+    initial_states: Mapping[str, bytes] = field(default_factory=dict)
+    """What states of sequences begin with that do not begin with zeros, by the names of their inputs; there once
+    `check_for_load` has returned it."""
 
     @classmethod
     def from_message(cls, message: model_config_pb.ModelConfig) -> ModelConfig:
@@ -226,7 +239,7 @@ class ModelConfig:
             ensemble=ensemble_from_message(message.ensemble_scheduling)
             if message.HasField("ensemble_scheduling")
             else None,
-            not_yet_honoured=effects.not_yet_honoured(message),
+            warm_up=samples_from_message(message.model_warmup),
             without_effect=effects.without_effect(message),
         )
 
@@ -237,6 +250,11 @@ class ModelConfig:
             strategy = self.sequence_batching.strategy
             return isinstance(strategy, OldestStrategy) and strategy.preserve_ordering
         return self.dynamic_batching is not None and self.dynamic_batching.preserve_ordering
+
+    @property
+    def uses_response_cache(self) -> bool:
+        """Whether its answers may be kept, where the server has a response cache."""
+        return self.message.response_cache.enable and not self.decoupled
 
     @property
     def execute_concurrency(self) -> int:
@@ -252,6 +270,21 @@ class ModelConfig:
     def shared_memory_views(self) -> bool:
         """Whether the model gets tensors that others can see, too, as read-only views (docs/shared-memory.md)."""
         return self.parameters.get("SHARED_MEMORY_VIEWS") == "yes"
+
+    @property
+    def max_queue_size(self) -> int:
+        """How many requests may wait for a model without dynamic batching; for an ensemble, be under way. 0 is no limit."""
+        return int(self.parameters.get("MAX_QUEUE_SIZE", "0"))
+
+    @property
+    def batches_any_shapes(self) -> bool:
+        """Whether requests may share a batch that differ in the shapes of their inputs (docs/dynamic-batching.md)."""
+        return self.parameters.get("BATCH_ANY_SHAPES") == "yes"
+
+    @cached_property
+    def batch_tensors(self) -> BatchTensors | None:
+        """The batch inputs and outputs of a model that asks for them; None for all others."""
+        return batch_tensors_from_message(self.message)
 
     @property
     def first_response_buckets(self) -> tuple[float, ...]:
@@ -299,7 +332,22 @@ def with_one_instance(config: ModelConfig) -> ModelConfig:
     del single.gpus[1:]
     del message.instance_group[:]
     message.instance_group.append(single)
-    return replace(ModelConfig.from_message(message), labels=config.labels)
+    return replace(ModelConfig.from_message(message), labels=config.labels, initial_states=config.initial_states)
+
+
+def regrouped(served: ModelConfig, new: ModelConfig, *, gpu_ids: Sequence[int]) -> ModelConfig:
+    """*served*, which `check_for_load` has returned, with the instance groups and the version policy of *new*.
+
+    Everything else stays: what the model completed, the labels. *gpu_ids* as for `check_for_load`.
+    Raises InferenceError when the groups are not valid on this machine.
+    """
+    message = model_config_pb.ModelConfig()
+    message.CopyFrom(served.message)
+    del message.instance_group[:]
+    message.instance_group.extend(new.message.instance_group)
+    message.version_policy.CopyFrom(new.message.version_policy)
+    resolve_instance_groups(message, gpu_ids)
+    return replace(ModelConfig.from_message(message), labels=served.labels, initial_states=served.initial_states)
 
 
 def read_model_config(
@@ -317,21 +365,14 @@ def read_model_config(
     the file, and is changed.
     Raises PollError.
     """
-    message = _read(_config_path(model_dir, config_name), must_exist=strict) if override is None else override
-    _refuse_repository_agents(message)
+    message = _read(config_path(model_dir, config_name), must_exist=strict) if override is None else override
+    _refuse(broken_agents(message))
     complete(message, model_dir=model_dir, versions=versions)
     normalise(message)
-    try:
-        validate_model(message)
-        if strict:
-            validate_tensors(message)
-    except InferenceError as error:
-        raise PollError(error.message) from None
-    if message.name != model_dir.name:
-        raise PollError(
-            f"unexpected directory name '{model_dir.name}' for model '{message.name}', directory name must equal model "
-            "name"
-        )
+    _refuse(broken_model(message))
+    if strict:
+        _refuse(broken_tensors(message))
+    _refuse(broken_name(message, model_dir))
     return ModelConfig.from_message(message)
 
 
@@ -348,12 +389,11 @@ def resolve_for_load(
     """
     message = model_config_pb.ModelConfig()
     message.CopyFrom(config.message)
-    load_checks.check_backend(message, model_dir, backends)
+    raise_first(load_checks.broken_backend(message, model_dir, backends))
     if message.backend in backends:
         complete_python_based(message, backends[message.backend])
     resolve_instance_groups(message, gpu_ids)
-    load_checks.check_python_parameters(message)
-    load_checks.check_execution_parameters(message)
+    raise_first(load_checks.broken_parameters(message))
     return ModelConfig.from_message(message)
 
 
@@ -372,13 +412,15 @@ def check_for_load(
     """
     config = resolve_for_load(config, model_dir=model_dir, gpu_ids=gpu_ids, backends=backends)
     validate_tensors(config.message)
+    raise_first(broken_batch_tensors(config.message))
     labels = load_checks.read_labels(config.message, model_dir)
-    load_checks.check_batching_library(config.message)
-    load_checks.check_metric_tags(config.message)
-    return replace(config, labels=labels)
+    raise_first(load_checks.broken_batching_library(config.message))
+    raise_first(load_checks.broken_metric_tags(config.message))
+    return replace(config, labels=labels, initial_states=initial_states(config.message, model_dir))
 
 
-def _config_path(model_dir: Path, config_name: str) -> Path:
+def config_path(model_dir: Path, config_name: str) -> Path:
+    """The file that says how the model in *model_dir* is configured; it need not be there."""
     if config_name:
         chosen = model_dir / "configs" / f"{config_name}.pbtxt"
         if chosen.exists():
@@ -402,13 +444,30 @@ def _cannot_open(path: Path, error: OSError) -> PollError:
     return PollError(f"failed to open text file for read {path}: {error.strerror}")
 
 
-def _refuse_repository_agents(message: model_config_pb.ModelConfig) -> None:
+def broken_agents(message: model_config_pb.ModelConfig) -> Iterator[BrokenRule]:
     """Section 4.12: an agent is a native library, and none can be loaded here."""
-    for agent in message.model_repository_agents.agents:
-        raise PollError(
+    for at, agent in enumerate(message.model_repository_agents.agents):
+        yield invalid(
             f"unable to find 'libtritonrepoagent_{agent.name}.so' for repo agent '{agent.name}', searched: nowhere, "
-            "pytriton-lite loads no native repository agents"
+            "pytriton-lite loads no native repository agents",
+            f"model_repository_agents.agents[{at}]",
         )
+
+
+def broken_name(message: model_config_pb.ModelConfig, model_dir: Path) -> Iterator[BrokenRule]:
+    """A model is called like its directory."""
+    if message.name != model_dir.name:
+        yield invalid(
+            f"unexpected directory name '{model_dir.name}' for model '{message.name}', directory name must equal model "
+            "name",
+            "name",
+        )
+
+
+def _refuse(broken: Iterator[BrokenRule]) -> None:
+    """The first of *broken* ends the poll."""
+    for error in broken:
+        raise PollError(error.message)
 
 
 def _input_spec(tensor: model_config_pb.ModelInput) -> TensorSpec:
@@ -470,6 +529,8 @@ def _sequence_batching(batching: model_config_pb.ModelSequenceBatching) -> Seque
         ),
         strategy=strategy,
         is_iterative=batching.iterative_sequence,
+        states=states_from_message(batching),
+        repeated_states=repeated_states(batching),
     )
 
 

@@ -1,197 +1,364 @@
 """config.pbtxt to message: protobuf's text format, as its C++ parser reads it (model_config.md, section 2).
 
 protobuf's Python parser has the same grammar and another idea of what a token is: it takes ``1_000`` and ``0b10`` for
-numbers, a no-break space for a blank, ``\\q`` for an escape. So the text is cut into tokens here, by the rules of the C++
-tokenizer, and the Python parser is given one token on each line. Its errors then name a token, and the token knows
-where in the file it stood.
+numbers, a no-break space for a blank, ``\\q`` for an escape. Its errors have other texts, it ends at the first of them, and
+it does not tell where in the file a field stood. So the text is read here, into the fields that the descriptor names.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NoReturn
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from google.protobuf import text_format
+from google.protobuf.descriptor import FieldDescriptor
 
-from pytriton_lite.config.errors import PollError
+from pytriton_lite.config.errors import TextError
+from pytriton_lite.config.json_form import is_map, is_repeated
+from pytriton_lite.config.text_tokens import Kind, Refused, Token, string_value, tokens_of
 from pytriton_lite.proto import model_config_pb
 
-_BLANK = re.compile(r"(?:[ \t\r\n\v\f]+|#[^\n]*)*")
-_TOKEN = re.compile(
-    r"""(?P<identifier>[A-Za-z_][A-Za-z0-9_]*)
-      | (?P<number>0[xX][0-9a-fA-F]+|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fF]?)
-      | (?P<string>"(?:[^"\\\n]|\\[^\n])*"|'(?:[^'\\\n]|\\[^\n])*')
-      | (?P<symbol>[!-~])""",
-    re.VERBOSE,
-)
-_OCTAL = re.compile(r"0[0-7]+")
-_GLUED = re.compile(r"[A-Za-z.]")
-_ESCAPE = re.compile(
-    r"""\\(?: (?P<octal>[0-7]{1,3})
-            | [xX](?P<hex>[0-9a-fA-F]{1,2})
-            | (?P<utf16>u[0-9a-fA-F]{4}(?:\\u[0-9a-fA-F]{4})*)
-            | U(?P<utf32>[0-9a-fA-F]{8})
-            | (?P<single>[abfnrtv\\?'"])
-            | (?P<bad>.) )""",
-    re.VERBOSE,
-)
-_PYTHON_LIB = 'has no field named "python_lib".'
-"""What tutorials write for the place of a model's code (model API, section 9)."""
-_SINGLE = dict(zip("abfnrtv\\?'\"", b"\a\b\f\n\r\t\v\\?'\""))
+_TRUE = ("true", "True", "t", "1")
+_FALSE = ("false", "False", "f", "0")
+_CLOSING = {"{": "}", "<": ">", "[": "]"}
+
+_MISNOMERS = {
+    "python_lib": " A model's code is <version>/model.py, or the file there that default_model_filename names.",
+}
+"""Names from tutorials (model API, section 9), and what is meant."""
+
+_LARGEST = {
+    FieldDescriptor.CPPTYPE_INT32: (1 << 31) - 1,
+    FieldDescriptor.CPPTYPE_INT64: (1 << 63) - 1,
+    FieldDescriptor.CPPTYPE_UINT32: (1 << 32) - 1,
+    FieldDescriptor.CPPTYPE_UINT64: (1 << 64) - 1,
+}
+_SIGNED = (FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64)
+_LARGEST_ENUM = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
-class _Token:
-    text: str
-    """As the Python parser shall see it: escapes in one spelling, a minus in front of its number."""
-    start: int
-    """Offset in the file's text."""
+class ConfigText:
+    """A file that was read to its end. ``message`` lacks the fields of ``errors``, which are in the order of the file.
 
+    ``places`` has the line and the column, from 1, of every field by its path: ``input[1].dims``, and ``input[1].dims[0]`` of
+    an element, ``parameters["A"]`` of what a map has. That of a field is its name's.
+    """
 
-class _Refused(Exception):
-    """What is wrong at *offset* of the text."""
-
-    def __init__(self, offset: int, message: str) -> None:
-        super().__init__(message)
-        self.offset = offset
+    message: model_config_pb.ModelConfig
+    places: Mapping[str, tuple[int, int]]
+    errors: tuple[TextError, ...] = ()
 
 
 def parse_model_config(text: str, *, source: str) -> model_config_pb.ModelConfig:
     """Parse the text of a config.pbtxt; *source*, its path, begins every error.
 
     Bytes of the file that are no UTF-8 may stand in *text* as surrogate escapes; inside a comment they do no harm.
-    Raises PollError with ``<source>:<line>:<column>: <what was expected, what came>``, both counted from 1.
+    Raises TextError, a PollError, for the first thing that is wrong.
     """
-    try:
-        return _parse(text, list(_tokens(text)))
-    except _Refused as refused:
-        line = text.count("\n", 0, refused.offset) + 1
-        column = refused.offset - (text.rfind("\n", 0, refused.offset) + 1) + 1
-        raise PollError(f"{source}:{line}:{column}: {refused}") from None
+    found = read_config_text(text, source=source)
+    if found.errors:
+        raise found.errors[0]
+    return found.message
 
 
-def _tokens(text: str) -> Iterator[_Token]:
-    at = _skip_blank(text, 0)
-    while at < len(text):
-        start = at
-        minus = ""
-        found = _next(text, at)
-        if found.group() == "-":
-            # To the C++ parser a minus is a token of its own: blanks may follow it.
-            after = _skip_blank(text, found.end())
-            operand = _TOKEN.match(text, after)
-            if operand is not None and operand.lastgroup in ("number", "identifier"):
-                minus, found = "-", _next(text, after)
-        yield _Token(minus + _spelling(found), start)
-        at = _skip_blank(text, found.end())
-
-
-def _skip_blank(text: str, at: int) -> int:
-    blank = _BLANK.match(text, at)
-    return at if blank is None else blank.end()
-
-
-def _next(text: str, at: int) -> re.Match[str]:
-    found = _TOKEN.match(text, at)
-    if found is None:
-        _refuse_character(text[at], at)
-    if found.lastgroup == "symbol" and found.group() in "\"'":
-        raise _Refused(at, "string literal has no closing quote on its line")
-    if found.lastgroup == "number" and _GLUED.match(text, found.end()):
-        raise _Refused(found.end(), f"need space between number and identifier, got {text[at : found.end() + 1]!r}")
-    return found
-
-
-def _refuse_character(character: str, at: int) -> NoReturn:
-    first_byte = character.encode("utf-8", "surrogateescape")[0]
-    if first_byte < 0x80:
-        raise _Refused(at, f"invalid control character {first_byte:#04x}")
-    hint = ", the byte-order mark: save the file without it" if character == "\ufeff" else ""
-    raise _Refused(at, f"Interpreting non ascii codepoint {first_byte}{hint}")
-
-
-def _spelling(found: re.Match[str]) -> str:
-    """The token as the Python parser shall see it.
-
-    It reads C's octal numbers everywhere but for an enum, and protobuf 4 does not know the suffix ``F``.
-    """
-    written = found.group()
-    if found.lastgroup == "string":
-        return _spell_string(written, found.start())
-    if found.lastgroup == "number":
-        return f"0o{written[1:]}" if _OCTAL.fullmatch(written) else written.lower()
-    return written
-
-
-def _spell_string(literal: str, start: int) -> str:
-    """The string *literal* with every escape decoded and what is not printable ASCII written in octal."""
-    content = bytearray()
-    at = 1
-    end = len(literal) - 1
-    while at < end:
-        escape = _ESCAPE.match(literal, at, end)
-        if escape is None:
-            content += literal[at].encode("utf-8", "surrogateescape")
-            at += 1
-        else:
-            content += _unescape(escape, start)
-            at = escape.end()
-    try:
-        content.decode("utf-8")
-    except UnicodeDecodeError:
-        raise _Refused(start, "string literal is not valid UTF-8") from None
-    plain = (chr(byte) if 0x20 <= byte < 0x7F and byte not in b"\"'\\" else f"\\{byte:03o}" for byte in content)
-    return '"' + "".join(plain) + '"'
-
-
-def _unescape(escape: re.Match[str], literal_start: int) -> bytes:
-    kind, value = escape.lastgroup, escape.group(escape.lastgroup or 0)
-    if kind == "single":
-        return bytes([_SINGLE[value]])
-    if kind == "octal":
-        return bytes([int(value, 8) & 0xFF])
-    if kind == "hex":
-        return bytes([int(value, 16)])
-    try:
-        if kind == "utf16":
-            return bytes.fromhex(re.sub(r"\\?u", "", value)).decode("utf-16-be").encode()
-        if kind == "utf32":
-            return chr(int(value, 16)).encode()
-    except (ValueError, OverflowError):
-        pass  # half of a surrogate pair, or beyond the last code point
-    raise _Refused(literal_start + escape.start(), f"Invalid escape sequence in string literal: {escape.group()}")
-
-
-def _parse(text: str, tokens: Sequence[_Token]) -> model_config_pb.ModelConfig:
+def read_config_text(text: str, *, source: str) -> ConfigText:
+    """As `parse_model_config`, but with all that is wrong: a field that cannot be read is passed over."""
     message = model_config_pb.ModelConfig()
-    lines = iter([token.text for token in tokens])
+
+    def place(offset: int) -> tuple[int, int]:
+        return text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset)
+
     try:
-        text_format.ParseLines(lines, message)
-    except text_format.ParseError as error:
-        raise _explain(error, text, tokens) from None
-    except ValueError as error:
-        # An enum's number that no int32 holds is refused by the message, not by the parser, which has read one more
-        # token by then.
-        value = len(tokens) - len(list(lines)) - 2
-        raise _Refused(tokens[value].start, f"{error}, got {tokens[value].text!r}") from None
-    return message
+        parser = _Parser(list(tokens_of(text)))
+        parser.read(message)
+        refused = parser.refused
+    except Refused as error:  # what is no token: nobody knows how it goes on
+        return ConfigText(message, {}, (TextError(source, *place(error.offset), error.message),))
+    return ConfigText(
+        message,
+        {path: place(offset) for path, offset in parser.offsets.items()},
+        tuple(TextError(source, *place(error.offset), error.message) for error in sorted(refused, key=_offset)),
+    )
 
 
-def _explain(error: text_format.ParseError, text: str, tokens: Sequence[_Token]) -> _Refused:
-    """The parser's complaint about one of our lines, as one about the token that stood there."""
-    line, column = error.GetLine(), error.GetColumn()
-    message = str(error).removeprefix(f"{line}:{column} : ")
-    if message.startswith("'': "):
-        return _Refused(len(text), message.removeprefix("'': ").rstrip(".") + ", got the end of the file")
-    token = tokens[line - 1]
-    at_token = f"'{token.text}': "
-    if not message.startswith(at_token):  # about a token already read: the message names it
-        if message.startswith("Expected"):  # a message that was never closed
-            message = message.rstrip(".") + ", got the end of the file"
-        if message.endswith(_PYTHON_LIB):
-            message += " A model's code is <version>/model.py, or the file there that default_model_filename names."
-        return _Refused(token.start, message)
-    message = message.removeprefix(at_token).rstrip(".")
-    return _Refused(token.start, message if token.text in message else f"{message}, got {token.text}")
+def _offset(error: Refused) -> int:
+    return error.offset
+
+
+class _Unclosed(Refused):
+    """The file ends inside a message: that ends every message round it, too."""
+
+
+@dataclass
+class _Parser:
+    """Where a C++ function reports an error, a method raises `Refused`, with its text and the offset of the token meant."""
+
+    tokens: list[Token]
+    refused: list[Refused] = field(default_factory=list)
+    offsets: dict[str, int] = field(default_factory=dict)
+    _at: int = 0
+
+    def read(self, message: model_config_pb.ModelConfig) -> None:
+        try:
+            while self._token.kind is not Kind.END:
+                self._read_field(message, "")
+        except _Unclosed as error:
+            self.refused.append(error)
+
+    # ------------------------------------------------------------------------------------------ tokens
+
+    @property
+    def _token(self) -> Token:
+        return self.tokens[self._at]
+
+    def _refuse(self, message: str, token: Token | None = None) -> Refused:
+        return Refused((token or self._token).offset, message)
+
+    def _take(self) -> Token:
+        token = self._token
+        if token.kind is not Kind.END:
+            self._at += 1
+        return token
+
+    def _take_if(self, *texts: str) -> Token | None:
+        return self._take() if self._token.kind is Kind.SYMBOL and self._token.text in texts else None
+
+    def _expect(self, text: str) -> Token:
+        token = self._take_if(text)
+        if token is None:
+            raise self._refuse(f'Expected "{text}", found "{self._token.text}".')
+        return token
+
+    def _expect_kind(self, kind: Kind, name: str) -> Token:
+        if self._token.kind is not kind:
+            raise self._refuse(f"Expected {name}, got: {self._token.text}")
+        return self._take()
+
+    # ------------------------------------------------------------------------------------------ fields
+
+    def _read_field(self, message: Any, prefix: str) -> None:
+        """One field and the separator behind it. What is wrong inside is noted, and reading goes on behind the field."""
+        start = self._at
+        try:
+            self._read_known_field(message, prefix)
+        except _Unclosed:
+            raise
+        except Refused as error:
+            self.refused.append(error)
+            self._at = start
+            self._pass_over_field()
+        _ = self._take_if(";") or self._take_if(",")
+
+    def _read_known_field(self, message: Any, prefix: str) -> None:
+        if self._token.text == "[":
+            raise self._refuse_extension(message)
+        name = self._expect_kind(Kind.IDENTIFIER, "identifier")
+        field = message.DESCRIPTOR.fields_by_name.get(name.text)
+        if field is None:
+            text = f'Message type "{message.DESCRIPTOR.full_name}" has no field named "{name.text}".'
+            raise self._refuse(text + _MISNOMERS.get(name.text, ""), name)
+        self._refuse_second(message, field, name)
+        path = prefix + name.text
+        self.offsets.setdefault(path, name.offset)
+        if field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
+            self._take_if(":")
+        else:
+            self._expect(":")
+        if not is_repeated(field):
+            self._read_single(message, field, path)
+        elif self._take_if("["):
+            self._read_list(message, field, path)
+        else:
+            self._read_element(message, field, path, name.offset)
+
+    def _refuse_extension(self, message: Any) -> Refused:
+        ahead = itertools.takewhile(lambda token: token.text not in ("]", ""), self.tokens[self._at + 1 :])
+        name = "".join(token.text for token in ahead)
+        return self._refuse(
+            f'Extension "{name}" is not defined or is not an extension of "{message.DESCRIPTOR.full_name}".'
+        )
+
+    def _refuse_second(self, message: Any, field: Any, name: Token) -> None:
+        """Whether a field without presence was there shows only if it is not at its default."""
+        if is_repeated(field):
+            return
+        value = getattr(message, field.name)
+        if message.HasField(field.name) if field.has_presence else value:
+            raise self._refuse(f'Non-repeated field "{field.name}" is specified multiple times.', name)
+        oneof = field.containing_oneof
+        other = None if oneof is None else message.WhichOneof(oneof.name)
+        if other is not None:
+            raise self._refuse(
+                f'Field "{field.name}" is specified along with field "{other}", another member of oneof "{oneof.name}".',
+                name,
+            )
+
+    def _read_list(self, message: Any, field: Any, path: str) -> None:
+        if self._take_if("]"):
+            return
+        while True:
+            self._read_element(message, field, path, self._token.offset)
+            if self._take_if("]"):
+                return
+            self._expect(",")
+
+    def _read_element(self, message: Any, field: Any, path: str, offset: int) -> None:
+        values = getattr(message, field.name)
+        if is_map(field):
+            self._read_entry(values, path, offset)
+            return
+        element = f"{path}[{len(values)}]"
+        self.offsets[element] = offset
+        if field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
+            self._read_message(values.add(), element)
+        else:
+            values.append(self._value(field))
+
+    def _read_single(self, message: Any, field: Any, path: str) -> None:
+        if field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
+            value = getattr(message, field.name)
+            value.SetInParent()
+            self._read_message(value, path)
+        else:
+            setattr(message, field.name, self._value(field))
+
+    def _read_entry(self, values: Any, path: str, offset: int) -> None:
+        """An entry of a map: a message with ``key`` and ``value``. The last one of a key wins."""
+        entry = values.GetEntryClass()()
+        unnamed = f"{path}[?]"
+        self._read_message(entry, unnamed)
+        named = f'{path}["{entry.key}"]'
+        inside = unnamed + ".value"
+        for known in [known for known in self.offsets if known.startswith(unnamed)]:
+            place = self.offsets.pop(known)
+            if known.startswith(inside):
+                self.offsets[named + known.removeprefix(inside)] = place
+        self.offsets[named] = offset
+        if entry.DESCRIPTOR.fields_by_name["value"].cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
+            values[entry.key].CopyFrom(entry.value)
+        else:
+            values[entry.key] = entry.value
+
+    def _read_message(self, message: Any, path: str) -> None:
+        opening = self._take_if("<") or self._expect("{")
+        closing = _CLOSING[opening.text]
+        while self._token.text not in (">", "}") or self._token.kind is not Kind.SYMBOL:
+            if self._token.kind is Kind.END:
+                raise _Unclosed(
+                    opening.offset, f'Expected identifier, got: the end of the file; no "{closing}" closes this'
+                )
+            self._read_field(message, f"{path}.")
+        self._expect(closing)
+
+    def _pass_over_field(self) -> None:
+        """To the end of the field that begins here: its name, a colon, and what stands there, brackets with all they hold.
+
+        What makes no sense is passed over up to the next line, to what looks like a field, or to the end of the message.
+        """
+        if self._take().kind is Kind.IDENTIFIER:
+            self._take_if(":")
+            if self._token.text in _CLOSING:
+                self._pass_over_brackets()
+            elif self._token.text not in _CLOSING.values():
+                self._take()
+        elsewhere = (*_CLOSING.values(), ",", ";", "")
+        while not (self._token.begins_line or self._token.text in elsewhere or self._looks_like_field()):
+            self._take()
+
+    def _looks_like_field(self) -> bool:
+        return self._token.kind is Kind.IDENTIFIER and self.tokens[self._at + 1].text in (":", "{", "<", "[")
+
+    def _pass_over_brackets(self) -> None:
+        depth = 0
+        while self._token.kind is not Kind.END:
+            token = self._take()
+            if token.kind is Kind.SYMBOL:
+                depth += (token.text in _CLOSING) - (token.text in _CLOSING.values())
+            if depth == 0:
+                return
+
+    # ------------------------------------------------------------------------------------------ values
+
+    def _value(self, field: Any) -> Any:
+        return _READERS[field.cpp_type](self, field)
+
+    def _integer(self, field: Any) -> int:
+        return self._signed_integer(_LARGEST[field.cpp_type], may_be_negative=field.cpp_type in _SIGNED)
+
+    def _signed_integer(self, largest: int, *, may_be_negative: bool = True) -> int:
+        minus = self._take_if("-") if may_be_negative else None
+        token = self._expect_kind(Kind.INTEGER, "integer")
+        number = _number(token.text)
+        if number > largest + (minus is not None):
+            raise self._refuse(f"Integer out of range ({token.text})", token)
+        return number if minus is None else -number
+
+    def _float(self, field: Any) -> float:
+        minus = self._take_if("-")
+        token = self._token
+        if token.kind is Kind.INTEGER and re.fullmatch(r"0.+", token.text):
+            raise self._refuse(f"Expect a decimal number, got: {token.text}")
+        if token.kind in (Kind.INTEGER, Kind.FLOAT):
+            number = float(token.text.rstrip("fF"))
+        elif token.kind is Kind.IDENTIFIER and token.text.lower() in ("inf", "infinity", "nan"):
+            number = float(token.text)
+        else:
+            raise self._refuse(f"Expected double, got: {token.text}")
+        self._take()
+        return number if minus is None else -number
+
+    def _bool(self, field: Any) -> bool:
+        token = self._token
+        if token.kind is Kind.INTEGER and token.text not in ("0", "1"):
+            raise self._refuse(f"Integer out of range ({token.text})")
+        if token.kind is not Kind.INTEGER:
+            self._expect_kind(Kind.IDENTIFIER, "identifier")
+            if token.text not in (*_TRUE, *_FALSE):
+                raise self._refuse(f'Invalid value for boolean field "{field.name}". Value: "{token.text}".', token)
+            return token.text in _TRUE
+        self._take()
+        return token.text in _TRUE
+
+    def _enum(self, field: Any) -> int:
+        token = self._token
+        if token.kind is Kind.IDENTIFIER:
+            value = field.enum_type.values_by_name.get(token.text)
+            if value is None:
+                raise self._refuse(f'Unknown enumeration value of "{token.text}" for field "{field.name}".')
+            self._take()
+            return int(value.number)
+        if token.kind is not Kind.INTEGER and token.text != "-":
+            raise self._refuse(f"Expected integer or identifier, got: {token.text}")
+        return self._signed_integer(_LARGEST_ENUM)
+
+    def _string(self, field: Any) -> str:
+        value = string_value(self._expect_kind(Kind.STRING, "string"))
+        while self._token.kind is Kind.STRING:
+            value += string_value(self._take())
+        return value
+
+
+_READERS: dict[int, Callable[[_Parser, Any], Any]] = {
+    FieldDescriptor.CPPTYPE_INT32: _Parser._integer,
+    FieldDescriptor.CPPTYPE_INT64: _Parser._integer,
+    FieldDescriptor.CPPTYPE_UINT32: _Parser._integer,
+    FieldDescriptor.CPPTYPE_UINT64: _Parser._integer,
+    FieldDescriptor.CPPTYPE_FLOAT: _Parser._float,
+    FieldDescriptor.CPPTYPE_DOUBLE: _Parser._float,
+    FieldDescriptor.CPPTYPE_BOOL: _Parser._bool,
+    FieldDescriptor.CPPTYPE_ENUM: _Parser._enum,
+    FieldDescriptor.CPPTYPE_STRING: _Parser._string,
+}
+
+
+def _number(text: str) -> int:
+    if text[:2] in ("0x", "0X"):
+        return int(text, 16)
+    # Python refuses to convert thousands of digits, and no field holds more than twenty.
+    digits = text.lstrip("0") or "0"
+    if text[0] == "0":
+        return int(digits, 8)
+    return int(digits) if len(digits) <= 20 else 1 << 64

@@ -7,71 +7,97 @@ map. A tensor is connected when all that lead to it are, beginning with the ense
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from dataclasses import field as has_default
 
 from pytriton_lite.config.complete import ENSEMBLE
-from pytriton_lite.config.errors import invalid
-from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.config.errors import BrokenRule, invalid
 from pytriton_lite.proto import model_config_pb
 
 
 @dataclass(eq=False)
 class _Tensor:
     name: str
-    is_written: bool = False
+    field: str
     is_connected: bool = False
-    before: list[_Tensor] = field(default_factory=list)
-    after: list[_Tensor] = field(default_factory=list)
+    before: list[_Tensor] = has_default(default_factory=list)
+    after: list[_Tensor] = has_default(default_factory=list)
 
 
-def validate_ensemble(message: model_config_pb.ModelConfig) -> None:
-    """Check *message*, whatever it is: a model that is no ensemble must not have an ensemble's scheduling."""
+def broken_ensemble(message: model_config_pb.ModelConfig) -> Iterator[BrokenRule]:
+    """What is wrong with *message*, whatever it is: a model that is no ensemble must not have an ensemble's scheduling.
+
+    Where a step is not whole there is no graph, and nothing is said of the tensors.
+    """
     if message.HasField("ensemble_scheduling"):
-        _validate_fields(message)
-        _validate_data_flow(message, _build_graph(message))
+        is_whole = True
+        for broken in (*_broken_fields(message), *_broken_steps(message)):
+            is_whole = False
+            yield broken
+        if is_whole:
+            yield from _broken_data_flow(message, _build_graph(message))
     elif message.platform == ENSEMBLE:
-        raise invalid(f"ensemble scheduling must be set for ensemble {message.name} whose platform is ensemble")
+        yield invalid(
+            f"ensemble scheduling must be set for ensemble {message.name} whose platform is ensemble", "platform"
+        )
 
 
-def _validate_fields(message: model_config_pb.ModelConfig) -> None:
+def _broken_fields(message: model_config_pb.ModelConfig) -> Iterator[BrokenRule]:
     name = message.name
     if message.platform != ENSEMBLE:
-        raise invalid(f"ensemble scheduling cannot be set for model '{name}' whose platform is not ensemble")
+        yield invalid(
+            f"ensemble scheduling cannot be set for model '{name}' whose platform is not ensemble",
+            "ensemble_scheduling",
+        )
     if message.instance_group:
-        raise invalid(f"instance group should not be specified for ensemble '{name}'")
+        yield invalid(f"instance group should not be specified for ensemble '{name}'", "instance_group")
     if message.HasField("optimization"):
-        raise invalid(f"optimization should not be specified for ensemble '{name}'")
+        yield invalid(f"optimization should not be specified for ensemble '{name}'", "optimization")
     if message.model_warmup:
-        raise invalid(f"model_warmup can not be specified for ensemble '{name}'")
+        yield invalid(f"model_warmup can not be specified for ensemble '{name}'", "model_warmup")
     if not message.ensemble_scheduling.step:
-        raise invalid(f"must specify 'step' for ensemble '{name}'")
+        yield invalid(f"must specify 'step' for ensemble '{name}'", "ensemble_scheduling.step")
 
 
-def _build_graph(message: model_config_pb.ModelConfig) -> dict[str, _Tensor]:
-    tensors: dict[str, _Tensor] = {}
+def _broken_steps(message: model_config_pb.ModelConfig) -> Iterator[BrokenRule]:
+    written: set[str] = set()
     for index, step in enumerate(message.ensemble_scheduling.step):
+        where = f"ensemble_scheduling.step[{index}]"
         for required, value in (
             ("model_name", step.model_name),
             ("input_map", step.input_map),
             ("output_map", step.output_map),
         ):
             if not value:
-                raise invalid(f"must specify '{required}' in step {index} of ensemble '{message.name}'")
-        outputs = [_tensor(tensors, name) for _, name in sorted(step.output_map.items())]
-        for output in outputs:
-            if output.is_written:
-                raise invalid(
-                    f"ensemble tensor '{output.name}' can appear in an output map only once for ensemble "
-                    f"'{message.name}' step {index}"
+                yield invalid(
+                    f"must specify '{required}' in step {index} of ensemble '{message.name}'", f"{where}.{required}"
                 )
-            output.is_written = True
-        _link([_tensor(tensors, name) for _, name in sorted(step.input_map.items())], outputs)
+        for key, tensor in sorted(step.output_map.items()):
+            if tensor in written:
+                yield invalid(
+                    f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble '{message.name}' step "
+                    f"{index}",
+                    f'{where}.output_map["{key}"]',
+                )
+            written.add(tensor)
+
+
+def _build_graph(message: model_config_pb.ModelConfig) -> dict[str, _Tensor]:
+    """The tensors by name, each with the place where it is named first."""
+    tensors: dict[str, _Tensor] = {}
+    for index, step in enumerate(message.ensemble_scheduling.step):
+        where = f"ensemble_scheduling.step[{index}]"
+        outputs = [
+            _tensor(tensors, name, f'{where}.output_map["{key}"]') for key, name in sorted(step.output_map.items())
+        ]
+        inputs = [_tensor(tensors, name, f'{where}.input_map["{key}"]') for key, name in sorted(step.input_map.items())]
+        _link(inputs, outputs)
     return tensors
 
 
-def _tensor(tensors: dict[str, _Tensor], name: str) -> _Tensor:
-    return tensors.setdefault(name, _Tensor(name))
+def _tensor(tensors: dict[str, _Tensor], name: str, field: str) -> _Tensor:
+    return tensors.setdefault(name, _Tensor(name, field))
 
 
 def _link(inputs: Iterable[_Tensor], outputs: Iterable[_Tensor]) -> None:
@@ -81,22 +107,25 @@ def _link(inputs: Iterable[_Tensor], outputs: Iterable[_Tensor]) -> None:
             source.after.append(target)
 
 
-def _validate_data_flow(message: model_config_pb.ModelConfig, tensors: dict[str, _Tensor]) -> None:
+def _broken_data_flow(message: model_config_pb.ModelConfig, tensors: dict[str, _Tensor]) -> Iterator[BrokenRule]:
     name = message.name
-    for declared in message.input:
+    for at, declared in enumerate(message.input):
         if declared.name not in tensors:
-            raise invalid(f"ensemble input '{declared.name}' for ensemble {name}' is not used")
-    _connect(tensors[declared.name] for declared in message.input)
+            yield invalid(f"ensemble input '{declared.name}' for ensemble {name}' is not used", f"input[{at}].name")
+    _connect(tensors[declared.name] for declared in message.input if declared.name in tensors)
 
-    outputs = {tensor.name for tensor in message.output}
-    for output in message.output:
+    explained = {tensor.name for tensor in message.output}
+    for at, output in enumerate(message.output):
+        where = f"output[{at}].name"
         if output.name not in tensors:
-            raise invalid(f"ensemble output '{output.name}' for ensemble {name}' is not used")
-        if not tensors[output.name].is_connected:
-            raise _not_written(tensors[output.name], name)
+            yield invalid(f"ensemble output '{output.name}' for ensemble {name}' is not used", where)
+        elif not tensors[output.name].is_connected:
+            cause = _broken_link(tensors[output.name])
+            explained.update(() if cause is None else (cause.name,))
+            yield _not_written(output.name, cause, name, where)
     for tensor in tensors.values():
-        if tensor.name not in outputs and not (tensor.is_connected and tensor.after):
-            raise invalid(f"ensemble tensor '{tensor.name}' is unused in ensemble '{name}'")
+        if tensor.name not in explained and not (tensor.is_connected and tensor.after):
+            yield invalid(f"ensemble tensor '{tensor.name}' is unused in ensemble '{name}'", tensor.field)
 
 
 def _connect(inputs: Iterable[_Tensor]) -> None:
@@ -110,13 +139,12 @@ def _connect(inputs: Iterable[_Tensor]) -> None:
                 reached.append(target)
 
 
-def _not_written(output: _Tensor, model_name: str) -> InferenceError:
-    """The error for *output*; where something leads to it, with the tensor at which its chain is broken."""
-    text = f"output '{output.name}' for ensemble '{model_name}' is not written"
-    cause = _broken_link(output)
+def _not_written(output: str, cause: _Tensor | None, model_name: str, where: str) -> BrokenRule:
+    """The error for *output*; *cause* is the tensor at which the chain that leads to it is broken."""
+    text = f"output '{output}' for ensemble '{model_name}' is not written"
     if cause is not None:
         text += f": at least one of its depending tensors, '{cause.name}', is not connected"
-    return invalid(text)
+    return invalid(text, where)
 
 
 def _broken_link(output: _Tensor) -> _Tensor | None:

@@ -1,14 +1,11 @@
-"""The rules for inputs, outputs and batch I/O (model_config.md, sections 5.2 and 5.3), in Triton's order.
-
-Every function raises InferenceError(INVALID_ARG). A batch input or output has no further effect on a Python model.
-"""
+"""The rules for inputs, outputs and batch I/O (model_config.md, sections 5.2 and 5.3), in Triton's order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pytriton_lite.config.errors import invalid
+from pytriton_lite.config.errors import BrokenRule, invalid, raise_first
 from pytriton_lite.core.tensor import element_count
 from pytriton_lite.proto import model_config_pb
 
@@ -21,61 +18,99 @@ _Tensor = model_config_pb.ModelInput | model_config_pb.ModelOutput
 
 
 def validate_tensors(message: model_config_pb.ModelConfig) -> None:
-    """Check all inputs, then all outputs, then batch I/O."""
-    for tensor in message.input:
-        _validate_tensor(tensor, "model input", message)
-        if tensor.format != model_config_pb.ModelInput.FORMAT_NONE and len(tensor.dims) != 3:
-            raise invalid(f"model input NHWC/NCHW require 3 dims for {message.name}")
-        _refuse_tensorrt_only(tensor, message.name)
-    for output in message.output:
-        _validate_tensor(output, "model output", message)
-        _refuse_tensorrt_only(output, message.name)
-    _validate_batch_inputs(message)
-    _validate_batch_outputs(message)
+    """Raises BrokenRule, with INVALID_ARG, for the first rule that is broken."""
+    raise_first(broken_tensors(message))
+
+
+def broken_tensors(message: model_config_pb.ModelConfig) -> Iterator[BrokenRule]:
+    """What is wrong with all inputs, then all outputs, then batch I/O; of each tensor the first thing."""
+    for at, tensor in enumerate(message.input):
+        broken = _first(_broken_input(tensor, f"input[{at}]", message))
+        if broken is not None:
+            yield broken
+    for at, output in enumerate(message.output):
+        broken = _first(_broken_output(output, f"output[{at}]", message))
+        if broken is not None:
+            yield broken
+    yield from _broken_batch_inputs(message)
+    yield from _broken_batch_outputs(message)
     # Triton loads a model whose tensors share a name, and nobody can ever call it (section 7).
-    _refuse_duplicates("input", (tensor.name for tensor in message.input), message.name)
-    _refuse_duplicates("output", (tensor.name for tensor in message.output), message.name)
+    yield from _broken_names("input", message.input, message.name)
+    yield from _broken_names("output", message.output, message.name)
 
 
-def _validate_tensor(tensor: _Tensor, prefix: str, message: model_config_pb.ModelConfig) -> None:
+def _first(broken: Iterator[BrokenRule]) -> BrokenRule | None:
+    return next(broken, None)
+
+
+def _broken_input(
+    tensor: model_config_pb.ModelInput, where: str, message: model_config_pb.ModelConfig
+) -> Iterator[BrokenRule]:
+    yield from _broken_tensor(tensor, "model input", where, message)
+    if tensor.format != model_config_pb.ModelInput.FORMAT_NONE and len(tensor.dims) != 3:
+        yield invalid(f"model input NHWC/NCHW require 3 dims for {message.name}", f"{where}.format")
+    yield from _broken_tensorrt_only(tensor, where, message.name)
+
+
+def _broken_output(
+    tensor: model_config_pb.ModelOutput, where: str, message: model_config_pb.ModelConfig
+) -> Iterator[BrokenRule]:
+    yield from _broken_tensor(tensor, "model output", where, message)
+    yield from _broken_tensorrt_only(tensor, where, message.name)
+
+
+def _broken_tensor(
+    tensor: _Tensor, prefix: str, where: str, message: model_config_pb.ModelConfig
+) -> Iterator[BrokenRule]:
     suffix = f" for {message.name}"
     if not tensor.name:
-        raise invalid(f"{prefix} must specify 'name'{suffix}")
+        yield invalid(f"{prefix} must specify 'name'{suffix}", where)
     subject = f"{prefix} '{tensor.name}'"
     if tensor.data_type == model_config_pb.TYPE_INVALID:
-        raise invalid(f"{subject} must specify 'data_type'{suffix}")
-    if tensor.data_type not in model_config_pb.DataType.values():
-        # Triton loads it and refuses every request; nothing can be sent to such a tensor.
-        raise invalid(f"{subject} must specify 'data_type', got the unknown number {tensor.data_type}{suffix}")
+        yield invalid(f"{subject} must specify 'data_type'{suffix}", f"{where}.data_type")
     if not tensor.dims:
-        raise invalid(f"{subject} must specify 'dims'{suffix}")
+        yield invalid(f"{subject} must specify 'dims'{suffix}", f"{where}.dims")
     has_reshape = tensor.HasField("reshape")
     if has_reshape and not tensor.reshape.shape and message.max_batch_size == 0:
-        raise invalid(
-            f"{subject} cannot have empty reshape for non-batching model as scalar tensors are not supported{suffix}"
+        yield invalid(
+            f"{subject} cannot have empty reshape for non-batching model as scalar tensors are not supported{suffix}",
+            f"{where}.reshape",
         )
-    _validate_dims(tensor.dims, f"{subject} dimension", f"tensor '{tensor.name} dims'", suffix)
+    yield from _broken_dims(
+        tensor.dims, f"{subject} dimension", f"tensor '{tensor.name} dims'", suffix, f"{where}.dims"
+    )
     if has_reshape:
-        _validate_dims(tensor.reshape.shape, f"{subject} reshape dimensions", f"tensor '{tensor.name} reshape'", suffix)
-        _validate_reshape(tensor.dims, tensor.reshape.shape, subject, suffix)
+        yield from _broken_dims(
+            tensor.reshape.shape,
+            f"{subject} reshape dimensions",
+            f"tensor '{tensor.name} reshape'",
+            suffix,
+            f"{where}.reshape.shape",
+        )
+        yield from _broken_reshape(tensor.dims, tensor.reshape.shape, subject, suffix, f"{where}.reshape")
 
 
-def _validate_dims(dims: Sequence[int], subject: str, counted: str, suffix: str) -> None:
-    if any(dim < 1 and dim != -1 for dim in dims):
-        raise invalid(f"{subject} must be integer >= 1, or -1 to indicate a variable-size dimension{suffix}")
+def _broken_dims(dims: Sequence[int], subject: str, counted: str, suffix: str, where: str) -> Iterator[BrokenRule]:
+    for at, dim in enumerate(dims):
+        if dim < 1 and dim != -1:
+            yield invalid(
+                f"{subject} must be integer >= 1, or -1 to indicate a variable-size dimension{suffix}", f"{where}[{at}]"
+            )
     if -1 not in dims and element_count(tuple(dims)) > _MOST_ELEMENTS:
-        raise invalid(f"element count for {counted} exceeds maximum size of {_MOST_ELEMENTS}{suffix}")
+        yield invalid(f"element count for {counted} exceeds maximum size of {_MOST_ELEMENTS}{suffix}", where)
 
 
-def _validate_reshape(dims: Sequence[int], shape: Sequence[int], subject: str, suffix: str) -> None:
+def _broken_reshape(
+    dims: Sequence[int], shape: Sequence[int], subject: str, suffix: str, where: str
+) -> Iterator[BrokenRule]:
     """Between two variable dimensions both must have the same number of elements; ``[ ]`` holds one element."""
     sizes, reshaped_sizes = _sizes_between_variables(dims), _sizes_between_variables(shape)
     if (len(sizes) == 1) != (len(reshaped_sizes) == 1):
-        raise invalid(f"{subject} has different size for dims and reshape{suffix}")
+        yield invalid(f"{subject} has different size for dims and reshape{suffix}", where)
     if len(sizes) != len(reshaped_sizes):
-        raise invalid(f"{subject} has different number of variable-size dimensions for dims and reshape{suffix}")
+        yield invalid(f"{subject} has different number of variable-size dimensions for dims and reshape{suffix}", where)
     if sizes != reshaped_sizes:
-        raise invalid(f"{subject} has different size for dims and reshape{suffix}")
+        yield invalid(f"{subject} has different size for dims and reshape{suffix}", where)
 
 
 def _sizes_between_variables(dims: Iterable[int]) -> list[int]:
@@ -88,44 +123,56 @@ def _sizes_between_variables(dims: Iterable[int]) -> list[int]:
     return sizes
 
 
-def _refuse_tensorrt_only(tensor: _Tensor, model_name: str) -> None:
+def _broken_tensorrt_only(tensor: _Tensor, where: str, model_name: str) -> Iterator[BrokenRule]:
     if tensor.is_shape_tensor:
-        raise invalid(f"shape tensors are only supported for TensorRT platform for {model_name}")
+        yield invalid(
+            f"shape tensors are only supported for TensorRT platform for {model_name}", f"{where}.is_shape_tensor"
+        )
     if tensor.is_non_linear_format_io:
-        raise invalid(f"Non-linear IO format is only supported for the TensorRT platform for {model_name}")
+        yield invalid(
+            f"Non-linear IO format is only supported for the TensorRT platform for {model_name}",
+            f"{where}.is_non_linear_format_io",
+        )
 
 
-def _refuse_duplicates(what: str, names: Iterable[str], model_name: str) -> None:
+def _broken_names(what: str, tensors: Iterable[_Tensor], model_name: str) -> Iterator[BrokenRule]:
     seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise invalid(f"model {what} '{name}' is specified more than once for {model_name}")
-        seen.add(name)
+    for at, tensor in enumerate(tensors):
+        if tensor.name and tensor.name in seen:
+            yield invalid(
+                f"model {what} '{tensor.name}' is specified more than once for {model_name}", f"{what}[{at}].name"
+            )
+        seen.add(tensor.name)
 
 
-def _validate_batch_inputs(message: model_config_pb.ModelConfig) -> None:
+def _broken_batch_inputs(message: model_config_pb.ModelConfig) -> Iterator[BrokenRule]:
     inputs = {tensor.name for tensor in message.input}
-    for batch_input in message.batch_input:
+    for at, batch_input in enumerate(message.batch_input):
+        where = f"batch_input[{at}]"
         kind = _kind_name(model_config_pb.BatchInput.Kind, batch_input.kind)
-        _expect_one_source("input", kind, batch_input.source_input, message.name)
+        yield from _expect_one_source("input", kind, batch_input.source_input, where, message.name)
         if batch_input.data_type not in (model_config_pb.TYPE_INT32, model_config_pb.TYPE_FP32):
-            raise invalid(f"batch input data type must be TYPE_INT32 or TYPE_FP32 for {message.name}")
-        _expect_known_sources(batch_input.source_input, inputs, message.name)
+            yield invalid(
+                f"batch input data type must be TYPE_INT32 or TYPE_FP32 for {message.name}", f"{where}.data_type"
+            )
+        yield from _expect_known_sources(batch_input.source_input, inputs, where, message.name)
 
 
-def _validate_batch_outputs(message: model_config_pb.ModelConfig) -> None:
+def _broken_batch_outputs(message: model_config_pb.ModelConfig) -> Iterator[BrokenRule]:
     inputs = {tensor.name for tensor in message.input}
     outputs = {tensor.name for tensor in message.output}
-    for batch_output in message.batch_output:
+    for at, batch_output in enumerate(message.batch_output):
+        where = f"batch_output[{at}]"
         kind = _kind_name(model_config_pb.BatchOutput.Kind, batch_output.kind)
-        _expect_one_source("output", kind, batch_output.source_input, message.name)
-        _expect_known_sources(batch_output.source_input, inputs, message.name)
+        yield from _expect_one_source("output", kind, batch_output.source_input, where, message.name)
+        yield from _expect_known_sources(batch_output.source_input, inputs, where, message.name)
         seen: set[str] = set()
-        for target in batch_output.target_name:
+        for index, target in enumerate(batch_output.target_name):
+            name = f"{where}.target_name[{index}]"
             if target not in outputs:
-                raise invalid(f"unknown target output name '{target}' for {message.name}")
-            if target in seen:
-                raise invalid(f"target output name '{target}' can only be specified once for {message.name}")
+                yield invalid(f"unknown target output name '{target}' for {message.name}", name)
+            elif target in seen:
+                yield invalid(f"target output name '{target}' can only be specified once for {message.name}", name)
             seen.add(target)
 
 
@@ -133,12 +180,19 @@ def _kind_name(kinds: EnumType, number: int) -> str:
     return kinds.Name(number) if number in kinds.values() else str(number)
 
 
-def _expect_one_source(what: str, kind: str, sources: Sequence[str], model_name: str) -> None:
+def _expect_one_source(
+    what: str, kind: str, sources: Sequence[str], where: str, model_name: str
+) -> Iterator[BrokenRule]:
     if len(sources) != 1:
-        raise invalid(f"batch {what} kind '{kind}' expects 1 source input, got {len(sources)} for {model_name}")
+        yield invalid(
+            f"batch {what} kind '{kind}' expects 1 source input, got {len(sources)} for {model_name}",
+            f"{where}.source_input",
+        )
 
 
-def _expect_known_sources(sources: Iterable[str], inputs: set[str], model_name: str) -> None:
-    for source in sources:
+def _expect_known_sources(
+    sources: Iterable[str], inputs: set[str], where: str, model_name: str
+) -> Iterator[BrokenRule]:
+    for at, source in enumerate(sources):
         if source not in inputs:
-            raise invalid(f"unknown source input name '{source}' for {model_name}")
+            yield invalid(f"unknown source input name '{source}' for {model_name}", f"{where}.source_input[{at}]")

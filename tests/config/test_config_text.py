@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytriton_lite.config.errors import PollError
-from pytriton_lite.config.text import parse_model_config
+from pytriton_lite.config.text import parse_model_config, read_config_text
 from pytriton_lite.proto import model_config_pb
 
 
@@ -112,68 +112,188 @@ def test_floats_in_all_spellings(value: str, number: float) -> None:
     assert message.sequence_batching.direct.minimum_slot_utilization == number
 
 
+NO_FIELD = 'Message type "inference.{}" has no field named "{}".'
+TWICE = 'Non-repeated field "{}" is specified multiple times.'
+NO_ESCAPE = "Invalid escape sequence in string literal."
+NEEDS_SPACE = "Need space between number and identifier."
+OPEN = 'Expected identifier, got: the end of the file; no "}" closes this'
+
+
 @pytest.mark.parametrize(
     ("text", "where", "says"),
     [
-        pytest.param("input {\n  data_type: type_fp32\n}", "2:14", "type_fp32", id="row 5"),
-        pytest.param('input { data_type: "TYPE_FP32" }', "1:20", '"TYPE_FP32"', id="row 6"),
-        pytest.param("foo: 1", "1:1", 'Message type "inference.ModelConfig" has no field named "foo"', id="row 7"),
-        pytest.param("max_batch_size: 2\nmax_batch_size: 3", "2:17", '"max_batch_size"', id="row 8"),
-        pytest.param("dynamic_batching { }\ndynamic_batching { }", "2:18", '"dynamic_batching"', id="row 9"),
+        pytest.param(
+            "input {\n  data_type: type_fp32\n}",
+            "2:14",
+            'Unknown enumeration value of "type_fp32" for field "data_type".',
+            id="row 5",
+        ),
+        pytest.param(
+            'input { data_type: "TYPE_FP32" }', "1:20", 'Expected integer or identifier, got: "TYPE_FP32"', id="row 6"
+        ),
+        pytest.param("foo: 1", "1:1", NO_FIELD.format("ModelConfig", "foo"), id="row 7"),
+        pytest.param("max_batch_size: 2\nmax_batch_size: 3", "2:1", TWICE.format("max_batch_size"), id="row 8"),
+        pytest.param("dynamic_batching { }\ndynamic_batching { }", "2:1", TWICE.format("dynamic_batching"), id="row 9"),
         pytest.param(
             "dynamic_batching { }\nsequence_batching { }",
             "2:1",
-            '"sequence_batching" is specified along with field "dynamic_batching"',
+            'Field "sequence_batching" is specified along with field "dynamic_batching", another member of oneof '
+            '"scheduling_choice".',
             id="row 10",
         ),
-        pytest.param("input { dims: [ 4, ] }", "1:20", "]", id="row 11, numbers"),
-        pytest.param("input [ { dims: 4 }, ]", "1:22", "got ]", id="row 11, messages"),
-        pytest.param("model_transaction_policy { decoupled: TRUE }", "1:39", "TRUE", id="row 15"),
-        pytest.param('parameters: { python_lib: "/x" }', "1:15", '"python_lib"', id="row 18"),
+        pytest.param("input { dims: [ 4, ] }", "1:20", "Expected integer, got: ]", id="row 11, numbers"),
+        pytest.param("input [ { dims: 4 }, ]", "1:22", 'Expected "{", found "]".', id="row 11, messages"),
         pytest.param(
-            'parameters: { python_lib: "/x" }', "1:15", "default_model_filename", id="model_api.md, section 9"
+            "model_transaction_policy { decoupled: TRUE }",
+            "1:39",
+            'Invalid value for boolean field "decoupled". Value: "TRUE".',
+            id="row 15",
         ),
-        pytest.param('parameters { key: "a" value { string_value: 1 } }', "1:45", "1", id="row 19"),
-        pytest.param("max_batch_size: 4.0", "1:17", "4.0", id="row 20, a float"),
-        pytest.param("max_batch_size: 3000000000", "1:17", "3000000000", id="row 20, out of range"),
-        pytest.param('\ufeffname: "m"', "1:1", "Interpreting non ascii codepoint 239", id="row 22"),
-        pytest.param('// hello\nname: "m"', "1:1", "got /", id="row 23"),
-        pytest.param("sequence_batching { generative_sequence: true }", "1:21", '"generative_sequence"', id="row 26"),
-        pytest.param("/* hello */", "1:1", "got /", id="a comment of C"),
-        pytest.param("input { dims: [ 4 instance_group ] }", "1:19", "instance_group", id="missing comma"),
-        pytest.param("[foo.bar]: 3", "1:6", "does not have extensions", id="extension"),
         pytest.param(
-            'input {\n name: "x"\n', "2:8", 'Expected "}", got the end of the file', id="unterminated message"
+            'parameters: { python_lib: "/x" }',
+            "1:15",
+            NO_FIELD.format("ModelConfig.ParametersEntry", "python_lib")
+            + " A model's code is <version>/model.py, or the "
+            "file there that default_model_filename names.",
+            id="row 18; model_api.md, section 9",
         ),
-        pytest.param("input {\n name:\n", "3:1", "got the end of the file", id="unterminated field"),
-        pytest.param('name: "m', "1:7", "no closing quote", id="unterminated string"),
-        pytest.param(r'name: "a\q"', "1:9", r"Invalid escape sequence in string literal: \q", id="escape"),
-        pytest.param(r'name: "\ud83d"', "1:8", "Invalid escape sequence", id="half a surrogate pair"),
-        pytest.param(r'name: "\U00110000"', "1:8", "Invalid escape sequence", id="beyond Unicode"),
-        pytest.param(r'name: "\xff"', "1:7", "not valid UTF-8", id="a string that is no text"),
-        pytest.param("max_batch_size: 1_000", "1:18", '"_000"', id="underscore in a number"),
-        pytest.param("max_batch_size: 0b10", "1:18", "need space between number and identifier", id="binary number"),
-        pytest.param('max_batch_size: 4input { name: "x" }', "1:18", "need space", id="a name glued to a number"),
-        pytest.param("max_batch_size: +4", "1:17", "+", id="plus"),
-        pytest.param("max_batch_size: 08", "1:17", "08", id="no octal digit"),
-        pytest.param("max_batch_size:\u00a04", "1:16", "non ascii codepoint 194", id="no-break space"),
-        pytest.param("max_batch_size: 4\x01", "1:18", "invalid control character 0x01", id="control character"),
-        pytest.param("input { data_type: 3000000000 }", "1:20", "3000000000", id="enum out of range"),
-        pytest.param("max_batch_size 4", "1:16", 'Expected ":", got 4', id="missing colon"),
-        pytest.param("input { dims [4] }", "1:14", 'Expected ":", got [', id="missing colon before a list"),
-        pytest.param("input { dims: 4 >", "1:17", "got >", id="wrong bracket"),
-        pytest.param("max_batch_size: 4;;", "1:19", "got ;", id="two separators"),
-        pytest.param("max_batch_size: [4]", "1:17", "[", id="list for a single value"),
-        pytest.param('parameters { key: "a" key: "b" }', "1:28", '"key"', id="key given twice"),
         pytest.param(
-            "sequence_batching { direct { minimum_slot_utilization: 0x1 } }", "1:56", "0x1", id="hexadecimal float"
+            'parameters { key: "a" value { string_value: 1 } }', "1:45", "Expected string, got: 1", id="row 19"
+        ),
+        pytest.param("max_batch_size: 4.0", "1:17", "Expected integer, got: 4.0", id="row 20, a float"),
+        pytest.param("max_batch_size: 3000000000", "1:17", "Integer out of range (3000000000)", id="row 20, too large"),
+        pytest.param('\ufeffname: "m"', "1:1", "Interpreting non ascii codepoint 239.", id="row 22"),
+        pytest.param('// hello\nname: "m"', "1:1", "Expected identifier, got: /", id="row 23"),
+        pytest.param(
+            "sequence_batching { generative_sequence: true }",
+            "1:21",
+            NO_FIELD.format("ModelSequenceBatching", "generative_sequence"),
+            id="row 26",
+        ),
+        pytest.param("/* hello */", "1:1", "Expected identifier, got: /", id="a comment of C"),
+        pytest.param(
+            "input { dims: [ 4 instance_group ] }", "1:19", 'Expected ",", found "instance_group".', id="missing comma"
+        ),
+        pytest.param(
+            "[foo.bar]: 3",
+            "1:1",
+            'Extension "foo.bar" is not defined or is not an extension of "inference.ModelConfig".',
+            id="extension",
+        ),
+        pytest.param('input {\n name: "x"\n', "1:7", OPEN, id="unterminated message"),
+        pytest.param("input {\n name:\n", "1:7", OPEN, id="unterminated field"),
+        pytest.param('name: "m', "1:7", "String literals cannot cross line boundaries.", id="unterminated string"),
+        pytest.param(r'name: "a\q"', "1:9", NO_ESCAPE, id="escape"),
+        pytest.param(r'name: "a\xg"', "1:9", "Expected hex digits for escape sequence.", id="hexadecimal escape"),
+        pytest.param(r'name: "\ud83d"', "1:8", NO_ESCAPE, id="half a surrogate pair"),
+        pytest.param(r'name: "\U00110000"', "1:8", NO_ESCAPE, id="beyond Unicode"),
+        pytest.param(r'name: "\xff"', "1:7", "string literal is not valid UTF-8", id="a string that is no text"),
+        pytest.param("max_batch_size: 1_000", "1:18", NEEDS_SPACE, id="underscore in a number"),
+        pytest.param("max_batch_size: 0b10", "1:18", NEEDS_SPACE, id="binary number"),
+        pytest.param('max_batch_size: 4input { name: "x" }', "1:18", NEEDS_SPACE, id="a name glued to a number"),
+        pytest.param("max_batch_size: 0x", "1:18", '"0x" must be followed by hex digits.', id="no hexadecimal digits"),
+        pytest.param("max_batch_size: 1e", "1:18", '"e" must be followed by exponent.', id="no exponent"),
+        pytest.param(
+            "max_batch_size: 1.2.3",
+            "1:20",
+            "Already saw decimal point or exponent; can't have another one.",
+            id="two points",
+        ),
+        pytest.param("max_batch_size: +4", "1:17", "Expected integer, got: +", id="plus"),
+        pytest.param("max_batch_size: 08", "1:17", "Numbers starting with leading zero must be in octal.", id="octal"),
+        pytest.param("max_batch_size:\u00a04", "1:16", "Interpreting non ascii codepoint 194.", id="no-break space"),
+        pytest.param(
+            "max_batch_size: 4\x01", "1:18", "Invalid control characters encountered in text.", id="control character"
+        ),
+        pytest.param("input { data_type: 3000000000 }", "1:20", "Integer out of range (3000000000)", id="large enum"),
+        pytest.param("max_batch_size: " + "9" * 5000, "1:17", f"Integer out of range ({'9' * 5000})", id="huge"),
+        pytest.param(
+            "version_policy { latest { num_versions: -1 } }", "1:41", "Expected integer, got: -", id="unsigned"
+        ),
+        pytest.param("max_batch_size 4", "1:16", 'Expected ":", found "4".', id="missing colon"),
+        pytest.param("input { dims [4] }", "1:14", 'Expected ":", found "[".', id="missing colon before a list"),
+        pytest.param("input { dims: 4 >", "1:17", 'Expected "}", found ">".', id="wrong bracket"),
+        pytest.param("max_batch_size: 4;;", "1:19", "Expected identifier, got: ;", id="two separators"),
+        pytest.param("max_batch_size: [4]", "1:17", "Expected integer, got: [", id="list for a single value"),
+        pytest.param('parameters { key: "a" key: "b" }', "1:23", TWICE.format("key"), id="key given twice"),
+        pytest.param("model_transaction_policy { decoupled: 2 }", "1:39", "Integer out of range (2)", id="truth of 2"),
+        pytest.param(
+            "sequence_batching { direct { minimum_slot_utilization: 0x1 } }",
+            "1:56",
+            "Expect a decimal number, got: 0x1",
+            id="hexadecimal float",
+        ),
+        pytest.param(
+            'sequence_batching { direct { minimum_slot_utilization: "a" } }',
+            "1:56",
+            'Expected double, got: "a"',
+            id="a string for a float",
         ),
     ],
 )
 def test_error_names_file_line_column_and_what_came(text: str, where: str, says: str) -> None:
-    detail = refusal(text)
-    assert detail.startswith(f"m/config.pbtxt:{where}: ")
-    assert says in detail
+    """The sentences are those of Triton 2.51, which names the place behind the token; here it is the token's own."""
+    assert refusal(text) == f"m/config.pbtxt:{where}: {says}"
+
+
+def test_every_error_of_a_file_is_found() -> None:
+    """One that is inside a message ends neither that nor the file."""
+    found = read_config_text(
+        """
+        foo { a: [ 1, { b: 2 } ] }
+        input { name: "x" datatype: TYPE_FP32 dims: [ 4, ] format: } output { name: 5 }
+        } max_batch_size: TRUE, backend: "a" "b" parameters { key: "p" value { string_value: 1 } }
+        """,
+        source="m",
+    )
+    assert [f"{error.line}:{error.column} {error.problem.split()[0]}" for error in found.errors] == [
+        "2:9 Message",
+        "3:27 Message",
+        "3:58 Expected",
+        "3:68 Expected",
+        "3:85 Expected",
+        "4:9 Expected",
+        "4:27 Expected",
+        "4:94 Expected",
+    ]
+    assert (found.message.input[0].name, found.message.backend) == ("x", "ab")
+
+
+def test_every_field_has_its_place() -> None:
+    found = read_config_text(
+        """name: "m"
+input [ { name: "a" dims: [ 4,
+   5 ] }, { } ]
+input { dims: 1
+  dims: 2 }
+parameters { key: "A" value { string_value: "1" } }
+parameters {
+  value { string_value: "2" } key: "A" }
+dynamic_batching { priority_queue_policy [ { key: 3, value: { max_queue_size: 1 } } ] }
+""",
+        source="m",
+    )
+    assert found.places == {
+        "name": (1, 1),
+        "input": (2, 1),
+        "input[0]": (2, 9),
+        "input[0].name": (2, 11),
+        "input[0].dims": (2, 21),
+        "input[0].dims[0]": (2, 29),
+        "input[0].dims[1]": (3, 4),
+        "input[1]": (3, 11),
+        "input[2]": (4, 1),
+        "input[2].dims": (4, 9),
+        "input[2].dims[0]": (4, 9),
+        "input[2].dims[1]": (5, 3),
+        "parameters": (6, 1),
+        'parameters["A"]': (7, 1),
+        'parameters["A"].string_value': (8, 11),
+        "dynamic_batching": (9, 1),
+        "dynamic_batching.priority_queue_policy": (9, 20),
+        'dynamic_batching.priority_queue_policy["3"]': (9, 44),
+        'dynamic_batching.priority_queue_policy["3"].max_queue_size': (9, 63),
+    }
 
 
 def test_bytes_that_are_no_utf8_are_refused_in_a_string_and_ignored_in_a_comment() -> None:

@@ -300,6 +300,23 @@ def test_any_platform_may_stand_beside_python(read: Load) -> None:
             }.items()
         ),
         pytest.param(
+            PYTHON + "input { format: 7 dims: [1, 2, 3] }",
+            "field 'input[0].format' has the unknown number 7 for m; expected one of FORMAT_NONE, FORMAT_NHWC, FORMAT_NCHW",
+            id="a number without a meaning",
+        ),
+        pytest.param(
+            PYTHON + "sequence_batching { control_input { name: 'A' control { kind: -1 int32_false_true: [0, 1] } } }",
+            "field 'sequence_batching.control_input[0].control[0].kind' has the unknown number -1 for m; expected one of "
+            "CONTROL_SEQUENCE_START, CONTROL_SEQUENCE_READY, CONTROL_SEQUENCE_END, CONTROL_SEQUENCE_CORRID",
+            id="a kind of control that does not exist",
+        ),
+        pytest.param(
+            PYTHON + "dynamic_batching { priority_queue_policy { key: 3 value { timeout_action: 5 } } }",
+            "field 'dynamic_batching.priority_queue_policy[\"3\"].timeout_action' has the unknown number 5 for m; expected "
+            "one of REJECT, DELAY",
+            id="an action that does not exist",
+        ),
+        pytest.param(
             PYTHON + 'max_batch_size: -1 name: "other"',
             "'max_batch_size' must be non-negative value for other",
             id="the directory's name is looked at last",
@@ -497,33 +514,39 @@ def test_parameters_and_tags_are_plain_dictionaries(read: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "later", "never"),
+    ("text", "never"),
     [
-        ("", (), ()),
-        ("max_batch_size: 2 dynamic_batching { preferred_batch_size: 2 max_queue_delay_microseconds: 1 }", (), ()),
-        ("model_transaction_policy { decoupled: false }", (), ()),
-        ("model_transaction_policy { decoupled: true }", (), ()),
-        ("sequence_batching { }", (), ()),
-        ("sequence_batching { state { } }", ("sequence_batching.state",), ()),
-        ("model_warmup { }", ("model_warmup",), ()),
-        ("response_cache { }", (), ()),
-        ("response_cache { enable: true }", ("response_cache.enable",), ()),
-        ("instance_group [ { }, { rate_limiter { } } ]", ("instance_group.rate_limiter",), ()),
-        ("dynamic_batching { priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 1 } }", (), ()),
-        ("batch_input { }", (), ("batch_input",)),
-        ("optimization { input_pinned_memory { enable: true } }", (), ()),
-        ("optimization { output_pinned_memory { enable: false } }", (), ("optimization.output_pinned_memory.enable",)),
-        ("optimization { priority: PRIORITY_MAX cuda { } }", (), ("optimization.priority", "optimization.cuda")),
-        ('instance_group { host_policy: "gpu_0" }', (), ("instance_group.host_policy",)),
-        ("model_operations { }", (), ()),
-        ('model_operations { op_library_filename: "a" }', (), ("model_operations.op_library_filename",)),
+        ("", ()),
+        ("max_batch_size: 2 dynamic_batching { preferred_batch_size: 2 max_queue_delay_microseconds: 1 }", ()),
+        ("model_transaction_policy { decoupled: false }", ()),
+        ("model_transaction_policy { decoupled: true }", ()),
+        ("sequence_batching { }", ()),
+        ("sequence_batching { state { } }", ()),
+        (
+            "sequence_batching { state { use_same_buffer_for_input_output: true } }",
+            ("sequence_batching.state.use_same_buffer_for_input_output",),
+        ),
+        ("model_warmup { }", ()),
+        ("response_cache { }", ()),
+        ("response_cache { enable: true }", ()),
+        ("instance_group [ { }, { rate_limiter { } } ]", ()),
+        ("dynamic_batching { priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 1 } }", ()),
+        ("batch_input { }", ("batch_input",)),
+        ("optimization { input_pinned_memory { enable: true } }", ()),
+        ("optimization { output_pinned_memory { enable: false } }", ("optimization.output_pinned_memory.enable",)),
+        ("optimization { priority: PRIORITY_MAX cuda { } }", ("optimization.priority", "optimization.cuda")),
+        ('instance_group { host_policy: "gpu_0" }', ("instance_group.host_policy",)),
+        ("model_operations { }", ()),
+        ('model_operations { op_library_filename: "a" }', ("model_operations.op_library_filename",)),
     ],
 )
-def test_fields_that_do_nothing_are_named(
-    read: Load, text: str, later: tuple[str, ...], never: tuple[str, ...]
-) -> None:
-    config = read(PYTHON + text)
-    assert (config.not_yet_honoured, config.without_effect) == (later, never)
+def test_fields_that_do_nothing_are_named(read: Load, text: str, never: tuple[str, ...]) -> None:
+    assert read(PYTHON + text).without_effect == never
+
+
+def test_a_namespace_in_a_step_does_nothing(read: Load) -> None:
+    text = ensemble(("I", "O")).replace('model_name: "x"', 'model_name: "x" model_namespace: "n"')
+    assert read(text).without_effect == ("ensemble_scheduling.step.model_namespace",)
 
 
 def test_configuration_cannot_be_changed(read: Load) -> None:

@@ -1,4 +1,4 @@
-"""The rows of the model configuration checklist (model configuration spec, section 8) that show when requests come."""
+"""The rows of model_config.md that show when requests come."""
 
 from __future__ import annotations
 
@@ -28,25 +28,17 @@ SHAPES = """
             return answers
 """
 
-ARGUMENTS = """
-    import json
-    import numpy as np
+PLAIN = """
     import triton_python_backend_utils as pb_utils
 
     class TritonPythonModel:
-        def initialize(self, args):
-            self.text = json.dumps({key: args[key] for key in sorted(args) if key != "model_config"})
-            print(f"instance {args['model_name']}: {args['model_instance_name']}", flush=True)
-
         def execute(self, requests):
-            out = np.array([self.text.encode()], np.object_)
-            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", out)]) for _ in requests]
+            return [pb_utils.InferenceResponse([]) for _ in requests]
 """
 
-ARGUMENTS_CONFIG = """
+PLAIN_CONFIG = """
     backend: "python"
     input { name: "INPUT0" data_type: TYPE_INT32 dims: [ 1 ] }
-    output { name: "OUTPUT0" data_type: TYPE_STRING dims: [ 1 ] }
 """
 
 
@@ -66,12 +58,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     write_wire_models(repository)
     write_model(repository, "square", SHAPES, reshaping("4", "shape: [ 2, 2 ]"))
     write_model(repository, "scalar", SHAPES, reshaping("1", ""))
-    write_model(repository, "kind_model", ARGUMENTS, ARGUMENTS_CONFIG + "instance_group { kind: KIND_MODEL }")
-    write_model(repository, "count_0", ARGUMENTS, ARGUMENTS_CONFIG + "instance_group { count: 0 }")
-    write_model(repository, "count_negative", ARGUMENTS, ARGUMENTS_CONFIG + "instance_group { count: -3 }")
-    write_model(repository, "groups", ARGUMENTS, ARGUMENTS_CONFIG + 'instance_group [ { name: "g" count: 2 }, { } ]')
-    write_model(repository, "no_policy", ARGUMENTS, ARGUMENTS_CONFIG + "version_policy { }")
-    write_model(repository, "batched_0", ARGUMENTS, ARGUMENTS_CONFIG + "dynamic_batching { }")
+    write_model(repository, "no_policy", PLAIN, PLAIN_CONFIG + "version_policy { }")
+    write_model(repository, "batched_0", PLAIN, PLAIN_CONFIG + "dynamic_batching { }")
     with RunningServer(repository, flags=("--exit-on-error=false",)) as running:
         yield running
 
@@ -80,10 +68,6 @@ def outputs(server: RunningServer, model: str, inputs: list[dict[str, Any]]) -> 
     reply = server.infer(model, inputs)
     assert reply.status == 200, reply.body
     return {output["name"]: output for output in reply.json["outputs"]}
-
-
-def instances(server: RunningServer, model: str) -> list[str]:
-    return sorted(re.findall(rf"instance {model}: (\w+)", server.log))
 
 
 def test_a_reshaped_input_and_output(server: RunningServer) -> None:
@@ -112,25 +96,6 @@ def test_dynamic_batching_without_batches_has_no_preferred_sizes(server: Running
     assert server.infer("batched_0", [tensor("INPUT0", "INT32", [1], [0])]).status == 200
 
 
-def test_the_kind_model_is_told_to_the_model(server: RunningServer) -> None:
-    """Row 63."""
-    arguments = outputs(server, "kind_model", [tensor("INPUT0", "INT32", [1], [0])])["OUTPUT0"]["data"][0]
-    assert '"model_instance_kind": "MODEL"' in arguments
-    assert '"model_instance_device_id": "0"' in arguments
-
-
-@pytest.mark.parametrize("model", ["count_0", "count_negative"])
-def test_a_count_below_one_is_one(server: RunningServer, model: str) -> None:
-    """Row 64."""
-    assert len(instances(server, model)) == 1
-    assert server.infer(model, [tensor("INPUT0", "INT32", [1], [0])]).status == 200
-
-
-def test_instances_are_named_after_their_groups(server: RunningServer) -> None:
-    """Row 65."""
-    assert instances(server, "groups") == ["g_0", "g_1", "groups_1_0"]
-
-
 def test_an_empty_version_policy_is_printed_empty(server: RunningServer) -> None:
     """Row 69."""
     assert server.get("/v2/models/no_policy/config").json["version_policy"] == {}
@@ -150,7 +115,7 @@ def test_optional_inputs_may_be_left_out(server: RunningServer) -> None:
 
 
 def test_a_required_input_may_not_be_left_out_for_an_optional_one(server: RunningServer) -> None:
-    """Row 91: Triton lets this through to the model; here it is refused, as http.md section 19 suggests."""
+    """Row 91: Triton lets this through to the model; here it is refused, as section 4.4 allows."""
     reply = server.infer("optional", [tensor("INPUT_B", "FP32", [1], [1])])
     assert reply.status == 400
     assert reply.error.endswith(

@@ -1,0 +1,146 @@
+"""The command: its options, its output, its exit status."""
+
+from __future__ import annotations
+
+import enum
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pytriton_lite.check.findings import Finding, Severity, summary
+from pytriton_lite.check.repositories import Rules, check
+from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.engine.backends import Backends
+from pytriton_lite.ipc import cuda
+from pytriton_lite.repository.remote_url import RemoteUrl
+from pytriton_lite.settings import BY_FLAG, SWITCH, Group, Kind, Option, Settings, Standing, UsageError
+
+_OF_SERVE = (
+    "model-repository",
+    "model-store",
+    "remote-cache-directory",
+    "model-config-name",
+    "disable-auto-complete-config",
+    "strict-model-config",
+    "model-namespacing",
+    "backend-directory",
+    "allow-requirements",
+)
+"""Options of the server that decide about what is right."""
+
+
+class Format(enum.Enum):
+    TEXT = "text"
+    JSON = "json"
+
+
+def _parse_format(text: str) -> Format:
+    try:
+        return Format(text.lower())
+    except ValueError:
+        known = ", ".join(member.value for member in Format)
+        raise ValueError(f"invalid argument for --format: {text}; expected one of {known}") from None
+
+
+def _own(flag: str, kind: Kind, default: Any, help: str) -> Option:
+    return Option(flag, flag.replace("-", "_"), kind, help, Group.SERVER, default, False, Standing.HONOURED, "")
+
+
+_FORMAT = _own(
+    "format",
+    Kind("{text,json}", _parse_format),
+    Format.TEXT,
+    "text: one finding on each line, file:line:column first, and a line with their numbers. json: one object on each line, "
+    "with severity, model, file, line, column, field, text and hint.",
+)
+_WARNINGS_AS_ERRORS = _own("warnings-as-errors", SWITCH, False, "End with status 1 if there are warnings, too.")
+
+OPTIONS: Mapping[str, Option] = {
+    **{flag: BY_FLAG[flag] for flag in _OF_SERVE},
+    **{option.flag: option for option in (_FORMAT, _WARNINGS_AS_ERRORS)},
+}
+"""What the command takes, by flag."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for: the *settings* that a server would have, and how to answer."""
+
+    settings: Settings
+    format: Format
+    warnings_as_errors: bool
+
+
+def request_of(values: Mapping[str, Any]) -> Request:
+    """From the values of options, by field. Raises UsageError."""
+    if not values.get("model_repository"):
+        raise UsageError("error: check needs a directory of models, as in: pytriton-lite check model_repository")
+    of_serve = {name: value for name, value in values.items() if name not in (_FORMAT.field, _WARNINGS_AS_ERRORS.field)}
+    return Request(
+        Settings(**of_serve),
+        values.get(_FORMAT.field, _FORMAT.default),
+        values.get(_WARNINGS_AS_ERRORS.field, _WARNINGS_AS_ERRORS.default),
+    )
+
+
+def run(request: Request) -> int:
+    """Print what is found on standard output. 0 when nothing was found that matters, else 1."""
+    settings = request.settings
+    urls = [place for place in settings.model_repository if not isinstance(place, Path)]
+    findings, models = _check_remote(settings, urls) if urls else _check(settings.model_repository, settings)
+    for finding in findings:
+        print(finding.as_json() if request.format is Format.JSON else finding.as_text())
+    if request.format is Format.TEXT:
+        print(summary(findings, models))
+    return int(any(finding.is_error or request.warnings_as_errors for finding in findings))
+
+
+def _check(places: Sequence[Path | RemoteUrl], settings: Settings) -> tuple[list[Finding], int]:
+    rules = Rules(
+        config_name=settings.model_config_name,
+        strict_config=settings.disable_auto_complete_config,
+        namespacing=settings.model_namespacing,
+        allow_requirements=settings.allow_requirements,
+        backends=Backends(settings.backend_directory.resolve()).folders(),
+        gpu_ids=cuda.visible_device_ids(),
+    )
+    return check([place for place in places if isinstance(place, Path)], rules)
+
+
+def _check_remote(settings: Settings, urls: Sequence[RemoteUrl]) -> tuple[list[Finding], int]:
+    """Of copies, as a server has them; findings name the places that were copied."""
+    from pytriton_lite.repository.remote import RemoteRepositories  # what few repositories need
+
+    try:
+        remote = RemoteRepositories(
+            urls, cache_directory=settings.remote_cache_directory, environ=os.environ, clock=time.monotonic_ns
+        )
+    except InferenceError as error:
+        return [Finding(Severity.ERROR, "", str(url), error.message) for url in urls], 0
+    try:
+        refreshed = remote.refresh()
+        copies = {url: remote.path_of(url) for url in urls}
+        places = [place if isinstance(place, Path) else copies[place] for place in settings.model_repository]
+        findings, models = _check(places, settings)
+        failed = [Finding(Severity.ERROR, "", _named(text, urls), text) for text in refreshed.repositories]
+        failed += [
+            Finding(Severity.ERROR, name, f"{_named(text, urls)}/{name}", text)
+            for name, text in refreshed.models.items()
+        ]
+    finally:
+        remote.close()
+    for url, copy in copies.items():
+        findings = [_renamed(finding, str(copy), str(url)) for finding in findings]
+    return [*failed, *findings], models
+
+
+def _named(text: str, urls: Sequence[RemoteUrl]) -> str:
+    """The repository that *text* is about."""
+    return max((str(url) for url in urls if str(url) in text), key=len)
+
+
+def _renamed(finding: Finding, copy: str, url: str) -> Finding:
+    return replace(finding, file=finding.file.replace(copy, url), text=finding.text.replace(copy, url))

@@ -1,0 +1,407 @@
+"""Every model of every repository, looked at as a server would look at it that loads them all."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pytriton_lite.check.findings import Finding, Severity
+from pytriton_lite.check.hints import hint_for, misspelt_parameter
+from pytriton_lite.check.model_file import ModelFile, read_model_file
+from pytriton_lite.check.places import Place, place_of, places_of_all
+from pytriton_lite.config.complete import BACKEND_FILE, PYTHON
+from pytriton_lite.config.effects import without_effect
+from pytriton_lite.config.ensemble import EnsembleStep
+from pytriton_lite.config.ensemble_plan import plan_ensemble
+from pytriton_lite.config.errors import BrokenRule
+from pytriton_lite.config.every_rule import (
+    Surroundings,
+    broken_after_completion,
+    broken_while_loading,
+    broken_while_polling,
+)
+from pytriton_lite.config.model_config import ModelConfig, config_path
+from pytriton_lite.config.text import ConfigText, read_config_text
+from pytriton_lite.config.warm_up import sample_tensors
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.request import InferenceRequest
+from pytriton_lite.engine.admission import Admission
+from pytriton_lite.engine.environments import check_environment
+from pytriton_lite.proto import model_config_pb
+from pytriton_lite.repository.dependencies import (
+    ComposingModel,
+    check_composing,
+    circle_error,
+    find_circle,
+    load_levels,
+)
+from pytriton_lite.repository.index import (
+    ModelDirectory,
+    ModelId,
+    Notice,
+    check_repositories,
+    find_model,
+    scan_repositories,
+)
+from pytriton_lite.repository.version_policy import missing_version_text, no_version_error, select_versions
+
+_MAY_COMPLETE = "auto_complete_config of the model may still put it right"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a server is told that serves these repositories: as in ``Settings``, and what this machine has."""
+
+    config_name: str = ""
+    strict_config: bool = False
+    namespacing: bool = False
+    allow_requirements: bool = False
+    backends: Mapping[str, Path] = field(default_factory=dict)
+    gpu_ids: Sequence[int] = ()
+
+
+@dataclass
+class _Model:
+    """A model under examination. ``config`` is there when every rule for it alone was kept."""
+
+    directory: ModelDirectory
+    file: Path
+    """What its configuration's findings are about: the file, or the directory where there is none."""
+    places: Mapping[str, Place] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    config: ModelConfig | None = None
+    versions: tuple[int, ...] = ()
+    may_complete: bool = False
+    """Whether its own code may have a say in its tensors."""
+
+    @property
+    def has_errors(self) -> bool:
+        return any(finding.is_error for finding in self.findings)
+
+    def add(self, text: str, field: str = "", *, severity: Severity = Severity.ERROR, hint: str = "") -> None:
+        """A finding about *field* of the configuration."""
+        line, column = place_of(field, self.places)
+        hint = hint or hint_for(text)
+        self.findings.append(Finding(severity, self.directory.name, str(self.file), text, line, column, field, hint))
+
+    def add_broken(self, broken: Iterable[BrokenRule], *, may_be_repaired: bool = False) -> bool:
+        """A finding for each of *broken*; whether there was any."""
+        found = list(broken)
+        for rule in found:
+            if may_be_repaired:
+                self.add(rule.message, rule.field, severity=Severity.WARNING, hint=_MAY_COMPLETE)
+            else:
+                self.add(rule.message, rule.field)
+        return bool(found)
+
+    def add_about(self, file: Path, text: str, *, severity: Severity = Severity.ERROR) -> None:
+        """A finding about another file, or a directory."""
+        self.findings.append(Finding(severity, self.directory.name, str(file), text, hint=hint_for(text)))
+
+    def add_in_model_file(self, path: Path, read: ModelFile, severity: Severity, hint: str) -> None:
+        for problem in read.problems:
+            self.findings.append(
+                Finding(
+                    severity,
+                    self.directory.name,
+                    str(path),
+                    problem.text,
+                    problem.line,
+                    problem.column if problem.line else 0,
+                    hint=hint or problem.hint,
+                )
+            )
+
+
+def check(roots: Sequence[Path], rules: Rules) -> tuple[list[Finding], int]:
+    """Everything that is found, in the order of repositories, models and places; and how many models there are."""
+    findings: list[Finding] = []
+    readable: list[Path] = []
+    for root in dict.fromkeys(roots):
+        try:
+            check_repositories([root])
+        except InferenceError as error:
+            findings.append(Finding(Severity.ERROR, "", str(root), error.message, hint="name a directory of models"))
+        else:
+            readable.append(root)
+            findings += _check_root(root)
+    scan = scan_repositories(readable, namespacing=rules.namespacing)
+    twice = [directory for name in scan.duplicates for directory in find_model(readable, name)]
+    models = [_check_alone(directory, rules) for directory in (*scan.models.values(), *twice)]
+    for model in models:
+        if model.directory in twice:
+            model.add_about(
+                model.directory.path,
+                f"failed to poll model '{model.directory.name}': not unique across all model repositories",
+            )
+    _check_ensembles([model for model in models if model.directory not in twice])
+    for model in sorted(models, key=lambda model: (roots.index(model.directory.repository), model.directory.name)):
+        findings += sorted(model.findings, key=lambda finding: (finding.file, finding.line, finding.column))
+    return findings, len(models)
+
+
+def _check_root(root: Path) -> Iterator[Finding]:
+    if (root / "config.pbtxt").is_file():
+        yield Finding(
+            Severity.WARNING,
+            "",
+            str(root),
+            "this directory has a config.pbtxt itself, and each of its directories is taken for a model",
+            hint=f"a repository is a directory of models: {root.parent}",
+        )
+
+
+# One model ----------------------------------------------------------------------------------------------------------
+
+
+def _check_alone(directory: ModelDirectory, rules: Rules) -> _Model:
+    model = _Model(directory, config_path(directory.path, rules.config_name))
+    _add_notices(model, directory.notices)
+    text = _read_text(model, rules)
+    if text is None:
+        return model
+    model.places = text.places
+    for error in text.errors:
+        hint = hint_for(error.problem)
+        model.findings.append(
+            Finding(Severity.ERROR, directory.name, str(model.file), error.problem, error.line, error.column, "", hint)
+        )
+    if not text.errors:
+        _check_message(model, text.message, rules)
+    return model
+
+
+def _add_notices(model: _Model, notices: Iterable[Notice]) -> None:
+    for notice in notices:
+        severity = Severity.ERROR if notice.level >= logging.ERROR else Severity.WARNING
+        model.add_about(model.directory.path, notice.text, severity=severity)
+
+
+def _read_text(model: _Model, rules: Rules) -> ConfigText | None:
+    """The configuration as it is written; an empty one where there is no file and none is needed. None: it was reported."""
+    try:
+        text = model.file.read_bytes().decode("utf-8", "surrogateescape")
+    except FileNotFoundError as error:
+        if not rules.strict_config:
+            model.file = model.directory.path
+            return ConfigText(model_config_pb.ModelConfig(), {})
+        model.add(f"failed to open text file for read {model.file}: {error.strerror}")
+    except OSError as error:
+        model.add(f"failed to open text file for read {model.file}: {error.strerror}")
+    else:
+        return read_config_text(text, source=str(model.file))
+    return None
+
+
+def _check_message(model: _Model, message: model_config_pb.ModelConfig, rules: Rules) -> None:
+    directory = model.directory
+    written = model_config_pb.ModelConfig()
+    written.CopyFrom(message)
+    around = Surroundings(directory.path, directory.versions, rules.gpu_ids, rules.backends)
+    if model.add_broken(broken_while_polling(message, around)):
+        return
+    _warn(model, written, message)
+    _select_versions(model, message)
+    is_broken = model.add_broken(broken_while_loading(message, around))
+    model.may_complete = _check_code(model, message, rules) and not rules.strict_config
+    is_broken |= model.add_broken(broken_after_completion(message, around), may_be_repaired=model.may_complete)
+    if is_broken:
+        return
+    model.config = ModelConfig.from_message(message)
+    if model.config.ensemble is None:
+        _check_environment(model, model.config, rules)
+        _check_warm_up(model, model.config)
+
+
+def _warn(model: _Model, written: model_config_pb.ModelConfig, message: model_config_pb.ModelConfig) -> None:
+    """What is taken and does nothing, or looks like a slip of the pen."""
+    for path in without_effect(message):
+        for where, _ in places_of_all(path, model.places):
+            model.add(f"field '{where}' has no effect for Python models", where, severity=Severity.WARNING)
+    config = ModelConfig.from_message(message)
+    for family in config.unknown_metric_families:
+        model.add(
+            f"Metric family '{family}' in 'metric_identifier' is not a customizable metric in Triton core.",
+            "model_metrics",
+            severity=Severity.WARNING,
+        )
+    if config.sequence_batching is not None:
+        for text in config.sequence_batching.repeated_states:
+            model.add(text, "sequence_batching.state", severity=Severity.WARNING)
+    if written.instance_group and all(group.passive for group in written.instance_group):
+        model.add(
+            f"model '{config.name}' has only passive instances, which never execute",
+            "instance_group",
+            severity=Severity.WARNING,
+        )
+    for key in sorted(written.parameters):
+        near = misspelt_parameter(key)
+        if near:
+            model.add(
+                f"parameter '{key}' means nothing to the server, which gives it to the model",
+                f'parameters["{key}"]',
+                severity=Severity.WARNING,
+                hint=f"did you mean {near}?",
+            )
+
+
+def _select_versions(model: _Model, message: model_config_pb.ModelConfig) -> None:
+    selection = select_versions(ModelConfig.from_message(message), model.directory.versions)
+    for version in selection.missing:
+        model.add(
+            missing_version_text(message.name, version), "version_policy.specific.versions", severity=Severity.WARNING
+        )
+    if not selection.selected:
+        model.add(no_version_error(message.name).message, "version_policy")
+    model.versions = selection.selected
+
+
+def _check_code(model: _Model, message: model_config_pb.ModelConfig, rules: Rules) -> bool:
+    """Report what can be seen of the Python files. Whether a model of this configuration may complete it."""
+    if message.HasField("ensemble_scheduling"):
+        return False
+    if message.backend in rules.backends:
+        return read_model_file(rules.backends[message.backend] / BACKEND_FILE).completes
+    if message.backend != PYTHON:
+        return True
+    name = message.default_model_filename
+    if not name.endswith(".py"):
+        model.add(f"Model name must end with '.py'. Model name is \"{name}\".", "default_model_filename")
+        return True
+    may_complete = [_check_code_of(model, message, version) for version in model.versions]
+    return any(may_complete)
+
+
+def _check_code_of(model: _Model, message: model_config_pb.ModelConfig, version: int) -> bool:
+    path = model.directory.path / str(version) / message.default_model_filename
+    if not path.is_file():
+        model.add_about(path, f"Python model file not found in '{path}'")
+        return True
+    read = read_model_file(path)
+    # Another Python may know what this one does not.
+    has_own_python = "EXECUTION_ENV_PATH" in message.parameters or "REQUIREMENTS" in message.parameters
+    hint = "as the Python of this command reads it; the model has an environment of its own" if has_own_python else ""
+    model.add_in_model_file(path, read, Severity.WARNING if has_own_python else Severity.ERROR, hint)
+    return read.completes
+
+
+def _check_environment(model: _Model, config: ModelConfig, rules: Rules) -> None:
+    try:
+        check_environment(config, model.directory.path, allow_requirements=rules.allow_requirements)
+    except InferenceError as error:
+        named = [key for key in ("EXECUTION_ENV_PATH", "REQUIREMENTS") if key in config.parameters]
+        model.add(error.message, f'parameters["{named[0]}"]' if len(named) == 1 else "parameters")
+
+
+def _check_warm_up(model: _Model, config: ModelConfig) -> None:
+    """Whether the samples, which can be made, are requests that the model takes."""
+    if model.may_complete:
+        return
+    admission = Admission(config)
+    numbers = (at for at, sample in enumerate(config.message.model_warmup) if sample.batch_size)
+    for at, sample in zip(numbers, config.warm_up):
+        where = f"model_warmup[{at}]"
+        if sample.batch_size > max(1, config.max_batch_size):
+            model.add(
+                f"failed to run warmup sample '{sample.name}': batch size {sample.batch_size}, max allowed is "
+                f"{config.max_batch_size}; ",
+                f"{where}.batch_size",
+            )
+        try:
+            inputs, _ = sample_tensors(
+                sample,
+                declared=frozenset(config.inputs_by_name),
+                has_batch_dimension=config.max_batch_size > 0,
+                model_name=config.name,
+                model_dir=model.directory.path,
+            )
+            admission.check(InferenceRequest(config.name, None, inputs=inputs))
+        except InferenceError as error:
+            model.add(error.message, where)
+
+
+# Ensembles ----------------------------------------------------------------------------------------------------------
+
+
+def _check_ensembles(models: Sequence[_Model]) -> None:
+    """What ensembles make of other models: those that they are made of come first."""
+    known = {model.directory.id: model for model in models}
+    composing = {
+        key: tuple(part.directory.id for part in _parts(model, known))
+        for key, model in known.items()
+        if _is_ensemble(model)
+    }
+    for level in load_levels(composing):
+        for key in level:
+            circle = find_circle(key, composing)
+            if circle:
+                known[key].add(circle_error(circle).message, "ensemble_scheduling")
+            else:
+                _check_ensemble(known[key], known)
+
+
+def _is_ensemble(model: _Model) -> bool:
+    return model.config is not None and model.config.ensemble is not None
+
+
+def _parts(model: _Model, known: Mapping[ModelId, _Model]) -> Iterator[_Model]:
+    if model.config is not None and model.config.ensemble is not None:
+        for name in model.config.ensemble.models:
+            part = _resolve(name, model.directory.namespace, known)
+            if part is not None:
+                yield part
+
+
+def _resolve(name: str, namespace: str, known: Mapping[ModelId, _Model]) -> _Model | None:
+    """The one that a step means by *name*: of the ensemble's own namespace, or the only one."""
+    own = known.get(ModelId(namespace, name))
+    if own is not None:
+        return own
+    found = [model for key, model in known.items() if key.name == name]
+    return found[0] if len(found) == 1 else None
+
+
+def _check_ensemble(model: _Model, known: Mapping[ModelId, _Model]) -> None:
+    config, namespace = model.config, model.directory.namespace
+    assert config is not None and config.ensemble is not None
+
+    def describe(name: str) -> ComposingModel | None:
+        part = _resolve(name, namespace, known)
+        if part is None:
+            return None
+        failure = next((finding.text for finding in part.findings if finding.is_error), "")
+        return ComposingModel(str(part.directory.id), () if failure else part.versions, failure=failure)
+
+    is_whole = True
+    for at, step in enumerate(config.ensemble.steps):
+        try:
+            check_composing(str(model.directory.id), replace(config.ensemble, steps=(step,)), describe)
+        except InferenceError as error:
+            is_whole = False
+            model.add(error.message, f"ensemble_scheduling.step[{at}].{_named_in(error, step)}")
+    if is_whole and not model.has_errors:
+        _plan(model, config, known)
+
+
+def _named_in(error: InferenceError, step: EnsembleStep) -> str:
+    return "model_version" if f"required version {step.version} " in error.message else "model_name"
+
+
+def _plan(model: _Model, config: ModelConfig, known: Mapping[ModelId, _Model]) -> None:
+    parts = list(_parts(model, known))
+    model.may_complete = any(part.may_complete for part in parts)
+    if any(part.config is None for part in parts):
+        return  # its tensors are known to its own code alone
+
+    def find(name: str, version: int | None) -> ModelConfig | None:
+        part = _resolve(name, model.directory.namespace, known)
+        return None if part is None else part.config
+
+    try:
+        model.config = plan_ensemble(config, find).config
+    except InferenceError as error:
+        where = error.field if isinstance(error, BrokenRule) and error.field else "ensemble_scheduling"
+        broken = BrokenRule(ErrorCode.INVALID_ARG, error.message, where)
+        model.add_broken([broken], may_be_repaired=model.may_complete)
