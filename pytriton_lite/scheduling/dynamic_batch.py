@@ -9,9 +9,8 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 from pytriton_lite.config.model_config import DynamicBatching, TimeoutAction
-from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.scheduling.policy_queues import queues_for, timeout_us
-from pytriton_lite.scheduling.queue import Decision, Ticket
+from pytriton_lite.scheduling.queue import Decision, Ticket, queue_is_full
 
 
 class _Prefix(NamedTuple):
@@ -48,10 +47,11 @@ class DynamicBatchScheduler:
         self._lines: Sequence[deque[Ticket]] = self._queues.lines
         self._deadlines: list[tuple[int, int, Ticket]] = []
         self._pushes = 0
+        self._may_have_leavers = False
         self._cancelled: list[Ticket] = []
 
     def __len__(self) -> int:
-        waiting = 0
+        waiting = len(self._cancelled)
         for line in self._lines:
             waiting += len(line)
         return waiting
@@ -65,16 +65,21 @@ class DynamicBatchScheduler:
         policy = queue.policy
         limit = policy.max_queue_size
         if limit and len(queue) >= limit:
-            self._drop_cancelled()
+            if self._may_have_leavers:
+                self._drop_cancelled()
             if len(queue) >= limit:
-                raise InferenceError(ErrorCode.UNAVAILABLE, f"{ticket.request.error_prefix}Exceeds maximum queue size")
+                raise queue_is_full(ticket.request)
         ticket.enqueued_ns = now_ns
         ticket.is_queued = True
         if policy.default_timeout_us:
             self._watch(ticket, now_ns + timeout_us(policy, ticket.request) * 1000)
         queue.unexpired.append(ticket)
 
+    def notice_cancelled(self) -> None:
+        self._may_have_leavers = True
+
     def put_back(self, tickets: list[Ticket]) -> None:
+        self._may_have_leavers = True  # nobody says again that they were cancelled on their way
         for ticket in tickets:
             ticket.is_queued = True
             if ticket.deadline_ns is not None:
@@ -83,7 +88,8 @@ class DynamicBatchScheduler:
             self._queues.of(ticket.request).unexpired.appendleft(ticket)
 
     def drain(self) -> list[Ticket]:
-        waiting = list(chain.from_iterable(self._lines))
+        waiting = [*self._cancelled, *chain.from_iterable(self._lines)]
+        self._cancelled = []
         for line in self._lines:
             line.clear()
         self._deadlines.clear()
@@ -197,6 +203,7 @@ class DynamicBatchScheduler:
 
     def _drop_cancelled(self) -> None:
         """Take every cancelled request out of the queue; the next decision reports them."""
+        self._may_have_leavers = False
         for line in self._lines:
             waiting = list(line)
             line.clear()

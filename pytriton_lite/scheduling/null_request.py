@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pytriton_lite.core import dtypes
+from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.core.tensor import Tensor, element_count
 from pytriton_lite.scheduling.queue import Ticket
@@ -18,7 +19,7 @@ class _Nobody:
 def null_ticket(real: Ticket, controls: list[Tensor], *, now_ns: int) -> Ticket:
     """A ticket with inputs like those of *real*, all zeros or empty strings; Triton's contents are undefined."""
     request = InferenceRequest(
-        real.request.model_name, real.request.version, inputs=[_blank(tensor) for tensor in real.request.inputs]
+        real.request.model_name, real.request.version, inputs=[blank(tensor) for tensor in real.request.inputs]
     )
     ticket = Ticket(
         request, _Nobody(), batch_size=real.batch_size, shape_key=real.shape_key, accepted_ns=real.accepted_ns
@@ -29,7 +30,11 @@ def null_ticket(real: Ticket, controls: list[Tensor], *, now_ns: int) -> Ticket:
     return ticket
 
 
-def _blank(tensor: Tensor) -> Tensor:
-    # An empty string is its length, four bytes of zero.
-    itemsize = 4 if tensor.datatype is dtypes.BYTES else tensor.datatype.itemsize
-    return Tensor(tensor.name, tensor.datatype, tensor.shape, bytes(itemsize * element_count(tensor.shape)))
+def blank(tensor: Tensor) -> Tensor:
+    """One like *tensor*, all zeros or empty strings."""
+    return Tensor(tensor.name, tensor.datatype, tensor.shape, zeros(tensor.datatype, tensor.shape))
+
+
+def zeros(datatype: DataType, shape: tuple[int, ...]) -> bytes:
+    """The bytes of a tensor of zeros or empty strings. An empty string is its length, four bytes of zero."""
+    return bytes((4 if datatype is dtypes.BYTES else datatype.itemsize) * element_count(shape))

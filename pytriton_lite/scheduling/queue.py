@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.core.tensor import Tensor
+
+if TYPE_CHECKING:
+    from pytriton_lite.scheduling.sequence_state import SequenceStates
 
 
 class Cancellable(Protocol):
@@ -25,7 +28,8 @@ class Ticket:
 
     ``controls`` are the tensors that the model sees before the request's own inputs; they are shared between tickets, and
     not to be changed. ``is_null`` marks the filling of an empty row (4.4): the model sees it, nobody waits for its
-    answer, and no statistic but the batch's size counts it.
+    answer, and no statistic but the batch's size counts it. ``states`` take what the model says of implicit state in its
+    answer; None where it has none.
     """
 
     __slots__ = (
@@ -38,6 +42,7 @@ class Ticket:
         "is_queued",
         "request",
         "shape_key",
+        "states",
         "waiter",
     )
 
@@ -54,6 +59,7 @@ class Ticket:
         self.is_queued = False
         self.is_null = False
         self.controls: list[Tensor] = []
+        self.states: SequenceStates | None = None
 
 
 @dataclass(slots=True)
@@ -84,6 +90,12 @@ class Scheduler(Protocol):
     def enqueue(self, ticket: Ticket, now_ns: int) -> None:
         """Take a request. Raises InferenceError when the queue is full; the request never waited then."""
 
+    def notice_cancelled(self) -> None:
+        """A waiter went away: a request that waits may be one that does not count any more.
+
+        Without this, a cancelled request is found when its turn comes.
+        """
+
     def put_back(self, tickets: list[Ticket]) -> None:
         """Return requests of a dead worker that no execution had begun with, to the head of the queue, in order."""
 
@@ -95,3 +107,8 @@ class Scheduler(Protocol):
 
         Only a batch that waiting could not improve may go ahead of a free instance.
         """
+
+
+def queue_is_full(request: InferenceRequest) -> InferenceError:
+    """What *request* is told that found no place to wait (3.4)."""
+    return InferenceError(ErrorCode.UNAVAILABLE, f"{request.error_prefix}Exceeds maximum queue size")

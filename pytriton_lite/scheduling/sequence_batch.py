@@ -23,8 +23,9 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import SEQUENCE_END, SEQUENCE_START, InferenceRequest
 from pytriton_lite.scheduling.control_tensors import ControlTensors
 from pytriton_lite.scheduling.null_request import null_ticket
-from pytriton_lite.scheduling.queue import Decision, Ticket
+from pytriton_lite.scheduling.queue import Decision, Ticket, queue_is_full
 from pytriton_lite.scheduling.sequence_slots import Backlog, Sequence, Slot, Slots
+from pytriton_lite.scheduling.sequence_state import StateTensors
 from pytriton_lite.scheduling.sequence_strategies import Direct, Oldest, Strategy
 
 logger = logging.getLogger("pytriton_lite.model")
@@ -38,10 +39,17 @@ NOT_ITERATIVE_TEXT = (
 
 
 class SequenceBatchScheduler:
-    """The sequences of one model version over *instances* instances, which have the indices from 0.
+    """The sequences of one model version. Instances are numbers: *instances* of them from 0 on, and those that are added.
 
     *is_decoupled*: with the direct strategy, the next request of a sequence does not wait for the last answer to the one
     before (4.4). An instance must not be called free then while it executes.
+
+    *states* are those of a model with implicit state (4.9): each request has its sequence's among its controls, and takes
+    what the model says of them while it is in hand.
+
+    *max_queue_size*, which is ours, is how many requests may wait, in slots and in the backlog; 0 is no limit. The next
+    request of a sequence that has a slot and nothing waiting is always taken: who sends one after the other is not torn out
+    of a sequence that has begun. Those between two iterations are under way, and do not count.
     """
 
     def __init__(
@@ -50,17 +58,21 @@ class SequenceBatchScheduler:
         *,
         model: str,
         max_batch_size: int,
-        instances: int,
+        instances: int = 0,
         is_decoupled: bool = False,
+        max_queue_size: int = 0,
+        states: StateTensors | None = None,
     ) -> None:
         self._model = model
+        self._states = states
+        self._limit = max_queue_size
         self._is_iterative = options.is_iterative
         self._idle_limit_ns = options.max_sequence_idle_us * 1000
         self._controls = ControlTensors(options.controls, model=model, max_batch_size=max_batch_size)
         rows = max(1, max_batch_size)
         self._strategy: Strategy
         if isinstance(options.strategy, DirectStrategy):
-            self._slots = Slots(instances=instances, each=rows)
+            self._slots = Slots(each=rows)
             self._strategy = Direct(
                 options.strategy,
                 self._slots,
@@ -69,14 +81,19 @@ class SequenceBatchScheduler:
             )
         else:
             candidates = options.strategy.max_candidate_sequences
-            self._slots = Slots(instances=instances, each=candidates if candidates > 0 else rows)
-            self._strategy = Oldest(options.strategy, instances=instances, max_batch_size=max_batch_size)
+            self._slots = Slots(each=candidates if candidates > 0 else rows)
+            self._strategy = Oldest(options.strategy, max_batch_size=max_batch_size)
+        for number in range(instances):
+            self._slots.add(number)
+            self._strategy.add_instance(number)
         self._backlog = Backlog()
         self._open: dict[int | str, Sequence] = {}
         # Open sequences with a slot, the one first that was silent for longest.
         self._silent: OrderedDict[Sequence, None] = OrderedDict()
         self._in_hand: dict[Ticket, tuple[Sequence, Slot]] = {}
         self._waiting = 0
+        self._between_iterations: set[Ticket] = set()
+        """Those that wait to be executed once more."""
         self._made_up_ids = 0
         self._has_leavers = False
         # For the next decision to report.
@@ -95,16 +112,52 @@ class SequenceBatchScheduler:
                 return sequence.slot.instance
         return None
 
+    # ------------------------------------------------------------------------------------------ instances (4.8)
+
+    def add_instance(self, number: int, now_ns: int) -> None:
+        """There is one more instance; the backlog gets its slots at once. *number* was never used before."""
+        self._slots.add(number)
+        self._strategy.add_instance(number)
+        self._seat_waiting(now_ns)
+
+    def retire_instance(self, number: int) -> None:
+        """No sequence gets a slot of the instance any more; those that have one keep it."""
+        self._slots.retire(number)
+
+    def is_vacant(self, number: int) -> bool:
+        """Whether no sequence has a slot of the instance, and nothing that was taken from there executes."""
+        return self._slots.is_vacant(number)
+
+    def remove_instance(self, number: int) -> None:
+        """Forget an instance that was retired and is vacant."""
+        self._slots.remove(number)
+        self._strategy.remove_instance(number)
+
+    def with_work(self, free: Collection[int], now_ns: int) -> list[int]:
+        """Those of *free* instances on which something waits: a batch might be due there.
+
+        To be asked before resources are taken for one; what `decide` says of an instance is not known before.
+        """
+        for number in free:
+            self._slots.reopen(number)
+        self._seat_waiting(now_ns)
+        return [number for number in free if self._is_waited_for(number)]
+
+    def _is_waited_for(self, number: int) -> bool:
+        return any(slot.sequence is not None and slot.sequence.waiting for slot in self._slots.of(number))
+
     # ------------------------------------------------------------------------------------------ in
 
     def enqueue(self, ticket: Ticket, now_ns: int) -> None:
-        """Take a request. Raises InferenceError(INVALID_ARG) when it breaks the rules of 4.1; it never waited then.
+        """Take a request. Raises InferenceError when it breaks the rules of 4.1, or finds no place; it never waited then.
 
         A request for an iterative model gets a correlation id and START where it comes without an id.
         """
         self._cut_silent(now_ns)
         request = ticket.request
         self._check(ticket)
+        if self._limit and self._counted >= self._limit:
+            self._make_room(request)
         sequence = self._sequence_of(request, now_ns)
         ticket.enqueued_ns = now_ns
         sequence.waiting.append(ticket)
@@ -140,6 +193,7 @@ class SequenceBatchScheduler:
         ticket.enqueued_ns = now_ns
         sequence.waiting.appendleft(ticket)
         self._waiting += 1
+        self._between_iterations.add(ticket)
         # Nobody says again that it was cancelled while it executed.
         self._has_leavers = self._has_leavers or ticket.waiter.cancelled()
         self._heard(sequence, now_ns)
@@ -251,17 +305,29 @@ class SequenceBatchScheduler:
         taken = [None if sequence is None else self._take_next(sequence) for sequence in rows]
         real = next(ticket for ticket in taken if ticket is not None)
         nulls = self._controls.of_null()
+        if real.states is not None:
+            nulls = [*nulls, *real.states.blank()]
         return [null_ticket(real, nulls, now_ns=now_ns) if ticket is None else ticket for ticket in taken]
 
     def _take_next(self, sequence: Sequence) -> Ticket:
         ticket = sequence.waiting.popleft()
         self._waiting -= 1
+        self._between_iterations.discard(ticket)
         assert sequence.slot is not None
         sequence.slot.in_hand += 1
         self._in_hand[ticket] = (sequence, sequence.slot)
         ticket.controls = self._controls.of(ticket.request)
+        if self._states is not None:
+            self._give_states(sequence, ticket, self._states)
         self._leave_if_over(sequence)
         return ticket
+
+    def _give_states(self, sequence: Sequence, ticket: Ticket, states: StateTensors) -> None:
+        """START begins anew; an answer that comes late to a request before it changes nothing then."""
+        if sequence.states is None or ticket.request.sequence_flags & SEQUENCE_START:
+            sequence.states = states.begin()
+        ticket.states = sequence.states
+        ticket.controls = [*ticket.controls, *sequence.states.tensors]
 
     def _next_check(self, checks: list[int]) -> int | None:
         if self._silent:
@@ -286,6 +352,22 @@ class SequenceBatchScheduler:
             request.sequence_flags = SEQUENCE_START
         else:
             raise self._refusal("must specify a non-zero or non-empty correlation ID")
+
+    @property
+    def _counted(self) -> int:
+        """Requests that wait, as far as they count for the limit."""
+        return self._waiting - len(self._between_iterations)
+
+    def _make_room(self, request: InferenceRequest) -> None:
+        """Drop what was cancelled. Raises InferenceError when *request* finds no place even so."""
+        if self._has_leavers:
+            self._cancel_leavers()
+        sequence = self._open.get(request.correlation_id)
+        if sequence is None and not request.sequence_flags & SEQUENCE_START:
+            raise self._start_missing(request)
+        is_next = sequence is not None and sequence.slot is not None and not sequence.waiting
+        if self._counted >= self._limit and not is_next:
+            raise queue_is_full(request)
 
     def _sequence_of(self, request: InferenceRequest, now_ns: int) -> Sequence:
         """The open sequence that *request* belongs to, or a new one, at the end of the backlog."""
@@ -362,6 +444,7 @@ class SequenceBatchScheduler:
     def _leave_if_over(self, sequence: Sequence) -> None:
         """Free the slot of a closed sequence of which nothing waits. The backlog is not looked at yet."""
         if sequence.slot is not None and not sequence.is_open and not sequence.waiting:
+            sequence.states = None  # they may be large, and somebody may remember the sequence
             self._slots.free(sequence.slot)
 
     def _go_on(self, sequence: Sequence, slot: Slot, now_ns: int) -> None:
@@ -374,6 +457,7 @@ class SequenceBatchScheduler:
     def _return(self, sequence: Sequence) -> None:
         """Put *sequence*, which lost its slot and the model's knowledge of it, before the backlog, from its next START on."""
         self._fail_up_to_start(sequence)
+        sequence.states = None
         self._silent.pop(sequence, None)
         if sequence.waiting:
             self._backlog.push_front(sequence)
@@ -399,6 +483,7 @@ class SequenceBatchScheduler:
         tickets = list(sequence.waiting)
         sequence.waiting.clear()
         self._waiting -= len(tickets)
+        self._between_iterations.difference_update(tickets)
         return tickets
 
     def _fail_up_to_start(self, sequence: Sequence) -> None:
@@ -410,4 +495,6 @@ class SequenceBatchScheduler:
                 f"sequence {sequence.correlation_id} of model '{self._model}' has ended: the worker that held its state died. "
                 "The next request of the sequence must specify the START flag",
             )
-            self._failed.append((sequence.waiting.popleft(), error))
+            ticket = sequence.waiting.popleft()
+            self._between_iterations.discard(ticket)
+            self._failed.append((ticket, error))

@@ -7,6 +7,7 @@ from collections import OrderedDict, deque
 
 from pytriton_lite.core.request import SEQUENCE_START
 from pytriton_lite.scheduling.queue import Ticket
+from pytriton_lite.scheduling.sequence_state import SequenceStates
 
 
 class Sequence:
@@ -16,7 +17,7 @@ class Sequence:
     What is kept for a model between two requests of a sequence belongs here, and ends with it.
     """
 
-    __slots__ = ("correlation_id", "deadline_ns", "heard_ns", "is_open", "slot", "waiting")
+    __slots__ = ("correlation_id", "deadline_ns", "heard_ns", "is_open", "slot", "states", "waiting")
 
     def __init__(self, correlation_id: int | str) -> None:
         self.correlation_id = correlation_id
@@ -28,6 +29,8 @@ class Sequence:
         """When its last request arrived, or it was given its slot."""
         self.deadline_ns: int | None = None
         """When its time in the backlog is over."""
+        self.states: SequenceStates | None = None
+        """Of a model with implicit state, from START on, until nothing of it waits any more."""
 
     @property
     def is_taken_over(self) -> bool:
@@ -60,15 +63,19 @@ class Slot:
 class Slots:
     """As many slots on each instance, taken in the order of their index over all instances, so that sequences spread.
 
-    Only those that were ever taken exist: a configuration may ask for a million.
+    Instances are numbers that are never used twice. Only slots that were ever taken exist: a configuration may ask for a
+    million.
     """
 
-    def __init__(self, *, instances: int, each: int) -> None:
+    def __init__(self, *, each: int) -> None:
         self._each = each
-        self._slots: list[list[Slot]] = [[] for _ in range(instances)]
-        self._free: list[tuple[int, int]] = [(0, instance) for instance in range(instances)]
+        self._slots: dict[int, list[Slot]] = {}
+        self._free: list[tuple[int, int]] = []
         """A heap of index and instance: those that became free, and the first of each instance that was never taken."""
         self._closed: set[int] = set()
+        """Instances that have no slots until they are free again."""
+        self._retired: set[int] = set()
+        """Instances of which no slot is taken any more."""
 
     @property
     def has_free(self) -> bool:
@@ -79,7 +86,32 @@ class Slots:
         return self._slots[instance]
 
     def seated(self) -> list[Sequence]:
-        return [slot.sequence for slots in self._slots for slot in slots if slot.sequence is not None]
+        return [slot.sequence for slots in self._slots.values() for slot in slots if slot.sequence is not None]
+
+    def add(self, instance: int) -> None:
+        """There is a new instance, all of whose slots are free."""
+        self._slots[instance] = []
+        heapq.heappush(self._free, (0, instance))
+
+    def retire(self, instance: int) -> None:
+        """Its free slots are not taken any more, nor those that become free."""
+        self._retired.add(instance)
+        self._withhold(instance)
+
+    def is_vacant(self, instance: int) -> bool:
+        """Whether no sequence has a slot there, and nothing that was taken from one is in hand."""
+        return all(slot.sequence is None and not slot.in_hand for slot in self._slots[instance])
+
+    def remove(self, instance: int) -> None:
+        """A vacant instance that was retired is gone."""
+        assert instance in self._retired and self.is_vacant(instance)
+        del self._slots[instance]
+        self._retired.remove(instance)
+        self._closed.discard(instance)
+
+    def _withhold(self, instance: int) -> None:
+        self._free = [place for place in self._free if place[1] != instance]
+        heapq.heapify(self._free)
 
     def seat(self, sequence: Sequence) -> None:
         """Give *sequence* the free slot with the lowest index, of which there must be one."""
@@ -97,7 +129,8 @@ class Slots:
         assert slot.sequence is not None
         slot.sequence.slot = None
         slot.sequence = None
-        heapq.heappush(self._free, (slot.index, slot.instance))
+        if slot.instance not in self._retired:
+            heapq.heappush(self._free, (slot.index, slot.instance))
 
     def close(self, instance: int) -> list[Sequence]:
         """Drop every slot of *instance*; there are none until `reopen`. Returns the sequences that lost theirs."""
@@ -105,14 +138,13 @@ class Slots:
         for sequence in lost:
             sequence.slot = None
         self._slots[instance] = []
-        self._free = [place for place in self._free if place[1] != instance]
-        heapq.heapify(self._free)
+        self._withhold(instance)
         self._closed.add(instance)
         return lost
 
     def reopen(self, instance: int) -> None:
         """*instance* has slots again; nothing happens where it has them already."""
-        if instance in self._closed:
+        if instance in self._closed and instance not in self._retired:
             self._closed.remove(instance)
             heapq.heappush(self._free, (0, instance))
 

@@ -29,6 +29,12 @@ class Pick:
 class Strategy(Protocol):
     """Picks among the sequences that have a slot. Whoever asks takes their requests out of those that were picked."""
 
+    def add_instance(self, instance: int) -> None:
+        """There will be sequences on *instance*."""
+
+    def remove_instance(self, instance: int) -> None:
+        """*instance* is gone; it has no sequence."""
+
     def offer(self, sequence: Sequence, now_ns: int) -> None:
         """The first waiting request of *sequence* may be another than before, or be allowed to go now."""
 
@@ -54,6 +60,12 @@ class Direct:
         # Sequences whose shapes did not fit into the last batches, by instance. The first of them decides on the shape
         # of the next, so that one row's stream of requests cannot keep another row waiting for ever.
         self._passed_over: dict[int, list[Sequence]] = {}
+
+    def add_instance(self, instance: int) -> None:
+        pass
+
+    def remove_instance(self, instance: int) -> None:
+        self._passed_over.pop(instance, None)
 
     def offer(self, sequence: Sequence, now_ns: int) -> None:
         pass
@@ -100,8 +112,9 @@ class Oldest:
     arrival (seen in Triton 2.51).
     """
 
-    def __init__(self, options: OldestStrategy, *, instances: int, max_batch_size: int) -> None:
-        batching = DynamicBatching(
+    def __init__(self, options: OldestStrategy, *, max_batch_size: int) -> None:
+        self._max_batch_size = max_batch_size
+        self._batching = DynamicBatching(
             preferred_batch_sizes=options.preferred_batch_sizes,
             max_queue_delay_us=options.max_queue_delay_us,
             preserve_ordering=options.preserve_ordering,
@@ -110,9 +123,15 @@ class Oldest:
             default_queue_policy=QueuePolicy(),
             priority_queue_policies={},
         )
-        self._batchers = [DynamicBatchScheduler(batching, max_batch_size=max_batch_size) for _ in range(instances)]
+        self._batchers: dict[int, DynamicBatchScheduler] = {}
         # Each with the time of its arrival, in whose place the batcher writes that of its entry.
         self._candidates: dict[Ticket, tuple[Sequence, int]] = {}
+
+    def add_instance(self, instance: int) -> None:
+        self._batchers[instance] = DynamicBatchScheduler(self._batching, max_batch_size=self._max_batch_size)
+
+    def remove_instance(self, instance: int) -> None:
+        del self._batchers[instance]
 
     def offer(self, sequence: Sequence, now_ns: int) -> None:
         slot = sequence.slot

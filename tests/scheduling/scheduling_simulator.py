@@ -114,6 +114,8 @@ class Simulation:
         self.executions: list[Execution] = []
         self.taken: list[str] = []
         """In the order in which they left the queue for a batch."""
+        self.delivered: list[str] = []
+        """What was executed, in the order in which its answers or errors left."""
         self.answered: dict[str, int] = {}
         self.expired: dict[str, int] = {}
         self.cancelled: dict[str, int] = {}
@@ -161,7 +163,7 @@ class Simulation:
 
     def go_away(self, name: str, *, at: int) -> None:
         """The client of a request cancels it."""
-        self._at(at, lambda: go_away(self._tickets[name]))
+        self._at(at, lambda: self._cancel(self._tickets[name]))
 
     def kill(self, instance: int, *, at: int) -> None:
         """The worker of an instance dies and is replaced at once."""
@@ -182,6 +184,10 @@ class Simulation:
     def _at(self, time_ns: int, happens: Callable[[], None]) -> None:
         self._next_event += 1
         heapq.heappush(self._events, (time_ns, self._next_event, happens))
+
+    def _cancel(self, ticket: Ticket) -> None:
+        go_away(ticket)
+        self._scheduler.notice_cancelled()
 
     def _enqueue(self, ticket: Ticket) -> None:
         try:
@@ -248,6 +254,7 @@ class Simulation:
         def deliver() -> None:
             assert name_of(ticket) not in ends, f"{name_of(ticket)} ends twice"
             ends[name_of(ticket)] = self.now_ns
+            self.delivered.append(name_of(ticket))
 
         if self._order is None:
             deliver()

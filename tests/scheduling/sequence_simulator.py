@@ -7,7 +7,7 @@ scheduler wanted to be asked again. An instance that is not executing is free.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,8 +23,11 @@ from pytriton_lite.core.request import SEQUENCE_END, SEQUENCE_START, InferenceRe
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.scheduling.queue import Ticket
 from pytriton_lite.scheduling.sequence_batch import SequenceBatchScheduler
+from pytriton_lite.scheduling.sequence_state import StateTensors
 
 NULL = "-"
+
+NO_FILES: Mapping[str, bytes] = {}
 
 CONTROLS = """
   control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }
@@ -54,14 +57,26 @@ def options(sequence_batching: str = "", *, max_batch_size: int = 4) -> Sequence
 
 
 def scheduler_for(
-    sequence_batching: str = "", *, max_batch_size: int = 4, instances: int = 1, is_decoupled: bool = False
+    sequence_batching: str = "",
+    *,
+    max_batch_size: int = 4,
+    instances: int = 1,
+    is_decoupled: bool = False,
+    max_queue_size: int = 0,
+    initial: Mapping[str, bytes] = NO_FILES,
 ) -> SequenceBatchScheduler:
+    """*initial* are the contents of the files that states begin with."""
+    batching = options(sequence_batching, max_batch_size=max_batch_size)
     return SequenceBatchScheduler(
-        options(sequence_batching, max_batch_size=max_batch_size),
+        batching,
         model="m",
+        states=StateTensors(batching.states, initial, model="m", max_batch_size=max_batch_size)
+        if batching.states
+        else None,
         max_batch_size=max_batch_size,
         instances=instances,
         is_decoupled=is_decoupled,
+        max_queue_size=max_queue_size,
     )
 
 
@@ -132,6 +147,8 @@ class Worker:
     """The last that began."""
     life: int = 0
     """Raised by death, so that the end of an execution that died with the worker is not taken for one."""
+    answering: int = 0
+    """Requests that were executed, and are not answered yet."""
 
 
 @dataclass
@@ -139,7 +156,8 @@ class World:
     """Say what happens when, then `run`. All that came of it is in the public attributes.
 
     *iterations*: how many executions each named request takes; its model reschedules it until then. *answers_after_ns*:
-    how long after its execution the final answer of a named request is sent, as a decoupled model may.
+    how long after its execution the final answer of a named request is sent, as a decoupled model may. *state_outputs*:
+    what of its states the answer to a request has, or what is sent before it is rescheduled.
     """
 
     scheduler: SequenceBatchScheduler
@@ -147,6 +165,7 @@ class World:
     execution_ns: Callable[[list[Ticket]], int] | int = 10 * MS
     iterations: dict[str, int] = field(default_factory=dict)
     answers_after_ns: dict[str, int] = field(default_factory=dict)
+    state_outputs: Callable[[Ticket], list[Tensor]] | None = None
 
     def __post_init__(self) -> None:
         self.now_ns = 0
@@ -159,7 +178,10 @@ class World:
         self.refused: dict[str, str] = {}
         self.expired_text = ""
         self._tickets: dict[str, Ticket] = {}
-        self._workers = [Worker(number) for number in range(self.instances)]
+        self._workers = {number: Worker(number) for number in range(self.instances)}
+        self.left: dict[int, int] = {}
+        """When each instance that was retired had nothing more to do."""
+        self._retired: set[int] = set()
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._next_event = 0
 
@@ -202,7 +224,15 @@ class World:
 
     def kill(self, instance: int, *, at: int, had_begun: bool = True, back_after_ns: int = MS) -> None:
         """The worker of an instance dies; another one takes its place later."""
-        self._at(at, lambda: self._lose(self._workers[instance], had_begun, back_after_ns))
+        self._at(at, lambda: self._lose(instance, had_begun, back_after_ns))
+
+    def add_instance(self, instance: int, *, at: int) -> None:
+        """There is one more, with a number that was never used."""
+        self._at(at, lambda: self._add(instance))
+
+    def retire(self, instance: int, *, at: int) -> None:
+        """An instance is one too many. One that died and was retired does not come back."""
+        self._at(at, lambda: self._retire(instance))
 
     def run(self) -> World:
         """Until nothing is left to happen."""
@@ -234,7 +264,7 @@ class World:
         self.scheduler.notice_cancelled()
 
     def _turn(self) -> int | None:
-        free = [worker.number for worker in self._workers if worker.batch is None]
+        free = [worker.number for worker in self._workers.values() if worker.batch is None]
         decision = self.scheduler.decide(self.now_ns, free=free)
         for ticket in decision.expired:
             self._end(ticket, self.expired, self.now_ns)
@@ -247,7 +277,25 @@ class World:
         for batch, instance in zip(decision.batches, decision.instances):
             assert instance in free
             self._execute(self._workers[instance], batch)
+        self._see_off()
         return decision.next_check_ns
+
+    def _add(self, instance: int) -> None:
+        self._workers[instance] = Worker(instance)
+        self.scheduler.add_instance(instance, self.now_ns)
+
+    def _retire(self, instance: int) -> None:
+        if instance in self._workers and instance not in self._retired:
+            self._retired.add(instance)
+            self.scheduler.retire_instance(instance)
+
+    def _see_off(self) -> None:
+        for instance in sorted(self._retired & self._workers.keys()):
+            worker = self._workers[instance]
+            if not worker.batch and not worker.answering and self.scheduler.is_vacant(instance):
+                self.scheduler.remove_instance(instance)
+                self.left[instance] = self.now_ns
+                del self._workers[instance]
 
     def _execute(self, worker: Worker, batch: list[Ticket]) -> None:
         worker.batch = batch
@@ -270,24 +318,40 @@ class World:
         assert batch is not None
         for ticket in batch:
             if not ticket.is_null:
-                self._executed(ticket)
+                self._executed(worker, ticket)
 
-    def _executed(self, ticket: Ticket) -> None:
+    def _executed(self, worker: Worker, ticket: Ticket) -> None:
         name = name_of(ticket)
         self.iterations[name] = self.iterations.get(name, 1) - 1
         if self.iterations[name]:
             try:
+                self._keep_states(ticket)
                 self.scheduler.rescheduled(ticket, self.now_ns)
             except InferenceError as error:
                 self._end(ticket, self.failed, f"{error.code.name} {error.message}")
         else:
-            self._at(self.now_ns + self.answers_after_ns.get(name, 0), lambda: self._answer(ticket))
+            worker.answering += 1
+            self._at(self.now_ns + self.answers_after_ns.get(name, 0), lambda: self._answer(worker, ticket))
 
-    def _answer(self, ticket: Ticket) -> None:
-        self._end(ticket, self.answered, self.now_ns)
+    def _answer(self, worker: Worker, ticket: Ticket) -> None:
+        worker.answering -= 1
+        try:
+            self._keep_states(ticket)
+        except InferenceError as error:
+            self._end(ticket, self.failed, f"{error.code.name} {error.message}")
+        else:
+            self._end(ticket, self.answered, self.now_ns)
         self.scheduler.released(ticket, self.now_ns)
 
-    def _lose(self, worker: Worker, had_begun: bool, back_after_ns: int) -> None:
+    def _keep_states(self, ticket: Ticket) -> None:
+        if self.state_outputs is not None:
+            assert ticket.states is not None
+            ticket.states.keep(self.state_outputs(ticket))
+
+    def _lose(self, instance: int, had_begun: bool, back_after_ns: int) -> None:
+        worker = self._workers.get(instance)
+        if worker is None:
+            return
         worker.life += 1
         batch, worker.batch = worker.batch, []
         if batch and had_begun:
@@ -303,7 +367,7 @@ class World:
         self._at(self.now_ns + back_after_ns, lambda: self._come_back(worker, life))
 
     def _come_back(self, worker: Worker, life: int) -> None:
-        if worker.life == life:
+        if worker.life == life and worker.number not in self._retired:
             worker.batch = None
 
     def _end(self, ticket: Ticket, ends: dict[str, Any], how: object) -> None:

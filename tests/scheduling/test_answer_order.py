@@ -1,4 +1,4 @@
-"""``preserve_ordering`` (scheduling spec, 3.6): answers leave in the order in which their requests were taken."""
+"""``preserve_ordering`` (scheduling.md, 3.6): answers leave in the order in which their requests were taken."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from random import Random
 
 import hypothesis.strategies as st
 from hypothesis import given
+from property_settings import examples
 from scheduling_simulator import make_ticket, name_of
 
 from pytriton_lite.scheduling.ordering import AnswerOrder
@@ -18,6 +19,9 @@ class Answers:
     def __init__(self) -> None:
         self.order = AnswerOrder()
         self.delivered: list[str] = []
+
+    def respond(self, ticket: Ticket, name: str) -> None:
+        self.order.responded(ticket, lambda: self.delivered.append(name))
 
     def finish(self, ticket: Ticket) -> None:
         self.order.finished(ticket, lambda: self.delivered.append(name_of(ticket)))
@@ -63,6 +67,36 @@ def test_a_delivery_that_finishes_another_request_keeps_the_order() -> None:
     assert delivered == ["a", "b"]
 
 
+def test_responses_of_the_first_request_pass_through_and_those_of_others_wait() -> None:
+    """A decoupled model: a place is free when its request has ended."""
+    answers, (a, b) = Answers(), tickets("ab")
+    answers.order.taken([a, b])
+    assert (answers.order.is_first(a), answers.order.is_first(b)) == (True, False)
+    answers.respond(b, "b1")
+    answers.respond(a, "a1")
+    assert answers.delivered == ["a1"]
+    answers.respond(b, "b2")
+    answers.finish(a)
+    assert answers.delivered == ["a1", "a", "b1", "b2"]
+    answers.respond(b, "b3")
+    answers.finish(b)
+    assert answers.delivered == ["a1", "a", "b1", "b2", "b3", "b"]
+
+
+def test_what_was_held_of_a_request_leaves_when_it_goes_back() -> None:
+    """The model wants it once more, and it waits for another turn."""
+    answers, (a, b) = Answers(), tickets("ab")
+    answers.order.taken([a, b])
+    answers.respond(b, "b1")
+    answers.order.put_back([b])
+    answers.order.taken([b])
+    answers.finish(b)
+    assert answers.delivered == ["b1"]
+    answers.finish(a)
+    assert answers.delivered == ["b1", "a", "b"]
+
+
+@examples(100)
 @given(random=st.randoms(use_true_random=False), batch_sizes=st.lists(st.integers(1, 4), min_size=1, max_size=8))
 def test_answers_leave_as_early_as_order_allows(random: Random, batch_sizes: list[int]) -> None:
     """Finished in any order, some put back and taken again: always the longest finished run at the head has left."""

@@ -1,4 +1,4 @@
-"""The default scheduler (scheduling spec, section 2), on a clock that is an integer."""
+"""The default scheduler (scheduling.md, section 2), on a clock that is an integer."""
 
 from __future__ import annotations
 

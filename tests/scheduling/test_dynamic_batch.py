@@ -1,4 +1,4 @@
-"""The dynamic batcher (scheduling spec, section 3), on a clock that is an integer. Priority levels: test_priority_levels.py.
+"""The dynamic batcher (scheduling.md, section 3), on a clock that is an integer. Priority levels: test_priority_levels.py.
 
 ``blocker`` is a request that occupies the one instance for the first second.
 """
@@ -32,8 +32,8 @@ def with_blocker(world: Simulation, *names: str, **of_each: int) -> Simulation:
 @pytest.mark.parametrize(
     ("waiting", "sizes"),
     [
-        pytest.param(6, [1, 4, 2], id="scheduling.md row 19"),
-        pytest.param(11, [1, 4, 4, 3], id="scheduling.md row 20"),
+        pytest.param(6, [1, 4, 2], id="row 19"),
+        pytest.param(11, [1, 4, 4, 3], id="row 20"),
     ],
 )
 def test_what_waits_behind_a_blocker_goes_in_full_batches(waiting: int, sizes: list[int], ahead: int) -> None:
@@ -124,11 +124,11 @@ def test_sizes_3_2_1_leave_as_3_and_2_1() -> None:
 @pytest.mark.parametrize(
     ("sizes", "batches", "starts"),
     [
-        pytest.param([1], [["r0"]], [S], id="scheduling.md row 27"),
-        pytest.param([1, 1], [["r0", "r1"]], [100 * MS], id="scheduling.md row 28"),
-        pytest.param([1, 1, 1], [["r0", "r1"], ["r2"]], [100 * MS, 200 * MS + S], id="scheduling.md row 29"),
-        pytest.param([3, 1], [["r0", "r1"]], [100 * MS], id="scheduling.md row 30"),
-        pytest.param([6], [["r0"]], [0], id="scheduling.md row 31"),
+        pytest.param([1], [["r0"]], [S], id="row 27"),
+        pytest.param([1, 1], [["r0", "r1"]], [100 * MS], id="row 28"),
+        pytest.param([1, 1, 1], [["r0", "r1"], ["r2"]], [100 * MS, 200 * MS + S], id="row 29"),
+        pytest.param([3, 1], [["r0", "r1"]], [100 * MS], id="row 30"),
+        pytest.param([6], [["r0"]], [0], id="row 31"),
     ],
 )
 def test_preferred_sizes_2_and_4_of_at_most_8(sizes: list[int], batches: list[list[str]], starts: list[int]) -> None:
@@ -144,7 +144,7 @@ def test_preferred_sizes_2_and_4_of_at_most_8(sizes: list[int], batches: list[li
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize(
     ("waiting", "sizes"),
-    [pytest.param(6, [6], id="scheduling.md row 32"), pytest.param(12, [8, 4], id="more than one batch of them")],
+    [pytest.param(6, [6], id="row 32"), pytest.param(12, [8, 4], id="more than one batch of them")],
 )
 def test_after_the_delay_preferred_sizes_stop_mattering(waiting: int, sizes: list[int], ahead: int) -> None:
     """The blocker leaves at its own delay and executes longer than the others' delay."""
@@ -170,9 +170,9 @@ def test_the_delay_counts_from_the_oldest_request_and_not_from_the_last_batch() 
 @pytest.mark.parametrize(
     ("shapes", "batches"),
     [
-        pytest.param("454", [["r0"], ["r1"], ["r2"]], id="scheduling.md row 34"),
-        pytest.param("445", [["r0", "r1"], ["r2"]], id="scheduling.md row 35"),
-        pytest.param("nnAABn", [["r0", "r1"], ["r2", "r3"], ["r4"], ["r5"]], id="scheduling.md row 37"),
+        pytest.param("454", [["r0"], ["r1"], ["r2"]], id="row 34"),
+        pytest.param("445", [["r0", "r1"], ["r2"]], id="row 35"),
+        pytest.param("nnAABn", [["r0", "r1"], ["r2", "r3"], ["r4"], ["r5"]], id="row 37"),
     ],
 )
 def test_a_request_of_another_kind_flushes_the_batch(shapes: str, batches: list[list[str]]) -> None:
@@ -237,11 +237,11 @@ def timeout(default_us: int, *, override: bool = False, delay: bool = False) -> 
 @pytest.mark.parametrize(
     ("policy", "own_us", "rejected_after_ns"),
     [
-        pytest.param(timeout(200_000), 0, 200 * MS, id="scheduling.md rows 43 and 44"),
-        pytest.param(timeout(0, override=True), 200_000, None, id="scheduling.md row 45"),
-        pytest.param(timeout(1_000_000, override=True), 200_000, 200 * MS, id="scheduling.md row 46"),
-        pytest.param(timeout(200_000, override=True), 5_000_000, 200 * MS, id="scheduling.md row 47"),
-        pytest.param(timeout(200_000), 50_000, 200 * MS, id="scheduling.md row 48"),
+        pytest.param(timeout(200_000), 0, 200 * MS, id="rows 43 and 44"),
+        pytest.param(timeout(0, override=True), 200_000, None, id="row 45"),
+        pytest.param(timeout(1_000_000, override=True), 200_000, 200 * MS, id="row 46"),
+        pytest.param(timeout(200_000, override=True), 5_000_000, 200 * MS, id="row 47"),
+        pytest.param(timeout(200_000), 50_000, 200 * MS, id="row 48"),
         pytest.param(timeout(200_000, override=True), 0, 200 * MS, id="0 is no timeout of its own"),
     ],
 )
@@ -437,6 +437,7 @@ def test_drain_takes_everything_in_service_order_and_forgets_deadlines() -> None
 
 
 def test_a_refused_request_never_waited() -> None:
+    """Row 42: no decision ever speaks of it, so that nothing counts it."""
     scheduler = dynamic(1, policy=QueuePolicy(max_queue_size=1))
     scheduler.enqueue(make_ticket("a"), 0)
     refused = make_ticket("")
@@ -444,6 +445,8 @@ def test_a_refused_request_never_waited() -> None:
         scheduler.enqueue(refused, 0)
     assert caught.value.code is ErrorCode.UNAVAILABLE
     assert str(caught.value) == "[request id: <id_unknown>] Exceeds maximum queue size"
+    decision = scheduler.decide(0, idle=0, ahead=0)
+    assert (decision.expired, decision.cancelled, decision.failed) == ([], [], [])
     assert names_of(scheduler.drain()) == ["a"]
 
 

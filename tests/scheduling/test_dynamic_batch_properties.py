@@ -7,8 +7,8 @@ from itertools import combinations
 from typing import NamedTuple
 
 import hypothesis.strategies as st
-from hypothesis import given, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis import given
+from property_settings import examples
 from scheduling_reference import ReferenceBatcher, Waiting
 from scheduling_simulator import MS, Simulation, batching, go_away, make_ticket, name_of, names_of
 
@@ -29,7 +29,7 @@ POLICIES = st.builds(
     timeout_action=st.sampled_from(TimeoutAction),
     default_timeout_us=st.sampled_from([0, 0, 2000, 5000]),
     allow_timeout_override=st.booleans(),
-    max_queue_size=st.sampled_from([0, 0, 4]),
+    max_queue_size=st.sampled_from([0, 0, 1, 2, 4]),
 )
 
 
@@ -55,32 +55,66 @@ def level_in(options: DynamicBatching, priority: int) -> int:
     return priority if 1 <= priority <= options.priority_levels else options.default_priority_level
 
 
-class SideBySide(RuleBasedStateMachine):
+class Arrives(NamedTuple):
+    size: int
+    shape: str
+    timeout_us: int
+    priority: int
+
+
+class Happens(NamedTuple):
+    """Something else. *which* is how much, or chooses among those to whom it can happen."""
+
+    what: str
+    which: int
+
+
+STORIES = st.lists(
+    st.builds(Arrives, st.integers(1, 6), SHAPES, OWN_TIMEOUTS_US, PRIORITIES)
+    | st.builds(Happens, st.sampled_from(["decide"] * 4 + ["time"] * 2 + ["asked", "leave", "die"]), st.integers(0, 7)),
+    min_size=20,
+    max_size=80,
+)
+
+
+class SideBySide:
     """Ours and the reference, told the same: they must decide the same at every moment."""
 
-    @initialize(data=st.data(), max_batch_size=MAX_BATCH)
-    def configure(self, data: st.DataObject, max_batch_size: int) -> None:
-        options = data.draw(options_for(max_batch_size))
+    def __init__(self, options: DynamicBatching, max_batch_size: int) -> None:
         self.largest = max(1, max_batch_size)
         self.ours = DynamicBatchScheduler(options, max_batch_size=max_batch_size)
         self.reference = ReferenceBatcher(options, max_batch_size)
         self.now_ns = 0
+        self.next_check_ns: int | None = None
         self.tickets: dict[str, Ticket] = {}
         self.waiting: dict[str, Waiting] = {}
         self.ended: set[str] = set()
-        self.reported: set[str] = set()
         self.executing: list[list[Ticket]] = []
 
-    @rule(steps=st.integers(1, 4))
-    def pass_time(self, steps: int) -> None:
-        self.now_ns += steps * 1000_000
+    def tell(self, story: list[Arrives | Happens]) -> None:
+        for one in story:
+            if isinstance(one, Arrives):
+                self.arrive(one)
+            elif one.what == "time":
+                self.now_ns += (1 + one.which) * MS
+            elif one.what == "asked" and self.next_check_ns is not None:
+                self.now_ns = max(self.now_ns, self.next_check_ns)
+                self.decide(idle=one.which % 3)
+            elif one.what == "decide":
+                self.decide(idle=one.which % 4)
+            elif one.what == "leave" and self.tickets:
+                self.leave(list(self.tickets)[-1 - one.which % len(self.tickets)])
+            elif one.what == "die" and self.executing:
+                self.die()
+            self.check_that_nothing_is_lost()
+        self.end()
 
-    @rule(size=st.integers(1, 6), shape=SHAPES, timeout_us=OWN_TIMEOUTS_US, priority=PRIORITIES)
-    def arrive(self, size: int, shape: str, timeout_us: int, priority: int) -> None:
+    def arrive(self, one: Arrives) -> None:
+        self.now_ns += 1  # two at the same time would have equal deadlines, of which either may be noticed first
         name = str(len(self.tickets))
-        size = min(size, self.largest)
-        ticket = make_ticket(name, size=size, shape=shape, timeout_us=timeout_us, priority=priority)
-        waiting = Waiting(name, size, shape, timeout_us, priority)
+        size = min(one.size, self.largest)
+        ticket = make_ticket(name, size=size, shape=one.shape, timeout_us=one.timeout_us, priority=one.priority)
+        waiting = Waiting(name, size, one.shape, one.timeout_us, one.priority)
         refuses = self.reference.would_refuse(waiting)
         try:
             self.ours.enqueue(ticket, self.now_ns)
@@ -92,15 +126,12 @@ class SideBySide(RuleBasedStateMachine):
         self.waiting[name] = waiting
         self.reference.enqueue(waiting, self.now_ns)
 
-    @precondition(lambda self: self.tickets)
-    @rule(data=st.data())
-    def go_away(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.tickets)))
+    def leave(self, name: str) -> None:
         go_away(self.tickets[name])
+        self.ours.notice_cancelled()
         self.waiting[name].is_cancelled = True
 
-    @rule(idle=st.integers(0, 3))
-    def decide(self, idle: int) -> None:
+    def decide(self, *, idle: int) -> None:
         decision = self.ours.decide(self.now_ns, idle=idle, ahead=0)
         outcome = self.reference.decide(self.now_ns, idle)
         assert [names_of(batch) for batch in decision.batches] == outcome.batches
@@ -120,15 +151,10 @@ class SideBySide(RuleBasedStateMachine):
             assert decision.next_check_ns is not None
             assert decision.next_check_ns <= outcome.next_check_ns, "it would be asked too late"
         assert decision.next_check_ns is None or decision.next_check_ns > self.now_ns, "it would be asked for ever"
+        depths = self.ours.depths()
+        assert sum(depths.values()) == (len(self.ours) if depths else 0)
+        self.next_check_ns = decision.next_check_ns
 
-    # Deadlines that are equal are told apart by who came first, which a return to the queue may change.
-    @precondition(
-        lambda self: (
-            self.executing
-            and all(policy.timeout_action is TimeoutAction.REJECT for policy in policies_of(self.reference.options))
-        )
-    )
-    @rule()
     def die(self) -> None:
         """A worker dies that had not begun with its batch."""
         batch = self.executing.pop()
@@ -136,19 +162,13 @@ class SideBySide(RuleBasedStateMachine):
         self.reference.put_back([self.waiting[name] for name in names_of(batch)])
         self.ended.difference_update(names_of(batch))
 
-    @invariant()
-    def nothing_is_lost(self) -> None:
-        if hasattr(self, "ours"):
-            cancelled = sum(ticket.waiter.cancelled() for ticket in self.tickets.values())
-            left = len(self.tickets) - len(self.ended)
-            assert left - cancelled <= len(self.ours) <= left
-            depths = self.ours.depths()
-            assert sum(depths.values()) == (len(self.ours) if depths else 0)
+    def check_that_nothing_is_lost(self) -> None:
+        cancelled = sum(ticket.waiter.cancelled() for ticket in self.tickets.values())
+        left = len(self.tickets) - len(self.ended)
+        assert left - cancelled <= len(self.ours) <= left
 
-    def teardown(self) -> None:
-        if not hasattr(self, "ours"):
-            return
-        self.pass_time(100)
+    def end(self) -> None:
+        self.now_ns += 100 * MS
         while len(self.ours):
             before = len(self.ours)
             self.decide(idle=3)
@@ -157,8 +177,12 @@ class SideBySide(RuleBasedStateMachine):
         assert self.ended == set(self.tickets)
 
 
-TestSideBySide = SideBySide.TestCase
-TestSideBySide.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+@examples(200)
+@given(data=st.data(), max_batch_size=MAX_BATCH, story=STORIES)
+def test_batches_are_formed_as_the_rules_say(
+    data: st.DataObject, max_batch_size: int, story: list[Arrives | Happens]
+) -> None:
+    SideBySide(data.draw(options_for(max_batch_size)), max_batch_size).tell(story)
 
 
 class Arrival(NamedTuple):
@@ -184,12 +208,14 @@ def simulate(
     instances: int = 1,
     execution_ns: Callable[[list[Ticket]], int],
     before: Callable[[Simulation], None] = lambda world: None,
+    preserve_ordering: bool = False,
 ) -> Simulation:
     world = Simulation(
         DynamicBatchScheduler(options, max_batch_size=max_batch_size),
         instances=instances,
         ahead=ahead,
         execution_ns=execution_ns,
+        preserve_ordering=preserve_ordering,
     )
     for number, (at_ms, size, shape, timeout_us, priority) in enumerate(requests):
         world.arrive(str(number), at=at_ms * MS, size=size, shape=shape, timeout_us=timeout_us, priority=priority)
@@ -197,7 +223,7 @@ def simulate(
     return world.run()
 
 
-@settings(max_examples=150, deadline=None)
+@examples(100)
 @given(data=st.data(), max_batch_size=MAX_BATCH, ahead=st.integers(1, 4), base_ms=st.integers(1, 12))
 def test_sending_ahead_changes_no_batch(data: st.DataObject, max_batch_size: int, ahead: int, base_ms: int) -> None:
     """One instance: what is sent early is what would have been sent when it became free, at the same times."""
@@ -213,7 +239,7 @@ def test_sending_ahead_changes_no_batch(data: st.DataObject, max_batch_size: int
     assert early.answered == late.answered
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     data=st.data(),
     max_batch_size=MAX_BATCH,
@@ -221,6 +247,7 @@ def test_sending_ahead_changes_no_batch(data: st.DataObject, max_batch_size: int
     instances=st.integers(1, 3),
     deaths=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40)), max_size=4),
     leavers=st.lists(st.tuples(st.integers(0, 24), st.integers(0, 40)), max_size=6),
+    preserve_ordering=st.booleans(),
 )
 def test_every_request_ends_once_and_every_batch_is_legal(
     data: st.DataObject,
@@ -229,8 +256,9 @@ def test_every_request_ends_once_and_every_batch_is_legal(
     instances: int,
     deaths: list[tuple[int, int]],
     leavers: list[tuple[int, int]],
+    preserve_ordering: bool,
 ) -> None:
-    """Several instances, workers that die, clients that go away."""
+    """Several instances, workers that die, clients that go away; with ordered answers and without."""
     options = data.draw(options_for(max_batch_size))
     largest = max(1, max_batch_size)
     requests = data.draw(arrivals(largest))
@@ -251,6 +279,7 @@ def test_every_request_ends_once_and_every_batch_is_legal(
         instances=instances,
         execution_ns=lambda batch: (3 + int(name_of(batch[0])) % 4) * MS,
         before=adversity,
+        preserve_ordering=preserve_ordering,
     )
     ends = [*world.answered, *world.failed, *world.expired, *world.cancelled, *world.refused]
     assert sorted(ends) == sorted(by_name), "exactly one end for each"
@@ -259,6 +288,9 @@ def test_every_request_ends_once_and_every_batch_is_legal(
     for names in world.batches:
         assert sum(by_name[name].size for name in names) <= largest
         assert len({by_name[name].shape for name in names}) == 1
+    if preserve_ordering:
+        last_taken = list(dict.fromkeys(reversed(world.taken)))[::-1]
+        assert world.delivered == last_taken, "answers leave in the order in which their requests were taken"
     levels = {name: level_in(options, request.priority) for name, request in by_name.items()}
     nobody_expires = not any(policy.default_timeout_us for policy in policies_of(options))
     for earlier, later in combinations(world.taken, 2):
@@ -273,7 +305,7 @@ def test_every_request_ends_once_and_every_batch_is_legal(
         assert expired_ns == by_name[name].at_ms * MS + min(allowed) * 1000, "exactly when due"
 
 
-@settings(max_examples=100, deadline=None)
+@examples(75)
 @given(data=st.data(), max_batch_size=st.integers(1, 6), delay_us=st.sampled_from([0, 2000, 5000]))
 def test_an_idle_instance_keeps_nobody_waiting_longer_than_the_delay(
     data: st.DataObject, max_batch_size: int, delay_us: int

@@ -1,4 +1,4 @@
-"""Priority levels of the dynamic batcher (scheduling spec, 3.4 and 3.5), on a clock that is an integer.
+"""Priority levels of the dynamic batcher (scheduling.md, 3.4 and 3.5), on a clock that is an integer.
 
 Names begin with the level that a request asks for. ``blocker`` occupies the one instance for the first second. Where the spec
 is silent the results are those of Triton 2.51.

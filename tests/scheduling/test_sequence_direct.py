@@ -65,6 +65,21 @@ def test_a_null_request_says_nothing() -> None:
     scheduler.released(null, 3)
 
 
+def test_a_null_request_counts_in_its_batch_and_nowhere_else() -> None:
+    """scheduling.md row 77."""
+    scheduler = scheduler_for()
+    for correlation_id in (1, 2):
+        scheduler.enqueue(make_ticket(str(correlation_id), correlation_id, "S"), 0)
+    for ticket in scheduler.decide(0, free=[0]).batches[0]:
+        scheduler.released(ticket, 1)
+    scheduler.enqueue(make_ticket("b", 2), 2)
+    assert len(scheduler) == 1
+    (batch,) = scheduler.decide(2, free=[0]).batches
+    assert sum(ticket.batch_size for ticket in batch) == 2
+    assert sum(ticket.batch_size for ticket in batch if not ticket.is_null) == 1
+    assert len(scheduler) == 0
+
+
 def test_a_null_request_has_an_empty_text_for_a_correlation_id() -> None:
     scheduler = scheduler_for(
         'control_input { name: "ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_STRING } }'

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import hypothesis.strategies as st
-from hypothesis import given, settings
+from hypothesis import given
+from property_settings import examples
 from scheduling_simulator import MS
 from sequence_simulator import NULL, World, name_of, scheduler_for
 
@@ -166,7 +167,7 @@ def check_slots(world: World, model: Model, sent: list[Sent]) -> None:
             assert sum(begin <= first < end for begin, end in spans) <= model.slots
 
 
-@settings(max_examples=300, deadline=None)
+@examples(100)
 @given(model=MODELS, sent=SENT)
 def test_sequences_execute_in_order_each_in_one_place_and_nothing_is_lost(model: Model, sent: list[Sent]) -> None:
     world = simulate(model.world(), sent, batches=model.max_batch_size > 0)
@@ -181,7 +182,7 @@ def test_sequences_execute_in_order_each_in_one_place_and_nothing_is_lost(model:
     check_slots(world, model, sent)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(150)
 @given(
     model=MODELS,
     sent=SENT,
@@ -212,7 +213,7 @@ def test_whoever_leaves_and_whatever_dies_each_request_ends_once(
         assert len(order) == len(set(order)), "one of a sequence in a batch"
 
 
-@settings(max_examples=200, deadline=None)
+@examples(75)
 @given(model=MODELS, sent=SENT, iterations=st.lists(st.integers(1, 4), min_size=1, max_size=10))
 def test_every_iterative_request_executes_as_often_as_it_wants_in_one_place(
     model: Model, sent: list[Sent], iterations: list[int]

@@ -1,4 +1,4 @@
-"""What the sequence batcher takes and refuses, and what the model is told about it (scheduling spec, 4.1 and 4.3)."""
+"""What the sequence batcher takes and refuses, and what the model is told about it (scheduling.md, 4.1 and 4.3)."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def first_controls(scheduler: SequenceBatchScheduler, ticket: Ticket) -> Ticket:
 
 @pytest.mark.parametrize(
     ("max_batch_size", "shape"),
-    [pytest.param(4, (1, 1), id="scheduling.md row 69"), pytest.param(0, (1,), id="scheduling.md row 70")],
+    [pytest.param(4, (1, 1), id="row 69"), pytest.param(0, (1,), id="row 70")],
 )
 def test_control_tensors_have_one_element(max_batch_size: int, shape: tuple[int, ...]) -> None:
     scheduler = scheduler_for(CONTROLS, max_batch_size=max_batch_size)
@@ -193,12 +193,12 @@ def test_true_and_false_are_what_the_configuration_says() -> None:
 @pytest.mark.parametrize(
     ("datatype", "correlation_id", "value"),
     [
-        pytest.param("TYPE_INT32", 2**32 + 5, 5, id="scheduling.md row 71"),
+        pytest.param("TYPE_INT32", 2**32 + 5, 5, id="row 71"),
         pytest.param("TYPE_UINT32", 2**32 + 5, 5, id="UINT32"),
         pytest.param("TYPE_INT32", 2**32 - 1, -1, id="low bits of an INT32 can be negative"),
         pytest.param("TYPE_UINT64", 2**64 - 1, 2**64 - 1, id="UINT64"),
         pytest.param("TYPE_INT64", 2**63 + 1, -(2**63) + 1, id="INT64"),
-        pytest.param("TYPE_STRING", "abc", b"abc", id="scheduling.md row 72"),
+        pytest.param("TYPE_STRING", "abc", b"abc", id="row 72"),
     ],
 )
 def test_the_correlation_id_is_given_in_the_type_of_its_control(
@@ -214,7 +214,7 @@ def test_the_correlation_id_is_given_in_the_type_of_its_control(
 @pytest.mark.parametrize(
     ("datatype", "correlation_id", "text"),
     [
-        pytest.param("TYPE_UINT64", "abc", "is 'BYTES', but model 'm' expects 'UINT64'", id="scheduling.md row 73"),
+        pytest.param("TYPE_UINT64", "abc", "is 'BYTES', but model 'm' expects 'UINT64'", id="row 73"),
         pytest.param("TYPE_INT32", "5", "is 'BYTES', but model 'm' expects 'INT32'", id="digits are a text"),
         pytest.param("TYPE_STRING", 5, "is 'UINT64', but model 'm' expects 'BYTES'", id="a number for a text"),
     ],
