@@ -6,7 +6,7 @@ Bytecode is left out: it appears when a model is first imported, and a change th
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,15 +32,26 @@ NEVER = ChangeTimes(0)
 """Older than any file: remembered in place of real times, it makes everything look modified."""
 
 
-def change_times(model: ModelDirectory, *, config_name: str) -> ChangeTimes:
-    """Look at the files now. What vanishes meanwhile is passed over. *config_name* as in ``--model-config-name``."""
+def is_bytecode(name: str) -> bool:
+    return name == _BYTECODE_FOLDER or name.endswith(_BYTECODE_SUFFIX)
+
+
+def change_times(
+    model: ModelDirectory, *, config_name: str, is_passed_over: Callable[[str], bool] = is_bytecode
+) -> ChangeTimes:
+    """Look at the files now. What vanishes meanwhile is left out. *config_name* as in ``--model-config-name``.
+
+    *is_passed_over* says of the name of a file or folder that it is none of the model's.
+    """
     config_entry = "config.pbtxt"
     if config_name and os.path.exists(model.path / "configs" / f"{config_name}.pbtxt"):
         config_entry = "configs"
     shared_ns = config_ns = 0
     of_versions: dict[str, int] = {}
     for name in _names(model.path):
-        newest_ns = _newest_ns(model.path / name)
+        if is_passed_over(name):
+            continue
+        newest_ns = _newest_ns(model.path / name, is_passed_over)
         if name == config_entry:
             config_ns = newest_ns
         elif name.isascii() and name.isdigit():
@@ -53,14 +64,14 @@ def change_times(model: ModelDirectory, *, config_name: str) -> ChangeTimes:
     return ChangeTimes(model_ns, version_ns)
 
 
-def _newest_ns(path: Path) -> int:
+def _newest_ns(path: Path, is_passed_over: Callable[[str], bool]) -> int:
     """Of *path* and all below it."""
     newest_ns = _mtime_ns(path)
     if os.path.isdir(path):  # Path.is_dir raises where permission is lacking
         for folder, folders, files in os.walk(path):
-            folders[:] = [name for name in folders if name != _BYTECODE_FOLDER]
+            folders[:] = [name for name in folders if not is_passed_over(name)]
             for name in (*folders, *files):
-                if not name.endswith(_BYTECODE_SUFFIX):
+                if not is_passed_over(name):
                     newest_ns = max(newest_ns, _mtime_ns(Path(folder, name)))
     return newest_ns
 
@@ -69,8 +80,7 @@ def _names(path: Path) -> Iterator[str]:
     try:
         with os.scandir(path) as entries:
             for entry in entries:
-                if entry.name != _BYTECODE_FOLDER and not entry.name.endswith(_BYTECODE_SUFFIX):
-                    yield entry.name
+                yield entry.name
     except OSError:
         return
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 
@@ -14,14 +15,14 @@ _NO_VERSIONS = frozenset({"warmup", "initial_state", "configs"})
 _LARGEST_VERSION = (1 << 63) - 1
 
 
-@dataclass(frozen=True)
-class ModelDirectory:
-    """``versions`` are the version directories, ascending."""
+class ModelId(NamedTuple):
+    """``namespace`` is the repository's path with ``--model-namespacing``, and empty without."""
 
+    namespace: str
     name: str
-    path: Path
-    repository: Path
-    versions: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.namespace}::{self.name}" if self.namespace else self.name
 
 
 @dataclass(frozen=True)
@@ -33,44 +34,90 @@ class Notice:
 
 
 @dataclass(frozen=True)
-class Scan:
-    """``models`` by name, in the order of names, without the ``duplicates``: names that several repositories have."""
+class ModelDirectory:
+    """``versions`` are the version directories, ascending; ``notices`` are about what else lies in the directory."""
 
-    models: dict[str, ModelDirectory]
+    name: str
+    path: Path
+    repository: Path
+    versions: tuple[int, ...]
+    namespace: str = ""
+    notices: tuple[Notice, ...] = ()
+
+    @property
+    def id(self) -> ModelId:
+        return ModelId(self.namespace, self.name)
+
+
+@dataclass(frozen=True)
+class Scan:
+    """``models`` are in the order of their ids, without the ``duplicates``: names that several repositories have.
+
+    ``notices`` are about what else lies in the repositories; ``unreadable`` are those that could not be read, and why.
+    """
+
+    models: dict[ModelId, ModelDirectory]
     duplicates: tuple[str, ...]
     notices: tuple[Notice, ...]
+    unreadable: dict[Path, str]
 
 
-def scan_repositories(roots: Sequence[Path]) -> Scan:
+def check_repositories(roots: Sequence[Path]) -> None:
+    """Raises InferenceError(INTERNAL) for the first root that is no readable directory."""
+    for root in roots:
+        if not root.exists():
+            raise InferenceError(ErrorCode.INTERNAL, f"failed to stat file {root}")
+        if not root.is_dir():
+            raise InferenceError(ErrorCode.INTERNAL, f"repository path is not a valid directory: {root}")
+        try:
+            _directories(root)
+        except OSError as error:
+            raise InferenceError(ErrorCode.INTERNAL, _cannot_open(root, error)) from None
+
+
+def scan_repositories(roots: Sequence[Path], *, namespacing: bool = False) -> Scan:
     """Look at the directories now; nothing inside a model's directory is read but the names of its versions.
 
-    The same root given twice counts once. Raises InferenceError(INTERNAL) for a root that is no readable directory.
+    The same root given twice counts once. With *namespacing* there are no duplicates.
     """
-    found: dict[str, list[ModelDirectory]] = {}
+    found: dict[ModelId, list[ModelDirectory]] = {}
     notices: list[Notice] = []
+    unreadable: dict[Path, str] = {}
     for root in dict.fromkeys(roots):
-        for model in _scan_repository(root, notices):
-            found.setdefault(model.name, []).append(model)
+        try:
+            names = _directories(root)
+        except OSError as error:
+            unreadable[root] = _cannot_open(root, error)
+            continue
+        for name in names:
+            if name.startswith("."):
+                # Triton takes it for a model without a version, and a .git makes it fail to start.
+                notices.append(Notice(logging.INFO, f"skipping hidden directory '{name}' of model repository {root}"))
+            else:
+                model = _read(root, name, namespacing=namespacing)
+                found.setdefault(model.id, []).append(model)
     return Scan(
-        models={name: models[0] for name, models in sorted(found.items()) if len(models) == 1},
-        duplicates=tuple(name for name, models in sorted(found.items()) if len(models) > 1),
+        models={key: models[0] for key, models in sorted(found.items()) if len(models) == 1},
+        duplicates=tuple(key.name for key, models in sorted(found.items()) if len(models) > 1),
         notices=tuple(notices),
+        unreadable=unreadable,
     )
 
 
-def find_model(roots: Sequence[Path], name: str) -> Scan:
-    """As `scan_repositories`, of the model called *name* alone. It is in neither ``models`` nor ``duplicates`` if absent."""
+def find_model(roots: Sequence[Path], name: str, *, namespacing: bool = False) -> list[ModelDirectory]:
+    """The directories of that name in all repositories; one that cannot be read has none."""
+    if not name or name.startswith(".") or "/" in name or "\0" in name:
+        return []
+    return [_read(root, name, namespacing=namespacing) for root in dict.fromkeys(roots) if os.path.isdir(root / name)]
+
+
+def read_again(model: ModelDirectory) -> ModelDirectory | None:
+    """*model* as its directory is now; None when it is gone."""
+    if not os.path.isdir(model.path):
+        return None
     notices: list[Notice] = []
-    found = [
-        ModelDirectory(name, root / name, root, tuple(sorted(_versions(root / name, notices))))
-        for root in dict.fromkeys(roots)
-        if not name.startswith(".") and name in _directories_of_root(root)
-    ]
-    return Scan(
-        models={name: found[0]} if len(found) == 1 else {},
-        duplicates=(name,) if len(found) > 1 else (),
-        notices=tuple(notices),
-    )
+    versions = tuple(sorted(_versions(model.path, notices)))
+    return replace(model, versions=versions, notices=tuple(notices))
 
 
 def read_model_directory(path: Path) -> ModelDirectory:
@@ -78,25 +125,16 @@ def read_model_directory(path: Path) -> ModelDirectory:
     return ModelDirectory(path.name, path, path.parent, tuple(sorted(_versions(path, []))))
 
 
-def _scan_repository(root: Path, notices: list[Notice]) -> Iterator[ModelDirectory]:
-    for name in _directories_of_root(root):
-        if name.startswith("."):
-            # Triton takes it for a model without a version, and a .git makes it fail to start.
-            notices.append(Notice(logging.INFO, f"skipping hidden directory '{name}' of model repository {root}"))
-        else:
-            path = root / name
-            yield ModelDirectory(name, path, root, tuple(sorted(_versions(path, notices))))
+def _read(root: Path, name: str, *, namespacing: bool) -> ModelDirectory:
+    notices: list[Notice] = []
+    versions = tuple(sorted(_versions(root / name, notices)))
+    return ModelDirectory(name, root / name, root, versions, str(root) if namespacing else "", tuple(notices))
 
 
-def _directories_of_root(root: Path) -> list[str]:
-    if not root.exists():
-        raise InferenceError(ErrorCode.INTERNAL, f"failed to stat file {root}")
-    if not root.is_dir():
-        raise InferenceError(ErrorCode.INTERNAL, f"repository path is not a valid directory: {root}")
-    try:
-        return _directories(root)
-    except OSError as error:
-        raise InferenceError(ErrorCode.INTERNAL, f"failed to open directory {root}: {error.strerror}") from None
+def _cannot_open(root: Path, error: OSError) -> str:
+    # Triton does not say why; where the directory is not there, that is clear enough.
+    reason = "" if isinstance(error, FileNotFoundError) else f": {error.strerror}"
+    return f"failed to open directory {root}{reason}"
 
 
 def _versions(model_dir: Path, notices: list[Notice]) -> Iterator[int]:

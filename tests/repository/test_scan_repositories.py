@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.repository.index import ModelDirectory, Notice, scan_repositories
+from pytriton_lite.repository.index import (
+    ModelDirectory,
+    ModelId,
+    Notice,
+    Scan,
+    check_repositories,
+    find_model,
+    read_again,
+    scan_repositories,
+)
 
 
 def make(root: Path, *directories: str) -> None:
@@ -17,8 +26,16 @@ def make(root: Path, *directories: str) -> None:
         (root / directory).mkdir(parents=True)
 
 
+def model_of(scan: Scan, name: str = "m") -> ModelDirectory:
+    return scan.models[ModelId("", name)]
+
+
+def names(scan: Scan) -> list[str]:
+    return [model.name for model in scan.models]
+
+
 def versions_of(root: Path, model: str = "m") -> tuple[int, ...]:
-    return scan_repositories([root]).models[model].versions
+    return model_of(scan_repositories([root]), model).versions
 
 
 def texts(notices: Iterable[Notice]) -> list[str]:
@@ -30,10 +47,10 @@ def test_models_are_the_directories_in_the_order_of_their_names(tmp_path: Path) 
     (tmp_path / "notes.txt").touch()
     scan = scan_repositories([tmp_path])
     assert list(scan.models.items()) == [
-        ("a", ModelDirectory("a", tmp_path / "a", tmp_path, (1, 2, 10))),
-        ("b", ModelDirectory("b", tmp_path / "b", tmp_path, (1,))),
+        (ModelId("", "a"), ModelDirectory("a", tmp_path / "a", tmp_path, (1, 2, 10))),
+        (ModelId("", "b"), ModelDirectory("b", tmp_path / "b", tmp_path, (1,))),
     ]
-    assert (scan.duplicates, scan.notices) == ((), ())
+    assert (scan.duplicates, scan.notices, scan.unreadable) == ((), (), {})
 
 
 def test_model_without_a_version_is_a_model(tmp_path: Path) -> None:
@@ -47,13 +64,13 @@ def test_linked_directories_count_and_dangling_links_do_not(tmp_path: Path) -> N
     (tmp_path / "root" / "m" / "7").symlink_to(tmp_path / "store" / "real" / "1")
     (tmp_path / "root" / "gone").symlink_to(tmp_path / "nowhere")
     scan = scan_repositories([tmp_path / "root"])
-    assert {name: model.versions for name, model in scan.models.items()} == {"linked": (1,), "m": (7,)}
+    assert {model.name: model.versions for model in scan.models.values()} == {"linked": (1,), "m": (7,)}
 
 
 def test_hidden_directories_are_no_models_and_the_log_says_so(tmp_path: Path) -> None:
     make(tmp_path, ".git/1", "m/1")
     scan = scan_repositories([tmp_path])
-    assert list(scan.models) == ["m"]
+    assert names(scan) == ["m"]
     assert scan.notices == (Notice(logging.INFO, f"skipping hidden directory '.git' of model repository {tmp_path}"),)
 
 
@@ -66,15 +83,15 @@ def test_version_zero_is_legal_and_files_are_no_versions(tmp_path: Path) -> None
 def test_folders_for_other_purposes_are_skipped_silently(tmp_path: Path) -> None:
     make(tmp_path, "m/1", "m/warmup", "m/initial_state", "m/configs")
     assert versions_of(tmp_path) == (1,)
-    assert scan_repositories([tmp_path]).notices == ()
+    assert model_of(scan_repositories([tmp_path])).notices == ()
 
 
 @pytest.mark.parametrize("name", ["01", "00", "0x"])
 def test_leading_zeros_are_warned_about(tmp_path: Path, name: str) -> None:
     make(tmp_path, f"m/{name}", "m/1")
-    scan = scan_repositories([tmp_path])
-    assert scan.models["m"].versions == (1,)
-    assert scan.notices == (
+    found = model_of(scan_repositories([tmp_path]))
+    assert found.versions == (1,)
+    assert found.notices == (
         Notice(
             logging.WARNING,
             f"ignore version directory '{name}' which contains leading zeros in its directory name (model 'm')",
@@ -85,9 +102,9 @@ def test_leading_zeros_are_warned_about(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["8x", "-3", "one", "1.0", "٣", "9223372036854775808", "__pycache__"])
 def test_names_that_are_no_numbers_are_warned_about(tmp_path: Path, name: str) -> None:
     make(tmp_path, f"m/{name}", "m/1")
-    scan = scan_repositories([tmp_path])
-    assert scan.models["m"].versions == (1,)
-    assert texts(scan.notices) == [
+    found = model_of(scan_repositories([tmp_path]))
+    assert found.versions == (1,)
+    assert texts(found.notices) == [
         f"ignore version directory '{name}' which fails to convert to integral number (model 'm')"
     ]
 
@@ -95,26 +112,71 @@ def test_names_that_are_no_numbers_are_warned_about(tmp_path: Path, name: str) -
 def test_name_in_two_repositories_is_a_duplicate_and_no_model(tmp_path: Path) -> None:
     make(tmp_path, "one/a/1", "one/b/1", "two/b/1", "two/c/1")
     scan = scan_repositories([tmp_path / "one", tmp_path / "two"])
-    assert {name: model.repository.name for name, model in scan.models.items()} == {"a": "one", "c": "two"}
+    assert {model.name: model.repository.name for model in scan.models.values()} == {"a": "one", "c": "two"}
     assert scan.duplicates == ("b",)
 
 
 def test_same_repository_given_twice_counts_once(tmp_path: Path) -> None:
     make(tmp_path, "m/1")
     scan = scan_repositories([tmp_path, tmp_path])
-    assert (list(scan.models), scan.duplicates) == (["m"], ())
+    assert (names(scan), scan.duplicates) == (["m"], ())
 
 
-def test_root_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InferenceError) as caught:
-        scan_repositories([tmp_path / "nope"])
-    assert caught.value.code is ErrorCode.INTERNAL
-    assert caught.value.message == f"failed to stat file {tmp_path}/nope"
+def test_with_namespaces_equal_names_are_models_of_their_own(tmp_path: Path) -> None:
+    """Row 63 of repository.md; they are ordered by repository first."""
+    make(tmp_path, "two/a/1", "one/b/1", "two/b/2")
+    roots = [tmp_path / "two", tmp_path / "one"]
+    scan = scan_repositories(roots, namespacing=True)
+    assert [(str(model), found.versions) for model, found in scan.models.items()] == [
+        (f"{tmp_path}/one::b", (1,)),
+        (f"{tmp_path}/two::a", (1,)),
+        (f"{tmp_path}/two::b", (2,)),
+    ]
+    assert scan.duplicates == ()
+    assert [found.namespace for found in find_model(roots, "b", namespacing=True)] == [str(root) for root in roots]
 
 
-def test_root_that_is_a_file_is_an_error(tmp_path: Path) -> None:
+def test_a_name_that_leads_elsewhere_is_no_model(tmp_path: Path) -> None:
+    make(tmp_path, "root/m/1", "other/m/1", "root/.git/1")
+    for name in ("", ".git", "..", "../other/m", "m/1", "m\0", "nope"):
+        assert find_model([tmp_path / "root"], name) == []
+    assert [found.path for found in find_model([tmp_path / "root"], "m")] == [tmp_path / "root" / "m"]
+
+
+def test_what_was_found_once_can_be_read_again_until_it_is_gone(tmp_path: Path) -> None:
+    make(tmp_path, "m/1")
+    (found,) = scan_repositories([tmp_path]).models.values()
+    make(tmp_path, "m/2", "m/two")
+    again = read_again(found)
+    assert again is not None
+    assert (again.versions, len(again.notices)) == ((1, 2), 1)
+    for name in ("1", "2", "two"):
+        (tmp_path / "m" / name).rmdir()
+    (tmp_path / "m").rmdir()
+    assert read_again(found) is None
+
+
+def test_a_root_that_cannot_be_read_is_named_beside_what_the_others_have(tmp_path: Path) -> None:
+    make(tmp_path, "there/m/1")
     (tmp_path / "file").touch()
+    scan = scan_repositories([tmp_path / "gone", tmp_path / "file", tmp_path / "there"])
+    assert names(scan) == ["m"]
+    assert scan.unreadable == {
+        tmp_path / "gone": f"failed to open directory {tmp_path}/gone",
+        tmp_path / "file": f"failed to open directory {tmp_path}/file: Not a directory",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        pytest.param("nope", "failed to stat file {}", id="row 10"),
+        ("file", "repository path is not a valid directory: {}"),
+    ],
+)
+def test_a_start_needs_every_root(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / "file").touch()
+    check_repositories([tmp_path])
     with pytest.raises(InferenceError) as caught:
-        scan_repositories([tmp_path / "file"])
-    assert caught.value.code is ErrorCode.INTERNAL
-    assert caught.value.message == f"repository path is not a valid directory: {tmp_path}/file"
+        check_repositories([tmp_path, tmp_path / name])
+    assert (caught.value.code, caught.value.message) == (ErrorCode.INTERNAL, text.format(tmp_path / name))

@@ -1,0 +1,277 @@
+"""Models as they lie in the repositories now, or as a load request brings them (repository.md, sections 3 to 5).
+
+Everything here reads files and takes its time: call it in a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from pytriton_lite.config.ensemble import ensemble_from_message
+from pytriton_lite.config.errors import PollError
+from pytriton_lite.config.model_config import ModelConfig, config_path, parse_model_config, read_model_config
+from pytriton_lite.config.override import parse_config_override
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.proto import model_config_pb
+from pytriton_lite.repository.changes import NEVER, ChangeTimes, change_times, is_bytecode
+from pytriton_lite.repository.index import (
+    ModelDirectory,
+    ModelId,
+    Scan,
+    find_model,
+    read_again,
+    scan_repositories,
+)
+from pytriton_lite.repository.override import TemporaryModel
+from pytriton_lite.repository.refreshed import Refreshed
+from pytriton_lite.repository.version_policy import Selection, select_versions
+from pytriton_lite.repository.watching import is_passed_over
+
+if TYPE_CHECKING:
+    from pytriton_lite.repository.remote import RemoteRepositories
+
+_ENSEMBLE = b"ensemble"
+
+
+@dataclass(frozen=True)
+class RepositoryOptions:
+    """As in ``ServerOptions``."""
+
+    roots: tuple[Path, ...]
+    strict_config: bool = False
+    config_name: str = ""
+    namespacing: bool = False
+    remote: RemoteRepositories | None = None
+    is_edited: bool = False
+    """Somebody works in the repositories: what editors leave beside files is no change."""
+
+
+@dataclass(frozen=True)
+class Override:
+    """What a load request brings: a configuration as JSON, and the contents of files by path in the model's directory."""
+
+    config: str | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return self.config is not None or bool(self.files)
+
+
+class HeldFiles(Protocol):
+    """Files that are there for as long as somebody needs them."""
+
+    directory: ModelDirectory
+
+    def remove(self) -> None:
+        """Nobody needs them any more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Polled:
+    """A model as it was found on disk or in a load request. ``files`` are those that only this model needs."""
+
+    id: ModelId
+    directory: ModelDirectory
+    config: ModelConfig
+    selection: Selection
+    times: ChangeTimes
+    """To remember, so that a later look finds out whether anything has changed since."""
+    files: HeldFiles | None
+
+    @property
+    def came_with_request(self) -> bool:
+        """Whether its files are no repository's."""
+        return isinstance(self.files, TemporaryModel)
+
+    @property
+    def comparable_config(self) -> bytes:
+        """Equal to another when going from one to the other needs no reload (repository.md, section 3.1)."""
+        message = _copy(self.config.message)
+        message.ClearField("version_policy")
+        message.ClearField("instance_group")
+        return message.SerializeToString(deterministic=True)
+
+    @property
+    def placement(self) -> bytes:
+        """What `comparable_config` leaves out: which versions, and their instances."""
+        message = model_config_pb.ModelConfig()
+        message.instance_group.extend(self.config.message.instance_group)
+        if self.config.message.HasField("version_policy"):
+            message.version_policy.CopyFrom(self.config.message.version_policy)
+        return message.SerializeToString(deterministic=True)
+
+
+class NotPolled(PollError):
+    """There is no such model, or more than one; the detail is a line of the log by itself."""
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """The models that are to be loaded: ``wanted``, and those that ensembles among them are made of, however deep.
+
+    ``directories`` has all of them, None where a load request brings the files; ``composing`` those of each ensemble that are
+    in the repositories. What is not is found out when the ensemble is loaded.
+    """
+
+    wanted: tuple[ModelId, ...]
+    directories: Mapping[ModelId, ModelDirectory | None]
+    composing: Mapping[ModelId, tuple[ModelId, ...]]
+
+
+class ModelReader:
+    """Reads what the options say. It remembers nothing, and any thread may use it."""
+
+    def __init__(self, options: RepositoryOptions) -> None:
+        self._options = options
+        self._remote = options.remote
+        self._is_passed_over = is_passed_over if options.is_edited else is_bytecode
+
+    def refresh(self) -> Refreshed:
+        """Bring the copies of remote repositories up to date; what could not be."""
+        return self._remote.refresh() if self._remote is not None else Refreshed()
+
+    def show(self) -> None:
+        """Let `scan` find the models of remote repositories without copying them. Raises InferenceError(INTERNAL)."""
+        if self._remote is not None:
+            for reason in self._remote.show():
+                raise InferenceError(ErrorCode.INTERNAL, reason)
+
+    def scan(self) -> Scan:
+        return scan_repositories(self._options.roots, namespacing=self._options.namespacing)
+
+    def find(self, name: str) -> list[ModelDirectory]:
+        """The directories of models called so, copied anew: several only with namespacing. Raises PollError for none."""
+        if self._remote is not None:
+            self._remote.refresh_model(name)
+        found = find_model(self._options.roots, name, namespacing=self._options.namespacing)
+        if len(found) > 1 and not self._options.namespacing:
+            raise NotPolled(f"failed to poll model '{name}': not unique across all model repositories")
+        if not found:
+            raise NotPolled(f"failed to poll model '{name}': model not found in any model repository.")
+        return found
+
+    def plan(self, name: str, override: Override) -> LoadPlan:
+        """What a request to load *name* is about. Raises PollError."""
+        if override.files:
+            if override.config is None:
+                raise PollError("Load parameter 'config' must be specified for model file override")
+            found = find_model(self._options.roots, name, namespacing=self._options.namespacing)
+            if len(found) > 1 and self._options.namespacing:
+                raise PollError(f"there are {len(found)} models '{name}', and the files can be those of one only")
+            namespace = found[0].namespace if len(found) == 1 else ""
+            return self._plan({ModelId(namespace, name): None}, override)
+        return self._plan({directory.id: directory for directory in self.find(name)}, override)
+
+    def plan_all(self, directories: Iterable[ModelDirectory], *, is_fresh: bool) -> LoadPlan:
+        """What loading *directories* is about. *is_fresh*: all copies of remote models have just been brought up to date.
+
+        Raises PollError.
+        """
+        return self._plan({directory.id: directory for directory in directories}, Override(), is_fresh=is_fresh)
+
+    def _plan(
+        self, wanted: Mapping[ModelId, ModelDirectory | None], override: Override, *, is_fresh: bool = False
+    ) -> LoadPlan:
+        directories = dict(wanted)
+        composing: dict[ModelId, tuple[ModelId, ...]] = {}
+        ahead = list(wanted)
+        for model in ahead:
+            names = self._composing(directories[model], override if model in wanted else Override())
+            if self._remote is not None and not is_fresh:
+                for name in names:
+                    self._remote.refresh_model(name)
+            parts = [part for name in names for part in self._resolve(name, model.namespace)]
+            composing[model] = tuple(part.id for part in parts)
+            for part in parts:
+                if part.id not in directories:
+                    directories[part.id] = part
+                    ahead.append(part.id)
+        return LoadPlan(tuple(wanted), directories, composing)
+
+    def _resolve(self, name: str, namespace: str) -> list[ModelDirectory]:
+        """The one model that an ensemble in *namespace* means by *name*, or none."""
+        found = find_model(self._options.roots, name, namespacing=self._options.namespacing)
+        own = [directory for directory in found if directory.namespace == namespace]
+        if self._options.namespacing and own:
+            return own
+        return found if len(found) == 1 else []
+
+    def _composing(self, directory: ModelDirectory | None, override: Override) -> tuple[str, ...]:
+        """The models of an ensemble's steps. Whatever is wrong is told by `poll`."""
+        try:
+            if override.config is not None:
+                message = parse_config_override(override.config)
+            elif directory is not None:
+                path = config_path(directory.path, self._options.config_name)
+                content = path.read_bytes()
+                if _ENSEMBLE not in content:  # most are none, and are parsed once only
+                    return ()
+                message = parse_model_config(content.decode("utf-8", "surrogateescape"), source=str(path))
+            else:
+                return ()
+        except (PollError, OSError):
+            return ()
+        return ensemble_from_message(message.ensemble_scheduling).models
+
+    def poll(
+        self, model: ModelId, directory: ModelDirectory | None, override: Override, unless: ChangeTimes | None
+    ) -> Polled | None:
+        """Read *model*, from *directory* or from the files of *override*. None when it has not changed since *unless*.
+
+        Raises PollError.
+        """
+        message = None if override.config is None else parse_config_override(override.config)
+        files: HeldFiles | None = TemporaryModel(model.name, override.files) if override.files else None
+        try:
+            found = files.directory if files is not None else directory and read_again(directory)
+            if found is None:
+                raise NotPolled(f"failed to poll model '{model.name}': model not found in any model repository.")
+            # Before anything is read: what changes from here on is newer than what we remember.
+            times = self._times(found)
+            if unless is not None and times.model_ns <= unless.model_ns:
+                return None
+            if files is None and self._remote is not None:
+                files = self._remote.pin(found)
+                found = files.directory if files is not None else found
+            config = read_model_config(
+                found.path,
+                strict=self._options.strict_config,
+                config_name=self._options.config_name,
+                versions=found.versions,
+                override=message,
+            )
+        except BaseException:
+            if files is not None:
+                files.remove()
+            raise
+        selection = select_versions(config, found.versions)
+        return Polled(model, found, config, selection, _times_to_remember(times, override), files)
+
+    def changed(
+        self, directories: Iterable[ModelDirectory], remembered: Mapping[ModelId, ChangeTimes]
+    ) -> list[ModelDirectory]:
+        """Those of *directories* that are new or were modified since."""
+        return [
+            directory
+            for directory in directories
+            if directory.id not in remembered or self._times(directory).model_ns > remembered[directory.id].model_ns
+        ]
+
+    def _times(self, directory: ModelDirectory) -> ChangeTimes:
+        return change_times(directory, config_name=self._options.config_name, is_passed_over=self._is_passed_over)
+
+
+def _times_to_remember(times: ChangeTimes, override: Override) -> ChangeTimes:
+    """What came with a request is older than everything on disk, so that the next plain load goes back to the disk."""
+    if override.files:
+        return NEVER
+    return ChangeTimes(NEVER.model_ns, times.version_ns) if override else times
+
+
+def _copy(message: model_config_pb.ModelConfig) -> model_config_pb.ModelConfig:
+    copy = model_config_pb.ModelConfig()
+    copy.CopyFrom(message)
+    return copy

@@ -1,0 +1,289 @@
+"""Remote repositories as local directories: copied when they are needed, and followed when somebody looks again.
+
+Everything here blocks: call it in a thread. Errors are texts for the log and have no secrets in them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+
+from pytriton_lite.config.errors import PollError
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.repository.index import ModelDirectory
+from pytriton_lite.repository.refreshed import Refreshed
+from pytriton_lite.repository.remote_access import find_access
+from pytriton_lite.repository.remote_archive import WebArchive
+from pytriton_lite.repository.remote_cache import Cache, View, content_key
+from pytriton_lite.repository.remote_copy import LocalCopy, PinnedModel
+from pytriton_lite.repository.remote_source import (
+    Closing,
+    ObjectStore,
+    RemoteFile,
+    RemoteModel,
+    Source,
+    SourceError,
+    WebDirectory,
+    open_filesystem,
+)
+from pytriton_lite.repository.remote_url import RemoteUrl
+
+logger = logging.getLogger(__name__)
+
+_DOWNLOADS = 8
+"""Files that are fetched at a time: enough to hide the way to a server far off, and no burden to it."""
+
+_LOCK_CHECK_S = 0.2
+
+
+class RemoteRepositories:
+    """Those of one server. Its owner closes it after the last worker has ended."""
+
+    def __init__(
+        self,
+        urls: Sequence[RemoteUrl],
+        *,
+        cache_directory: Path | None,
+        environ: Mapping[str, str],
+        clock: Callable[[], int],
+    ) -> None:
+        """Nothing is read yet. *cache_directory* None is below the user's own; *clock* in ns.
+
+        Raises InferenceError for an extra that is not installed, credentials that cannot be read, a directory that cannot
+        be written.
+        """
+        self._closing = threading.Event()
+        self._downloads = ThreadPoolExecutor(_DOWNLOADS, thread_name_prefix="download")
+        self._repositories: dict[RemoteUrl, _Repository] = {}
+        folder = cache_directory.absolute() if cache_directory is not None else _users_cache(environ)
+        try:
+            for url in urls:
+                self._repositories[url] = _Repository(url, folder, environ, clock, self._downloads, self._closing)
+        except BaseException:
+            self.close()
+            raise
+
+    def path_of(self, url: RemoteUrl) -> Path:
+        """The directory that takes its place."""
+        return self._repositories[url].copy.root
+
+    def show(self) -> list[str]:
+        """Let the directories have the models' names that the repositories have, without copying; what could not be asked.
+
+        A model that has gone goes from its directory, too.
+        """
+        return [text for repository in self._repositories.values() for text in repository.show()]
+
+    def refresh(self) -> Refreshed:
+        """Copy every model, and of those that are here what has changed."""
+        result = Refreshed()
+        for repository in self._repositories.values():
+            repository.refresh(result)
+        return result
+
+    def refresh_model(self, name: str) -> None:
+        """As `refresh`, of one model in all repositories. Raises PollError; the local copy is then as it was."""
+        for repository in self._repositories.values():
+            repository.refresh_model(name)
+
+    def pin(self, directory: ModelDirectory) -> PinnedModel | None:
+        """Files that stay, for a model that is to be served from *directory*; None where that is nothing of ours.
+
+        Raises PollError.
+        """
+        for repository in self._repositories.values():
+            if repository.copy.root == directory.repository:
+                try:
+                    return repository.copy.pin(directory)
+                except OSError as error:
+                    raise PollError(f"cannot keep the files of '{directory.name}': {error.strerror}") from None
+        return None
+
+    def stop(self) -> None:
+        """Give up what is under way, from any thread: whoever waits for it gets an error."""
+        self._closing.set()
+        for repository in self._repositories.values():
+            repository.interrupt()
+
+    def close(self) -> None:
+        """Remove the directories. What was fetched stays in the cache."""
+        self.stop()
+        self._downloads.shutdown(cancel_futures=True)
+        for repository in self._repositories.values():
+            repository.close()
+
+
+class _Repository:
+    def __init__(
+        self,
+        url: RemoteUrl,
+        cache_directory: Path,
+        environ: Mapping[str, str],
+        clock: Callable[[], int],
+        downloads: ThreadPoolExecutor,
+        closing: threading.Event,
+    ) -> None:
+        self._url = url
+        self._clock = clock
+        self._downloads = downloads
+        self._closing = closing
+        self._turn = threading.Lock()
+        try:
+            access = find_access(url, environ)
+            filesystem = open_filesystem(url, access)
+        except (ValueError, SourceError) as error:
+            raise InferenceError(ErrorCode.INVALID_ARG, f"model repository '{url}': {error}") from None
+        try:
+            self._cache = Cache(cache_directory / url.folder_name)
+            self._cache.sweep_views()
+            view = View(self._cache)
+        except OSError as error:
+            text = f"cannot use the cache of remote repositories {cache_directory}: {error.strerror}"
+            raise InferenceError(ErrorCode.INTERNAL, text) from None
+        self.copy = LocalCopy(view)
+        self._source: Source
+        if url.scheme != "https":
+            self._source = ObjectStore(filesystem, url, access)
+        elif url.is_archive:
+            self._source = WebArchive(filesystem, url, access, view.staging, closing.is_set)
+        else:
+            self._source = WebDirectory(filesystem, url, access, downloads)
+        self._view = view
+
+    def show(self) -> list[str]:
+        with self._turn:
+            try:
+                names = self._source.names()
+            except SourceError as error:
+                return [self._unreadable(error)]
+            except (Closing, OSError):
+                return []
+            for name in names:
+                self.copy.show(name)
+            self._remove_all_but(names)
+        return []
+
+    def refresh(self, result: Refreshed) -> None:
+        try:
+            with self._turn, self._locked():
+                models = self._source.models()
+                fetching = {name: self._fetch(name, model) for name, model in sorted(models.items())}
+                for name, futures in fetching.items():
+                    try:
+                        self._update(name, models[name], futures)
+                    except PollError as error:
+                        result.models[name] = error.detail
+                self._remove_all_but(models)
+                self._cache.sweep(
+                    {
+                        content_key(f"{name}/{path}", file.identity)
+                        for name, model in models.items()
+                        for path, file in model.files.items()
+                    }
+                )
+        except (SourceError, OSError) as error:
+            result.repositories.append(self._unreadable(error))
+        except Closing:
+            result.repositories.append(self._unreadable("the server is stopping"))
+
+    def refresh_model(self, name: str) -> None:
+        try:
+            with self._turn, self._locked():
+                model = self._source.model(name)
+                if model is None:
+                    self._remove(name)
+                else:
+                    self._update(name, model, self._fetch(name, model))
+        except (SourceError, OSError) as error:
+            raise PollError(self._unreadable(error)) from None
+        except Closing:
+            raise PollError("the server is stopping") from None
+
+    def interrupt(self) -> None:
+        self._source.interrupt()
+
+    def close(self) -> None:
+        self.copy.close()
+        try:
+            self._source.close()
+        except SourceError as error:
+            logger.info("closing %s: %s", self._url, error)
+
+    def _locked(self) -> contextlib.AbstractContextManager[None]:
+        return self._cache.locked(lambda: self._closing.wait(_LOCK_CHECK_S))
+
+    def _unreadable(self, error: object) -> str:
+        return f"failed to poll model repository '{self._url}': {error}"
+
+    # ------------------------------------------------------------------------------------------ one model
+
+    def _fetch(self, name: str, model: RemoteModel) -> dict[str, Future[Path]]:
+        """Begin to fetch what the copy of the model lacks; the contents by path."""
+        if model.problem:
+            return {}
+        futures: dict[str, Future[Path]] = {}
+        for path in self.copy.changed_files(name, model):
+            key = content_key(f"{name}/{path}", model.files[path].identity)
+            known = self._cache.find(key)
+            if known is not None:
+                futures[path] = Future()
+                futures[path].set_result(known)
+            else:
+                futures[path] = self._downloads.submit(self._download, key, model.files[path])
+        return futures
+
+    def _download(self, key: str, file: RemoteFile) -> Path:
+        if self._closing.is_set():
+            raise Closing
+        staged = self._view.new_path()
+        try:
+            self._source.fetch(file, staged, self._closing.is_set)
+            # The time of a change is that of its arrival: what a web server calls its time may lie behind.
+            os.utime(staged)
+            return self._cache.add(key, staged)
+        finally:
+            staged.unlink(missing_ok=True)
+
+    def _update(self, name: str, model: RemoteModel, fetching: Mapping[str, Future[Path]]) -> None:
+        """Wait for what is fetched, and change the copy. Raises PollError, nothing is changed then, and Closing."""
+        began_ns = self._clock()
+        if model.problem:
+            raise PollError(f"cannot copy model '{name}' of {self._url}: {model.problem}")
+        wait(fetching.values())
+        try:
+            contents = {path: future.result() for path, future in fetching.items()}
+            has_changed = self.copy.update(name, model, contents)
+        except (SourceError, OSError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise PollError(f"cannot copy model '{name}' of {self._url}: {why}") from None
+        if has_changed:
+            logger.info(
+                "copied '%s' of %s: %d of %d files, %d bytes, in %.1f s",
+                name,
+                self._url,
+                len(contents),
+                len(model.files),
+                sum(path.stat().st_size for path in contents.values()),
+                (self._clock() - began_ns) / 1e9,
+            )
+
+    def _remove_all_but(self, names: Collection[str]) -> None:
+        for name in os.listdir(self.copy.root):
+            if name not in names:
+                self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        if (self.copy.root / name).is_dir():
+            logger.info("'%s' is no longer in %s", name, self._url)
+            self.copy.remove(name)
+
+
+def _users_cache(environ: Mapping[str, str]) -> Path:
+    own = environ.get("XDG_CACHE_HOME", "")
+    # The specification of base directories has relative ones ignored.
+    return Path(own if os.path.isabs(own) else os.path.expanduser("~/.cache")) / "pytriton-lite" / "repositories"

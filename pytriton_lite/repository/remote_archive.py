@@ -1,0 +1,108 @@
+"""A repository that is one file on a web server: ``.zip``, ``.tar``, ``.tar.gz``; the folders at its top are the models.
+
+It is fetched and unpacked when its tag has changed. What changed in it is told by the contents, so that a new archive with
+one new model in it reloads that model alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import stat
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from pytriton_lite.repository.remote_access import Access
+from pytriton_lite.repository.remote_cache import link
+from pytriton_lite.repository.remote_source import (
+    Closing,
+    FilesystemSource,
+    RemoteFile,
+    RemoteModel,
+    SourceError,
+    add_file,
+    identity_of,
+)
+from pytriton_lite.repository.remote_url import RemoteUrl
+
+Member = tuple[str, IO[bytes] | None]
+"""The path of a file, and the file; None for a directory, whose path ends with a slash."""
+
+
+class WebArchive(FilesystemSource):
+    """Keeps what the archive held unpacked in a folder of its own in *folder*, until there is another one."""
+
+    def __init__(
+        self, filesystem: Any, url: RemoteUrl, access: Access, folder: Path, is_closing: Callable[[], bool]
+    ) -> None:
+        super().__init__(filesystem, url, access)
+        self._is_closing = is_closing
+        self._address = f"{url.path}?{url.query}" if url.query else url.path
+        self._folder = folder / "archive"
+        self._identity = ""
+        self._models: dict[str, RemoteModel] = {}
+
+    def names(self) -> list[str]:
+        return sorted(self.models())
+
+    def models(self) -> dict[str, RemoteModel]:
+        with self.told():
+            info = self.info(self._address)
+        identity = identity_of(info)
+        if identity != self._identity:
+            archive = RemoteFile(self._address, identity, info.get("size"))
+            self._models, self._identity = self._unpack(archive), identity
+        return self._models
+
+    def model(self, name: str) -> RemoteModel | None:
+        return self.models().get(name)
+
+    def fetch(self, file: RemoteFile, destination: Path, is_closing: Callable[[], bool]) -> None:
+        link(Path(file.address), destination)
+
+    def _unpack(self, archive: RemoteFile) -> dict[str, RemoteModel]:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._identity = ""
+        self._folder.mkdir()
+        packed = self._folder / "packed"
+        super().fetch(archive, packed, self._is_closing)
+        models: dict[str, RemoteModel] = {}
+        with self.told():
+            members = _zip_members(packed) if self._url.path.endswith(".zip") else _tar_members(packed)
+            for number, (path, opened) in enumerate(members):
+                file = None if opened is None else _write(opened, self._folder / str(number), self._is_closing)
+                add_file(models, path.removeprefix("./"), file)
+        packed.unlink()
+        return models
+
+
+def _zip_members(packed: Path) -> Iterator[Member]:
+    with zipfile.ZipFile(packed) as archive:
+        for entry in archive.infolist():
+            mode = entry.external_attr >> 16  # of those that were made on Unix
+            if stat.S_ISLNK(mode):
+                raise SourceError(f"'{entry.filename}' in the archive is a link")
+            yield entry.filename, None if entry.is_dir() else archive.open(entry)
+
+
+def _tar_members(packed: Path) -> Iterator[Member]:
+    with tarfile.open(packed) as archive:
+        for entry in archive:
+            if not (entry.isfile() or entry.isdir()):
+                raise SourceError(f"'{entry.name}' in the archive is neither a file nor a directory")
+            yield (entry.name, archive.extractfile(entry)) if entry.isfile() else (f"{entry.name}/", None)
+
+
+def _write(opened: IO[bytes], target: Path, is_closing: Callable[[], bool]) -> RemoteFile:
+    """Write what is read from *opened*, and close it. The file's identity is its content."""
+    digest = hashlib.sha256()
+    with opened, open(target, "wb") as file:
+        while block := opened.read(1 << 20):
+            if is_closing():
+                raise Closing
+            digest.update(block)
+            file.write(block)
+        return RemoteFile(str(target), digest.hexdigest(), file.tell())

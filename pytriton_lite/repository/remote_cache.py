@@ -1,0 +1,141 @@
+"""The files of one remote repository on this machine, shared by all servers that copy it.
+
+::
+
+    <folder>/lock                      held by the one server that copies at this moment
+    <folder>/contents/<key>-<time>     a file as it was fetched; never written to again
+    <folder>/views/<view>/lock         held by the server whose view it is, for as long as it lives
+    <folder>/views/<view>/models/      the repository as that server sees it
+    <folder>/views/<view>/pinned/      the models that it serves
+    <folder>/views/<view>/staging/     what is not complete
+
+What is in a view are further names (hard links) of contents, so a file is on disk once, and goes when nobody has a name for
+it. A server that was killed leaves its view; the next one removes it. All names in a folder are made by renaming what is
+complete, so that nobody sees half a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+from pytriton_lite.repository.remote_source import Closing
+
+_MODE = 0o700
+"""Models can be confidential, and who could write here could run code as the server."""
+
+_UNFINISHED = "."
+"""What the name of a view begins with that is not locked yet."""
+
+
+class Cache:
+    """Contents by key: for the holder of `locked`."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises OSError."""
+        self.folder = folder
+        self._contents = folder / "contents"
+        self._known: dict[str, Path] = {}
+        for path in (folder, self._contents, folder / "views"):
+            path.mkdir(mode=_MODE, parents=True, exist_ok=True)
+
+    @contextlib.contextmanager
+    def locked(self, wait: Callable[[], bool]) -> Iterator[None]:
+        """Hold the lock. While another server has it *wait* is called, which says whether to give up: then raises Closing."""
+        with open(self.folder / "lock", "w") as lock:
+            # With a look now and then: one that waits in the kernel could not be told that this server stops.
+            while not _try_lock(lock.fileno()):
+                if wait():
+                    raise Closing
+            self._known = {path.name.rpartition("-")[0]: path for path in self._contents.iterdir()}
+            yield
+
+    def find(self, key: str) -> Path | None:
+        """The content of *key*, unless somebody has written into it since: names of a file share what is written."""
+        path = self._known.get(key)
+        if path is None or path.stat().st_mtime_ns == int(path.name.rpartition("-")[2]):
+            return path
+        path.unlink()
+        return None
+
+    def add(self, key: str, staged: Path) -> Path:
+        """Take over the complete file *staged*, of the same file system."""
+        with open(staged, "rb+") as file:
+            os.fsync(file.fileno())
+        staged.chmod(0o444)
+        path = self._contents / f"{key}-{staged.stat().st_mtime_ns}"
+        staged.rename(path)
+        self._known[key] = path
+        return path
+
+    def sweep(self, keep: Collection[str]) -> None:
+        """Forget what is not in *keep* and has no other name."""
+        for key, path in self._known.items():
+            if key not in keep and path.stat().st_nlink == 1:
+                path.unlink()
+
+    def sweep_views(self) -> None:
+        """Remove those of servers that have ended. Anybody may do it at any time."""
+        for view in (self.folder / "views").iterdir():
+            if view.name.startswith(_UNFINISHED):
+                continue
+            try:
+                with open(view / "lock") as lock:
+                    if not _try_lock(lock.fileno()):
+                        continue
+                    shutil.rmtree(view, ignore_errors=True)
+            except FileNotFoundError:  # somebody else is removing it, or was killed while he did
+                shutil.rmtree(view, ignore_errors=True)
+
+
+def content_key(path: str, identity: str) -> str:
+    """Of a file by its *path* in the repository and what its source calls its content."""
+    return hashlib.sha256(f"{path}\0{identity}".encode()).hexdigest()[:40]
+
+
+class View:
+    """The folders of one server. They go with `close`, or with the process."""
+
+    def __init__(self, cache: Cache) -> None:
+        """Raises OSError."""
+        name = f"{os.getpid()}-{secrets.token_hex(4)}"
+        unfinished = cache.folder / "views" / f"{_UNFINISHED}{name}"
+        self.folder = unfinished.with_name(name)
+        self.models = self.folder / "models"
+        self.pinned = self.folder / "pinned"
+        self.staging = self.folder / "staging"
+        for path in (unfinished, *(unfinished / folder.name for folder in (self.models, self.pinned, self.staging))):
+            path.mkdir(mode=_MODE)
+        self._lock = open(unfinished / "lock", "w")  # noqa: SIM115 - open as long as the view
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        unfinished.rename(self.folder)
+
+    def new_path(self) -> Path:
+        """A free name on the same file system."""
+        return self.staging / secrets.token_hex(8)
+
+    def close(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._lock.close()
+
+
+def link(source: Path, target: Path) -> None:
+    """Make *target* another name of *source*; where the file system has none, a copy with the same time."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,102 @@
+"""What has changed in models since somebody looked last, for ``--watch``: by file, and once it has stopped changing.
+
+What editors put beside a file while it is open is no change, and neither is bytecode.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+Snapshot = Mapping[str, tuple[int, int]]
+"""(time in ns, bytes) of each file by its path in the model's directory. The path of a directory ends with /; it has zeros."""
+
+_PASSED_OVER = re.compile(
+    r"__pycache__|.*\.pyc|"
+    r"\..*\.sw[a-p]x?|4913|"  # vim: swap files, and the file by which it finds out whether it may write
+    r".*~|\.#.*|#.*#|"  # backups; Emacs: locks and autosaves
+    r".*___jb_(?:tmp|old)___|\.goutputstream-.*|\.DS_Store"
+)
+_MOST_NAMED = 3
+"""Files that one line names."""
+
+
+def is_passed_over(name: str) -> bool:
+    """Whether a file or folder of that name is none of the model's."""
+    return _PASSED_OVER.fullmatch(name) is not None
+
+
+def take_snapshot(directory: Path) -> Snapshot:
+    """Of everything below *directory* now. What vanishes meanwhile is left out."""
+    found: dict[str, tuple[int, int]] = {}
+    for folder, folders, files in os.walk(directory):
+        folders[:] = [name for name in folders if not is_passed_over(name)]
+        inside = os.path.relpath(folder, directory)
+        prefix = "" if inside == "." else f"{inside}/"
+        found.update((f"{prefix}{name}/", (0, 0)) for name in folders)
+        for name in files:
+            if not is_passed_over(name):
+                try:
+                    status = os.stat(os.path.join(folder, name))
+                except OSError:
+                    continue
+                found[f"{prefix}{name}"] = (status.st_mtime_ns, status.st_size)
+    return found
+
+
+@dataclass(frozen=True)
+class Change:
+    """What happened to a model: ``what`` is for a person. ``is_gone`` when its directory is no longer there."""
+
+    what: str
+    is_gone: bool = False
+
+
+class Changes(Generic[Key]):
+    """Compares one look with the one before. A change is told once, in the second look that finds it as it is."""
+
+    def __init__(self, first: Mapping[Key, Snapshot]) -> None:
+        self._told = dict(first)
+        self._last: Mapping[Key, Snapshot] = dict(first)
+
+    def compare(self, now: Mapping[Key, Snapshot]) -> dict[Key, Change]:
+        """What is different from what was told before, and the same as in the last look."""
+        found: dict[Key, Change] = {}
+        for key in {**self._told, **now}:
+            told, is_now = self._told.get(key), now.get(key)
+            if is_now == told or is_now != self._last.get(key):
+                continue
+            if is_now is None:
+                del self._told[key]
+                found[key] = Change("removed", is_gone=True)
+            else:
+                self._told[key] = is_now
+                found[key] = Change("added" if told is None else describe_change(told, is_now))
+        self._last = now
+        return found
+
+
+def describe_change(before: Snapshot, now: Snapshot) -> str:
+    """The files that differ, the first few by name."""
+    differences = [
+        *(f"{path} changed" for path in sorted(now) if path in before and before[path] != now[path]),
+        *(f"{path} added" for path in _outermost(now.keys() - before.keys())),
+        *(f"{path} removed" for path in _outermost(before.keys() - now.keys())),
+    ]
+    more = len(differences) - _MOST_NAMED
+    return ", ".join([*differences[:_MOST_NAMED], *([f"{more} more"] if more > 0 else [])])
+
+
+def _outermost(paths: Iterable[str]) -> list[str]:
+    """*paths* without what lies in a directory that is among them."""
+    kept: list[str] = []
+    for path in sorted(paths):
+        if not (kept and kept[-1].endswith("/") and path.startswith(kept[-1])):
+            kept.append(path)
+    return kept
