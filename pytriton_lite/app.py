@@ -17,6 +17,7 @@ import signal
 import socket
 import ssl
 import sys
+import time
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from pytriton_lite import __version__, logs
 from pytriton_lite.access_log import AccessLog, LineFile
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.engine.backends import Backends
+from pytriton_lite.engine.cache_options import CacheOptions, cache_options
 from pytriton_lite.engine.foreground import Foreground
 from pytriton_lite.engine.latency_metrics import LatencyMetrics, read_latency_metrics
 from pytriton_lite.engine.regions import RegionLimits
@@ -41,10 +43,12 @@ from pytriton_lite.frontends.metrics import MetricsOptions, metrics_app
 from pytriton_lite.frontends.tls import TlsOptions, server_context
 from pytriton_lite.ipc import cuda
 from pytriton_lite.ipc.segment import DEFAULT_PREFIX
-from pytriton_lite.settings import GrpcTransport, ModelControlMode, Settings
+from pytriton_lite.settings import GrpcTransport, ModelControlMode, RateLimitMode, Settings
 
 if TYPE_CHECKING:
     from pytriton_lite.frontends.grpc.server import GrpcListener
+    from pytriton_lite.repository.remote import RemoteRepositories
+    from pytriton_lite.repository.remote_url import RemoteUrl
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +115,7 @@ class App:
         self._log = log
         self._foreground = foreground
         self._engine: Server | None = None
+        self._remote: RemoteRepositories | None = None
         self._grpc: Http2Listener | GrpcListener | None = None
         self._http: Listener | None = None
         self._metrics: Listener | None = None
@@ -131,6 +136,7 @@ class App:
         foreground = Foreground(*self._foreground) if self._foreground is not None else None
         try:
             try:
+                self._remote = self._open_remote()
                 engine = Server(self._server_options(), foreground=foreground, on_log_settings=self._log.apply)
             except (StartError, InferenceError) as error:
                 logger.error("error: creating server: %s", error)
@@ -144,6 +150,9 @@ class App:
                 await engine.stop(self._settings.exit_timeout_secs)
                 return 1
         finally:
+            if self._remote is not None:
+                # In a thread: s3fs would close its connections on the loop that it finds running.
+                await asyncio.to_thread(self._remote.close)
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
@@ -201,24 +210,58 @@ class App:
             response_window=settings.grpc_max_response_pool_size,
         )
         return ServerOptions(
-            repositories=tuple(path.resolve() for path in settings.model_repository),
+            repositories=tuple(self._directory_of(place) for place in settings.model_repository),
+            remote=self._remote,
             workers=workers,
             server_id=settings.id,
             strict_readiness=settings.strict_readiness,
             strict_config=settings.disable_auto_complete_config,
             config_name=settings.model_config_name,
+            namespacing=settings.model_namespacing,
             load_threads=settings.model_load_thread_count,
+            load_retries=settings.model_load_retry_count,
+            poll_s=settings.repository_poll_secs if settings.model_control_mode is ModelControlMode.POLL else 0,
             allow_requirements=settings.allow_requirements,
             environment_cache_directory=settings.environment_cache_directory,
             is_explicit=settings.model_control_mode is ModelControlMode.EXPLICIT,
+            watches=settings.watch,
             startup_models=settings.load_model,
             backends=Backends(settings.backend_directory.resolve(), settings.backend_settings),
             latencies=self._latencies,
             log_settings=self._log.settings,
             trace=self._trace_options(),
+            cache=self._cache_options(),
             allow_client_shm=settings.allow_client_shm,
             region_limits=RegionLimits(settings.client_shm_key_prefix, settings.client_shm_max_byte_size),
+            resource_sizes=settings.rate_limit_resource if settings.rate_limit is not RateLimitMode.OFF else None,
         )
+
+    def _cache_options(self) -> CacheOptions | None:
+        """Raises StartError for what no cache can be made of."""
+        try:
+            return cache_options(self._settings.cache_settings, os.environ)
+        except InferenceError as error:
+            raise StartError(f"{error.code.label} - {error.message}") from None
+
+    def _open_remote(self) -> RemoteRepositories | None:
+        """None where all repositories are directories. Raises InferenceError for what cannot be used."""
+        urls = [place for place in self._settings.model_repository if not isinstance(place, Path)]
+        if not urls:
+            return None
+        from pytriton_lite.repository.remote import RemoteRepositories
+
+        return RemoteRepositories(
+            urls,
+            cache_directory=self._settings.remote_cache_directory,
+            environ=os.environ,
+            clock=time.monotonic_ns,
+        )
+
+    def _directory_of(self, place: Path | RemoteUrl) -> Path:
+        if isinstance(place, Path):
+            return place.resolve()
+        assert self._remote is not None
+        return self._remote.path_of(place)
 
     def _trace_options(self) -> TraceOptions:
         """Raises StartError for what cannot be done."""
@@ -273,6 +316,10 @@ class App:
 
     async def _load(self, engine: Server) -> None:
         logger.info("pytriton-lite %s, Python %s, pid %d", __version__, sys.version.split()[0], os.getpid())
+        try:
+            await engine.open_cache()
+        except InferenceError as error:
+            raise StartError(f"{error.code.label} - {error.message}") from None
         failure = ""
         try:
             if not await engine.load_all():

@@ -164,6 +164,9 @@ class DefaultFormatter(logging.Formatter):
         failure = _failure(self, record)
         message = one_line(json.dumps(f"{text}\n{failure}" if failure else text, ensure_ascii=False))
         line = f"{self.preamble(record)} {record.process} {_place(record)}] {message}{_subject(record)}"
+        explanation = _explanation(record)
+        if explanation is not None:
+            line = f"{line}\n{explanation}"
         table = _table(record)
         return f"{line}\n{table}\n" if table is not None else line
 
@@ -197,6 +200,7 @@ class JSONFormatter(logging.Formatter):
         failure = _failure(self, record)
         if failure:
             members["exception"] = failure
+        members["explanation"] = _explanation(record)
         table = _table(record)
         if table is not None:
             members["table"] = [dict(zip(table.headers, row)) for row in table.rows]
@@ -268,6 +272,12 @@ def _failure(formatter: logging.Formatter, record: logging.LogRecord) -> str:
     """The traceback of ``exc_info`` and the stack of ``stack_info``, where the call gave them."""
     traceback = formatter.formatException(record.exc_info) if record.exc_info else ""
     return "\n".join(part for part in (traceback, record.stack_info) if part)
+
+
+def _explanation(record: logging.LogRecord) -> str | None:
+    """Lines for a person, below the message: where the author of a model has to look. What a terminal would obey is escaped."""
+    text: str | None = getattr(record, "explanation", None)
+    return None if text is None else "\n".join(map(_printable, text.splitlines()))
 
 
 def _table(record: logging.LogRecord) -> Table | None:

@@ -21,12 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from pytriton_lite.core.log_settings import LogFormat
+from pytriton_lite.engine.cache_options import CacheSetting, parse_cache_setting
 from pytriton_lite.engine.trace_options import OpenTelemetryOptions, TraceSetting, parse_level, parse_trace_setting
 from pytriton_lite.frontends.addresses import UNIX_PREFIX, format_address, is_unix
 from pytriton_lite.frontends.grpc.options import LARGEST_MESSAGE_BYTES, SMALLEST_LIMIT_BYTES
 from pytriton_lite.frontends.header_forwarding import compile_pattern
 from pytriton_lite.frontends.restriction import CATEGORIES, RestrictedGroup, check_groups, parse_group
 from pytriton_lite.frontends.tls import TlsOptions
+from pytriton_lite.repository.remote_url import RemoteUrl, is_remote, parse_remote_url
+from pytriton_lite.scheduling.rate_limit import ResourceSize
 
 ENVIRONMENT_PREFIX = "PYTRITON_LITE_"
 
@@ -88,8 +91,6 @@ class Standing(enum.Enum):
     HONOURED = "honoured"
     NO_EFFECT = "accepted without effect"
     """One warning when given, so that start scripts written for Triton keep working."""
-    NOT_YET = "not yet supported"
-    """Any value but the default refuses to start: to go on without what was asked for would be a lie."""
 
 
 class Group(enum.Enum):
@@ -131,7 +132,6 @@ INT32_MAX = (1 << 31) - 1
 INT64_MAX = (1 << 63) - 1
 
 _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
-_SCHEME = re.compile(r"[a-z][a-z0-9]*://")
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s@]+", re.ASCII)
 
 
@@ -242,12 +242,10 @@ def _parse_key_prefix(text: str) -> str:
     return prefix
 
 
-def _parse_repository(text: str) -> Path:
+def _parse_repository(text: str) -> Path | RemoteUrl:
     if not text:
         raise ValueError("Invalid option value. Got an empty path")
-    if _SCHEME.match(text):
-        raise ValueError(f"cloud storage is not yet supported, expected a directory. Got {text}")
-    return Path(text)
+    return parse_remote_url(text) if is_remote(text) else Path(text)
 
 
 def _parse_directory(text: str) -> Path:
@@ -290,6 +288,20 @@ def _parse_interval(text: str) -> float:
 def _parse_trace_level(text: str) -> str:
     parse_level(text)
     return text
+
+
+def _parse_resource_size(text: str) -> ResourceSize:
+    """``NAME:COUNT`` or ``NAME:COUNT:DEVICE``. Triton reads a negative count as a very large one."""
+    name, *numbers = text.split(":")
+    try:
+        if not 1 <= len(numbers) <= 2:
+            raise ValueError("no count, or something behind the device")
+        return ResourceSize(name, *(parse_integer(number, low=0, high=INT32_MAX) for number in numbers))
+    except ValueError:
+        raise ValueError(
+            "--rate-limit-resource option format is '<resource_name>:<count>:<device>' or '<resource_name>:<count>'. "
+            f"Got {text}"
+        ) from None
 
 
 def _choice(flag: str, choices: type[enum.Enum]) -> Kind:
@@ -346,7 +358,7 @@ class Declaration:
     help: str
     standing: Standing = Standing.HONOURED
     note: str = ""
-    """NO_EFFECT: the reason, for the warning. NOT_YET: the feature's name."""
+    """NO_EFFECT: the reason, for the warning."""
     repeatable: bool = False
     aliases: tuple[Alias, ...] = ()
     shown_default: str | None = None
@@ -363,24 +375,18 @@ def _unused(group: Group, kind: Kind, help: str, note: str, **more: Any) -> Mapp
     return {"option": Declaration(group, kind, help, Standing.NO_EFFECT, note, **more)}
 
 
-def _later(group: Group, kind: Kind, help: str, note: str, **more: Any) -> Mapping[str, Declaration]:
-    return {"option": Declaration(group, kind, help, Standing.NOT_YET, note, **more)}
-
-
 # Why an option changes nothing here, where several share the reason.
 _ONE_LOOP = "one event loop serves every connection"
 _NO_PLUGINS = "this server loads no shared libraries"
 _NO_GPU_POOLS = "this server keeps no memory pools of its own on devices"
 _NO_SAGEMAKER = "there is no SageMaker front end"
 _NO_VERTEX = "there is no Vertex AI front end"
-_NO_RATE_LIMIT = "rate limiting is not yet supported"
-
 _CATEGORIES = ", ".join(CATEGORIES)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the server was told. Construction refuses unknown names, contradictions and what is not yet supported.
+    """What the server was told. Construction refuses unknown names and contradictions.
 
     Raises UsageError with Triton's texts (CLI spec, section 1). Values, not texts, are expected: see each field's kind.
     """
@@ -442,12 +448,14 @@ class Settings:
         ),
     )
 
-    model_repository: tuple[Path, ...] = field(
+    model_repository: tuple[Path | RemoteUrl, ...] = field(
         default=(),
         metadata=_option(
             Group.REPOSITORY,
             Kind("<path>", _parse_repository),
-            "Directory of models; the same as a REPOSITORY argument. A model that is found in two of them is unavailable.",
+            "Directory of models; the same as a REPOSITORY argument. A model that is found in two of them is unavailable. "
+            "Or s3://bucket/path, s3://host:port/bucket/path, gs://bucket/path, as://account/container/path, "
+            "https://host/path, or an archive on a web server; see --remote-cache-directory.",
             repeatable=True,
             aliases=(
                 Alias(
@@ -457,6 +465,15 @@ class Settings:
                     Group.REPOSITORY,
                 ),
             ),
+        ),
+    )
+    remote_cache_directory: Path | None = field(
+        default=None,
+        metadata=_option(
+            Group.REPOSITORY,
+            PATH,
+            "Directory that keeps the files of remote repositories, for this server and others.",
+            shown_default="pytriton-lite/repositories in $XDG_CACHE_HOME or ~/.cache",
         ),
     )
     exit_on_error: bool = field(
@@ -495,17 +512,23 @@ class Settings:
         metadata=_option(
             Group.REPOSITORY,
             _choice("model-control-mode", ModelControlMode),
-            "none: load every model at start, and no more. explicit: load what --load-model names, then what the model "
-            "control API asks for. poll, to follow changes in the repository, is not yet supported.",
+            "none: load every model at start, and no more. poll: load every model, and follow changes in the repositories. "
+            "explicit: load what --load-model names, then what the model control API asks for.",
+        ),
+    )
+    watch: bool = field(
+        default=False,
+        metadata=_option(
+            Group.REPOSITORY,
+            SWITCH,
+            "For development: load a model anew as soon as its files have changed, and follow in mode none what is added and "
+            "removed, too. What served before goes on when that fails.",
         ),
     )
     repository_poll_secs: int = field(
         default=15,
-        metadata=_unused(
-            Group.REPOSITORY,
-            COUNT,
-            "Seconds between two looks at the repository in mode poll.",
-            "only --model-control-mode=poll looks at the repository again",
+        metadata=_option(
+            Group.REPOSITORY, COUNT, "Seconds between two looks at the repositories in mode poll; 0 is never again."
         ),
     )
     load_model: tuple[str, ...] = field(
@@ -530,17 +553,14 @@ class Settings:
     )
     model_load_retry_count: int = field(
         default=0,
-        metadata=_unused(
-            Group.REPOSITORY, COUNT, "How often a failed load is tried again.", "a failed load is not tried again"
-        ),
+        metadata=_option(Group.REPOSITORY, COUNT, "How often a version that does not load is tried again."),
     )
     model_namespacing: bool = field(
         default=False,
-        metadata=_unused(
+        metadata=_option(
             Group.REPOSITORY,
             BOOL,
-            "Let two repositories hold models of the same name.",
-            "a model's name must be unique over all repositories",
+            "Let several repositories have models of the same name. Clients reach only those whose name is unique.",
         ),
     )
     enable_peer_access: bool = field(
@@ -979,13 +999,14 @@ class Settings:
         metadata=_unused(Group.AGENT, TEXT, "Directory of repository agents.", _NO_PLUGINS),
     )
 
-    cache_config: tuple[str, ...] = field(
+    cache_config: tuple[CacheSetting, ...] = field(
         default=(),
-        metadata=_later(
+        metadata=_option(
             Group.CACHE,
-            Kind("<cache>,<setting>=<value>", str),
-            "Setting of a response cache: local,size=<bytes> turns it on.",
-            "the response cache",
+            Kind("<cache>,<setting>=<value>", parse_cache_setting),
+            "Setting of the response cache, which models use that have response_cache { enable: true }. local,size=<bytes> "
+            "keeps it in this process; redis,host=<host> and redis,port=<port>, with user, password, db, connect_timeout, "
+            "socket_timeout, wait_timeout (milliseconds), pool_size, cert, key and cacert, in a Redis server.",
             repeatable=True,
         ),
     )
@@ -995,30 +1016,30 @@ class Settings:
     )
     response_cache_byte_size: int = field(
         default=0,
-        metadata=_unused(
+        metadata=_option(
             Group.DEPRECATED,
             BYTE_SIZE,
-            "Use --cache-config local,size=<integer>.",
-            "the response cache is not yet supported",
+            "Bytes of the response cache in this process.",
+            instead="cache-config local,size=<integer>",
         ),
     )
 
     rate_limit: RateLimitMode = field(
         default=RateLimitMode.OFF,
-        metadata=_unused(
+        metadata=_option(
             Group.RATE_LIMIT,
             _choice("rate-limit", RateLimitMode),
-            "Whether instances wait for resources before they execute.",
-            _NO_RATE_LIMIT,
+            "Whether instances wait for the resources of their rate_limiter block before they execute: the one with the "
+            "smallest product of its executions and its priority comes first.",
         ),
     )
-    rate_limit_resource: tuple[str, ...] = field(
+    rate_limit_resource: tuple[ResourceSize, ...] = field(
         default=(),
-        metadata=_unused(
+        metadata=_option(
             Group.RATE_LIMIT,
-            Kind("<name>:<count>[:<device>]", str),
-            "Resource that the rate limiter has to give.",
-            _NO_RATE_LIMIT,
+            Kind("<name>:<count>[:<device>]", _parse_resource_size),
+            "How much of a resource there is, on one device or on each. Without this option there is as much as the instance "
+            "with the largest need asks for; with it, nothing of a resource that is not named.",
             repeatable=True,
         ),
     )
@@ -1107,9 +1128,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         # Sets that keep their order. Paths are compared whole and kept as written: texts show what was typed.
-        repositories: dict[Path, Path] = {}
+        repositories: dict[Path | RemoteUrl, Path | RemoteUrl] = {}
         for path in self.model_repository:
-            repositories.setdefault(path.absolute(), path)
+            repositories.setdefault(path.absolute() if isinstance(path, Path) else path, path)
         object.__setattr__(self, "model_repository", tuple(repositories.values()))
         object.__setattr__(self, "load_model", tuple(dict.fromkeys(self.load_model)))
         if self.allow_metrics and not self.metrics_address and is_unix(self.http_address):
@@ -1119,7 +1140,6 @@ class Settings:
             )
         object.__setattr__(self, "metrics_address", self.metrics_address or self.http_address)
         _check_combinations(self)
-        _check_supported(self)
 
     @property
     def http_tls(self) -> TlsOptions | None:
@@ -1166,6 +1186,13 @@ class Settings:
         ]
         named = {setting.key for setting in self.trace_config}
         return (*(setting for setting in deprecated if setting.key not in named), *self.trace_config)
+
+    @property
+    def cache_settings(self) -> tuple[CacheSetting, ...]:
+        """Those of --cache-config, or what the deprecated flag says."""
+        if self.response_cache_byte_size:
+            return (CacheSetting("local", "size", str(self.response_cache_byte_size)),)
+        return self.cache_config
 
     def open_model_control(self) -> list[str]:
         """The flags that would keep strangers from loading models, which is to run their code; empty where none can."""
@@ -1379,6 +1406,8 @@ def _check_combinations(settings: Settings) -> None:
     """Triton's cross checks, in its order and with its texts (CLI spec, section 1)."""
     if settings.load_model and settings.model_control_mode is not ModelControlMode.EXPLICIT:
         raise UsageError("Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
+    if settings.watch:
+        _check_watch(settings)
     if settings.response_cache_byte_size and settings.cache_config:
         raise UsageError(
             "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. Please provide one "
@@ -1387,6 +1416,18 @@ def _check_combinations(settings: Settings) -> None:
     _check_endpoints(settings)
     _check_security(settings)
     _check_python_backend(settings)
+
+
+def _check_watch(settings: Settings) -> None:
+    if settings.model_control_mode is ModelControlMode.POLL:
+        raise UsageError(
+            "Error: --watch and --model-control-mode=poll both follow the repository; --watch goes with none and explicit."
+        )
+    for place in settings.model_repository:
+        if isinstance(place, RemoteUrl):
+            raise UsageError(
+                f"Error: --watch is for directories of this machine; use --model-control-mode=poll for {place}"
+            )
 
 
 def _check_endpoints(settings: Settings) -> None:
@@ -1452,16 +1493,3 @@ def _python_integer(settings: Settings, key: str, default: int, low: int, too_sm
     if number < low:
         raise ValueError(f"{too_small} Got python,{key}={text}")
     return number
-
-
-def _check_supported(settings: Settings) -> None:
-    if settings.model_control_mode is ModelControlMode.POLL:
-        raise UsageError(
-            'Bad option: "--model-control-mode".\nfollowing changes in the repository: not yet supported. Got poll'
-        )
-    for entry in dataclasses.fields(settings):
-        declared = declaration_of(entry.name)
-        value = getattr(settings, entry.name)
-        if declared.standing is Standing.NOT_YET and value != entry.default:
-            flag = flag_of(entry.name)
-            raise UsageError(f'Bad option: "--{flag}".\n{declared.note}: not yet supported. Got {show(value)}')

@@ -23,6 +23,10 @@ class Trace(Protocol):
     def context(self) -> str:
         """What the model's process is told: the worker hands it back with the calls that the model makes for this request."""
 
+    @property
+    def step_context(self) -> str:
+        """The same for the requests of an ensemble's steps: no worker has the ensemble's own."""
+
     def on_accepted(self, request: InferenceRequest) -> None:
         """The request was checked, and is about to be queued."""
 
@@ -58,6 +62,7 @@ class Timeline:
         "first_response_ns",
         "inputs_ns",
         "instance",
+        "is_composed",
         "is_finished",
         "method",
         "model_name",
@@ -131,6 +136,8 @@ class Timeline:
         self.on_finish: tuple[Listener, ...] = ()
         self.on_complete: tuple[Listener, ...] = ()
         self.is_finished = False
+        self.is_composed = False
+        """An ensemble has it: it is not queued, and what executes are its steps."""
         self._holds = 0
 
     # ------------------------------------------------------------------------------------------ front ends
@@ -168,6 +175,11 @@ class Timeline:
     def trace_context(self) -> str:
         """For the worker; empty for a request that is not traced."""
         return self.trace.context if self.trace is not None else ""
+
+    @property
+    def step_context(self) -> str:
+        """For the steps of an ensemble, as `trace_context`."""
+        return self.trace.step_context if self.trace is not None else ""
 
     def arrived(self, request: InferenceRequest, version: int) -> None:
         """The engine looks at the request, and may refuse it."""

@@ -41,7 +41,9 @@ class Admission:
         self._has_optional = self._least != self._most
         # Inputs whose shapes must be equal within a batch (3.3): fixed dims cannot differ.
         self._compared = frozenset(
-            spec.name for spec in config.inputs if -1 in spec.dims and not spec.allow_ragged_batch
+            spec.name
+            for spec in config.inputs
+            if -1 in spec.dims and not (spec.allow_ragged_batch or config.batches_any_shapes)
         )
 
     def check(self, request: InferenceRequest) -> int:

@@ -6,12 +6,13 @@ import asyncio
 import json
 import logging
 from collections.abc import Hashable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse, ParameterValue
 from pytriton_lite.engine.deadlock import chain_text, is_stuck
-from pytriton_lite.engine.response_stream import ResponseReceiver, ResponseStream
+from pytriton_lite.engine.response_stream import Caller, ResponseReceiver, ResponseStream
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import ProtocolError
 from pytriton_lite.ipc.messages import CallMessage, Kind
@@ -35,7 +36,7 @@ _INT64 = range(-(1 << 63), 1 << 63)
 class WorkerServices(Protocol):
     """What the server does for models. *worker* identifies one process."""
 
-    def find(self, name: str, version: int | None) -> ServedVersion: ...
+    def find(self, name: str, version: int | None, namespace: str = "") -> ServedVersion: ...
 
     def is_model_known(self, name: str) -> bool: ...
 
@@ -140,16 +141,22 @@ class OpenCalls:
                     "'async_exec' calls for decoupled models.'",
                 )
             call.stream = self._services.infer_stream(served, request, call)
-            call.stream.caller = self._instance
+            call.stream.caller = Caller(self._instance)
         except InferenceError as error:
             self._instance.refuse(message.request.inputs)
             call.on_response(_framed(message.model_name, error.code, error.message), is_final=True)
             return
+        if call.waiting_batch:
+            self._end_if_stuck(call, message.model_name)
+            if call.ticket is None and not call.stream.done():
+                call.stream.on_queued = partial(self._end_if_stuck, call, message.model_name)
+
+    def _end_if_stuck(self, call: _Call, model_name: str) -> None:
         ticket = call.ticket
-        if message.waiting_batch and ticket is not None and is_stuck(ticket):
-            text = chain_text(self._instance, message.waiting_batch, ticket)
+        if ticket is not None and call.stream is not None and is_stuck(ticket):
+            text = chain_text(Caller(self._instance), ticket)
             call.stream.cancel()
-            call.on_response(_framed(message.model_name, ErrorCode.UNAVAILABLE, text), is_final=True)
+            call.on_response(_framed(model_name, ErrorCode.UNAVAILABLE, text), is_final=True)
 
     def _find(self, message: CallMessage) -> ServedVersion:
         name = message.model_name

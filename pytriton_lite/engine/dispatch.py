@@ -13,7 +13,7 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
@@ -66,7 +66,7 @@ class Dispatcher:
     ) -> None:
         self._scheduler = scheduler
         self._statistics = statistics
-        self._order = AnswerOrder() if preserve_ordering and not is_decoupled else None
+        self._order = AnswerOrder() if preserve_ordering else None
         self._has_sequences = isinstance(scheduler, SequenceBatchScheduler)
         self._is_eager = is_eager
         self._is_decoupled = is_decoupled
@@ -74,6 +74,14 @@ class Dispatcher:
         self._loop = asyncio.get_running_loop()
         self._instances: list[Instance] = []
         self._idle: deque[Instance] = deque()
+        self._leaving: dict[Instance, asyncio.Future[None]] = {}
+        """Those that finish what they have, and what tells that they did."""
+        self._numbers: dict[Instance, int] = {}
+        self._by_number: dict[int, Instance] = {}
+        """What a sequence scheduler calls them. No number is used twice."""
+        self._next_number = 0
+        self.reports_times = False
+        """Whether requests have been here of which somebody wants to know how long they took: an ensemble's steps."""
         self._held: dict[Ticket, InferenceResponse | InferenceError] = {}
         """What a sender of a model in default mode gave, until it says that this was all."""
         self._turn_is_due = False
@@ -85,24 +93,82 @@ class Dispatcher:
     def add(self, instance: Instance) -> None:
         """Let *instance*, which is READY, take part."""
         self._instances.append(instance)
+        if isinstance(self._scheduler, SequenceBatchScheduler):
+            number, self._next_number = self._next_number, self._next_number + 1
+            self._numbers[instance] = number
+            self._by_number[number] = instance
+            self._scheduler.add_instance(number, self._clock())
         self.has_room(instance)
+
+    def retire(self, instance: Instance) -> asyncio.Future[None]:
+        """Give *instance*, which was added, nothing new. Done when all that it had has ended; it is forgotten then.
+
+        It keeps its sequences until they end. What was sent ahead to it goes back to the queue if it can.
+        """
+        left = self._leaving[instance] = self._loop.create_future()
+        self._instances.remove(instance)
+        if instance in self._idle:
+            self._idle.remove(instance)
+        if isinstance(self._scheduler, SequenceBatchScheduler):
+            self._scheduler.retire_instance(self._numbers[instance])
+        else:
+            instance.recall()
+        self._turn()
+        self._report_left()
+        return left
+
+    def _report_left(self) -> None:
+        for instance in [known for known in self._leaving if self._has_left(known)]:
+            left = self._leaving.pop(instance)
+            self._forget(instance)
+            if not left.done():  # whoever waited was cancelled
+                left.set_result(None)
+
+    def _forget(self, instance: Instance) -> None:
+        """*instance* has left."""
+        if isinstance(self._scheduler, SequenceBatchScheduler):
+            number = self._numbers.pop(instance)
+            del self._by_number[number]
+            self._scheduler.remove_instance(number)
+        if instance in self._idle:
+            self._idle.remove(instance)
+
+    def _has_left(self, instance: Instance) -> bool:
+        if not instance.is_empty:
+            return False
+        return not isinstance(self._scheduler, SequenceBatchScheduler) or self._scheduler.is_vacant(
+            self._numbers[instance]
+        )
 
     @property
     def instances(self) -> list[Instance]:
+        """Those that take new requests."""
         return self._instances
 
+    @property
+    def everybody(self) -> list[Instance]:
+        """Those that take new requests, and those that finish what they have."""
+        return [*self._instances, *self._leaving] if self._leaving else self._instances
+
     def candidates(self, ticket: Ticket) -> list[Instance]:
-        """The instances that could take *ticket*, which waits."""
+        """The instances that could take *ticket*, which waits, or that has it."""
         if isinstance(self._scheduler, SequenceBatchScheduler):
-            index = self._scheduler.instance_of(ticket)
-            if index is not None:
-                return [self._instances[index]]
+            number = self._scheduler.instance_of(ticket)
+            if number is not None:
+                return [self._by_number[number]]
+        for instance in self._leaving:
+            if any(ticket in batch.tickets for batch in instance.batches_in_flight):
+                return [instance]
         return list(self._instances)
+
+    def in_the_way_of(self, instance: Instance) -> Sequence[Instance]:
+        """Other instances that have to end an execution before *instance* can begin with one."""
+        return ()
 
     @property
     def waiting(self) -> int:
         """Requests that no execution has begun with."""
-        return len(self._scheduler) + sum(instance.pending_requests for instance in self._instances)
+        return len(self._scheduler) + sum(instance.pending_requests for instance in self.everybody)
 
     @property
     def queued(self) -> int:
@@ -116,7 +182,7 @@ class Dispatcher:
 
     @property
     def is_empty(self) -> bool:
-        return not len(self._scheduler) and all(instance.is_empty for instance in self._instances)
+        return not len(self._scheduler) and all(instance.is_empty for instance in self.everybody)
 
     def submit(self, ticket: Ticket) -> None:
         """Take a request; its waiter carries the answer. Raises InferenceError when the queue is full, for instance."""
@@ -128,14 +194,22 @@ class Dispatcher:
         self._scheduler.enqueue(ticket, self._clock())
         self._turn_soon()
 
+    def answer_in_order(self, deliver: Callable[[], None]) -> None:
+        """Call *deliver*, which answers a request that needed no execution, behind the answers to those taken before."""
+        if self._order is None:
+            deliver()
+        else:
+            place = object()
+            self._order.taken([place])
+            self._order.finished(place, deliver)
+
     def cancelled(self, ticket: Ticket) -> None:
         """The waiter of *ticket* was cancelled: drop it from the queue, or tell the model that has it."""
         self._statistics.cancellations += 1
         if len(self._scheduler):
-            if isinstance(self._scheduler, SequenceBatchScheduler):
-                self._scheduler.notice_cancelled()
+            self._scheduler.notice_cancelled()
             self._turn_soon()
-        for instance in self._instances:
+        for instance in self.everybody:
             if instance.cancel(ticket):
                 return
 
@@ -147,8 +221,9 @@ class Dispatcher:
     async def wait_drained(self) -> None:
         """Return when nothing is queued or in flight."""
         while not self.is_empty:
-            self._drained = self._loop.create_future()
-            await self._drained
+            if self._drained is None or self._drained.done():
+                self._drained = self._loop.create_future()
+            await asyncio.shield(self._drained)  # others may wait for it, too
 
     def fail_queued(self, error: InferenceError) -> None:
         """End every waiting request with *error*: nobody is there to serve it."""
@@ -163,15 +238,18 @@ class Dispatcher:
 
     def has_room(self, instance: Instance) -> None:
         """*instance* can take batches (again)."""
-        if instance not in self._instances:
+        if instance in self._instances:
+            if instance.has_room and instance not in self._idle:
+                self._idle.append(instance)
+        elif instance not in self._leaving:
             return  # a passive one
-        if instance.has_room and instance not in self._idle:
-            self._idle.append(instance)
         if len(self._scheduler):
             self._turn()
         self._report_drained()
 
     def _report_drained(self) -> None:
+        if self._leaving:
+            self._report_left()
         if self._drained is not None and not self._drained.done() and self.is_empty:
             self._drained.set_result(None)
 
@@ -199,20 +277,19 @@ class Dispatcher:
     def _turn_of_sequences(self, scheduler: SequenceBatchScheduler) -> None:
         """Each batch is for the instance that has its sequences."""
         now_ns = self._clock()
-        free = [index for index, instance in enumerate(self._instances) if instance.has_room]
+        free = [number for number, instance in self._by_number.items() if instance.has_room]
         decision = scheduler.decide(now_ns, free=free)
         self._end_dropped(decision, now_ns)
-        for index, tickets in zip(decision.instances, decision.batches):
-            if self._order is not None:
-                self._order.taken(_kept_in_order(tickets))
-            self._dispatch(self._instances[index], [tickets])
+        self._keep_order(decision.batches)
+        for number, tickets in zip(decision.instances, decision.batches):
+            self._dispatch(self._by_number[number], [tickets])
         self._check_again_at(decision.next_check_ns, now_ns)
+        if self._leaving:
+            self._report_left()
 
     def _send(self, batches: list[list[Ticket]], free: list[Instance], rooms: list[tuple[Instance, int]]) -> None:
         """The first batches go to the free instances, the one that is idle longest first; the rest where there is room."""
-        if self._order is not None:
-            for tickets in batches:
-                self._order.taken(_kept_in_order(tickets))
+        self._keep_order(batches)
         share: dict[Instance, list[list[Ticket]]] = {}
         for instance, tickets in zip(free, batches):
             share[instance] = [tickets]
@@ -224,6 +301,12 @@ class Dispatcher:
                 share.setdefault(instance, []).append(tickets)
         for instance, own in share.items():
             self._dispatch(instance, own)
+
+    def _keep_order(self, batches: list[list[Ticket]]) -> None:
+        """The requests of *batches* leave the queue now."""
+        if self._order is not None:
+            for tickets in batches:
+                self._order.taken(_kept_in_order(tickets))
 
     def _dispatch(self, instance: Instance, batches: list[list[Ticket]]) -> None:
         for tickets in batches:
@@ -290,6 +373,8 @@ class Dispatcher:
             logger.error("%s", text, extra=fields)
             self._fail_batch(batch, InferenceError(ErrorCode.INTERNAL, text), now_ns)
             return
+        if self.reports_times:
+            _report_times(batch, input_ns, infer_ns, output_ns)
         for at, ticket in enumerate(batch.tickets):
             if ticket.is_null:
                 continue
@@ -334,11 +419,11 @@ class Dispatcher:
             return
         waiter = ticket.waiter
         if self._is_decoupled and isinstance(waiter, ResponseStream):
-            if ticket.request.timeline is not None:
-                _note_response(ticket.request.timeline, ticket, response, is_final=is_final)
-            self._count_response(ticket, waiter, response, infer_ns, sent_ns)
             waiter.comes_from(instance, batch.number, index)
-            waiter.deliver(response, is_final=is_final)
+            if self._order is None or not _kept_in_order([ticket]):
+                self._pass_on(ticket, waiter, response, infer_ns, sent_ns, is_final=is_final)
+            else:
+                self._pass_on_in_order(self._order, ticket, waiter, response, infer_ns, sent_ns, is_final=is_final)
             if is_final:
                 self._released(ticket)
             return
@@ -347,6 +432,45 @@ class Dispatcher:
         if is_final:
             nothing = InferenceError(ErrorCode.INTERNAL, "the response sender of the model ended without a response")
             self._end(ticket, self._held.pop(ticket, nothing))
+
+    def _pass_on(
+        self,
+        ticket: Ticket,
+        waiter: ResponseStream,
+        response: InferenceResponse | InferenceError | None,
+        infer_ns: int,
+        sent_ns: int,
+        *,
+        is_final: bool,
+    ) -> None:
+        """What a decoupled model sent leaves for its client."""
+        if ticket.request.timeline is not None:
+            _note_response(ticket.request.timeline, ticket, response, is_final=is_final)
+        self._count_response(ticket, waiter, response, infer_ns, sent_ns)
+        waiter.deliver(response, is_final=is_final)
+
+    def _pass_on_in_order(
+        self,
+        order: AnswerOrder,
+        ticket: Ticket,
+        waiter: ResponseStream,
+        response: InferenceResponse | InferenceError | None,
+        infer_ns: int,
+        sent_ns: int,
+        *,
+        is_final: bool,
+    ) -> None:
+        """`_pass_on` after the responses to earlier requests. The model may be about to send those, so it must not wait."""
+        is_held = response is not None and not order.is_first(ticket)
+        if is_held:
+            waiter.hold()
+
+        def deliver() -> None:
+            if is_held:
+                waiter.let_go()
+            self._pass_on(ticket, waiter, response, infer_ns, sent_ns, is_final=is_final)
+
+        (order.finished if is_final else order.responded)(ticket, deliver)
 
     def _count_response(
         self,
@@ -402,8 +526,8 @@ class Dispatcher:
                 if index not in batch.ended and not ticket.is_null:
                     self._end(ticket, self._held.pop(ticket, error))
         self._put_back(untouched)
-        if isinstance(self._scheduler, SequenceBatchScheduler) and instance in self._instances:
-            self._scheduler.instance_lost(self._instances.index(instance), now_ns)
+        if isinstance(self._scheduler, SequenceBatchScheduler) and instance in self._numbers:
+            self._scheduler.instance_lost(self._numbers[instance], now_ns)
             self._turn_soon()
         self._report_drained()
 
@@ -549,6 +673,13 @@ def _note_execution(timeline: Timeline, instance: Instance, batch: Batch, result
         timeline.executed_ns = result.executed_ns
         timeline.compute_end_ns = result.placed_ns
     timeline.release()
+
+
+def _report_times(batch: Batch, input_ns: int, infer_ns: int, output_ns: int) -> None:
+    for ticket in batch.tickets:
+        waiter = ticket.waiter
+        if isinstance(waiter, ResponseStream) and waiter.on_times is not None:
+            waiter.on_times(input_ns, infer_ns, output_ns)
 
 
 def _note_response(

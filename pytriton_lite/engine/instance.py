@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from pytriton_lite.config.model_config import ModelConfig
@@ -23,14 +23,17 @@ from pytriton_lite.core.tensor import Tensor, element_count
 from pytriton_lite.engine.calls import CallOutcome, OpenCalls, WorkerServices
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.fork_server import Spawners, WorkerExit
-from pytriton_lite.engine.outputs import arranged
+from pytriton_lite.engine.outputs import BatchOutputs, arranged
+from pytriton_lite.engine.state_outputs import StateOutputs, states_of
 from pytriton_lite.engine.statistics import SharedMemory
 from pytriton_lite.engine.worker_memory import Parcel, WorkerMemory, room_for
 from pytriton_lite.engine.worker_process import LaunchOptions, WorkerProcess
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import frame
 from pytriton_lite.ipc.messages import INLINE_BYTES, Answer, BatchResult, Fate, Kind, Place, SpecTable, TensorRef
+from pytriton_lite.scheduling.batch_tensors import BatchInputs
 from pytriton_lite.scheduling.queue import Ticket
+from pytriton_lite.scheduling.rate_limit import Claim
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +51,9 @@ DEATHS_BEFORE_NOT_READY = 3
 _TRIM_AFTER_S = 5.0
 """Idle for so long, an instance gives back memory that a burst had made it reserve."""
 
+
+_FINALIZE_S = 10.0
+"""How long ``finalize`` may take after a warm-up that failed."""
 
 _PROBE_S = 5.0
 """Triton's limit for ``is_ready``."""
@@ -126,6 +132,16 @@ class InstanceOwner(Protocol):
         """``state`` or ``deaths_in_a_row`` changed."""
 
 
+class WarmUpOfWorkers(Protocol):
+    """What a worker executes before it is READY."""
+
+    async def run(self, instance: Instance, owner: InstanceOwner, *, counts: bool) -> None:
+        """Have *instance* report here, not to *owner*, and execute. *counts*: in the statistics.
+
+        Raises InferenceError when it does not go well; the worker is stopped then.
+        """
+
+
 class Instance:
     """Takes batches while it is READY. Whole when `start` returns."""
 
@@ -139,9 +155,10 @@ class Instance:
         services: WorkerServices,
         *,
         capacity: int = 1,
-        is_alone: bool = False,
+        warm_up: WarmUpOfWorkers | None = None,
+        claim: Claim | None = None,
     ) -> None:
-        """*capacity* is how many batches it executes at a time; it *is_alone* where its model has no other instance."""
+        """*capacity* is how many batches it executes at a time, *claim* what it needs of the rate limiter for each."""
         self.name = options.instance
         self.state = InstanceState.STARTING
         self.deaths_in_a_row = 0
@@ -149,7 +166,11 @@ class Instance:
         self.last_error = ""
         self.restarts = 0
         self._options = options
+        self.owner = owner
+        """The version that it belongs to."""
         self._owner = owner
+        """Who is told: the owner, or the warm-up of a worker that is not READY yet."""
+        self._warm_up = warm_up
         self._spawners = spawners
         self._environment = environment
         self._loop = asyncio.get_running_loop()
@@ -161,6 +182,16 @@ class Instance:
             spec.name: (spec.reshape, spec.dims) for spec in config.outputs if spec.reshape is not None
         }
         self._has_batch_dimension = config.max_batch_size > 0
+        self._states = StateOutputs(config) if states_of(config) else None
+        batch_tensors = config.batch_tensors
+        self._batch_inputs: BatchInputs | None = None
+        self._batch_outputs: BatchOutputs | None = None
+        if batch_tensors is not None and batch_tensors.inputs:
+            self._batch_inputs = BatchInputs(batch_tensors.inputs, max_batch_size=config.max_batch_size)
+        if batch_tensors is not None and batch_tensors.outputs:
+            self._batch_outputs = BatchOutputs(config)
+            for name in self._batch_outputs.names:
+                self._output_reshapes.pop(name, None)  # their shapes come from an input
         self._specs = SpecTable()
         self._worker: WorkerProcess | None = None
         self._memory = WorkerMemory(options, self._flush_soon)
@@ -168,7 +199,10 @@ class Instance:
         self.capacity = capacity
         self._calls: OpenCalls | None = None
         """Of the present worker. None before it has asked for anything."""
-        self._is_alone = is_alone
+        self.is_alone = False
+        """Whether its model has no other instance that takes requests."""
+        self.claim = claim
+        self._is_retired = False
         self._makes_calls = False
         """Whether its model calls others, and may therefore wait for one of them."""
         self._in_flight: dict[int, Batch] = {}
@@ -194,10 +228,6 @@ class Instance:
             raise
 
     @property
-    def owner(self) -> InstanceOwner:
-        return self._owner
-
-    @property
     def is_ready(self) -> bool:
         return self.state is InstanceState.READY
 
@@ -212,8 +242,8 @@ class Instance:
 
     @property
     def is_empty(self) -> bool:
-        """Whether every request that came here has ended."""
-        return not self._in_flight and not self._open
+        """Whether every request that came here has ended. Those of a warm-up are nobody's."""
+        return self.state is InstanceState.STARTING or (not self._in_flight and not self._open)
 
     @property
     def shared_memory(self) -> SharedMemory:
@@ -223,7 +253,7 @@ class Instance:
     @property
     def pending_requests(self) -> int:
         """Requests sent to the worker that it has not begun with."""
-        if self._worker is None:
+        if self._worker is None or self.state is InstanceState.STARTING:
             return 0
         started = self._worker.started_batch
         return sum(len(batch.tickets) for batch in self._in_flight.values() if batch.number > started)
@@ -235,10 +265,10 @@ class Instance:
         slow batches none: another instance might be free sooner; where there is no other, at least one. Behind a model that
         calls others none either: what waits there could be what it waits for, and another instance could serve it.
         """
-        if self.state is not InstanceState.READY or (self._makes_calls and not self._is_alone):
+        if self.state is not InstanceState.READY or (self._makes_calls and not self.is_alone):
             return 0
         ahead = min(_MOST_AHEAD, int(_AHEAD_BUDGET_NS / self._execute_ns)) if self._execute_ns else 0
-        if self._is_alone and ahead == 0:
+        if self.is_alone and ahead == 0:
             ahead = 1
         return max(0, self.capacity + ahead - max(self.capacity, len(self._in_flight)))
 
@@ -250,6 +280,8 @@ class Instance:
         refused: list[tuple[list[Ticket], InferenceError]] = []
         sent = 0
         for tickets in batches:
+            if self._batch_inputs is not None:
+                self._batch_inputs.give(tickets, self._shape_for_model)
             try:
                 parcel = self._parcel(tickets)
             except InferenceError as error:
@@ -292,7 +324,8 @@ class Instance:
         """
         nbytes = large = 0
         for ticket in tickets:
-            for tensor in ticket.request.inputs:
+            inputs = ticket.request.inputs
+            for tensor in (*ticket.controls, *inputs) if ticket.controls else inputs:
                 if tensor.nbytes > INLINE_BYTES:
                     large += 1
                     nbytes += room_for(tensor)
@@ -316,12 +349,8 @@ class Instance:
             trace_context=request.timeline.trace_context if request.timeline is not None else "",
         )
         encode = self._specs.encode
-        for tensor in ticket.controls:
-            messages.put_inline(parts, encode(tensor.name, tensor.datatype, tensor.shape), tensor.data)
-        for tensor in request.inputs:
-            shape = tensor.shape
-            if tensor.name in self._input_reshapes:
-                shape = self._reshape(self._input_reshapes[tensor.name], shape) or shape
+        for tensor in (*ticket.controls, *request.inputs) if ticket.controls else request.inputs:
+            shape = self._shape_for_model(tensor) if tensor.name in self._input_reshapes else tensor.shape
             spec = encode(tensor.name, tensor.datatype, shape)
             if tensor.nbytes <= INLINE_BYTES:
                 messages.put_inline(parts, spec, tensor.data)
@@ -329,12 +358,22 @@ class Instance:
                 assert parcel is not None
                 parcel.put(parts, spec, tensor)
 
+    def _shape_for_model(self, tensor: Tensor) -> tuple[int, ...]:
+        """Of an input, whose configuration may have a reshape."""
+        reshape = self._input_reshapes.get(tensor.name)
+        return tensor.shape if reshape is None else self._reshape(reshape, tensor.shape) or tensor.shape
+
     def _windows(self, request: InferenceRequest) -> list[tuple[int, int, int, int]]:
         """Where in the client's memory outputs are to go, in the worker's terms. The request keeps the segments open."""
         assert request.output_windows is not None
         numbers = {name: number for number, name in enumerate(self._options.outputs)}
         introduce = self._memory.introduce
-        return [(numbers[name], introduce(w.segment), w.offset, w.nbytes) for name, w in request.output_windows.items()]
+        ours = self._states.names if self._states is not None else ()
+        return [
+            (numbers[name], introduce(window.segment), window.offset, window.nbytes)
+            for name, window in request.output_windows.items()
+            if name not in ours
+        ]
 
     def cancel(self, ticket: Ticket) -> bool:
         """Tell the worker that nobody waits for *ticket* any more. Whether it was here."""
@@ -393,9 +432,7 @@ class Instance:
         self._execute_ns = self._execute_ns * 0.9 + took * 0.1 if self._execute_ns else float(took)
         self._has_served = True
         self.deaths_in_a_row = 0
-        outcomes = [
-            self._outcome(answer, batch, ticket.request) for answer, ticket in zip(result.answers, batch.tickets)
-        ]
+        outcomes = [self._outcome(answer, batch, ticket) for answer, ticket in zip(result.answers, batch.tickets)]
         for index, outcome in enumerate(outcomes):
             if outcome is Fate.DEFERRED and index not in batch.ended:
                 batch.ended.update(at for at, other in enumerate(outcomes) if other is not Fate.DEFERRED)
@@ -416,7 +453,7 @@ class Instance:
         self.deaths_in_a_row = 0
         response: InferenceResponse | InferenceError | None = None
         if answer is not None:
-            outcome = self._outcome(answer, batch, batch.tickets[index].request)
+            outcome = self._outcome(answer, batch, batch.tickets[index])
             assert not isinstance(outcome, Fate), "a RESPONSE carries outputs or an error"
             response = outcome if isinstance(outcome, InferenceError) else self._response(batch, index, outcome, answer)
         self._owner.on_response(self, batch, index, response, is_final=is_final, infer_ns=infer_ns, sent_ns=sent_ns)
@@ -433,13 +470,18 @@ class Instance:
         parameters = json.loads(answer.parameters_json) if answer.parameters_json else {}
         return InferenceResponse(options.model, options.version, ticket.request.request_id, outputs, parameters)
 
-    def _outcome(self, answer: Answer, batch: Batch, request: InferenceRequest) -> Outcome:
+    def _outcome(self, answer: Answer, batch: Batch, ticket: Ticket) -> Outcome:
         if answer.error is not None:
             return InferenceError(*answer.error)
         if answer.fate is not None:
             return answer.fate
         try:
             outputs = [self._tensor(ref, batch) for ref in answer.outputs]
+            request = ticket.request
+            if self._states is not None:
+                outputs = self._states.take(outputs, answer.outputs, ticket)
+            if self._batch_outputs is not None:
+                self._batch_outputs.shape(outputs, request)
             if request.output_windows is not None or request.classes is not None:
                 return arranged(
                     outputs, request, has_batch_dimension=self._has_batch_dimension, labels=self._owner.labels
@@ -509,7 +551,7 @@ class Instance:
         return self._calls
 
     @property
-    def batches_in_flight(self) -> Iterable[Batch]:
+    def batches_in_flight(self) -> Collection[Batch]:
         return self._in_flight.values()
 
     def has_begun(self, batch: int) -> bool:
@@ -519,8 +561,13 @@ class Instance:
         """The model has called another one for the first time: what waits behind it may be what it is going to wait for."""
         if not self._makes_calls:
             self._makes_calls = True
-            if not self._is_alone and len(self._in_flight) > self.capacity and self._worker is not None:
-                self._worker.send(frame(Kind.RECALL, []))
+            if not self.is_alone:
+                self.recall()
+
+    def recall(self) -> None:
+        """Ask for the batches back that the worker has not begun with."""
+        if len(self._in_flight) > self.capacity and self._worker is not None:
+            self._worker.send(frame(Kind.RECALL, []))
 
     def reply(self, worker: WorkerProcess, call: int, outcome: CallOutcome, *, is_final: bool) -> None:
         """Hand a response to a call of *worker*, which lives; tensors in shared memory go by reference."""
@@ -592,6 +639,8 @@ class Instance:
                 frames.append(messages.credit_frame([(*key, consumed) for key, consumed in credits.items()]))
             if frames:
                 self._worker.send(b"".join(frames))
+        if self._states is not None:  # a sequence may have ended when nothing executed
+            self._trim_when_empty()
 
     def _trim_when_empty(self) -> None:
         if self.is_empty:
@@ -627,7 +676,44 @@ class Instance:
         except BaseException:
             self._end_calls()
             raise
+        if self._warm_up is not None:
+            await self._warm_up_worker(self._warm_up)
         self._move(InstanceState.READY)
+
+    async def _warm_up_worker(self, warm_up: WarmUpOfWorkers) -> None:
+        """Raises InferenceError, and leaves no worker then."""
+        deaths = self.deaths_in_a_row
+        try:
+            await warm_up.run(self, self.owner, counts=not self.restarts)
+            if self._worker is None:
+                raise InferenceError(ErrorCode.INTERNAL, self.last_error.removeprefix("Internal: "))
+        except BaseException as error:
+            await self._give_up_worker(is_hopeless=not isinstance(error, InferenceError))
+            raise
+        finally:
+            self._owner = self.owner
+            # What was served was nobody's, and the first executions say little of those to come.
+            self.deaths_in_a_row = deaths
+            self._has_served = False
+            self._execute_ns = 0.0
+
+    async def _give_up_worker(self, *, is_hopeless: bool) -> None:
+        """Stop a worker that is not to become READY. Its model may finalize, unless that *is_hopeless*."""
+        worker = self._worker
+        if worker is None:
+            return
+        if is_hopeless:
+            worker.kill()
+        await worker.stop(_FINALIZE_S)
+
+    def report_to(self, owner: InstanceOwner) -> None:
+        """Tell *owner* what happens from now on, until the worker is READY."""
+        self._owner = owner
+
+    def kill(self) -> None:
+        """End the worker now; what it had in hand is lost."""
+        if self._worker is not None:
+            self._worker.kill()
 
     def _on_gone(self, worker: WorkerProcess, how: WorkerExit) -> None:
         started = worker.started_batch
@@ -637,6 +723,11 @@ class Instance:
         deferred, self._open = [batch for batch in self._open.values() if batch not in lost], {}
         self._end_calls()
         if self.state is InstanceState.STOPPING:
+            self._move(InstanceState.STOPPED)
+        elif self.state is InstanceState.STARTING:
+            self.last_error = f"Internal: Stub process '{self.name}' is not healthy. It {how} after the warm-up."
+        elif self._is_retired:
+            logger.error("worker of instance '%s' (pid %d), which was to go, %s", self.name, worker.pid, how)
             self._move(InstanceState.STOPPED)
         elif self.state is InstanceState.READY:
             self.deaths_in_a_row += 1
@@ -686,13 +777,21 @@ class Instance:
     def _back_off_s(self) -> float:
         return float(min(_LONGEST_BACK_OFF_S, _FIRST_BACK_OFF_S * 2 ** max(0, self.deaths_in_a_row - 1)))
 
+    def retire(self) -> None:
+        """Finish what is here; a worker that dies is not replaced any more. `stop` must follow."""
+        self._is_retired = True
+        if self._restart is not None and not self._restart.done():
+            self._restart.cancel()
+
     async def stop(self, timeout_s: float | None) -> bool:
-        """Finalize and end. Whether the worker ended by itself within *timeout_s*."""
+        """Finalize and end. Whether the worker ended by itself within *timeout_s*. May be called by several."""
         if self._trim is not None:
             self._trim.cancel()
         if self._restart is not None and not self._restart.done():
             self._restart.cancel()
             await asyncio.wait([self._restart])
+        if self.state is InstanceState.STOPPING and self._worker is not None:
+            return await self._worker.stop(timeout_s)
         if self.state is InstanceState.READY and self._worker is not None:
             worker = self._worker
             self._move(InstanceState.STOPPING)

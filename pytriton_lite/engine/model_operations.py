@@ -26,7 +26,7 @@ async def answer_model_operation(
     what would have to wait for the end of its load.
     """
     name: str = arguments["model_name"]
-    asked_by = caller.name if caller.state is VersionState.LOADING else ""
+    asked_by = str(caller.id) if caller.state is VersionState.LOADING else ""
     if operation == "model.load":
         await server.load_model(name, arguments["config"] or None, _files(arguments["files"]), asked_by=asked_by)
         return None

@@ -11,12 +11,13 @@ anything during `ResponseStream`'s construction, nor after `cancel`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import InferenceResponse
 
 if TYPE_CHECKING:
+    from pytriton_lite.engine.deadlock import Bottleneck
     from pytriton_lite.engine.dispatch import Dispatcher
     from pytriton_lite.engine.instance import Instance
     from pytriton_lite.scheduling.queue import Ticket
@@ -32,6 +33,17 @@ class ResponseReceiver(Protocol):
         """
 
 
+TimesListener = Callable[[int, int, int], None]
+"""Hears how long the inputs, the execution and the outputs of a request took, in ns."""
+
+
+class Caller(NamedTuple):
+    """A model that makes a request. ``ensembles`` are those in between, the outermost first: the request is a step's."""
+
+    instance: Instance
+    ensembles: tuple[str, ...] = ()
+
+
 class ResponseStream:
     """The engine's end of it: what a `Ticket` of a streamed request has as its waiter.
 
@@ -41,6 +53,7 @@ class ResponseStream:
 
     __slots__ = (
         "_consumed",
+        "_held",
         "_is_cancelled",
         "_is_ended",
         "_on_cancel",
@@ -49,6 +62,9 @@ class ResponseStream:
         "caller",
         "delivered",
         "dispatcher",
+        "on_queued",
+        "on_times",
+        "steps",
         "ticket",
     )
 
@@ -57,6 +73,7 @@ class ResponseStream:
         self._is_cancelled = False
         self._is_ended = False
         self._consumed = 0
+        self._held = 0
         self._on_cancel: Callable[[], None] | None = None
         self._place: tuple[Instance, int, int, int] | None = None
         self.delivered = 0
@@ -64,8 +81,14 @@ class ResponseStream:
         self.ticket: Ticket | None = None
         self.dispatcher: Dispatcher | None = None
         """Where the request waits, or waited."""
-        self.caller: Instance | None = None
+        self.caller: Caller | None = None
         """Whose model made the request; None for a client's."""
+        self.steps: Bottleneck | None = None
+        """Of a request to an ensemble, which has no dispatcher: what it waits for."""
+        self.on_times: TimesListener | None = None
+        """Set through `report_times`."""
+        self.on_queued: Callable[[], None] | None = None
+        """Called when the request gets its ticket, if it has none at first: something has to be looked up before."""
 
     @property
     def is_ended(self) -> bool:
@@ -82,20 +105,37 @@ class ResponseStream:
     def consumed(self, count: int = 1) -> None:
         """The receiver has passed on *count* responses that it was given."""
         self._consumed += count
+        self._credit()
+
+    def _credit(self) -> None:
         if self._place is not None and not self._is_ended:
             instance, batch, index, before = self._place
-            if self._consumed > before:
-                instance.credit(batch, index, self._consumed - before)
+            passed_on = self._consumed + self._held
+            if passed_on > before:
+                instance.credit(batch, index, passed_on - before)
 
     def cancel(self) -> None:
         """Nobody wants the responses any more: a queued request is dropped, a model that asks sees ``is_cancelled``."""
-        if self.done():
-            return
+        if not self.done():
+            self._receiver = None
+            self._give_up()
+
+    def withdraw(self) -> None:
+        """`cancel`, but the receiver hears the end: for who must know when nothing runs any more."""
+        if not self.done():
+            self._give_up()
+
+    def _give_up(self) -> None:
         self._is_cancelled = True
-        self._receiver = None
         self.consumed(self.delivered - self._consumed)
         if self._on_cancel is not None:
             self._on_cancel()
+
+    def report_times(self, listener: TimesListener) -> None:
+        """Tell *listener* the times of each execution that is part of the request, as soon as they are known."""
+        self.on_times = listener
+        if self.dispatcher is not None:
+            self.dispatcher.reports_times = True
 
     # ------------------------------------------------------------------------------------------ for the engine
 
@@ -107,11 +147,34 @@ class ResponseStream:
         """The request was refused: let go of it, for it refers to us, and its memory would wait for a collection."""
         self._receiver = self._on_cancel = self.ticket = None
 
+    def stands_for(self, inner: ResponseStream) -> None:
+        """The request is queued now, as *inner*, which delivers its responses here."""
+        if self._is_ended:
+            return
+        inner.caller = self.caller
+        self.ticket = inner.ticket
+        self.dispatcher = inner.dispatcher
+        self.steps = inner.steps
+        self._on_cancel = inner.withdraw  # whose end is ours
+        if self.on_times is not None:
+            inner.report_times(self.on_times)
+        if self.on_queued is not None:
+            self.on_queued()
+
     def comes_from(self, instance: Instance, batch: int, index: int) -> None:
         """The next responses are those of request *index* of *batch*: a rescheduled request has one batch after another."""
         place = self._place
         if place is None or place[:3] != (instance, batch, index):
             self._place = (instance, batch, index, self.delivered)
+
+    def hold(self) -> None:
+        """A response has come and is kept until others have left; for the model it counts as passed on."""
+        self._held += 1
+        self._credit()
+
+    def let_go(self) -> None:
+        """One that was held is about to be delivered."""
+        self._held -= 1
 
     def deliver(self, response: InferenceResponse | InferenceError | None, *, is_final: bool) -> None:
         """Pass *response* on. After the end, or when nobody listens, it is dropped."""
@@ -121,8 +184,8 @@ class ResponseStream:
         self.delivered += response is not None
         receiver = self._receiver
         if is_final:
-            self._on_cancel = self.ticket = None  # they refer to us
-        if receiver is None:  # nobody reads, so nothing waits
+            self._on_cancel = self.on_queued = self.ticket = None  # they refer to us
+        if receiver is None or (self._is_cancelled and not is_final):  # nobody reads, so nothing waits
             if response is not None:
                 self.consumed()
             return

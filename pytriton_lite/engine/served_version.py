@@ -8,18 +8,21 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.request import SEQUENCE_START, InferenceRequest, InferenceResponse
 from pytriton_lite.core.states import VERSION_TRANSITIONS, VersionState, move
 from pytriton_lite.engine.admission import Admission
+from pytriton_lite.engine.cached_requests import CachedRequests
 from pytriton_lite.engine.dispatch import Clock
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.latency_metrics import LatencyMetrics
+from pytriton_lite.engine.response_cache import CacheSpace
 from pytriton_lite.engine.response_stream import ResponseReceiver, ResponseStream
 from pytriton_lite.engine.statistics import Refusal, SharedMemory, statistics_of
+from pytriton_lite.repository.index import ModelId
 
 
 class ServedVersion(ABC):
@@ -30,21 +33,28 @@ class ServedVersion(ABC):
         config: ModelConfig,
         version: int,
         *,
+        namespace: str = "",
         clock: Clock = time.monotonic_ns,
         latencies: LatencyMetrics = LatencyMetrics(),  # noqa: B008  # frozen
     ) -> None:
+        """*namespace* is the model's repository with ``--model-namespacing``, and empty without."""
+        self.id = ModelId(namespace, config.name)
         self.name = config.name
         self.version = version
         self.config = config
         self.state = VersionState.UNKNOWN
         self.reason = ""
         self.statistics = statistics_of(config, version, latencies, clock)
+        self.statistics.namespace = namespace
         self.load_began_ns = 0
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._admission = Admission(config)
         self._closed = ""
         """Why no request is accepted; empty while they are."""
+        self._is_stopping = False
+        self._cached: CachedRequests | None = None
+        """What answers in place of the model, where the server and the model have a response cache."""
         self._holders = 0
         self._let_go: asyncio.Event | None = None
 
@@ -66,22 +76,31 @@ class ServedVersion(ABC):
         accepted_ns = self._clock()
         batch_size = self._accept(request, accepted_ns)
         try:
+            if self._cached is not None:
+                return self._cached.infer(request, batch_size=batch_size, accepted_ns=accepted_ns)
             return self._submit(request, batch_size=batch_size, accepted_ns=accepted_ns)
         except BaseException as error:
-            self._count_refusal(error)
+            self.count_refusal(error)
             raise
 
-    def infer_stream(self, request: InferenceRequest, receiver: ResponseReceiver) -> ResponseStream:
-        """Check and enqueue; *receiver* gets the responses, one for a model that is not decoupled. Raises as `infer`."""
+    def infer_stream(
+        self, request: InferenceRequest, receiver: ResponseReceiver, *, is_inside: bool = False
+    ) -> ResponseStream:
+        """Check and enqueue; *receiver* gets the responses, one for a model that is not decoupled. Raises as `infer`.
+
+        *is_inside* tells a step of an ensemble's request that was accepted before: it is served while the server stops.
+        """
         accepted_ns = self._clock()
-        batch_size = self._accept(request, accepted_ns)
+        batch_size = self._accept(request, accepted_ns, is_inside=is_inside)
         try:
+            if self._cached is not None:
+                return self._cached.infer_stream(request, receiver, batch_size=batch_size, accepted_ns=accepted_ns)
             return self._submit_stream(request, receiver, batch_size=batch_size, accepted_ns=accepted_ns)
         except BaseException as error:
-            self._count_refusal(error)
+            self.count_refusal(error)
             raise
 
-    def _accept(self, request: InferenceRequest, accepted_ns: int) -> int:
+    def _accept(self, request: InferenceRequest, accepted_ns: int, *, is_inside: bool = False) -> int:
         """The request's batch size; raises InferenceError for one that is refused."""
         timeline = request.timeline
         if timeline is not None:
@@ -91,9 +110,9 @@ class ServedVersion(ABC):
         except InferenceError:
             self.statistics.refusals[Refusal.INVALID] += 1
             raise
-        if self._closed:
+        if self._closed and not (self._is_stopping and (is_inside or self._goes_on(request))):
             self.statistics.refusals[Refusal.UNAVAILABLE] += 1
-            raise InferenceError(ErrorCode.UNAVAILABLE, request.error_prefix + self._closed)
+            raise self._closed_error(request)
         # It was when it was found, but the body took its time. Who holds it may ask until he lets go.
         if self.state is not VersionState.READY and not self._holders:
             self.statistics.refusals[Refusal.UNAVAILABLE] += 1
@@ -102,7 +121,17 @@ class ServedVersion(ABC):
             timeline.accepted(request, batch_size=batch_size, now_ns=accepted_ns)
         return batch_size
 
-    def _count_refusal(self, error: BaseException) -> None:
+    def _goes_on(self, request: InferenceRequest) -> bool:
+        """Whether it belongs to a sequence that has begun, which is served to its end (repository spec, section 9)."""
+        sequences = self.config.sequence_batching
+        return sequences is not None and not sequences.is_iterative and not request.sequence_flags & SEQUENCE_START
+
+    def _closed_error(self, request: InferenceRequest) -> InferenceError:
+        # Of all schedulers that of sequences alone does not name the request.
+        prefix = request.error_prefix if self.config.sequence_batching is None else ""
+        return InferenceError(ErrorCode.UNAVAILABLE, prefix + self._closed)
+
+    def count_refusal(self, error: BaseException) -> None:
         """The scheduler did not take a request: its queue was full, or a rule of sequences was broken."""
         is_full = isinstance(error, InferenceError) and error.code is ErrorCode.UNAVAILABLE
         self.statistics.refusals[Refusal.QUEUE_FULL if is_full else Refusal.INVALID] += 1
@@ -118,6 +147,17 @@ class ServedVersion(ABC):
         self, request: InferenceRequest, receiver: ResponseReceiver, *, batch_size: int, accepted_ns: int
     ) -> ResponseStream:
         """`_submit` for a client that takes any number of responses."""
+
+    def use_cache(self, space: CacheSpace) -> None:
+        """Answer from *space* where it can, from now on. Call it before `begin_load`."""
+        self._cached = CachedRequests(
+            self, space, submit=self._submit, submit_stream=self._submit_stream, clock=self._clock
+        )
+        self.statistics.begin_caching()
+
+    def answer_in_order(self, deliver: Callable[[], None]) -> None:
+        """Call *deliver*, which answers a request that needed no execution, when its turn has come: most often now."""
+        deliver()
 
     def hold(self) -> None:
         """Stay able to serve until `release`, also when an unload begins: for an ensemble with a request under way."""
@@ -183,7 +223,7 @@ class ServedVersion(ABC):
 
     def not_ready_error(self) -> InferenceError:
         """What a request for this version is told while it is not READY (repository spec, section 2)."""
-        text = f"Request for unknown model: '{self.name}' version {self.version} is not at ready state"
+        text = f"Request for unknown model: '{self.id}' version {self.version} is not at ready state"
         return InferenceError(ErrorCode.UNAVAILABLE, text)
 
     # ------------------------------------------------------------------------------------------ life
@@ -192,6 +232,8 @@ class ServedVersion(ABC):
         """LOADING from now on; `load` or `fail_load` must follow. *began_ns* is when it really began, if not now."""
         self._move(VersionState.LOADING)
         self.load_began_ns = self._clock() if began_ns is None else began_ns
+        if self._cached is not None:
+            self._cached.begin_load()
 
     def fail_load(self, error: InferenceError) -> None:
         """UNAVAILABLE, with the reason in the index."""
@@ -209,13 +251,27 @@ class ServedVersion(ABC):
         self._move(VersionState.READY)
         self.statistics.load_ns = self._clock() - self.load_began_ns
 
+    @abstractmethod
+    async def adopt(self, config: ModelConfig) -> None:
+        """Serve on, READY, with *config*, which differs from the present one in instance groups and version policy alone.
+
+        Instances come and go (repository spec, 3.1). Returns when those that are new are ready; those that are too many end
+        by themselves when they have nothing more to do. Raises InferenceError when one cannot be created: nothing has
+        changed then.
+        """
+
     def stop_accepting(self) -> None:
         """Refuse new requests from now on; those inside are served."""
+        self._is_stopping = not self._closed
         self._closed = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 
     def begin_unload(self) -> None:
         """UNLOADING from now on: no request finds its way here any more. `unload` must follow."""
         self._move(VersionState.UNLOADING)
+        if (
+            self._cached is not None and not self._is_stopping
+        ):  # what a server leaves behind when it stops others may use
+            self._cached.drop()
 
     @abstractmethod
     async def unload(self, timeout_s: float | None = None) -> bool:

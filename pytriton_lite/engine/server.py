@@ -7,8 +7,9 @@ import logging
 import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytriton_lite import __version__
 from pytriton_lite.config.model_config import ModelConfig
@@ -17,6 +18,7 @@ from pytriton_lite.core.log_settings import LogSettings
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.states import SERVER_TRANSITIONS, ServerState, VersionState, move
 from pytriton_lite.engine.backends import Backends
+from pytriton_lite.engine.cache_options import CacheOptions, LocalCacheOptions
 from pytriton_lite.engine.custom_metrics import CustomMetrics
 from pytriton_lite.engine.dispatch import Clock
 from pytriton_lite.engine.environments import Environments
@@ -24,10 +26,16 @@ from pytriton_lite.engine.foreground import Foreground
 from pytriton_lite.engine.fork_server import ForkServers
 from pytriton_lite.engine.instance import InstanceOwner
 from pytriton_lite.engine.latency_metrics import LatencyMetrics
+from pytriton_lite.engine.local_cache import LocalCache
 from pytriton_lite.engine.model_operations import answer_model_operation
-from pytriton_lite.engine.model_store import Model, ModelStore, Override, PollFailed, StoreOptions
+from pytriton_lite.engine.model_store import ModelStore, StoreOptions
+from pytriton_lite.engine.models import Model
 from pytriton_lite.engine.observation import Observation
+from pytriton_lite.engine.poller import Poller
+from pytriton_lite.engine.redis_cache import RedisCache
 from pytriton_lite.engine.regions import RegionLimits, Regions
+from pytriton_lite.engine.resource_grants import ResourceGrants
+from pytriton_lite.engine.response_cache import CacheStatistics, ResponseCache
 from pytriton_lite.engine.response_stream import ResponseReceiver, ResponseStream
 from pytriton_lite.engine.served_version import ServedVersion
 from pytriton_lite.engine.statistics import ModelStatistics, RequestCounts
@@ -35,9 +43,15 @@ from pytriton_lite.engine.trace_options import TraceOptions
 from pytriton_lite.engine.tracing import Tracer
 from pytriton_lite.engine.version_factory import VersionFactory
 from pytriton_lite.engine.views import IndexEntry, ModelMetadata, ServerMetadata, TensorMetadata
+from pytriton_lite.engine.watcher import WATCH_PAUSE_S, Watcher
 from pytriton_lite.engine.worker_version import WorkerSettings
 from pytriton_lite.ipc.segment import DEFAULT_PREFIX
-from pytriton_lite.repository.index import Scan, scan_repositories
+from pytriton_lite.repository.index import ModelId
+from pytriton_lite.repository.reader import Override, RepositoryOptions
+from pytriton_lite.scheduling.rate_limit import ResourceSize
+
+if TYPE_CHECKING:
+    from pytriton_lite.repository.remote import RemoteRepositories
 
 logger = logging.getLogger(__name__)
 
@@ -71,18 +85,26 @@ _ALL_MODELS = "*"
 class ServerOptions:
     """What the composition root decides.
 
-    ``load_threads`` bounds how many models load at a time. ``is_explicit`` is the control mode in which models are loaded and
-    unloaded on request; ``startup_models`` are then those to begin with, ``*`` alone is all. Otherwise all of them are
-    loaded, and stay.
+    ``load_threads`` bounds how many models load at a time, ``load_retries`` is how often a version is tried again that does
+    not load. ``is_explicit`` is the control mode in which models are loaded and unloaded on request; ``startup_models`` are
+    then those to begin with, ``*`` alone is all. Otherwise all of them are loaded, and stay as they are, or follow their
+    repositories every ``poll_s`` seconds where that is not 0.
     """
 
     repositories: tuple[Path, ...]
     workers: WorkerSettings
+    remote: RemoteRepositories | None = None
+    """What follows the remote ones of ``repositories``, which are the directories of their copies."""
     server_id: str = "triton"
     strict_readiness: bool = True
     strict_config: bool = False
     config_name: str = ""
+    namespacing: bool = False
     load_threads: int = 4
+    load_retries: int = 0
+    poll_s: float = 0
+    watches: bool = False
+    """Whether models are loaded anew as soon as their files have changed, and the log is for who writes them."""
     is_explicit: bool = False
     startup_models: tuple[str, ...] = ()
     allow_requirements: bool = False
@@ -93,6 +115,10 @@ class ServerOptions:
     trace: TraceOptions = field(default_factory=TraceOptions)
     allow_client_shm: bool = False
     region_limits: RegionLimits = field(default_factory=RegionLimits)
+    cache: CacheOptions | None = None
+    """Of the response cache; None without one."""
+    resource_sizes: tuple[ResourceSize, ...] | None = None
+    """Of what the rate limiter has to give; None without one."""
 
 
 class Server:
@@ -128,6 +154,7 @@ class Server:
             limits=options.region_limits,
             own_prefixes=(DEFAULT_PREFIX, options.workers.shm_prefix),
         )
+        self._cache = _make_cache(options.cache)
         factory = VersionFactory(
             workers=options.workers,
             fork_servers=self._fork_servers,
@@ -138,17 +165,31 @@ class Server:
             services=self,
             clock=clock,
             latencies=options.latencies,
+            grants=ResourceGrants(options.resource_sizes) if options.resource_sizes is not None else None,
+            cache=self._cache,
         )
-        store = StoreOptions(
+        repositories = RepositoryOptions(
             options.repositories,
             strict_config=options.strict_config,
             config_name=options.config_name,
+            namespacing=options.namespacing,
+            remote=options.remote,
+            is_edited=options.watches,
+        )
+        store = StoreOptions(
+            repositories,
             load_threads=options.load_threads,
+            load_retries=options.load_retries,
+            explains_failures=options.watches,
         )
         self._store = ModelStore(store, factory)
         self._models = self._store.models
-        self._unreadable: dict[str, str] = {}
-        """Why a model that was to load at the start could not be read; the table at start-up shows it, and nobody else."""
+        self._not_loaded: dict[str, str] = {}
+        """Why a model was not loaded at the start; the table at start-up shows it of those that nobody can see."""
+        self._poller: Poller | None = None
+        self._watcher: Watcher | None = None
+        if options.watches:
+            self._watcher = Watcher(self._store, follows_all=not options.is_explicit, clock=clock)
         self._state = ServerState.STARTING
 
     # ------------------------------------------------------------------------------------------ health and views
@@ -165,7 +206,7 @@ class Server:
             return False
         if not self._options.strict_readiness:
             return True
-        for model in self._models.values():
+        for model in self._models.by_id.values():
             if not model.versions:
                 return False
             for served in model.versions.values():
@@ -191,7 +232,7 @@ class Server:
         return ModelMetadata(
             served.name,
             # Triton lists the version that was asked for alone (asked of 2.51; the HTTP spec, section 4, says otherwise).
-            tuple(v.version for v in self._ready(self._models[name])) if version is None else (served.version,),
+            tuple(v.version for v in self._models.by_id[served.id].ready) if version is None else (served.version,),
             config.platform or config.backend,
             tuple(TensorMetadata(s.name, s.datatype, config.metadata_shape(s)) for s in config.inputs),
             tuple(TensorMetadata(s.name, s.datatype, config.metadata_shape(s)) for s in config.outputs),
@@ -207,9 +248,9 @@ class Server:
         Raises InferenceError(INVALID_ARG) for a model or version that has none.
         """
         if not name:
-            return [self._row(served) for model in self._models.values() for served in self._ready(model)]
-        model = self._models.get(name)
-        rows = self._ready(model) if model is not None else []
+            return [self._row(served) for model in self._seen() for served in model.ready]
+        model = self._models.by_name.get(name)
+        rows = model.ready if model is not None else []
         if not rows:
             raise InferenceError(ErrorCode.INVALID_ARG, f"requested model '{name}' is not available")
         if version is not None:
@@ -222,12 +263,14 @@ class Server:
 
     def loaded_statistics(self) -> list[ModelStatistics]:
         """One row for each version that has workers, or whose workers keep dying: what the metrics page shows."""
-        return [
-            self._row(served)
-            for model in self._models.values()
-            for served in sorted(model.versions.values(), key=lambda served: served.version)
-            if served.is_loaded
-        ]
+        return [self._row(served) for model in self._seen() for served in model.loaded]
+
+    def _seen(self) -> list[Model]:
+        return list(self._models.by_id.values())
+
+    def cache_statistics(self) -> CacheStatistics | None:
+        """Of the response cache in this process; None without one."""
+        return self._cache.statistics if self._cache is not None else None
 
     @staticmethod
     def _row(served: ServedVersion) -> ModelStatistics:
@@ -237,33 +280,31 @@ class Server:
         served.statistics.queued_by_level = served.queued_by_level
         return served.statistics
 
-    @staticmethod
-    def _ready(model: Model) -> list[ServedVersion]:
-        versions = sorted(model.versions.values(), key=lambda served: served.version)
-        return [served for served in versions if served.state is VersionState.READY]
-
-    def repository_index(self, *, ready: bool = False) -> list[IndexEntry]:
+    async def repository_index(self, *, ready: bool = False) -> list[IndexEntry]:
         """The directories on disk now, joined with what is known of them (repository spec, 2.1)."""
-        scan = scan_repositories(self._options.repositories)
+        scan = await self._store.scan()
+        for reason in scan.unreadable.values():
+            raise InferenceError(ErrorCode.INTERNAL, reason)
         duplicate = "model appears in two or more repositories"
         rows: list[IndexEntry] = []
-        for name in sorted({*scan.models, *scan.duplicates}):
-            model = self._models.get(name)
-            if name in scan.duplicates:
-                rows.append(IndexEntry(name, state=VersionState.UNAVAILABLE, reason=duplicate))
+        for found in sorted({*scan.models, *(ModelId("", name) for name in scan.duplicates)}):
+            model = self._models.by_id.get(found)
+            if found not in scan.models:
+                rows.append(IndexEntry(found.name, state=VersionState.UNAVAILABLE, reason=duplicate))
             elif model is None:
-                rows.append(IndexEntry(name))
+                rows.append(IndexEntry(found.name))
             else:
                 rows += [
-                    IndexEntry(name, version, served.state, served.reason)
+                    IndexEntry(found.name, version, served.state, served.reason)
                     for version, served in sorted(model.versions.items())
                 ]
         return [row for row in rows if row.state is VersionState.READY] if ready else rows
 
     def load_table(self) -> list[tuple[str, str, str]]:
         """(model, version, status) of everything that was asked to load, as printed at start-up."""
-        rows = [(name, "-", f"Not loaded: {reason}") for name, reason in self._unreadable.items()]
-        for name, model in self._models.items():
+        seen = {str(found): model for found, model in self._models.by_id.items()}
+        rows = [(name, "-", f"Not loaded: {reason}") for name, reason in self._not_loaded.items() if name not in seen]
+        for name, model in seen.items():
             if not model.versions:
                 rows.append((name, "-", "Not loaded: No model version was found"))
             for version, served in sorted(model.versions.items()):
@@ -273,7 +314,7 @@ class Server:
 
     def backend_table(self) -> list[tuple[str, str, str]]:
         """(backend, path, configuration) of the backends that models use, as printed at start-up."""
-        configs = [served.config for model in self._models.values() for served in model.versions.values()]
+        configs = [served.config for model in self._seen() for served in model.versions.values()]
         return self._options.backends.table(configs)
 
     # ------------------------------------------------------------------------------------------ log
@@ -291,33 +332,12 @@ class Server:
 
     # ------------------------------------------------------------------------------------------ infer
 
-    def find(self, name: str, version: int | None) -> ServedVersion:
-        """The version that would serve a request now.
+    def find(self, name: str, version: int | None, namespace: str = "") -> ServedVersion:
+        """The version that would serve a request now. An ensemble means a model of its own *namespace* first.
 
         Raises InferenceError with Triton's lookup texts (repository spec, section 2).
         """
-        model = self._models.get(name)
-        if model is None:
-            raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
-        if version is not None:
-            served = model.versions.get(version)
-            if served is None:
-                raise InferenceError(
-                    ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' version {version} is not found"
-                )
-            if served.state is not VersionState.READY:
-                raise served.not_ready_error()
-            return served
-        newest: ServedVersion | None = None
-        for served in model.versions.values():
-            if served.state is VersionState.READY and (newest is None or served.version > newest.version):
-                newest = served
-        if newest is None:
-            for served in model.versions.values():
-                if served.is_recovering:  # a client should try again, so not Triton's 404
-                    raise served.not_ready_error()
-            raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' has no available versions")
-        return newest
+        return self._models.find(name, version, namespace)
 
     def check(self, served: ServedVersion, request: InferenceRequest) -> None:
         """Every rule of the core that needs no tensor bytes. Raises InferenceError(INVALID_ARG)."""
@@ -342,7 +362,7 @@ class Server:
 
     def is_model_known(self, name: str) -> bool:
         """Whether it was ever asked to load."""
-        return name in self._models
+        return self._models.is_named(name)
 
     async def answer(self, worker: Hashable, asker: InstanceOwner, operation: str, arguments: dict[str, Any]) -> object:
         if operation.startswith("metric."):
@@ -361,41 +381,44 @@ class Server:
 
     # ------------------------------------------------------------------------------------------ life
 
+    async def open_cache(self) -> None:
+        """Once, before anything is loaded. Raises InferenceError where the response cache cannot be used."""
+        if self._cache is not None:
+            await self._cache.open()
+
     async def load_all(self) -> bool:
         """Load what is to be loaded at the start. Whether all of it was; the failures are logged and in the index.
 
         Raises InferenceError(INTERNAL) for a repository that cannot be read, INVALID_ARG for ``*`` beside another name.
         """
-        scan = scan_repositories(self._options.repositories)
-        names = self._startup_names(scan)
-        results = await asyncio.gather(*(self._load_at_start(name, scan) for name in names))
+        names = self._startup_names()
+        if self._watcher is not None:
+            await self._watcher.begin()
+        self._not_loaded = await self._store.load_all(names)
         await self._store.wait_retired(_UNLOAD_SIBLING_S)
-        return all(results)
+        return not self._not_loaded
 
-    def _startup_names(self, scan: Scan) -> list[str]:
+    def _startup_names(self) -> tuple[str, ...] | None:
+        """None for all models."""
         names = self._options.startup_models
-        if self._options.is_explicit and names != (_ALL_MODELS,):
-            if _ALL_MODELS in names:
-                text = "Wildcard model name '*' must be the ONLY startup model if specified at all."
-                raise InferenceError(ErrorCode.INVALID_ARG, text)
-            return list(names)
-        for notice in scan.notices:
-            logger.log(notice.level, "%s", notice.text)
-        return [*scan.models, *scan.duplicates]
-
-    async def _load_at_start(self, name: str, scan: Scan) -> bool:
-        try:
-            await self._store.load(name, Override(), directory=scan.models.get(name))
-        except PollFailed as error:
-            self._unreadable[name] = error.detail
-            return False
-        except InferenceError:  # logged and in the index
-            return False
-        return True
+        if not self._options.is_explicit or names == (_ALL_MODELS,):
+            return None
+        if _ALL_MODELS in names:
+            text = "Wildcard model name '*' must be the ONLY startup model if specified at all."
+            raise InferenceError(ErrorCode.INVALID_ARG, text)
+        return names
 
     def start_serving(self) -> None:
         """Everything is loaded: be live, and ready if the models are."""
         self._state = move(SERVER_TRANSITIONS, self._state, ServerState.READY)
+        if self._watcher is not None:
+            self._poller = Poller(self._watcher.look, partial(asyncio.sleep, WATCH_PAUSE_S))
+        elif self._options.poll_s:
+            self._poller = Poller(self.poll, partial(asyncio.sleep, self._options.poll_s))
+
+    async def poll(self) -> None:
+        """Look at the repositories once, and do what has changed there (repository spec, 4.1). Failures are logged."""
+        await self._store.poll()
 
     async def load_model(
         self, name: str, config_override: str | None, files: Mapping[str, bytes], *, asked_by: str = ""
@@ -403,7 +426,8 @@ class Server:
         """Load a model or load it anew; nothing happens when nothing changed. It serves when this returns.
 
         *config_override* is JSON and takes the place of config.pbtxt. *files* are contents by path, and then the whole
-        model. *asked_by* is the model that is being loaded itself and waits for this one. Cancelling does not stop a load.
+        model. *asked_by* is the text of the id of the model that is being loaded itself and waits for this one. Cancelling
+        does not stop a load.
         Raises InferenceError with Triton's texts; what was served before is then served on.
         """
         if not name.strip():
@@ -419,10 +443,10 @@ class Server:
     async def unload_model(self, name: str, unload_dependents: bool, *, asked_by: str = "") -> None:
         """Begin to unload a model: new requests do not find it, those inside are served. An unknown one is no error.
 
-        *unload_dependents* is about the models of an ensemble; there are no ensembles yet. *asked_by* as for `load_model`.
+        *unload_dependents* unloads what was loaded only because the model is made of it, too. *asked_by* as for `load_model`.
         """
         self._check_control()
-        await self._store.unload(name, asked_by=asked_by)
+        await self._store.unload(name, unload_dependents=unload_dependents, asked_by=asked_by)
 
     def _check_control(self) -> None:
         """Raises InferenceError(UNAVAILABLE) where models are not loaded and unloaded on request, or not now."""
@@ -442,18 +466,33 @@ class Server:
         """Not ready any more, and no new requests; those inside are served. Loads under way end without success."""
         if self._state in (ServerState.STARTING, ServerState.READY):
             self._state = move(SERVER_TRANSITIONS, self._state, ServerState.EXITING)
+        if self._poller is not None:
+            self._poller.cancel()
+        if self._options.remote is not None:
+            self._options.remote.stop()
         self._store.begin_exit()
 
     async def stop(self, timeout_s: float) -> bool:
         """Serve what is inside, finalize every model, end every process. Whether all of it ended within *timeout_s*."""
         self.begin_exit()
         try:
+            if self._poller is not None:
+                await self._poller.wait_closed()
             return await self._store.stop(timeout_s)
         finally:
             self._fork_servers.close()
             if self._foreground is not None:
                 self._foreground.close()
             await self._environments.close()
+            if self._cache is not None:
+                await self._cache.close()
             await asyncio.get_running_loop().run_in_executor(None, self.tracer.close)
             self.regions.close()
             self._state = move(SERVER_TRANSITIONS, self._state, ServerState.STOPPED)
+
+
+def _make_cache(options: CacheOptions | None) -> ResponseCache | None:
+    """Raises InferenceError(UNAVAILABLE) where a package is not installed."""
+    if options is None:
+        return None
+    return LocalCache(options.size) if isinstance(options, LocalCacheOptions) else RedisCache(options)

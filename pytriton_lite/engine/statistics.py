@@ -6,8 +6,9 @@ The engine's loop is the only writer and the only reader, so nothing here locks.
 from __future__ import annotations
 
 import enum
+import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytriton_lite.config.model_config import ModelConfig
@@ -123,6 +124,8 @@ class ModelStatistics:
     version: int
     metric_tags: dict[str, str]
     """From the configuration, without the leading underscore that the label gets."""
+    namespace: str = ""
+    """The model's repository with ``--model-namespacing``, and empty without."""
     last_inference_ms: int = 0
     """Wall clock at the end of the latest execution, milliseconds since the epoch; 0 is never."""
     inference_count: int = 0
@@ -134,7 +137,9 @@ class ModelStatistics:
     compute_infer: Duration = field(default_factory=Duration)
     compute_output: Duration = field(default_factory=Duration)
     cache_hit: Duration = field(default_factory=Duration)
+    """Lookups that found an answer."""
     cache_miss: Duration = field(default_factory=Duration)
+    """Lookups that found none, and what it took to keep the answer then."""
     batches: dict[int, BatchStatistics] = field(default_factory=dict)
     failures: dict[FailureReason, int] = field(default_factory=lambda: dict.fromkeys(FailureReason, 0))
     pending: int = 0
@@ -145,6 +150,10 @@ class ModelStatistics:
     compute_input_us: int = 0
     compute_infer_us: int = 0
     compute_output_us: int = 0
+    cache_hit_us: int = 0
+    cache_miss_us: int = 0
+    has_cache: bool = False
+    """Whether the server has a response cache that the model uses."""
     worker_restarts: int = 0
     """Worker processes started to replace one that died."""
     load_ns: int = 0
@@ -201,6 +210,36 @@ class ModelStatistics:
         self.compute_infer_us += infer_ns // 1000
         self.compute_output_us += output_ns // 1000
 
+    def begin_caching(self) -> None:
+        """Call it before anything is counted."""
+        self.has_cache = True
+
+    def add_cache_hit(self, *, total_ns: int, lookup_ns: int) -> None:
+        """Count one request that was answered from the response cache: no inference, no execution."""
+        self.success.add(total_ns)
+        self.queue.add(lookup_ns)
+        self.cache_hit.add(lookup_ns)
+        self.request_us += total_ns // 1000
+        self.queue_us += lookup_ns // 1000
+        self.cache_hit_us += lookup_ns // 1000
+
+    def add_cache_miss(self, *, lookup_ns: int, insert_ns: int) -> None:
+        """Count one request that had to be executed, beside what its execution counts. Its time goes on until it is kept."""
+        self.cache_miss.add(lookup_ns + insert_ns)
+        self.cache_miss_us += (lookup_ns + insert_ns) // 1000
+        self.success.ns += insert_ns
+        self.request_us += insert_ns // 1000
+
+    def add_times(self, batch_size: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
+        """Add to what was counted for a request, and its execution, that took longer than was known then: an ensemble's."""
+        row = self.batches[batch_size]
+        for name, ns in (("compute_input", input_ns), ("compute_infer", infer_ns), ("compute_output", output_ns)):
+            getattr(self, name).ns += ns
+            getattr(row, name).ns += ns
+        self.compute_input_us += input_ns // 1000
+        self.compute_infer_us += infer_ns // 1000
+        self.compute_output_us += output_ns // 1000
+
     def add_failure(self, reason: FailureReason, total_ns: int) -> None:
         """Count one request that failed after it was accepted by the scheduler."""
         self.fail.add(total_ns)
@@ -244,6 +283,8 @@ class LatencyQuantiles:
     compute_input: float
     compute_infer: float
     compute_output: float
+    cache_hit: float = math.nan
+    cache_miss: float = math.nan
 
 
 class SummarisedStatistics(ModelStatistics):
@@ -259,6 +300,7 @@ class SummarisedStatistics(ModelStatistics):
     ) -> None:
         super().__init__(name, version, metric_tags)
         self._quantiles = SlidingQuantiles(quantiles, columns=5)
+        self._cache: _CacheQuantiles | None = None
         self._clock = clock
 
     @property
@@ -266,8 +308,26 @@ class SummarisedStatistics(ModelStatistics):
         return True
 
     def quantiles(self) -> Mapping[Quantile, LatencyQuantiles]:
-        rows = zip(*self._quantiles.values(self._clock()))
-        return {target: LatencyQuantiles(*row) for target, row in zip(self._quantiles.targets, rows)}
+        now_ns = self._clock()
+        columns = self._quantiles.values(now_ns)
+        if self._cache is not None:
+            columns = self._cache.values(columns, now_ns)
+        return {target: LatencyQuantiles(*row) for target, row in zip(self._quantiles.targets, zip(*columns))}
+
+    def begin_caching(self) -> None:
+        super().begin_caching()
+        self._cache = _CacheQuantiles(self._quantiles.targets)
+
+    def add_cache_hit(self, *, total_ns: int, lookup_ns: int) -> None:
+        super().add_cache_hit(total_ns=total_ns, lookup_ns=lookup_ns)
+        assert self._cache is not None
+        self._cache.queue.observe((lookup_ns // 1000,), self._clock())
+        self._cache.hits.observe((lookup_ns // 1000,), self._clock())
+
+    def add_cache_miss(self, *, lookup_ns: int, insert_ns: int) -> None:
+        super().add_cache_miss(lookup_ns=lookup_ns, insert_ns=insert_ns)
+        assert self._cache is not None
+        self._cache.misses.observe(((lookup_ns + insert_ns) // 1000,), self._clock())
 
     def add_success(
         self, *, batch_size: int, total_ns: int, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int
@@ -282,6 +342,28 @@ class SummarisedStatistics(ModelStatistics):
         )
         row = total_ns // 1000, queue_ns // 1000, input_ns // 1000, infer_ns // 1000, output_ns // 1000
         self._quantiles.observe(row, self._clock())
+        if self._cache is not None:
+            self._cache.queue.observe((queue_ns // 1000,), self._clock())
+
+
+class _CacheQuantiles:
+    """What a model with a response cache has beside the five: hits have a time in the queue, and none of execution."""
+
+    def __init__(self, targets: Sequence[Quantile]) -> None:
+        self.queue = SlidingQuantiles(targets, columns=1)
+        self.hits = SlidingQuantiles(targets, columns=1)
+        self.misses = SlidingQuantiles(targets, columns=1)
+
+    def values(self, columns: list[list[float]], now_ns: int) -> list[list[float]]:
+        """*columns* are the five; the second one is of executed requests alone, and replaced."""
+        request, _, *compute = columns
+        return [
+            request,
+            *self.queue.values(now_ns),
+            *compute,
+            *self.hits.values(now_ns),
+            *self.misses.values(now_ns),
+        ]
 
 
 def statistics_of(

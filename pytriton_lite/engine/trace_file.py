@@ -50,6 +50,10 @@ class FileTrace:
         self.tensors: list[TensorCopy] = []
 
     @property
+    def step_context(self) -> str:
+        return self.context
+
+    @property
     def nbytes(self) -> int:
         return sum(len(tensor.data) for tensor in self.tensors)
 

@@ -7,6 +7,7 @@
           compute_input
           compute_infer     ``execute``
           compute_output
+        MODEL_NAME          of each step, where the model is an ensemble, in place of queue and compute
 
 Ids are drawn when a request comes, so that the model's process can be told them; spans are built when it has ended, in the
 writer's thread, from the same stations as everything else.
@@ -76,7 +77,15 @@ class SpanTrace:
     @property
     def context(self) -> str:
         """JSON, as ``InferenceTrace.get_context`` returns it: the model works within the span ``compute``."""
-        carrier = {"traceparent": f"00-{self.trace_id:032x}-{self.compute_id:016x}-01"}
+        return self._carrier(self.compute_id)
+
+    @property
+    def step_context(self) -> str:
+        """An ensemble has no ``compute``."""
+        return self._carrier(self.model_id)
+
+    def _carrier(self, span_id: int) -> str:
+        carrier = {"traceparent": f"00-{self.trace_id:032x}-{span_id:016x}-01"}
         if self.state:
             carrier["tracestate"] = self.state
         return json.dumps(carrier)
@@ -211,7 +220,7 @@ class SpanExporter:
             events=trace_stations.start(timeline) | end,
             error=timeline.error,
         )
-        if timeline.enqueued_ns:
+        if timeline.enqueued_ns and not timeline.is_composed:
             taken_ns = timeline.compute_start_ns or end_ns  # it never left the queue
             self._export("queue", spans.new(), spans.model, (timeline.enqueued_ns, taken_ns))
         if timeline.compute_start_ns:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
-from pytriton_lite.config.model_config import ModelConfig, check_for_load, resolve_for_load
-from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.config.ensemble_plan import EnsemblePlan, check_ensemble_for_load
+from pytriton_lite.config.model_config import ModelConfig, check_for_load, regrouped, resolve_for_load
 from pytriton_lite.engine.auto_complete import completed_config
 from pytriton_lite.engine.backends import Backends
 from pytriton_lite.engine.calls import WorkerServices
 from pytriton_lite.engine.dispatch import Clock
+from pytriton_lite.engine.ensemble_version import EnsembleVersion
 from pytriton_lite.engine.environments import Environment, Environments
 from pytriton_lite.engine.foreground import Foreground
 from pytriton_lite.engine.fork_server import ForkServers, Spawners
 from pytriton_lite.engine.latency_metrics import LatencyMetrics
+from pytriton_lite.engine.resource_grants import ResourceGrants
+from pytriton_lite.engine.response_cache import ResponseCache
 from pytriton_lite.engine.served_version import ServedVersion
 from pytriton_lite.engine.worker_version import WorkerSettings, WorkerVersion
 from pytriton_lite.ipc import cuda
+
+logger = logging.getLogger(__name__)
 
 
 class VersionFactory:
@@ -34,7 +40,10 @@ class VersionFactory:
         services: WorkerServices,
         clock: Clock,
         latencies: LatencyMetrics,
+        grants: ResourceGrants | None = None,
+        cache: ResponseCache | None = None,
     ) -> None:
+        """*grants* are those of the rate limiter; None without one. So is *cache*, the server's response cache."""
         self._workers = workers
         self._fork_servers = fork_servers
         self._foreground = foreground
@@ -44,15 +53,20 @@ class VersionFactory:
         self._services = services
         self._clock = clock
         self._latencies = latencies
+        self._grants = grants
+        self._cache = cache
         self._gpu_ids = cuda.visible_device_ids()
 
-    async def complete(self, config: ModelConfig, *, version: int, directory: Path) -> tuple[ModelConfig, Environment]:
+    async def complete(
+        self, config: ModelConfig, *, version: int, directory: Path
+    ) -> tuple[ModelConfig, Environment | None]:
         """*config* with what the model itself and this machine say: what the version will serve with, and where it will run.
 
-        Raises InferenceError, the reason of a failed load.
+        An ensemble runs nowhere. Raises InferenceError, the reason of a failed load.
         """
         if config.ensemble is not None:
-            raise InferenceError(ErrorCode.UNSUPPORTED, f"ensembles are not yet supported, and '{config.name}' is one")
+            self._advise_on_cache(config, version)
+            return check_ensemble_for_load(config, model_dir=directory), None
         folders = self._backends.folders()
         # A backend may have an environment for all its models.
         config = resolve_for_load(config, model_dir=directory, gpu_ids=self._gpu_ids, backends=folders)
@@ -71,11 +85,43 @@ class VersionFactory:
         if self._foreground is not None:
             config = self._foreground.configure(config)
         self._environments.advise(config, environment)
+        self._advise_on_cache(config, version)
         return config, environment
 
-    def make(self, config: ModelConfig, *, version: int, directory: Path) -> ServedVersion:
-        """A generation that was not loaded yet. One that is to be loaded needs a *config* from `complete`."""
-        return WorkerVersion(
+    def regrouped(self, served: ModelConfig, new: ModelConfig) -> ModelConfig:
+        """*served*, with which a version serves, with the instance groups and the version policy of *new*, as it was read.
+
+        Raises InferenceError where the groups are not possible on this machine.
+        """
+        config = regrouped(served, new, gpu_ids=self._gpu_ids)
+        return config if self._foreground is None else self._foreground.configure(config)
+
+    def make(
+        self,
+        config: ModelConfig,
+        *,
+        version: int,
+        directory: Path,
+        namespace: str = "",
+        plan: EnsemblePlan | None = None,
+    ) -> ServedVersion:
+        """A generation that was not loaded yet. One that is to be loaded needs a *config* from `complete`.
+
+        *plan* is an ensemble's, and its configuration the plan's.
+        """
+        served: ServedVersion
+        if plan is not None:
+            served = EnsembleVersion(
+                version,
+                plan=plan,
+                services=self._services,
+                namespace=namespace,
+                clock=self._clock,
+                latencies=self._latencies,
+            )
+            self._give_cache(served, directory)
+            return served
+        served = WorkerVersion(
             config,
             version,
             directory=directory,
@@ -83,9 +129,26 @@ class VersionFactory:
             spawners=self._spawners(config.name),
             services=self._services,
             backend=self._backends.find(config.backend),
+            namespace=namespace,
             clock=self._clock,
             latencies=self._latencies,
+            grants=self._grants,
         )
+        self._give_cache(served, directory)
+        return served
+
+    def _advise_on_cache(self, config: ModelConfig, version: int) -> None:
+        if config.uses_response_cache and self._cache is None:
+            logger.warning(
+                "model '%s' version %d: response_cache has no effect, this server has no cache (--cache-config)",
+                config.name,
+                version,
+            )
+
+    def _give_cache(self, served: ServedVersion, directory: Path) -> None:
+        """An ensemble may be decoupled although its configuration did not say so, and is not cached then."""
+        if self._cache is not None and served.config.uses_response_cache:
+            served.use_cache(self._cache.space(served.config, served.version, directory))
 
     def _spawners(self, model: str) -> Spawners:
         """Where the workers of *model* come from."""

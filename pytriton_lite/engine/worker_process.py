@@ -60,7 +60,8 @@ class LaunchOptions:
     Python-based backend that the model names, empty for a model with code of its own. ``response_window`` is how many
     responses of one request may be unread before its sender waits; ``concurrency`` how many coroutines of ``execute`` may
     run at a time in default mode; ``cancels_coroutines`` whether they are cancelled with their requests;
-    ``shared_memory_views`` whether the model gets read-only views of tensors that others can see, too.
+    ``shared_memory_views`` whether the model gets read-only views of tensors that others can see, too; ``state_outputs`` are
+    the names of outputs that the engine wants whatever a client asks for.
     """
 
     model: str
@@ -82,6 +83,7 @@ class LaunchOptions:
     concurrency: int = 1
     cancels_coroutines: bool = False
     shared_memory_views: bool = False
+    state_outputs: tuple[str, ...] = ()
 
     def start_frame(self) -> bytes:
         body = {
@@ -98,6 +100,7 @@ class LaunchOptions:
             "concurrency": self.concurrency,
             "cancels_coroutines": self.cancels_coroutines,
             "shared_memory_views": self.shared_memory_views,
+            "state_outputs": self.state_outputs,
         }
         return frame(Kind.START, [json.dumps(body).encode()])
 

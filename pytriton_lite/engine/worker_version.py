@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pytriton_lite.config.model_config import InstanceSpec, ModelConfig, instance_names
 from pytriton_lite.core.errors import ErrorCode, InferenceError
@@ -20,16 +22,23 @@ from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.fork_server import Spawners, WorkerExit
 from pytriton_lite.engine.instance import DEATHS_BEFORE_NOT_READY, Batch, Instance, Outcome
 from pytriton_lite.engine.latency_metrics import LatencyMetrics
+from pytriton_lite.engine.limited_dispatch import LimitedDispatcher
 from pytriton_lite.engine.log_levels import LogLevels
+from pytriton_lite.engine.regrouping import match, with_free_names
+from pytriton_lite.engine.resource_grants import ResourceGrants
 from pytriton_lite.engine.response_stream import ResponseReceiver, ResponseStream
 from pytriton_lite.engine.served_version import ServedVersion
+from pytriton_lite.engine.state_outputs import states_of
 from pytriton_lite.engine.statistics import SharedMemory
+from pytriton_lite.engine.warm_up import WarmUp
 from pytriton_lite.engine.worker_process import DEFAULT_RESPONSE_WINDOW, LaunchOptions
 from pytriton_lite.ipc.messages import BatchResult
 from pytriton_lite.scheduling.default import DefaultScheduler
 from pytriton_lite.scheduling.dynamic_batch import DynamicBatchScheduler
 from pytriton_lite.scheduling.queue import Cancellable, Scheduler, Ticket
+from pytriton_lite.scheduling.rate_limit import Claim
 from pytriton_lite.scheduling.sequence_batch import SequenceBatchScheduler
+from pytriton_lite.scheduling.sequence_state import StateTensors
 
 logger = logging.getLogger(__name__)
 
@@ -67,12 +76,20 @@ def make_scheduler(config: ModelConfig) -> Scheduler | SequenceBatchScheduler:
             config.sequence_batching,
             model=config.name,
             max_batch_size=config.max_batch_size,
-            instances=sum(not plan.passive for plan in instance_names(config)),
             is_decoupled=config.decoupled,
+            max_queue_size=config.max_queue_size,
+            states=_state_tensors(config),
         )
     if config.dynamic_batching is not None:
         return DynamicBatchScheduler(config.dynamic_batching, max_batch_size=config.max_batch_size)
-    return DefaultScheduler()
+    return DefaultScheduler(max_queue_size=config.max_queue_size)
+
+
+def _state_tensors(config: ModelConfig) -> StateTensors | None:
+    states = states_of(config)
+    if not states:
+        return None
+    return StateTensors(states, config.initial_states, model=config.name, max_batch_size=config.max_batch_size)
 
 
 class WorkerVersion(ServedVersion):
@@ -88,28 +105,68 @@ class WorkerVersion(ServedVersion):
         spawners: Spawners,
         services: WorkerServices,
         backend: Backend | None = None,
+        namespace: str = "",
         clock: Clock = time.monotonic_ns,
         latencies: LatencyMetrics = LatencyMetrics(),  # noqa: B008  # frozen
+        grants: ResourceGrants | None = None,
     ) -> None:
-        """*backend* is the Python-based backend whose code serves it; None where it has its own."""
-        super().__init__(config, version, clock=clock, latencies=latencies)
+        """*backend* is the Python-based backend whose code serves it; None where it has its own.
+
+        *grants* are those of the server's rate limiter; None without one.
+        """
+        super().__init__(config, version, namespace=namespace, clock=clock, latencies=latencies)
         self._directory = directory
         self._workers = workers
         self._spawners = spawners
         self._services = services
         self._backend = backend
-        dynamic = config.dynamic_batching
-        self._dispatcher = Dispatcher(
-            make_scheduler(config),
+        self._grants = grants
+        self._environment: Environment | None = None
+        self._dispatcher = self._make_dispatcher()
+        self._warm_up: WarmUp | None = None
+        if config.warm_up:
+            self._warm_up = WarmUp(
+                config,
+                version,
+                directory=directory,
+                statistics=self.statistics,
+                clock=clock,
+                timeout_s=workers.ready_timeout_s,
+            )
+        self._instances: list[Instance] = []
+        """Those that execute."""
+        self._passive: list[Instance] = []
+        self._plans: dict[Instance, InstanceSpec] = {}
+        """What each was made for, of every instance that has not ended."""
+        self._leaving: dict[Instance, asyncio.Task[None]] = {}
+        """Instances that are not wanted any more, until they have ended."""
+        self._past_restarts = 0
+        self._adopting = asyncio.Lock()
+        self._adoption: asyncio.Task[None] | None = None
+        self._adoption_is_void = False
+        """The version is being unloaded: no other configuration is adopted, nor was the one that was going to be."""
+
+    def _make_dispatcher(self) -> Dispatcher:
+        config = self.config
+        scheduler = make_scheduler(config)
+        if self._grants is not None:
+            return LimitedDispatcher(
+                scheduler,
+                self.statistics,
+                self._grants,
+                preserve_ordering=config.preserves_ordering,
+                is_decoupled=config.decoupled,
+                clock=self._clock,
+            )
+        return Dispatcher(
+            scheduler,
             self.statistics,
             preserve_ordering=config.preserves_ordering,
             # A batcher gains by seeing everything that comes in the same turn; a model that takes single requests does not.
-            is_eager=dynamic is None and config.sequence_batching is None,
+            is_eager=config.dynamic_batching is None and config.sequence_batching is None,
             is_decoupled=config.decoupled,
-            clock=clock,
+            clock=self._clock,
         )
-        self._instances: list[Instance] = []
-        self._passive: list[Instance] = []
 
     # ------------------------------------------------------------------------------------------ requests
 
@@ -140,6 +197,9 @@ class WorkerVersion(ServedVersion):
             raise
         return stream
 
+    def answer_in_order(self, deliver: Callable[[], None]) -> None:
+        self._dispatcher.answer_in_order(deliver)
+
     def _ticket(self, request: InferenceRequest, waiter: Cancellable, batch_size: int, accepted_ns: int) -> Ticket:
         return Ticket(
             request,
@@ -166,8 +226,13 @@ class WorkerVersion(ServedVersion):
 
     @property
     def shared_memory(self) -> list[SharedMemory]:
-        """One for each instance that executes."""
-        return [instance.shared_memory for instance in self._instances]
+        """One for each name of instances that execute; those of one group on several GPUs share theirs."""
+        by_name: dict[str, SharedMemory] = {}
+        for instance in (*self._instances, *self._leaving):
+            own = instance.shared_memory
+            known = by_name.get(own.instance)
+            by_name[own.instance] = own if known is None else _together(known, own)
+        return list(by_name.values())
 
     @property
     def is_ready(self) -> bool:
@@ -191,32 +256,166 @@ class WorkerVersion(ServedVersion):
     async def load(self, environment: Environment | None) -> None:
         """Start every instance in *environment*."""
         assert environment is not None, "workers run in one"
-        plans = list(instance_names(self.config))
-        is_alone = sum(not plan.passive for plan in plans) == 1
-        instances = [self._make_instance(plan, environment, is_alone=is_alone) for plan in plans]
-        self._instances = [instance for plan, instance in zip(plans, instances) if not plan.passive]
-        self._passive = [instance for plan, instance in zip(plans, instances) if plan.passive]
-        results = await asyncio.gather(*(instance.start() for instance in instances), return_exceptions=True)
-        failures = [result for result in results if isinstance(result, BaseException)]
-        if failures:
-            await asyncio.gather(*(instance.stop(_STOP_AFTER_FAILED_LOAD_S) for instance in instances))
+        self._environment = environment
+        try:
+            if self._warm_up is not None:
+                await self._warm_up.check()
+            instances = self._make_instances(self.config, list(instance_names(self.config)), environment)
+            self._take_in(instances)
+            await self._start(instances)
+        except Exception as error:
             self._instances.clear()
             self._passive.clear()
-            failure = failures[0]
-            if not isinstance(failure, InferenceError):
-                raise failure
-            self.fail_load(failure)
+            if not isinstance(error, InferenceError):
+                raise
+            self.fail_load(error)
 
     def open(self) -> None:
         super().open()
         for instance in self._instances:
             self._dispatcher.add(instance)
-        if not self._instances:
-            self._closed = f"model '{self.name}' has only passive instances, which never execute"
-            logger.warning("%s", self._closed)
+        self._see_who_executes()
 
-    def _make_instance(self, plan: InstanceSpec, environment: Environment, *, is_alone: bool) -> Instance:
-        args = initialize_args(self.config, plan, version=self.version, directory=self._directory)
+    def _make_instances(
+        self,
+        config: ModelConfig,
+        plans: Sequence[InstanceSpec],
+        environment: Environment,
+        *,
+        replaced: Iterable[Instance] = (),
+    ) -> list[Instance]:
+        """Instances that were not started yet. Raises InferenceError when the rate limiter could never serve one.
+
+        *replaced* are going to leave.
+        """
+        instances = [self._make_instance(config, plan, environment) for plan in plans]
+        if self._grants is not None:
+            self._grants.register(_claims(instances), replaced=_claims(replaced))
+        self._plans.update(zip(instances, plans))
+        return instances
+
+    async def _start(self, instances: Sequence[Instance]) -> None:
+        """Start all of *instances*. Raises the first failure when those that did start have ended again."""
+        results = await asyncio.gather(*(instance.start() for instance in instances), return_exceptions=True)
+        failures = [result for result in results if isinstance(result, BaseException)]
+        if failures:
+            await asyncio.gather(*(instance.stop(_STOP_AFTER_FAILED_LOAD_S) for instance in instances))
+            for instance in instances:
+                self._forget(instance)
+            raise failures[0]
+
+    def _take_in(self, instances: Iterable[Instance]) -> None:
+        for instance in instances:
+            (self._passive if self._plans[instance].passive else self._instances).append(instance)
+
+    def _forget(self, instance: Instance) -> None:
+        """*instance* has ended. Nothing happens where that was known."""
+        if self._plans.pop(instance, None) is not None:
+            self._past_restarts += instance.restarts
+            if self._grants is not None and instance.claim is not None:
+                self._grants.unregister(instance.claim)
+
+    def _see_who_executes(self) -> None:
+        """Refuse requests where nobody ever would execute them."""
+        for instance in self._instances:
+            instance.is_alone = len(self._instances) == 1
+        only_passive = f"model '{self.name}' has only passive instances, which never execute"
+        if not self._instances:
+            self._closed = self._closed or only_passive
+            logger.warning("%s", only_passive)
+        elif self._closed == only_passive:
+            self._closed = ""
+
+    # ------------------------------------------------------------------------------------------ other instances
+
+    async def adopt(self, config: ModelConfig) -> None:
+        async with self._adopting:
+            if self._adoption_is_void:
+                raise _outdated()
+            self._adoption = self._loop.create_task(self._regroup(config))
+            try:
+                await self._adoption
+            except asyncio.CancelledError:
+                if not self._adoption_is_void:
+                    raise  # it is the caller who was cancelled
+                raise _outdated() from None
+            finally:
+                self._adoption = None
+
+    async def _regroup(self, config: ModelConfig) -> None:
+        assert self._environment is not None, "load came first"
+        here = {instance: self._plans[instance] for instance in (*self._instances, *self._passive)}
+        kept, plans = match(list(instance_names(config)), here)
+        surplus = [instance for instance in here if instance not in kept]
+        plans = with_free_names(
+            plans, kept=[here[instance] for instance in kept], leaving=[self._plans[gone] for gone in self._leaving]
+        )
+        arrived = self._make_instances(config, plans, self._environment, replaced=surplus)
+        try:
+            await self._start(arrived)
+        except asyncio.CancelledError:
+            for instance in arrived:
+                self._see_off(instance, self._end(instance, _STOP_AFTER_FAILED_LOAD_S))
+            raise
+        # From here on nobody gets to see half of it.
+        self.config = config
+        if self.state is VersionState.READY:
+            self.reason = ""
+        self._take_in(arrived)
+        for instance in surplus:
+            (self._passive if self._plans[instance].passive else self._instances).remove(instance)
+        self._see_who_executes()
+        for instance in arrived:
+            if instance in self._instances:
+                self._dispatcher.add(instance)
+        if self._instances:
+            self._relieve()
+        for instance in surplus:
+            self._let_go_of(instance)
+        self._judge()
+
+    def _let_go_of(self, instance: Instance) -> None:
+        """It is in nobody's list any more. It ends when it has nothing more to do."""
+        instance.is_alone = False
+        instance.retire()
+        self._see_off(instance, self._leave(instance))
+
+    def _relieve(self) -> None:
+        """Those that stayed because nobody else could serve what waited need not any more."""
+        for instance, task in list(self._leaving.items()):
+            if instance in self._dispatcher.instances:
+                task.cancel()
+                self._see_off(instance, self._leave(instance))
+
+    def _see_off(self, instance: Instance, work: Coroutine[Any, Any, None]) -> None:
+        task = self._leaving[instance] = self._loop.create_task(work)
+        task.add_done_callback(_log_failure)
+
+    async def _leave(self, instance: Instance) -> None:
+        if instance in self._dispatcher.everybody:
+            if not self._instances:  # those that leave are the last who could serve what waits
+                await self._dispatcher.wait_drained()
+            await self._dispatcher.retire(instance)
+        await self._end(instance, None)
+
+    async def _end(self, instance: Instance, timeout_s: float | None) -> None:
+        await instance.stop(timeout_s)
+        self._forget(instance)
+        self._leaving.pop(instance, None)
+
+    async def _stop_regrouping(self) -> None:
+        """Nothing begins, or waits, to come or to go after this. Instances that were leaving are still to be stopped."""
+        tasks = list(self._leaving.values())
+        self._adoption_is_void = True
+        if self._adoption is not None:
+            tasks.append(self._adoption)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _make_instance(self, config: ModelConfig, plan: InstanceSpec, environment: Environment) -> Instance:
+        args = initialize_args(config, plan, version=self.version, directory=self._directory)
         options = LaunchOptions(
             model=self.name,
             version=self.version,
@@ -236,6 +435,7 @@ class WorkerVersion(ServedVersion):
             concurrency=self.config.execute_concurrency,
             cancels_coroutines=self.config.cancels_coroutines,
             shared_memory_views=self.config.shared_memory_views,
+            state_outputs=tuple(state.output_name for state in states_of(self.config)),
         )
         capacity = 1 if self.config.decoupled else self.config.execute_concurrency
         return Instance(
@@ -246,7 +446,8 @@ class WorkerVersion(ServedVersion):
             environment,
             self._services,
             capacity=capacity,
-            is_alone=is_alone,
+            warm_up=None if plan.passive else self._warm_up,
+            claim=Claim.of(plan) if self._grants is not None and not plan.passive else None,
         )
 
     async def unload(self, timeout_s: float | None = None) -> bool:
@@ -260,8 +461,13 @@ class WorkerVersion(ServedVersion):
         except asyncio.CancelledError:
             self._dispatcher.fail_queued(_stopped_error(self.name))
             raise
+        await self._stop_regrouping()
         remaining = None if deadline is None else max(0.0, deadline - self._loop.time())
-        stopped = await asyncio.gather(*(i.stop(remaining) for i in (*self._instances, *self._passive)))
+        everybody = (*self._instances, *self._passive, *self._leaving)
+        stopped = await asyncio.gather(*(instance.stop(remaining) for instance in everybody))
+        for instance in everybody:
+            self._forget(instance)
+        self._leaving.clear()
         self._instances.clear()
         self._passive.clear()
         self._move(VersionState.UNAVAILABLE, "unloaded")
@@ -301,14 +507,15 @@ class WorkerVersion(ServedVersion):
         # What was put back just now came after `_judge`, if that was the death which made us UNAVAILABLE.
         if self.state is VersionState.UNAVAILABLE:
             self._dispatcher.fail_queued(self.not_ready_error())
-        elif all(known.state in _ENDING for known in self._instances):
+        elif all(known.state in _ENDING for known in (*self._instances, *self._leaving)):
             self._dispatcher.fail_queued(_stopped_error(self.name))
 
     def on_room(self, instance: Instance) -> None:
         self._dispatcher.has_room(instance)
 
     def on_state(self, instance: Instance) -> None:
-        self.statistics.worker_restarts = sum(known.restarts for known in self._instances)
+        here = sum(known.restarts for known in (*self._instances, *self._leaving))
+        self.statistics.worker_restarts = self._past_restarts + here
         self._judge()
 
     def _judge(self) -> None:
@@ -333,6 +540,29 @@ class WorkerVersion(ServedVersion):
 _STOP_AFTER_FAILED_LOAD_S = 10.0
 
 _ENDING = (InstanceState.STOPPING, InstanceState.STOPPED)
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        logger.error("an instance could not leave", exc_info=task.exception())
+
+
+def _claims(instances: Iterable[Instance]) -> list[Claim]:
+    return [instance.claim for instance in instances if instance.claim is not None]
+
+
+def _together(one: SharedMemory, other: SharedMemory) -> SharedMemory:
+    return SharedMemory(
+        one.instance,
+        one.server_bytes + other.server_bytes,
+        one.worker_bytes + other.worker_bytes,
+        one.slots + other.slots,
+    )
+
+
+def _outdated() -> InferenceError:
+    text = "Newer operation has been applied to the model lifecycle, current load operation is out-dated."
+    return InferenceError(ErrorCode.UNAVAILABLE, text)
 
 
 def _stopped_error(name: str) -> InferenceError:

@@ -14,10 +14,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from pytriton_lite.core import request as core
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.tensor import Tensor as CoreTensor
 from pytriton_lite.engine.instance import Reshape, reshaped
+from pytriton_lite.engine.outputs import BatchOutputs
 from pytriton_lite.testing.exchange import Outcome, Response
 from pytriton_lite.testing.stand_ins import StandIns
+from pytriton_lite.testing.states import KeptStates
 from pytriton_lite.worker.api_errors import TritonModelException, error_of
 from pytriton_lite.worker.execute import (
     ANSWERED_TWICE,
@@ -58,15 +62,22 @@ class LogLine:
 
 @dataclass(frozen=True)
 class Outputs:
-    """The outputs that a model has: ``names``, and the reshapes of those that have one, from the model's to the client's."""
+    """The outputs that a model has: ``names``, and the reshapes of those that have one, from the model's to the client's.
+
+    ``states`` are kept from them for a model with implicit state.
+    """
 
     names: frozenset[str]
     reshapes: dict[str, Reshape]
     is_batched: bool
+    batch_outputs: BatchOutputs | None = None
+    states: KeptStates | None = None
 
-    def shape(self, tensor: Tensor) -> tuple[int, ...]:
-        """As the client sees it. Raises InferenceError for a size that the reshape does not allow."""
+    def shape(self, tensor: Tensor, request: core.InferenceRequest) -> tuple[int, ...]:
+        """As the client sees it. Raises InferenceError for a size that the reshape, or the request's input, does not allow."""
         shape: tuple[int, ...] = tuple(tensor._shape)
+        if self.batch_outputs is not None and tensor._name in self.batch_outputs.names:
+            return self.batch_outputs.shape_of(tensor._name, shape, request)
         if tensor._name not in self.reshapes:
             return shape
         batch = shape[:1] if self.is_batched else ()
@@ -90,6 +101,7 @@ class InProcessHost(Host):
         """Notified when an outcome grows. Its lock may be taken again by a destructor in the same thread."""
         self.outputs = Outputs(frozenset(), {}, is_batched=False)
         self._outcomes: dict[tuple[int, int], Outcome] = {}
+        self._requests: dict[tuple[int, int], core.InferenceRequest] = {}
         self._inputs: dict[tuple[int, int, int], bytes] = {}
 
     # ------------------------------------------------------------------------------------------ what a model asks
@@ -113,9 +125,10 @@ class InProcessHost(Host):
 
     # ------------------------------------------------------------------------------------------ what it answers
 
-    def expect(self, key: tuple[int, int], outcome: Outcome) -> None:
-        """Responses to request *key*, its batch and its place in it, belong to *outcome*."""
+    def expect(self, key: tuple[int, int], outcome: Outcome, request: core.InferenceRequest) -> None:
+        """Responses to *request*, whose *key* is its batch and its place in it, belong to *outcome*."""
         self._outcomes[key] = outcome
+        self._requests[key] = request
 
     def remember_input(self, origin: tuple[int, int, int], data: bytes) -> None:
         """The bytes of an input, which answer for it when it is returned as an output, whatever the model wrote there."""
@@ -129,7 +142,7 @@ class InProcessHost(Host):
             answering.check(response)  # another thread may have been quicker
             if response is not None:
                 try:
-                    self._add(answering, self._seen(response, answering.requested_outputs))
+                    self._add(answering, self._seen(response, answering, answering.requested_outputs))
                 except InferenceError as error:
                     raise TritonModelException(error.message) from None
                 answering.sent += 1
@@ -157,7 +170,7 @@ class InProcessHost(Host):
             if answering.sent:
                 self._warn(ANSWERED_TWICE)
             else:
-                self._add(answering, self._seen(response, request._requested_outputs))
+                self._add(answering, self._seen(response, answering, request._requested_outputs))
             self.close(answering)
         return False  # without a response, what refers to the answering ends it
 
@@ -196,19 +209,31 @@ class InProcessHost(Host):
     def _outcome(self, answering: Answering) -> Outcome:
         return self._outcomes[answering.batch, answering.index]
 
-    def _seen(self, response: InferenceResponse, requested: frozenset[str]) -> Response:
+    def _seen(self, response: InferenceResponse, answering: Answering, requested: frozenset[str]) -> Response:
         """*response* as it leaves: what the model does to its tensors afterwards is not seen."""
         if response._error is not None:
             return Response(error=response._error)
+        asked = self._requests[answering.batch, answering.index]
+        if self.outputs.states is not None:
+            try:
+                self.outputs.states.keep(asked, [self._plain(tensor) for tensor in response._outputs])
+            except InferenceError as error:
+                return Response(error=error_of(error.code, error.message))
         sent = keep_wanted(response, requested & self.outputs.names)
         return Response(
-            tuple(self._copied(tensor) for tensor in sent), parameters=json.loads(response._parameters or "{}")
+            tuple(self._copied(tensor, asked) for tensor in sent), parameters=json.loads(response._parameters or "{}")
         )
 
-    def _copied(self, tensor: Tensor) -> Tensor:
-        data = self._inputs[tensor._origin] if tensor._origin is not None else bytes(tensor._buffer())
+    def _plain(self, tensor: Tensor) -> CoreTensor:
+        return CoreTensor(tensor._name, tensor._datatype, tuple(tensor._shape), self._data_of(tensor))
+
+    def _data_of(self, tensor: Tensor) -> bytes:
+        return self._inputs[tensor._origin] if tensor._origin is not None else bytes(tensor._buffer())
+
+    def _copied(self, tensor: Tensor, asked: core.InferenceRequest) -> Tensor:
+        data = self._data_of(tensor)
         return Tensor._of_request(
-            tensor._name, tensor._datatype, self.outputs.shape(tensor), None, partial(bytearray, data)
+            tensor._name, tensor._datatype, self.outputs.shape(tensor, asked), None, partial(bytearray, data)
         )
 
     def _warn(self, text: str) -> None:

@@ -36,14 +36,18 @@ from pytriton_lite.core.tensor import Tensor as CoreTensor
 from pytriton_lite.engine.admission import Admission
 from pytriton_lite.engine.backends import Backend, Backends
 from pytriton_lite.engine.instance import reshaped
+from pytriton_lite.engine.outputs import BatchOutputs
+from pytriton_lite.engine.state_outputs import states_of
 from pytriton_lite.engine.worker_version import initialize_args
 from pytriton_lite.ipc import cuda
 from pytriton_lite.repository.index import read_model_directory
+from pytriton_lite.scheduling.batch_tensors import BatchInputs
 from pytriton_lite.scheduling.control_tensors import ControlTensors
 from pytriton_lite.scheduling.sequence_batch import NOT_ITERATIVE_TEXT
 from pytriton_lite.testing.exchange import Array, Outcome, Request, Response
 from pytriton_lite.testing.host import InProcessHost, LogLine, Outputs
 from pytriton_lite.testing.stand_ins import StandIns
+from pytriton_lite.testing.states import KeptStates
 from pytriton_lite.worker.auto_complete import ask_model
 from pytriton_lite.worker.coroutines import ModelLoop
 from pytriton_lite.worker.execute import ExecuteFailed, check_nothing, check_responses, execute_of
@@ -174,11 +178,17 @@ class ModelUnderTest:
             if sequences is None
             else ControlTensors(sequences.controls, model=config.name, max_batch_size=config.max_batch_size)
         )
+        tensors = config.batch_tensors
+        self._batch_inputs = BatchInputs(
+            () if tensors is None else tensors.inputs, max_batch_size=config.max_batch_size
+        )
         self._host.instance_name = plan.name
         self._host.outputs = Outputs(
             frozenset(config.outputs_by_name),
             {spec.name: (spec.reshape, spec.dims) for spec in config.outputs if spec.reshape is not None},
             is_batched=config.max_batch_size > 0,
+            batch_outputs=BatchOutputs(config) if tensors is not None else None,
+            states=KeptStates(config) if states_of(config) else None,
         )
 
     def close(self) -> None:
@@ -251,12 +261,13 @@ class ModelUnderTest:
         """One call of ``execute``; what it rescheduled."""
         number = next(self._batches)
         requests = []
+        batch_inputs = self._batch_inputs.of([admitted for admitted, _ in sent], self._shape_for_model)
         for index, (admitted, outcome) in enumerate(sent):
             outcome.rounds += 1
             if outcome.rounds > _MOST_ROUNDS:
                 raise ExecuteFailed(f"the model has rescheduled a request {_MOST_ROUNDS} times")
-            self._host.expect((number, index), outcome)
-            requests.append(self._received(number, index, admitted))
+            self._host.expect((number, index), outcome, admitted)
+            requests.append(self._received(number, index, admitted, batch_inputs[index]))
         try:
             returned = execute_of(self.instance, path=self._path)(requests)
             responses = self._await(returned, requests)
@@ -314,9 +325,14 @@ class ModelUnderTest:
 
         self._loop.prepare(coroutine, on_done).start()
 
-    def _received(self, number: int, index: int, admitted: core.InferenceRequest) -> InferenceRequest:
-        """*admitted* as the worker shows it to the model, controls first."""
+    def _received(
+        self, number: int, index: int, admitted: core.InferenceRequest, batch_inputs: list[CoreTensor]
+    ) -> InferenceRequest:
+        """*admitted* as the worker shows it to the model, controls, states and *batch_inputs* first."""
         controls = [] if self._controls is None else self._controls.of(admitted)
+        states = self._host.outputs.states
+        if states is not None:
+            controls = [*controls, *states.inputs_of(admitted)]
         outputs = frozenset(admitted.requested_outputs or self._config.outputs_by_name)
         return InferenceRequest._received(
             model_name=admitted.model_name,
@@ -329,7 +345,7 @@ class ModelUnderTest:
             requested_outputs=outputs,
             inputs=[
                 self._given(tensor, (_INPUT, number, index << 32 | at))
-                for at, tensor in enumerate([*controls, *admitted.inputs])
+                for at, tensor in enumerate([*controls, *batch_inputs, *admitted.inputs])
             ],
             answering_of=partial(self._answering, number, index, outputs),
         )
@@ -341,11 +357,14 @@ class ModelUnderTest:
         assert tensor.data is not None
         data = bytes(tensor.data)
         self._host.remember_input(origin, data)
-        shape = tensor.shape
-        spec = self._config.inputs_by_name.get(tensor.name)
-        if spec is not None and spec.reshape is not None:
-            shape = self._reshaped(spec, shape)
+        shape = self._shape_for_model(tensor)
         return Tensor._of_request(tensor.name, tensor.datatype, shape, origin, partial(bytearray, data))
+
+    def _shape_for_model(self, tensor: CoreTensor) -> tuple[int, ...]:
+        spec = self._config.inputs_by_name.get(tensor.name)
+        if spec is None or spec.reshape is None:
+            return tensor.shape
+        return self._reshaped(spec, tensor.shape)
 
     def _reshaped(self, spec: TensorSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
         assert spec.reshape is not None

@@ -44,11 +44,13 @@ class Start:
     concurrency: int
     cancels_coroutines: bool
     shared_memory_views: bool
+    state_outputs: tuple[str, ...]
 
     @classmethod
     def parse(cls, body: memoryview) -> Start:
         fields = json.loads(bytes(body))
         fields["outputs"] = tuple(fields["outputs"])
+        fields["state_outputs"] = tuple(fields["state_outputs"])
         return cls(**fields)
 
 
@@ -113,6 +115,7 @@ def _serving(start: Start) -> Serving:
         concurrency=start.concurrency,
         cancels_coroutines=start.cancels_coroutines,
         shared_memory_views=start.shared_memory_views,
+        state_outputs=frozenset(start.state_outputs),
     )
 
 

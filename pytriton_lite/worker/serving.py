@@ -81,8 +81,8 @@ class Serving:
 
     ``response_window`` bounds the unread responses of a request. ``concurrency`` is how many coroutines of ``execute`` may
     be under way at a time in default mode; ``cancels_coroutines`` says whether one is cancelled when none of its requests
-    is wanted any more. ``shared_memory_views`` is a model that wants tensors which others can see, too, as read-only views and
-    not as copies of its own.
+    is wanted any more. ``state_outputs`` are sent whatever is asked for. ``shared_memory_views`` is a model that wants tensors
+    which others can see, too, as read-only views and not as copies of its own.
     """
 
     model: str
@@ -95,6 +95,7 @@ class Serving:
     concurrency: int
     cancels_coroutines: bool
     shared_memory_views: bool
+    state_outputs: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -146,6 +147,7 @@ class Worker(Host):
         self._is_idle = False
         """Whether the main thread waits for work."""
         self._all_outputs = frozenset(serving.outputs)
+        self._state_outputs = serving.state_outputs
         self._selections: dict[int, frozenset[str]] = {0: self._all_outputs}
         self._specs = SpecTable()
         self._input_memory = InputMemory(descriptors)
@@ -930,6 +932,8 @@ class Worker(Host):
             messages.put_error(parts, error._code, error._message)
             return
         wanted = requested & self._all_outputs
+        if self._state_outputs:
+            wanted |= self._state_outputs
         outputs = keep_wanted(response, wanted)
         if windows is not None:
             self._put_windowed(parts, outputs, windows, response)

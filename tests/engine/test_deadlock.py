@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytriton_lite.core.request import InferenceRequest
-from pytriton_lite.engine.deadlock import chain_text, is_stuck
+from pytriton_lite.engine.deadlock import Waited, chain_text, is_stuck
 from pytriton_lite.engine.instance import Batch
-from pytriton_lite.engine.response_stream import ResponseStream
+from pytriton_lite.engine.response_stream import Caller, ResponseStream
 from pytriton_lite.scheduling.queue import Ticket
 
 
@@ -62,6 +62,11 @@ class Model:
     name: str
     instances: list[Instance]
     queue: list[Ticket] = field(default_factory=list)
+    holders: list[Instance] = field(default_factory=list)
+    """Who has the resources that this model's instances need."""
+
+    def in_the_way_of(self, instance: Instance) -> list[Instance]:
+        return self.holders if instance.has_room else []
 
     def candidates(self, ticket: Ticket) -> list[Instance]:
         assert ticket in self.queue or any(ticket in b.tickets for i in self.instances for b in i.batches)
@@ -90,7 +95,7 @@ class World:
         ticket = Ticket(InferenceRequest(model.name, None), stream, batch_size=1, shape_key=None, accepted_ns=0)
         stream.ticket = ticket
         stream.dispatcher = cast(Any, model)
-        stream.caller = cast(Any, caller)
+        stream.caller = Caller(cast(Any, caller)) if caller is not None else None
         return ticket
 
     def give(self, ticket: Ticket, instance: Instance, *, is_begun: bool = True) -> Batch:
@@ -179,6 +184,21 @@ def test_crossing_calls_are_not_stuck_while_one_model_has_another_instance_at_wo
     assert not is_stuck(world.call("b0", in_b, "a"))
 
 
+def test_a_call_of_the_one_who_holds_the_resources_of_the_callee_is_stuck() -> None:
+    world = World(a=1, b=1)
+    world.models["b"].holders = [world.instance("a0")]
+    batch = world.client("a0")
+    assert is_stuck(world.call("a0", batch, "b"))
+
+
+def test_a_call_is_not_stuck_while_somebody_will_give_back_resources_of_the_callee() -> None:
+    world = World(a=1, b=1, c=1)
+    world.models["b"].holders = [world.instance("a0"), world.instance("c0")]
+    batch = world.client("a0")
+    world.client("c0")
+    assert not is_stuck(world.call("a0", batch, "b"))
+
+
 def test_all_instances_of_a_model_may_be_stuck_together() -> None:
     world = World(a=2)
     first, second = world.client("a0"), world.client("a1")
@@ -248,7 +268,7 @@ def test_the_chain_names_every_instance_from_the_first_caller_on() -> None:
     in_b = world.batch_of(world.call("a0", world.client("a0"), "b", taken_by="b0"))
     in_c = world.batch_of(world.call("b0", in_b, "c", taken_by="c0"))
     last = world.call("c0", in_c, "a")
-    assert chain_text(cast(Any, world.instance("c0")), in_c.number, last) == (
+    assert chain_text(Caller(cast(Any, world.instance("c0"))), last) == (
         "the call waits for itself: a0 -> b0 -> c0 -> a. No instance of 'a' can become free before this call is answered"
     )
 
@@ -256,10 +276,94 @@ def test_the_chain_names_every_instance_from_the_first_caller_on() -> None:
 def test_the_chain_of_a_circle_names_each_instance_once() -> None:
     world = World(a=1)
     batch = world.client("a0")
-    cast(ResponseStream, batch.tickets[0].waiter).caller = cast(Any, world.instance("a0"))
+    cast(ResponseStream, batch.tickets[0].waiter).caller = Caller(cast(Any, world.instance("a0")))
     ticket = world.call("a0", batch, "a")
-    assert chain_text(cast(Any, world.instance("a0")), batch.number, ticket).startswith(
+    assert chain_text(Caller(cast(Any, world.instance("a0"))), ticket).startswith(
         "the call waits for itself: a0 -> a. "
+    )
+
+
+# ---------------------------------------------------------------------------------------------- ensembles
+
+
+@dataclass(eq=False)
+class Composed:
+    """What a request to an ensemble waits for."""
+
+    needed: list[Waited]
+
+    def ways_on(self) -> list[list[Waited]]:
+        return [self.needed]
+
+
+class Room:
+    """Something inside a limit that one of them may have at a time."""
+
+    def __init__(self, *inside: Ticket) -> None:
+        self._inside = inside
+
+    def ways_on(self) -> list[list[Waited]]:
+        return [[ticket] for ticket in self._inside]
+
+
+def compose(ensemble: Ticket, *needed: Waited) -> None:
+    """Let *ensemble*, a call, be answered by *needed*."""
+    stream = cast(ResponseStream, ensemble.waiter)
+    stream.dispatcher = None
+    stream.steps = Composed(list(needed))
+
+
+def step(world: World, model: str, *, taken_by: str = "") -> Ticket:
+    """The request of a step, queued or in the hands of *taken_by*."""
+    ticket = world.ticket(world.models[model], None)
+    if taken_by:
+        world.give(ticket, world.instance(taken_by))
+    else:
+        world.models[model].queue.append(ticket)
+    return ticket
+
+
+def test_a_step_for_the_model_that_waits_for_its_ensemble_is_stuck() -> None:
+    world = World(a=1, ensemble=0)
+    queued = step(world, "a")
+    compose(world.call("a0", world.client("a0"), "ensemble"), queued)
+    assert is_stuck(queued)
+
+
+def test_a_step_is_not_stuck_where_another_instance_is_free() -> None:
+    world = World(a=2, ensemble=0)
+    queued = step(world, "a")
+    compose(world.call("a0", world.client("a0"), "ensemble"), queued)
+    assert not is_stuck(queued)
+
+
+def test_an_ensemble_is_stuck_if_one_of_its_steps_is() -> None:
+    world = World(a=1, b=1, ensemble=0)
+    queued = step(world, "a")
+    call = world.call("a0", world.client("a0"), "ensemble")
+    compose(call, step(world, "b", taken_by="b0"))
+    assert not is_stuck(queued)
+    compose(call, step(world, "b"), queued)
+    assert is_stuck(queued)
+
+
+def test_a_step_that_waits_for_room_is_stuck_if_all_that_have_it_are() -> None:
+    world = World(a=1, b=1, ensemble=0)
+    queued = step(world, "a")
+    stuck_only = Room(queued)
+    compose(world.call("a0", world.client("a0"), "ensemble"), stuck_only)
+    assert is_stuck(stuck_only)
+    others = Room(queued, step(world, "b", taken_by="b0"))
+    assert not is_stuck(others)
+
+
+def test_the_chain_names_the_ensembles_between() -> None:
+    world = World(a=1, b=1)
+    in_b = world.batch_of(world.call("a0", world.client("a0"), "b", taken_by="b0"))
+    cast(ResponseStream, in_b.tickets[0].waiter).caller = Caller(cast(Any, world.instance("a0")), ("outer", "inner"))
+    last = world.call("b0", in_b, "a")
+    assert chain_text(Caller(cast(Any, world.instance("b0")), ("other",)), last).startswith(
+        "the call waits for itself: a0 -> outer -> inner -> b0 -> other -> a. "
     )
 
 

@@ -3,111 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from pytriton_lite.core.errors import BugError, ErrorCode, InferenceError
-from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.core.states import VersionState
 from pytriton_lite.engine.model_operations import answer_model_operation
-from pytriton_lite.engine.server import Server, ServerOptions
-from pytriton_lite.engine.worker_version import WorkerSettings
+from pytriton_lite.engine.server import Server
+from tests.engine.store_scenarios import CONFIG, Gate, code, request, run, value_of
 from tests.harness import write_model
-
-WORKERS = WorkerSettings(
-    executable=sys.executable,
-    shm_prefix="pytriton_lite_test_",
-    ring_bytes=1 << 20,
-    hello_timeout_s=30,
-    ready_timeout_s=30,
-)
-CONFIG = """
-    backend: "python"
-    output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
-"""
-
-
-def code(value: int, *, initialize: str = "pass", execute: str = "pass", finalize: str = "pass") -> str:
-    return f"""
-import os
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def initialize(self, args):
-        {initialize}
-
-    def execute(self, requests):
-        {execute}
-        out = np.array([{value}], np.int32)
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", out)]) for _ in requests]
-
-    def finalize(self):
-        {finalize}
-"""
-
-
-class Gate:
-    """Models that execute its statement wait until it is opened, and say so before."""
-
-    def __init__(self, folder: Path, name: str = "gate") -> None:
-        begun, held, self._empty = folder / f"{name}_begun", folder / name, folder / f"{name}_open"
-        os.mkfifo(begun)
-        os.mkfifo(held)
-        self._begun, self._held = (os.open(path, os.O_RDWR | os.O_NONBLOCK) for path in (begun, held))
-        self._path = held
-        self.statement = f"open({str(begun)!r}, 'w').write('x'); open({str(held)!r}).read()"
-
-    async def wait_held(self) -> None:
-        loop = asyncio.get_running_loop()
-        begun: asyncio.Future[None] = loop.create_future()
-        loop.add_reader(self._begun, lambda: begun.done() or begun.set_result(None))
-        try:
-            await asyncio.wait_for(begun, 30)
-        finally:
-            loop.remove_reader(self._begun)
-        os.read(self._begun, 1)
-
-    def open(self) -> None:
-        # Who has not opened the pipe yet, to which nobody will write any more, finds an empty file.
-        self._empty.touch()
-        self._empty.replace(self._path)
-        os.close(self._held)
-
-    def close(self) -> None:
-        os.close(self._begun)
-
-
-def run(repository: Path, scenario: Callable[[Server], Awaitable[None]], *, load_threads: int = 4) -> None:
-    """Do *scenario* with an explicit server that has loaded nothing, and stop it."""
-    repository.mkdir(exist_ok=True)
-
-    async def main() -> None:
-        options = ServerOptions((repository,), WORKERS, is_explicit=True, load_threads=load_threads)
-        server = Server(options)
-        assert await server.load_all()
-        server.start_serving()
-        try:
-            await asyncio.wait_for(scenario(server), 60)
-        finally:
-            await server.stop(10)
-
-    asyncio.run(main())
-
-
-def request() -> InferenceRequest:
-    return InferenceRequest("m", None)
-
-
-async def value_of(answer: asyncio.Future[object]) -> int:
-    (tensor,) = (await answer).outputs  # type: ignore[attr-defined]
-    return int(np.frombuffer(tensor.data, np.int32)[0])
 
 
 @pytest.mark.parametrize("version", [1, 2], ids=["the same version", "another version"])

@@ -78,7 +78,8 @@ class World:
         )  # fmt: skip
         (plan,) = instance_names(parsed)
         self.worker = Worker()
-        self.instance = served._make_instance(plan, Environment("python", {}), is_alone=is_alone)
+        self.instance = served._make_instance(parsed, plan, Environment("python", {}))
+        self.instance.is_alone = is_alone
         self.instance._worker = cast(Any, self.worker)
         served.state = VersionState.READY
         self.instance._move(InstanceState.READY)

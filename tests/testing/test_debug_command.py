@@ -267,6 +267,10 @@ def test_a_model_with_an_environment_of_its_own_is_debugged_in_that(tmp_path: Pa
         (["debug", "nowhere"], "is no directory"),
         (["debug", str(MODEL_REPOSITORY)], "debug needs one model, not a repository"),
         (
+            ["debug", str(MODEL_REPOSITORY / "add_sub"), "--watch"],
+            "debug runs one model in this terminal to its end; --watch",
+        ),
+        (
             ["debug", str(MODEL_REPOSITORY / "add_sub"), "--htp-port=1"],
             "unrecognized option '--htp-port=1'; the nearest known one is '--http-port'",
         ),

@@ -199,6 +199,40 @@ def test_control_tensors_of_a_sequence_model_come_with_the_request(run: Load) ->
     assert model.infer(floats(1), correlation_id=5)["Y"].tolist() == [0.0]
 
 
+STATE = ECHO + (' sequence_batching { state { input_name: "SI" output_name: "SO" data_type: TYPE_FP32 dims: [1] } }')
+SUM_UP = """
+responses = []
+for request in requests:
+    total = pb_utils.get_input_tensor_by_name(request, "SI").as_numpy() + x(request)
+    state = pb_utils.Tensor("SO", total if total[0] < 100 else np.array([1, 2], np.float32))
+    responses.append(pb_utils.InferenceResponse([*answer(total).output_tensors(), state]))
+return responses
+"""
+
+
+def test_the_states_of_sequences_are_kept_from_call_to_call(run: Load) -> None:
+    model = run(SUM_UP, STATE)
+    begins, ends = {"sequence_start": True}, {"sequence_end": True}
+    sent = [(1, 1, begins), (2, 10, begins), (3, 1, {}), (4, 1, begins), (5, 10, {}), (6, 10, ends), (7, 10, {})]
+    seen = []
+    for value, sequence, flags in sent:
+        response = model.infer(floats(value), correlation_id=sequence, **flags)
+        assert list(response.outputs) == ["Y"]
+        seen.append(response["Y"].tolist())
+    assert seen == [[1], [2], [4], [4], [7], [13], [7]]
+
+
+def test_a_state_of_another_shape_is_an_error_and_is_not_kept(run: Load) -> None:
+    model = run(SUM_UP, STATE)
+    model.infer(floats(1), correlation_id=1, sequence_start=True)
+    response = model.infer(floats(100), correlation_id=1)
+    assert response.error is not None
+    assert response.error.message() == (
+        "unexpected shape for output state 'SO' for model 'model'. Expected [1], got [2]"
+    )
+    assert model.infer(floats(1), correlation_id=1)["Y"].tolist() == [2]
+
+
 def test_reshaped_inputs_and_outputs_have_the_models_shape_inside_and_the_clients_outside(
     tmp_path: Path, triton_model: Load
 ) -> None:
@@ -215,6 +249,22 @@ def test_reshaped_inputs_and_outputs_have_the_models_shape_inside_and_the_client
     config = f'input [{{ name: "X" {tensor} }}] output [{{ name: "Y" {tensor} }}]'
     model = triton_model(write_model(tmp_path, "reshaped", code, config))
     assert model.infer(floats(1, 2, 3, 4))["Y"].tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_batch_inputs_come_with_the_requests_and_batch_outputs_have_their_inputs_shapes(run: Load) -> None:
+    batch_tensors = (
+        BATCHED
+        + """
+        batch_input {
+            kind: BATCH_ACCUMULATED_ELEMENT_COUNT target_name: "END" data_type: TYPE_INT32 source_input: "X" }
+        batch_output { target_name: "Y" source_input: "X" }
+        parameters { key: "BATCH_TENSORS" value { string_value: "yes" } }"""
+    )
+    body = "ends = [pb_utils.get_input_tensor_by_name(r, 'END').as_numpy()[0] for r in requests]\n"
+    body += "return [answer([end] * x(r).size) for end, r in zip(ends, requests)]"
+    inputs = [{"X": np.zeros(shape, np.float32)} for shape in ((2, 3), (1, 4))]
+    first, second = (one.response["Y"] for one in run(body, batch_tensors).execute([Request(each) for each in inputs]))
+    assert (first.tolist(), second.tolist()) == ([[6.0] * 3] * 2, [[10.0] * 4])
 
 
 def test_writing_into_an_input_does_not_change_what_it_answers_when_it_is_returned(run: Load) -> None:

@@ -5,6 +5,6 @@ the event loop goes on serving, and they end with the server.
 """
 
 from pytriton_lite.engine.environments.environment import Environment
-from pytriton_lite.engine.environments.environments import Environments
+from pytriton_lite.engine.environments.environments import Environments, check_environment
 
-__all__ = ["Environment", "Environments"]
+__all__ = ["Environment", "Environments", "check_environment"]

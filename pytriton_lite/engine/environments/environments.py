@@ -106,21 +106,13 @@ class Environments:
 
     async def _folder(self, config: ModelConfig, model_dir: Path) -> Path | None:
         """Where the environment that a model brings is; None if it brings none."""
-        text = config.parameters.get("EXECUTION_ENV_PATH", "")
-        named = config.parameters.get("REQUIREMENTS", "")
-        if text and named:
-            raise InferenceError(
-                ErrorCode.INVALID_ARG,
-                f"model '{config.name}' has both parameters EXECUTION_ENV_PATH and REQUIREMENTS, expected one of them",
-            )
+        text, named = _named(config)
         if text:
-            return await self._given(text, model_dir)
+            return await self._given(_expand(text, model_dir))
         requirements = self._requirements(config.name, named, model_dir)
         return None if requirements is None else await self._built(config.name, requirements)
 
-    async def _given(self, text: str, model_dir: Path) -> Path:
-        if text.startswith(_MODEL_DIRECTORY):
-            text = str(model_dir) + text[len(_MODEL_DIRECTORY) :]
+    async def _given(self, text: str) -> Path:
         logger.info("Using Python execution env %s", text)
         path, is_folder = _canonical(text)
         if not is_folder:
@@ -131,18 +123,9 @@ class Environments:
     def _requirements(self, model: str, named: str, model_dir: Path) -> Path | None:
         """The file that the model's environment is to be built from; None if there is none, or none may be built."""
         path = model_dir / (named or _REQUIREMENTS)
-        if named and not self._allow_requirements:
-            raise InferenceError(
-                ErrorCode.UNSUPPORTED,
-                f"model '{model}' asks with its parameter REQUIREMENTS for an environment of its own, and this server is "
-                "not allowed to build any; --allow-requirements=true allows it",
-            )
+        if named:
+            _check_requirements(model, named, path, is_allowed=self._allow_requirements)
         if not path.is_file():
-            if named:
-                raise InferenceError(
-                    ErrorCode.INVALID_ARG,
-                    f"parameter REQUIREMENTS of model '{model}' names '{named}', and there is no file {path}",
-                )
             return None
         if not self._allow_requirements:
             self._warn_once(
@@ -258,6 +241,51 @@ class Environments:
             return variables
 
         return await self._once(key, examine)
+
+
+def check_environment(config: ModelConfig, model_dir: Path, *, allow_requirements: bool) -> None:
+    """What can be said of a model's environment without making it: that what the parameters name is there.
+
+    Raises InferenceError, as `Environments.prepare` does.
+    """
+    parameter_variables(config.name, config.parameters)
+    text, named = _named(config)
+    if text:
+        path, is_folder = _canonical(_expand(text, model_dir))
+        if is_folder:
+            _check_script(path / "bin" / "activate")
+    if named:
+        _check_requirements(config.name, named, model_dir / named, is_allowed=allow_requirements)
+
+
+def _named(config: ModelConfig) -> tuple[str, str]:
+    """The environment and the list of requirements that the parameters name, of which there is one at most; "" for none."""
+    text = config.parameters.get("EXECUTION_ENV_PATH", "")
+    named = config.parameters.get("REQUIREMENTS", "")
+    if text and named:
+        raise InferenceError(
+            ErrorCode.INVALID_ARG,
+            f"model '{config.name}' has both parameters EXECUTION_ENV_PATH and REQUIREMENTS, expected one of them",
+        )
+    return text, named
+
+
+def _check_requirements(model: str, named: str, path: Path, *, is_allowed: bool) -> None:
+    if not is_allowed:
+        raise InferenceError(
+            ErrorCode.UNSUPPORTED,
+            f"model '{model}' asks with its parameter REQUIREMENTS for an environment of its own, and this server is "
+            "not allowed to build any; --allow-requirements=true allows it",
+        )
+    if not path.is_file():
+        raise InferenceError(
+            ErrorCode.INVALID_ARG,
+            f"parameter REQUIREMENTS of model '{model}' names '{named}', and there is no file {path}",
+        )
+
+
+def _expand(text: str, model_dir: Path) -> str:
+    return str(model_dir) + text[len(_MODEL_DIRECTORY) :] if text.startswith(_MODEL_DIRECTORY) else text
 
 
 def _canonical(text: str) -> tuple[Path, bool]:

@@ -170,11 +170,11 @@ class Servicer:
             _fill_statistics(response.model_stats.add(), statistics)
         return response
 
-    def repository_index(self, message: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
+    async def repository_index(self, message: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
         _refuse_repository_name(message.repository_name)
         self._refuse_while_exiting()
         response = pb.RepositoryIndexResponse()
-        for entry in self._server.repository_index(ready=message.ready):
+        for entry in await self._server.repository_index(ready=message.ready):
             response.models.add(
                 name=entry.name,
                 version="" if entry.version is None else str(entry.version),

@@ -194,7 +194,7 @@ def _add_repository(app: FastAPI, server: Server, options: HttpOptions) -> None:
     )
     async def index(request: Request) -> Response:
         ready = await _read_ready(request, options.max_input_size)
-        return _json([_index_entry(entry) for entry in server.repository_index(ready=ready)])
+        return _json([_index_entry(entry) for entry in await server.repository_index(ready=ready)])
 
     @app.post(
         "/v2/repository/models/{model}/load",

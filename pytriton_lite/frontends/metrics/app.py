@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pytriton_lite.core.custom_metrics import Family, Kind
 from pytriton_lite.frontends.listener import AsgiApp, Receive, Scope, Send
+from pytriton_lite.frontends.metrics.cache import cache_families
 from pytriton_lite.frontends.metrics.families import gauge, labelled
 from pytriton_lite.frontends.metrics.gpu import find_gpus
 from pytriton_lite.frontends.metrics.machine import Clock, Machine
@@ -71,6 +72,9 @@ class _ServerFamilies:
         # This server has no such pool; dashboards of Triton show the two.
         yield gauge("nv_pinned_memory_pool_total_bytes", "Pinned memory pool total memory size, in bytes", 0)
         yield gauge("nv_pinned_memory_pool_used_bytes", "Pinned memory pool used memory size, in bytes", 0)
+        cache = self._server.cache_statistics()
+        if cache is not None:
+            yield from cache_families(cache)
         yield self._requests()
         yield from process_families()
         yield self._build

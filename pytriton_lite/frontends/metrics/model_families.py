@@ -64,6 +64,11 @@ def _counter(name: str, help_text: str, read: Callable[[ModelStatistics], int]) 
     return ModelFamily(name, help_text, "counter", lambda row: [Sample(read(row))])
 
 
+def _cache_counter(name: str, help_text: str, read: Callable[[ModelStatistics], int]) -> ModelFamily:
+    """Of those models that use the response cache."""
+    return ModelFamily(name, help_text, "counter", lambda row: [Sample(read(row))] if row.has_cache else [])
+
+
 def _gauge(name: str, help_text: str, read: Callable[[ModelStatistics], float]) -> ModelFamily:
     return ModelFamily(name, help_text, "gauge", lambda row: [Sample(read(row))])
 
@@ -152,14 +157,32 @@ _LATENCIES = (
         "Cumulative inference compute output duration in microseconds (does not include cached requests)",
         lambda row: row.compute_output_us,
     ),
+    _cache_counter("nv_cache_num_hits_per_model", "Number of cache hits per model", lambda row: row.cache_hit.count),
+    _cache_counter(
+        "nv_cache_num_misses_per_model", "Number of cache misses per model", lambda row: row.cache_miss.count
+    ),
+    _cache_counter(
+        "nv_cache_hit_duration_per_model",
+        "Total cache hit duration per model, in microseconds",
+        lambda row: row.cache_hit_us,
+    ),
+    _cache_counter(
+        "nv_cache_miss_duration_per_model",
+        "Total cache miss (insert+lookup) duration per model, in microseconds",
+        lambda row: row.cache_miss_us,
+    ),
 )
 
 Read = Callable[[ModelStatistics], int]
 
+_REQUEST_SUMMARY = "nv_inference_request_summary_us"
+_HIT_SUMMARY = "nv_cache_hit_summary_per_model"
+_MISS_SUMMARY = "nv_cache_miss_summary_per_model"
+
 # Name, text, how many were observed, their sum in microseconds, and which of the quantiles.
 _SUMMARIES: Sequence[tuple[str, str, Read, Read, Callable[[LatencyQuantiles], float]]] = (
     (
-        "nv_inference_request_summary_us",
+        _REQUEST_SUMMARY,
         "Summary of inference request duration in microseconds (includes cached requests)",
         lambda row: row.success.count,
         lambda row: row.request_us,
@@ -193,24 +216,46 @@ _SUMMARIES: Sequence[tuple[str, str, Read, Read, Callable[[LatencyQuantiles], fl
         lambda row: row.compute_output_us,
         lambda quantiles: quantiles.compute_output,
     ),
+    (
+        _HIT_SUMMARY,
+        "Summary of cache hit counts/durations per model, in microseconds.",
+        lambda row: row.cache_hit.count,
+        lambda row: row.cache_hit_us,
+        lambda quantiles: quantiles.cache_hit,
+    ),
+    (
+        _MISS_SUMMARY,
+        "Summary of cache miss counts/durations per model, in microseconds.",
+        lambda row: row.cache_miss.count,
+        lambda row: row.cache_miss_us,
+        lambda quantiles: quantiles.cache_miss,
+    ),
 )
 
 
+def _has_summary(name: str, row: ModelStatistics) -> bool:
+    """A model with a response cache has two summaries more, and not that of requests, as in Triton."""
+    if name == _REQUEST_SUMMARY:
+        return not row.has_cache
+    return row.has_cache or name not in (_HIT_SUMMARY, _MISS_SUMMARY)
+
+
 def _summaries(rows: Sequence[ModelStatistics]) -> Iterator[ModelFamily]:
-    """Quantiles of a row are worked out once for its five families."""
+    """Quantiles of a row are worked out once for all of its families."""
     if not any(row.has_summaries for row in rows):
         return
-    quantiles = {(row.name, row.version): row.quantiles() for row in rows if row.has_summaries}
+    quantiles = {(row.namespace, row.name, row.version): row.quantiles() for row in rows if row.has_summaries}
     for name, help_text, count, total, choose in _SUMMARIES:
 
         def samples(
             row: ModelStatistics,
+            name: str = name,
             count: Read = count,
             total: Read = total,
             choose: Callable[[LatencyQuantiles], float] = choose,
         ) -> Iterator[Sample]:
-            found: Mapping[Quantile, LatencyQuantiles] | None = quantiles.get((row.name, row.version))
-            if found is not None:
+            found: Mapping[Quantile, LatencyQuantiles] | None = quantiles.get((row.namespace, row.name, row.version))
+            if found is not None and _has_summary(name, row):
                 yield Sample(count(row), suffix="_count")
                 yield Sample(total(row), suffix="_sum")
                 for target, values in found.items():

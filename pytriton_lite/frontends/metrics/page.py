@@ -85,10 +85,12 @@ def _line(name: str, sample: Sample, labels: str) -> str:
 
 
 def _model_labels(row: ModelStatistics) -> dict[str, str]:
-    """``model``, ``version``, and ``_tag`` for each metric tag of the configuration.
+    """``model``, ``version``, ``namespace`` where there are some, and ``_tag`` for each metric tag of the configuration.
 
     A tag's name is free text there. Triton 2.51 ends its process where it is no label name; here what a label cannot
     have becomes an underscore, as one bad line makes Prometheus refuse the whole page.
     """
     labels = {_NO_LABEL_CHARACTER.sub("_", f"_{tag}"): value for tag, value in row.metric_tags.items()}
+    if row.namespace:
+        labels["namespace"] = row.namespace
     return {**labels, "model": row.name, "version": str(row.version)}

@@ -163,7 +163,7 @@ class FakeServer:
             raise InferenceError(ErrorCode.INVALID_ARG, f"requested model '{name}' is not available")
         return found
 
-    def repository_index(self, *, ready: bool = False) -> list[views.IndexEntry]:
+    async def repository_index(self, *, ready: bool = False) -> list[views.IndexEntry]:
         rows = [
             views.IndexEntry("echo", 3, VersionState.READY),
             views.IndexEntry("broken", 1, VersionState.UNAVAILABLE, "it does not import"),

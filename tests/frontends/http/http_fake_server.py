@@ -157,7 +157,7 @@ class FakeServer:
         rows[0].add_execution(batch_size=1, input_ns=2, infer_ns=3, output_ns=2, now_ms=1795224537508)
         return rows
 
-    def repository_index(self, *, ready: bool = False) -> list[IndexEntry]:
+    async def repository_index(self, *, ready: bool = False) -> list[IndexEntry]:
         rows = [
             IndexEntry("a"),
             IndexEntry("b", 1, VersionState.READY),

@@ -10,6 +10,7 @@ import pytest
 
 import pytriton_lite
 from pytriton_lite.engine.custom_metrics import CustomMetrics
+from pytriton_lite.engine.response_cache import CacheStatistics
 from pytriton_lite.engine.statistics import ModelStatistics, RequestCounts
 from pytriton_lite.frontends.listener import start_listener
 from pytriton_lite.frontends.metrics import MetricsOptions, metrics_app
@@ -22,6 +23,10 @@ class FakeServer:
     rows: list[ModelStatistics] = field(default_factory=lambda: [ModelStatistics("add_sub", 1, {})])
     custom_metrics: CustomMetrics = field(default_factory=CustomMetrics)
     request_counts: RequestCounts = field(default_factory=RequestCounts)
+    cache: CacheStatistics | None = None
+
+    def cache_statistics(self) -> CacheStatistics | None:
+        return self.cache
 
     def loaded_statistics(self) -> list[ModelStatistics]:
         return self.rows
@@ -136,3 +141,22 @@ def test_head_is_refused_without_a_body() -> None:
 @pytest.mark.parametrize("target", ["/", "/metric", "/metrics/x", "/v2/health/ready"])
 def test_other_paths_are_not_found(target: str) -> None:
     assert ask("GET", target) == (404, "text/plain", b'{"error":"Not Found"}')
+
+
+def test_a_cache_in_this_process_has_gauges() -> None:
+    cache = CacheStatistics(
+        size=1000, used=250, entries=2, hits=3, misses=4, evictions=1, lookup_ns=5999, insertion_ns=7000
+    )
+    page = ask("GET", "/metrics", FakeServer(cache=cache))[2].decode()
+    found = dict(line.split(" ") for line in page.splitlines() if line.startswith("nv_cache"))
+    assert found == {
+        "nv_cache_util": "0.25",
+        "nv_cache_num_entries": "2",
+        "nv_cache_num_hits": "3",
+        "nv_cache_num_misses": "4",
+        "nv_cache_num_lookups": "7",
+        "nv_cache_num_evictions": "1",
+        "nv_cache_lookup_duration": "5",
+        "nv_cache_insertion_duration": "7",
+    }
+    assert {line.split()[3] for line in page.splitlines() if line.startswith("# TYPE nv_cache_")} == {"gauge"}

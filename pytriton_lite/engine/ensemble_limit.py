@@ -1,0 +1,54 @@
+"""``max_inflight_requests``: so many requests of one step of an ensemble at a time, over all requests for the ensemble."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pytriton_lite.engine.deadlock import Waited
+    from pytriton_lite.scheduling.queue import Ticket
+
+
+class Limited(Protocol):
+    """The request of a step."""
+
+    @property
+    def ticket(self) -> Ticket | None:
+        """Where it waits, or runs; None where nothing holds it up."""
+
+    def begin(self) -> None:
+        """There is room now. Must not raise."""
+
+
+class EnsembleLimit:
+    """Those that must wait begin in the order in which they came."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._inside: dict[Limited, None] = {}
+        self._waiting: deque[Limited] = deque()
+
+    def take(self, step: Limited) -> bool:
+        """Whether *step* may begin at once. If not, it hears `Limited.begin` later. `give_back` must follow either way."""
+        if len(self._inside) < self.most:
+            self._inside[step] = None
+            return True
+        self._waiting.append(step)
+        return False
+
+    def give_back(self, step: Limited) -> None:
+        """*step* has ended, or does not want to wait any more."""
+        if step not in self._inside:
+            self._waiting.remove(step)
+            return
+        del self._inside[step]
+        if self._waiting:
+            following = self._waiting.popleft()
+            self._inside[following] = None
+            following.begin()
+
+    def ways_on(self) -> list[list[Waited]]:
+        """What `deadlock` asks: one of those inside has to end."""
+        tickets = [step.ticket for step in self._inside]
+        return [[] if ticket is None else [ticket] for ticket in tickets]

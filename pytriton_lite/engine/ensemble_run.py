@@ -1,0 +1,637 @@
+"""One request on its way through an ensemble (scheduling spec, section 6).
+
+```
+EnsembleVersion ── start, cancel ──▶ EnsembleRun ── infer_stream ──▶ ServedVersion of a step
+        ◀── ended ──                   │  ▲                              │
+client  ◀── waiter: responses ─────────┘  └───── on_response ── _StepCall ◀
+        ── consumed ──▶ EnsembleStream ──▶ the step whose responses wait for it
+```
+
+* What a step gives lies in an *iteration*: the request's own, or one that a response of a decoupled step opened. A step looks
+  for its inputs in its iteration and in those around it. Tensors keep their place in memory: a step's worker maps what another
+  step's worker has written (`Tensor.home`).
+* Steps begin when the loop is at its turn's end, never inside the callback that brought what they waited for: it may belong
+  to the very queue that they enter.
+* An iteration is *closed* when everything in it has ended and the client has taken its response. Only then may the decoupled
+  step that opened it send another one, so that no more of them are open than that step's model may have unread.
+* After the first error no step begins any more; the client hears it when those that run have ended. Decoupled ones are told
+  that nobody wants their responses. A cancelled request does the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pytriton_lite.config.ensemble_plan import PlannedStep, Route
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.core.timeline import Timeline
+from pytriton_lite.engine.deadlock import Waited, chain, chain_text, is_stuck
+from pytriton_lite.engine.dispatch import PendingAnswer
+from pytriton_lite.engine.ensemble_limit import EnsembleLimit
+from pytriton_lite.engine.ensemble_tensors import EnsembleTensor, Sequence, sequence_in
+from pytriton_lite.engine.instance import reshaped
+from pytriton_lite.engine.outputs import arranged
+from pytriton_lite.engine.response_stream import Caller, ResponseReceiver, ResponseStream
+from pytriton_lite.engine.statistics import FailureReason, ResponseKind
+from pytriton_lite.scheduling.queue import Ticket
+
+if TYPE_CHECKING:
+    from pytriton_lite.engine.ensemble_version import EnsembleVersion
+    from pytriton_lite.engine.served_version import ServedVersion
+
+logger = logging.getLogger(__name__)
+
+Outcome = InferenceResponse | InferenceError
+
+
+class EnsembleStream(ResponseStream):
+    """The responses of a request to an ensemble."""
+
+    __slots__ = ("run",)
+
+    def __init__(self, receiver: ResponseReceiver) -> None:
+        super().__init__(receiver)
+        self.run: EnsembleRun | None = None
+        """None when it has ended."""
+
+    def consumed(self, count: int = 1) -> None:
+        super().consumed(count)
+        if self.run is not None:
+            self.run.consumed(count)
+
+
+class _Iteration:
+    """Tensors by name, None for one that a step left out, and the steps that are still to begin."""
+
+    __slots__ = (
+        "around",
+        "children",
+        "is_unread",
+        "lacks_response",
+        "opened_by",
+        "running",
+        "tensors",
+        "uses",
+        "waiting",
+    )
+
+    def __init__(self, route: Route, opened_by: _StepCall | None) -> None:
+        number = None if opened_by is None else opened_by.step.number
+        self.opened_by = opened_by
+        self.around: _Iteration | None = None if opened_by is None else opened_by.iteration
+        self.tensors: dict[str, EnsembleTensor | None] = {}
+        self.waiting: list[PlannedStep] = list(route.steps.get(number, ()))
+        self.uses = dict(route.uses.get(number, {}))
+        """How many steps are still to take a tensor that nobody else wants."""
+        self.running = 0
+        self.children: dict[_Iteration, None] = {}
+        self.lacks_response = number == route.iterates
+        """Whether the ensemble's response is to be made from here, and has not been."""
+        self.is_unread = False
+        """Whether the client has the response before it."""
+        if self.around is not None:
+            self.around.children[self] = None
+
+    def where(self, name: str) -> _Iteration | None:
+        """The iteration, this one or one around it, that has the tensor *name*; None where it does not exist yet."""
+        iteration: _Iteration | None = self
+        while iteration is not None and name not in iteration.tensors:
+            iteration = iteration.around
+        return iteration
+
+    def take(self, name: str) -> EnsembleTensor | None:
+        """A tensor for a step of this iteration. Nothing is kept here for which there is no further use."""
+        holder = self.where(name)
+        assert holder is not None
+        tensor = holder.tensors[name]
+        if name in self.uses:
+            self.uses[name] -= 1
+            if not self.uses[name]:
+                holder.tensors[name] = None
+        return tensor
+
+    def within(self) -> Iterator[_Iteration]:
+        """This one and all inside."""
+        yield self
+        for child in list(self.children):
+            yield from child.within()
+
+    def dissolve(self) -> None:
+        """Let go of everything: iterations refer to each other, and tensors would wait for a collection."""
+        for iteration in list(self.within()):
+            iteration.tensors.clear()
+            iteration.children.clear()
+
+    @property
+    def is_closed(self) -> bool:
+        return not (self.waiting or self.running or self.children or self.lacks_response or self.is_unread)
+
+
+class _StepCall:
+    """The request of one step in one iteration: what receives its responses, and what waits where there is a limit."""
+
+    def __init__(self, run: EnsembleRun, step: PlannedStep, iteration: _Iteration) -> None:
+        self._run = run
+        self.step = step
+        self.iteration = iteration
+        self.sequence: Sequence | None = None
+        """That of its inputs, where a step before has said something else of it than the ensemble's request."""
+        self.stream: ResponseStream | None = None
+        """None while it waits for room, and where it is refused."""
+        self.timeline: Timeline | None = None
+        self.patience: asyncio.TimerHandle | None = None
+        """While it waits for room."""
+
+    @property
+    def ticket(self) -> Ticket | None:
+        return self.stream.ticket if self.stream is not None else None
+
+    def begin(self) -> None:
+        self._run.has_room(self)
+
+    def on_response(self, response: Outcome | None, *, is_final: bool) -> None:
+        self._run.on_response(self, response, is_final=is_final)
+
+
+class EnsembleRun:
+    """Ends exactly once: with the last response, an error, or unheard."""
+
+    def __init__(
+        self,
+        ensemble: EnsembleVersion,
+        request: InferenceRequest,
+        waiter: PendingAnswer | EnsembleStream,
+        *,
+        batch_size: int,
+        accepted_ns: int,
+    ) -> None:
+        self._ensemble = ensemble
+        self._request = request
+        self._waiter = waiter
+        self._route = ensemble.route(request.requested_outputs)
+        self._batch_size = batch_size
+        self._accepted_ns = self._responded_ns = accepted_ns
+        self._loop = asyncio.get_running_loop()
+        self._served: dict[int, ServedVersion] = {}
+        """The versions of the steps that are needed, by the step's number; held until the end."""
+        self._root: _Iteration | None = None
+        """The iteration of the request itself."""
+        self._calls: dict[_StepCall, None] = {}
+        """Those that have not ended, waiting ones included."""
+        self._admitted: list[_StepCall] = []
+        """Those that have waited, and for which there is room now."""
+        self._grown: list[_Iteration] = []
+        """Where a step may be able to begin."""
+        self._turn_is_due = False
+        self._unread: deque[_Iteration] = deque()
+        """Of the responses that the client has not taken yet, in order."""
+        self._answer: InferenceResponse | None = None
+        """For a client that takes one."""
+        self._responses = 0
+        self._failure: InferenceError | None = None
+        self._is_cancelled = False
+        self._is_ended = False
+        self._input_ns = self._infer_ns = self._output_ns = 0
+
+    # ------------------------------------------------------------------------------------------ begin
+
+    def start(self) -> None:
+        """Begin with the steps that need nothing but the request. The waiter hears nothing before this returns."""
+        if self._request.timeline is not None:
+            self._request.timeline.is_composed = True
+        try:
+            self._hold_versions()
+        except InferenceError as error:
+            self._failure = self._framed(error)
+            self._turn_soon()
+            return
+        iteration = self._root = _Iteration(self._route, None)
+        given = {tensor.name: tensor for tensor in self._request.inputs}
+        for spec in self._ensemble.config.inputs:
+            iteration.tensors[spec.name] = self._given(given[spec.name]) if spec.name in given else None
+        if isinstance(self._waiter, PendingAnswer):
+            self._begin_steps(iteration)
+        if not self._calls:
+            # Of a stream it is not known before the next turn whose model has made the request.
+            self._grown.append(iteration)
+            self._turn_soon()
+
+    def _hold_versions(self) -> None:
+        """Decide on the versions of all steps now, and keep them able to serve."""
+        for steps in self._route.steps.values():
+            for step in steps:
+                served = self._ensemble.find(step)
+                served.hold()
+                self._served[step.number] = served
+
+    def _given(self, tensor: Tensor) -> EnsembleTensor:
+        """An input of the request, in the shape in which the steps get it."""
+        config = self._ensemble.config
+        spec = config.inputs_by_name[tensor.name]
+        if spec.reshape is not None:
+            shape = self._reshaped(tensor.shape, spec.dims, spec.reshape)
+            tensor = Tensor(tensor.name, tensor.datatype, shape, tensor.data, tensor.nbytes, home=tensor.home)
+        return EnsembleTensor(tensor, config.max_batch_size > 0, None)
+
+    def _reshaped(self, shape: tuple[int, ...], source: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
+        batch = shape[:1] if self._ensemble.config.max_batch_size else ()
+        inner = reshaped(source, target, shape[len(batch) :])
+        return shape if inner is None else batch + inner
+
+    # ------------------------------------------------------------------------------------------ steps
+
+    def has_room(self, call: _StepCall) -> None:
+        """*call* has waited long enough."""
+        _stop_timer(call)
+        self._admitted.append(call)
+        self._turn_soon()
+
+    def _turn_soon(self) -> None:
+        if not self._turn_is_due:
+            self._turn_is_due = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turn_is_due = False
+        admitted, self._admitted = self._admitted, []
+        for call in admitted:
+            if call in self._calls:
+                self._submit(call)
+        grown, self._grown = self._grown, []
+        for iteration in dict.fromkeys(grown):
+            self._begin_steps(iteration)
+        self._respond_if_complete(grown)  # nothing needs to be executed for an input that is an output
+        self._end_if_idle()
+
+    def _begin_steps(self, iteration: _Iteration) -> None:
+        """Begin with those of which all inputs exist."""
+        for step in list(iteration.waiting):
+            if self._failure is not None:
+                return
+            if all(iteration.where(tensor) is not None for tensor in step.inputs.values()):
+                iteration.waiting.remove(step)
+                iteration.running += 1
+                call = _StepCall(self, step, iteration)
+                self._calls[call] = None
+                limit = self._ensemble.limits.get(step.number)
+                if limit is None or limit.take(call):
+                    self._submit(call)
+                else:
+                    self._wait_for_room(call, limit)
+
+    def _wait_for_room(self, call: _StepCall, limit: EnsembleLimit) -> None:
+        call.patience = self._loop.call_later(self._ensemble.patience_s, self._lose_patience, call, limit)
+        caller = self._caller()
+        if caller is not None and is_stuck(limit):
+            text = (
+                f"the call waits for itself: {chain(caller)} -> {call.step.model}. None of the {limit.most} requests of this "
+                "step that max_inflight_requests allows can end before this call is answered"
+            )
+            self.abort(self._framed(InferenceError(ErrorCode.UNAVAILABLE, text)))
+
+    def _lose_patience(self, call: _StepCall, limit: EnsembleLimit) -> None:
+        text = (
+            f"{self._request.error_prefix}the step of model '{call.step.model}' has waited for {self._ensemble.patience_s:g} s "
+            f"because {limit.most} requests of it are running, as many as max_inflight_requests allows"
+        )
+        self._fail(self._framed(InferenceError(ErrorCode.UNAVAILABLE, text)))
+        self._end_if_idle()
+
+    def _submit(self, call: _StepCall) -> None:
+        try:
+            request = self._step_request(call)
+            call.timeline = request.timeline = self._observe(call.step)
+            call.stream = self._served[call.step.number].infer_stream(request, call, is_inside=True)
+        except InferenceError as error:
+            self._refused(call, error)
+            return
+        except Exception:
+            logger.exception("a step of ensemble '%s' failed inside the server", self._ensemble.name)
+            self._refused(call, InferenceError(ErrorCode.INTERNAL, "internal error of the server"))
+            return
+        call.stream.report_times(self._add_times)
+        call.stream.caller = self._caller()
+        if call.stream.caller is not None:
+            self._abort_if_stuck(call)
+
+    def _refused(self, call: _StepCall, error: InferenceError) -> None:
+        self._loop.call_soon(partial(call.on_response, error, is_final=True))
+
+    def _caller(self) -> Caller | None:
+        """For the steps."""
+        caller = None if isinstance(self._waiter, PendingAnswer) else self._waiter.caller
+        return None if caller is None else Caller(caller.instance, (*caller.ensembles, self._ensemble.name))
+
+    def _abort_if_stuck(self, call: _StepCall) -> None:
+        stream = call.stream
+        if stream is None or stream.done():
+            return
+        if stream.ticket is None:
+            stream.on_queued = partial(self._abort_if_stuck, call)
+        elif stream.caller is not None and is_stuck(stream.ticket):
+            text = chain_text(stream.caller, stream.ticket)
+            self.abort(self._framed(InferenceError(ErrorCode.UNAVAILABLE, text)))
+
+    def ways_on(self) -> list[list[Waited]]:
+        """What `deadlock` asks: all steps that run have to be answered."""
+        if self._admitted or self._grown:
+            return [[]]
+        needed: list[Waited] = []
+        for call in self._calls:
+            if call.patience is not None:
+                needed.append(self._ensemble.limits[call.step.number])
+            elif call.ticket is not None:
+                needed.append(call.ticket)
+        return [needed]
+
+    def _step_request(self, call: _StepCall) -> InferenceRequest:
+        step = call.step
+        config = self._served[step.number].config
+        batches = config.max_batch_size > 0
+        inputs: list[Tensor] = []
+        for name, ensemble_name in step.inputs.items():
+            tensor = call.iteration.take(ensemble_name)
+            if tensor is not None:
+                call.sequence = call.sequence or tensor.sequence
+                inputs.append(tensor.given_to(name, config.inputs_by_name[name].dims, batches=batches))
+        request = self._request
+        sequence = call.sequence or Sequence(request.correlation_id, request.sequence_flags)
+        return InferenceRequest(
+            step.model,
+            step.version,
+            request_id=request.request_id,
+            inputs=inputs,
+            requested_outputs=list(step.outputs),
+            parameters=request.parameters,
+            correlation_id=sequence.correlation_id,
+            sequence_flags=sequence.flags,
+            priority=request.priority,
+            timeout_us=request.timeout_us,
+        )
+
+    def _observe(self, step: PlannedStep) -> Timeline | None:
+        observation = self._ensemble.services.observation
+        if not observation.is_on:
+            return None
+        around = self._request.timeline
+        timeline = observation.begin_call(step.model, around.step_context if around is not None else "")
+        if timeline is not None and around is not None:
+            around.hold()
+            timeline.on_complete += (lambda _: around.release(),)
+        return timeline
+
+    # ------------------------------------------------------------------------------------------ responses of steps
+
+    def on_response(self, call: _StepCall, response: Outcome | None, *, is_final: bool) -> None:
+        if call not in self._calls:
+            return  # it was given up
+        if is_final:
+            self._end_call(call, response.message if isinstance(response, InferenceError) else "")
+        if self._failure is None:
+            if isinstance(response, InferenceError):
+                self._fail(self._framed(response))
+            elif response is not None:
+                self._take(call, response)
+            if is_final:
+                self._close(call.iteration)
+        self._end_if_idle()
+
+    def _end_call(self, call: _StepCall, error: str = "") -> None:
+        del self._calls[call]
+        call.iteration.running -= 1
+        _stop_timer(call)
+        limit = self._ensemble.limits.get(call.step.number)
+        if limit is not None:
+            limit.give_back(call)
+        if call.timeline is not None:
+            call.timeline.finish(error)
+
+    def _take(self, call: _StepCall, response: InferenceResponse) -> None:
+        step = call.step
+        before = call.sequence.correlation_id if call.sequence is not None else self._request.correlation_id
+        try:
+            sequence = sequence_in(response.parameters, before) or call.sequence
+        except InferenceError as error:
+            self._fail(self._framed(error))
+            return
+        iteration = _Iteration(self._route, call) if step.is_decoupled else call.iteration
+        is_batched = self._served[step.number].config.max_batch_size > 0
+        given = {tensor.name: tensor for tensor in response.outputs}
+        for name, ensemble_name in step.outputs.items():
+            iteration.tensors[ensemble_name] = (
+                EnsembleTensor(given[name], is_batched, sequence) if name in given else None
+            )
+        inside = list(iteration.within())
+        self._grown += [grown for grown in inside if grown.waiting]
+        if self._grown:
+            self._turn_soon()
+        self._respond_if_complete(inside)
+
+    def _close(self, iteration: _Iteration) -> None:
+        """Close *iteration*, and those around it, as far as they are at their end."""
+        while iteration.around is not None and iteration in iteration.around.children and iteration.is_closed:
+            del iteration.around.children[iteration]
+            assert iteration.opened_by is not None and iteration.opened_by.stream is not None
+            iteration.opened_by.stream.consumed()
+            iteration = iteration.around
+
+    def _add_times(self, input_ns: int, infer_ns: int, output_ns: int) -> None:
+        if self._is_ended:  # the result of a decoupled step comes after its last response
+            if self._failure is None:
+                self._ensemble.statistics.add_times(self._batch_size, input_ns, infer_ns, output_ns)
+        else:
+            self._input_ns += input_ns
+            self._infer_ns += infer_ns
+            self._output_ns += output_ns
+        if isinstance(self._waiter, EnsembleStream) and self._waiter.on_times is not None:
+            self._waiter.on_times(input_ns, infer_ns, output_ns)
+
+    # ------------------------------------------------------------------------------------------ to the client
+
+    def consumed(self, count: int) -> None:
+        """The client has taken so many responses."""
+        for _ in range(min(count, len(self._unread))):
+            iteration = self._unread.popleft()
+            iteration.is_unread = False
+            self._close(iteration)
+
+    def _respond_if_complete(self, iterations: list[_Iteration]) -> None:
+        complete = [
+            iteration
+            for iteration in iterations
+            if iteration.lacks_response and all(iteration.where(name) is not None for name in self._route.outputs)
+        ]
+        for iteration in complete:
+            if self._failure is not None:
+                return
+            self._respond(iteration, is_last=iteration is complete[-1] and self._is_idle)
+
+    def _respond(self, iteration: _Iteration, *, is_last: bool) -> None:
+        iteration.lacks_response = False
+        try:
+            response = self._response(iteration)
+        except InferenceError as error:
+            self._fail(error)
+            return
+        self._note_response(ResponseKind.SUCCESS)
+        if self._request.timeline is not None:
+            self._request.timeline.responded(response)
+        if is_last:
+            self._end(response)
+        elif isinstance(self._waiter, EnsembleStream):
+            iteration.is_unread = True
+            self._unread.append(iteration)
+            self._waiter.deliver(response, is_final=False)
+        else:
+            self._answer = response
+            self._close(iteration)
+
+    def _response(self, iteration: _Iteration) -> InferenceResponse:
+        """Raises InferenceError for an output that cannot become what the request wants."""
+        config, request = self._ensemble.config, self._request
+        outputs: list[Tensor] = []
+        sequence: Sequence | None = None
+        for name in self._route.outputs:
+            holder = iteration.where(name)
+            tensor = holder.tensors[name] if holder is not None else None
+            if tensor is None:
+                continue
+            sequence = sequence or tensor.sequence
+            spec = config.outputs_by_name[name]
+            dims = spec.dims if spec.reshape is None else spec.reshape
+            output = tensor.given_to(name, dims, batches=config.max_batch_size > 0)
+            if spec.reshape is not None:
+                output.shape = self._reshaped(output.shape, spec.reshape, spec.dims)
+            outputs.append(output)
+        if request.output_windows is not None or request.classes is not None:
+            labels = self._ensemble.labels
+            outputs = arranged(outputs, request, has_batch_dimension=config.max_batch_size > 0, labels=labels)
+        sequence = sequence or Sequence(request.correlation_id, request.sequence_flags)
+        return InferenceResponse(
+            self._ensemble.name, self._ensemble.version, request.request_id, outputs, sequence.as_parameters()
+        )
+
+    def _note_response(self, kind: ResponseKind) -> None:
+        """A response, or the end in its place."""
+        statistics = self._ensemble.statistics
+        now_ns = self._ensemble.now_ns()
+        if statistics.first_response is not None and not self._responses:
+            statistics.first_response.observe((now_ns - self._accepted_ns) // 1_000_000)
+        if statistics.is_decoupled:
+            statistics.streamed += kind is ResponseKind.SUCCESS
+            statistics.add_response(self._responses, kind, now_ns - self._responded_ns, 0)
+        self._responded_ns = now_ns
+        self._responses += 1
+
+    # ------------------------------------------------------------------------------------------ end
+
+    def cancel(self) -> None:
+        """Nobody wants the answer any more."""
+        if self._is_ended:
+            return
+        self._ensemble.statistics.cancellations += 1
+        self._is_cancelled = True
+        self._failure = InferenceError(ErrorCode.CANCELLED, "")
+        self._stop_steps(everywhere=True)
+        self._end_if_idle()
+
+    def abort(self, error: InferenceError) -> None:
+        """End with *error* now, whatever runs."""
+        if self._is_ended:
+            return
+        self._failure = error
+        for call in list(self._calls):
+            if call.stream is not None:
+                call.stream.cancel()
+            self._end_call(call, error.message)
+        self._end(None)
+
+    def _fail(self, error: InferenceError) -> None:
+        """*error* comes when nothing runs any more."""
+        self._failure = error
+        self._stop_steps(everywhere=False)
+
+    def _stop_steps(self, *, everywhere: bool) -> None:
+        """Begin with none any more. Those that would go on sending are told; with *everywhere* all that run are."""
+        self._grown.clear()
+        for call in list(self._calls):
+            if call.stream is None:
+                self._end_call(call)
+            elif everywhere or call.step.is_decoupled:
+                call.stream.withdraw()
+
+    @property
+    def _is_idle(self) -> bool:
+        return not (self._calls or self._admitted or self._grown)
+
+    def _end_if_idle(self) -> None:
+        if not self._is_ended and self._is_idle:
+            self._end(None)
+
+    def _end(self, response: InferenceResponse | None) -> None:
+        """*response* is the last one, if there is one that was not delivered yet."""
+        self._is_ended = True
+        if self._failure is None and not self._responses and not self._ensemble.config.decoupled:
+            text = "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
+            error = InferenceError(ErrorCode.INVALID_ARG, self._request.error_prefix + text)
+            self._failure = self._framed(error)
+        self._count(response)
+        timeline = self._request.timeline
+        if timeline is not None:
+            error_text = self._failure.message if self._failure is not None else ""
+            timeline.answered(enqueued_ns=self._accepted_ns, error=error_text)
+        for served in self._served.values():
+            served.release()
+        self._unread.clear()
+        if self._root is not None:
+            self._root.dissolve()
+        self._ensemble.ended(self)
+        if isinstance(self._waiter, EnsembleStream):
+            self._waiter.run = self._waiter.steps = None
+            self._waiter.deliver(self._failure or response, is_final=True)
+        else:
+            self._resolve(self._waiter, response or self._answer)
+
+    def _count(self, response: InferenceResponse | None) -> None:
+        statistics = self._ensemble.statistics
+        total_ns = self._ensemble.now_ns() - self._accepted_ns
+        if self._failure is not None:
+            if not self._is_cancelled:
+                self._note_response(ResponseKind.FAIL)
+            reason = FailureReason.CANCELED if self._is_cancelled else FailureReason.OTHER
+            statistics.add_failure(reason, total_ns)
+            return
+        if response is None:
+            self._note_response(ResponseKind.EMPTY)
+        times = {"input_ns": self._input_ns, "infer_ns": self._infer_ns, "output_ns": self._output_ns}
+        statistics.add_success(batch_size=self._batch_size, total_ns=total_ns, queue_ns=0, **times)
+        statistics.add_execution(batch_size=self._batch_size, now_ms=int(time.time() * 1000), **times)
+
+    def _resolve(self, answer: PendingAnswer, response: InferenceResponse | None) -> None:
+        if answer.done():
+            return
+        answer.on_cancel = None  # it refers to us: memory of the answer would wait for a collection
+        if self._failure is not None:
+            answer.set_exception(self._failure)
+        elif response is not None:
+            answer.set_result(response)
+        else:
+            text = f"ensemble '{self._ensemble.name}' ended without a response"
+            answer.set_exception(InferenceError(ErrorCode.INTERNAL, text))
+
+    def _framed(self, error: InferenceError) -> InferenceError:
+        return InferenceError(error.code, f"in ensemble '{self._ensemble.name}', {error.message}")
+
+
+def _stop_timer(call: _StepCall) -> None:
+    if call.patience is not None:
+        call.patience.cancel()
+        call.patience = None

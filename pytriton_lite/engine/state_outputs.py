@@ -1,0 +1,57 @@
+"""Outputs of a model that are states of a sequence: taken out of its answers, and kept for the next request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytriton_lite.config.model_config import ModelConfig
+from pytriton_lite.config.sequence_state import SequenceState
+from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.ipc.messages import INLINE_BYTES, TensorRef
+from pytriton_lite.ipc.segment import Segment
+from pytriton_lite.scheduling.queue import Ticket
+
+
+class StateOutputs:
+    """Those of one model version with implicit state (scheduling spec, 4.9)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        states = states_of(config)
+        self.names = frozenset(state.output_name for state in states)
+        """An output of this name comes here first, whatever the client wants to become of it."""
+        self._hidden = self.names - config.outputs_by_name.keys()
+        """Those that are no outputs beside, and are for no client."""
+
+    def take(self, outputs: list[Tensor], refs: Sequence[TensorRef], ticket: Ticket) -> list[Tensor]:
+        """Keep the states among *outputs*, which *refs* stand for; what is for the client.
+
+        What answers a null request, or a warm-up, is not kept. Raises InferenceError for a state of another type or shape
+        than the configuration says; none of them is kept then.
+        """
+        if ticket.states is not None:
+            states = [_held(tensor, ref) for tensor, ref in zip(outputs, refs) if tensor.name in self.names]
+            ticket.states.keep(states)
+        wanted = ticket.request.requested_outputs
+        return [
+            tensor
+            for tensor in outputs
+            if tensor.name not in self.names
+            or (tensor.name not in self._hidden and (not wanted or tensor.name in wanted))
+        ]
+
+
+def states_of(config: ModelConfig) -> tuple[SequenceState, ...]:
+    """Empty for a model without implicit state."""
+    return config.sequence_batching.states if config.sequence_batching is not None else ()
+
+
+def _held(tensor: Tensor, ref: TensorRef) -> Tensor:
+    """*tensor* in the shape that the model gave it, where it may stay for as long as the sequence lives.
+
+    A large one stays in the memory of the worker that made it. Of what lies elsewhere a copy is taken: a message or a
+    request's body would be kept whole for it, and a client's region is not ours to keep.
+    """
+    is_in_place = tensor.nbytes > INLINE_BYTES and tensor.home is not None and isinstance(tensor.home[0], Segment)
+    if is_in_place:
+        return Tensor(tensor.name, tensor.datatype, ref.shape, tensor.data, tensor.nbytes, home=tensor.home)
+    return Tensor(tensor.name, tensor.datatype, ref.shape, bytes(tensor.content()))

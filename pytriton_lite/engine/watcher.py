@@ -1,0 +1,103 @@
+"""``--watch``: models are loaded anew when their files change. For development.
+
+Looks are the watcher's own, and not the store's: what editors leave beside a file is no change, a file that is still being
+written is none yet, and what did not load is not tried again before it has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.repository.index import ModelDirectory, ModelId, Scan
+from pytriton_lite.repository.watching import Change, Changes, Snapshot, take_snapshot
+
+logger = logging.getLogger(__name__)
+
+WATCH_PAUSE_S = 0.3
+"""Between two looks: soon enough for somebody who has just saved, and no load for a laptop."""
+
+
+class WatchedStore(Protocol):
+    """What the watcher needs of a `ModelStore`."""
+
+    async def scan(self) -> Scan: ...
+
+    def is_known(self, model: ModelId) -> bool:
+        """Whether it was to load, and was not unloaded since."""
+
+    def generations(self, model: ModelId) -> frozenset[Hashable]:
+        """Those that serve."""
+
+    async def follow(
+        self, changed: Sequence[ModelDirectory], gone: Sequence[ModelId]
+    ) -> Mapping[ModelId, InferenceError]:
+        """Load what has *changed* and unload what is *gone*; what did not load, which the log has, too."""
+
+
+class Watcher:
+    """Call `begin` before anything is loaded, then `look` again and again."""
+
+    def __init__(self, store: WatchedStore, *, follows_all: bool, clock: Callable[[], int]) -> None:
+        """*follows_all*: what is added is loaded, and what is removed unloaded. Otherwise only what is loaded is followed."""
+        self._store = store
+        self._follows_all = follows_all
+        self._clock = clock
+        self._changes: Changes[ModelId] = Changes({})
+        self._unreadable: Mapping[Path, str] = {}
+
+    async def begin(self) -> None:
+        """What changes from now on is seen, also while it is loaded for the first time."""
+        scan = await self._store.scan()
+        self._changes = Changes(await _snapshots(scan))
+
+    async def look(self) -> None:
+        """Compare with the look before, and load what has changed since and is now at rest."""
+        scan = await self._store.scan()
+        if scan.unreadable:
+            # Nothing is known of the models there. Said once: somebody may be about to put it back.
+            if scan.unreadable != self._unreadable:
+                for root, reason in scan.unreadable.items():
+                    logger.error("failed to poll model repository '%s': %s", root, reason)
+            self._unreadable = scan.unreadable
+            return
+        self._unreadable = {}
+        found = self._changes.compare(await _snapshots(scan))
+        changes = {model: change for model, change in found.items() if self._is_followed(model, change)}
+        if changes:
+            await self._follow(changes, scan)
+
+    def _is_followed(self, model: ModelId, change: Change) -> bool:
+        if self._follows_all:
+            return not change.is_gone or self._store.is_known(model)
+        return not change.is_gone and self._store.is_known(model)
+
+    async def _follow(self, changes: Mapping[ModelId, Change], scan: Scan) -> None:
+        began_ns = self._clock()
+        before = {model: self._store.generations(model) for model in changes}
+        gone = [model for model, change in changes.items() if change.is_gone]
+        failures = await self._store.follow([scan.models[model] for model in changes if model not in gone], gone)
+        took_s = (self._clock() - began_ns) / 1e9
+        for model, change in changes.items():
+            serving = self._store.generations(model)
+            if change.is_gone:
+                logger.info("unloaded '%s' (%s)", model, change.what)
+            elif model in failures:
+                after = "; what was loaded before serves on" if serving else ""
+                logger.error("could not load '%s' (%s), %.2f s%s", model, change.what, took_s, after)
+            elif serving == before[model]:
+                logger.info("updated '%s' (%s), %.2f s; no version had to be loaded anew", model, change.what, took_s)
+            else:
+                done = "reloaded" if before[model] else "loaded"
+                logger.info("%s '%s' (%s), %.2f s", done, model, change.what, took_s)
+
+
+async def _snapshots(scan: Scan) -> dict[ModelId, Snapshot]:
+    def take() -> dict[ModelId, Snapshot]:
+        return {model: take_snapshot(directory.path) for model, directory in scan.models.items()}
+
+    return await asyncio.to_thread(take)

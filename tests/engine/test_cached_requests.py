@@ -1,0 +1,338 @@
+"""Requests whose lookup takes a while: large ones, and those of a cache on another machine. What may happen meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from pytriton_lite.config.model_config import ModelConfig, parse_model_config
+from pytriton_lite.core import dtypes
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.engine.cached_requests import CachedRequests
+from pytriton_lite.engine.response_cache import CachedOutput, CacheSpace, copied
+from pytriton_lite.engine.response_stream import ResponseStream
+from pytriton_lite.engine.statistics import FailureReason, ModelStatistics
+
+CONFIG = ModelConfig.from_message(
+    parse_model_config(
+        'name: "m" backend: "python" input { name: "IN" data_type: TYPE_UINT8 dims: [ -1 ] } '
+        'output { name: "OUT" data_type: TYPE_UINT8 dims: [ -1 ] }',
+        source="the test",
+    )
+)
+OUTPUTS = [Tensor("OUT", dtypes.UINT8, (1,), b"x")]
+KEPT = copied(OUTPUTS)
+SMALL, LARGE = b"1", bytes(1 << 20)
+
+
+class Space(CacheSpace):
+    """Answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.lookups: list[asyncio.Future[Any]] = []
+        self.kept: dict[bytes, tuple[CachedOutput, ...]] = {}
+        self.asked = asyncio.Event()
+
+    def lookup(self, digest: bytes) -> asyncio.Future[Any]:
+        self.lookups.append(asyncio.get_running_loop().create_future())
+        self.asked.set()
+        return self.lookups[-1]
+
+    def insert(self, digest: bytes, tensors: list[Tensor]) -> None:
+        self.kept[digest] = copied(tensors)
+
+    def drop(self) -> None:
+        self.kept.clear()
+
+
+class Version:
+    """As much of a version as is asked; ``executing`` are the waiters of what was submitted."""
+
+    name, version, config, labels = "m", 1, CONFIG, {}
+
+    def __init__(self) -> None:
+        self.statistics = ModelStatistics("m", 1, {})
+        self.holders = 0
+        self.is_recovering = False
+        self.refusal: InferenceError | None = None
+        self.refused: list[BaseException] = []
+        self.executing: list[Any] = []
+        self.submitted = asyncio.Event()
+
+    def hold(self) -> None:
+        self.holders += 1
+
+    def release(self) -> None:
+        self.holders -= 1
+
+    def count_refusal(self, error: BaseException) -> None:
+        self.refused.append(error)
+
+    def answer_in_order(self, deliver: Callable[[], None]) -> None:
+        deliver()
+
+    def not_ready_error(self) -> InferenceError:
+        return InferenceError(ErrorCode.UNAVAILABLE, "not ready")
+
+    def submit(self, request: InferenceRequest, *, batch_size: int, accepted_ns: int) -> asyncio.Future[Any]:
+        if self.refusal is not None:
+            raise self.refusal
+        self.executing.append(asyncio.get_running_loop().create_future())
+        self.submitted.set()
+        return self.executing[-1]
+
+    def submit_stream(
+        self, request: InferenceRequest, receiver: Any, *, batch_size: int, accepted_ns: int
+    ) -> ResponseStream:
+        if self.refusal is not None:
+            raise self.refusal
+        stream = ResponseStream(receiver)
+        stream.ticket = stream.dispatcher = "queued"  # type: ignore[assignment]
+        self.executing.append(stream)
+        self.submitted.set()
+        return stream
+
+
+class Receiver:
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+        self.ended = asyncio.Event()
+
+    def on_response(self, response: Any, *, is_final: bool) -> None:
+        self.heard.append(response)
+        if is_final:
+            self.ended.set()
+
+
+class Scene:
+    def __init__(self) -> None:
+        self._before = asyncio.all_tasks()
+        self.version = Version()
+        self.space = Space()
+        self.cached = CachedRequests(
+            self.version,  # type: ignore[arg-type]
+            self.space,
+            submit=self.version.submit,
+            submit_stream=self.version.submit_stream,
+            clock=lambda: 0,
+        )
+
+    def infer(self, data: bytes = SMALL) -> asyncio.Future[InferenceResponse]:
+        return self.cached.infer(request(data), batch_size=1, accepted_ns=0)
+
+    def stream(self, data: bytes = SMALL) -> tuple[ResponseStream, Receiver]:
+        receiver = Receiver()
+        return self.cached.infer_stream(request(data), receiver, batch_size=1, accepted_ns=0), receiver
+
+    async def looked_up(self, found: Any) -> None:
+        """The cache answers the lookup that comes next."""
+        await self.space.asked.wait()
+        self.space.asked.clear()
+        self.space.lookups[-1].set_result(found)
+
+    async def settled(self) -> None:
+        """Every task that was begun has ended, and what hears of it has heard."""
+        await asyncio.gather(*(asyncio.all_tasks() - self._before), return_exceptions=True)
+        await asyncio.sleep(0)
+
+    async def executed(self) -> Any:
+        """What is submitted, once it is."""
+        await self.version.submitted.wait()
+        self.version.submitted.clear()
+        return self.version.executing[-1]
+
+
+def request(data: bytes) -> InferenceRequest:
+    return InferenceRequest("m", 1, request_id="q", inputs=[Tensor("IN", dtypes.UINT8, (len(data),), data)])
+
+
+def response() -> InferenceResponse:
+    return InferenceResponse("m", 1, "q", list(OUTPUTS), {})
+
+
+def play(act: Callable[[Scene], Awaitable[None]]) -> None:
+    async def scenario() -> None:
+        scene = Scene()
+        await act(scene)
+        await scene.settled()
+        assert scene.version.holders == 0
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+sizes = pytest.mark.parametrize("data", [SMALL, LARGE], ids=["small", "hashed in a thread"])
+
+
+@sizes
+def test_a_late_hit_is_an_answer(data: bytes) -> None:
+    async def act(scene: Scene) -> None:
+        answer = scene.infer(data)
+        await scene.looked_up(KEPT)
+        found = await answer
+        assert (found.request_id, found.outputs[0].data) == ("q", b"x")
+        assert not scene.version.executing
+        assert scene.version.statistics.cache_hit.count == 1
+
+    play(act)
+
+
+@sizes
+def test_a_late_miss_is_executed_and_kept(data: bytes) -> None:
+    async def act(scene: Scene) -> None:
+        answer = scene.infer(data)
+        await scene.looked_up(None)
+        (await scene.executed()).set_result(response())
+        assert (await answer).outputs[0].data == b"x"
+        assert list(scene.space.kept.values()) == [KEPT]
+        assert scene.version.statistics.cache_miss.count == 1
+
+    play(act)
+
+
+def test_the_version_is_held_while_its_cache_is_asked() -> None:
+    async def act(scene: Scene) -> None:
+        answer = scene.infer()
+        assert scene.version.holders == 1
+        await scene.looked_up(KEPT)
+        await answer
+
+    play(act)
+
+
+def test_a_request_that_is_refused_after_its_lookup_fails_and_is_counted() -> None:
+    async def act(scene: Scene) -> None:
+        scene.version.refusal = InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
+        answer = scene.infer()
+        _, receiver = scene.stream()
+        for lookup in (*scene.space.lookups,):
+            lookup.set_result(None)
+        with pytest.raises(InferenceError, match="Exceeds maximum queue size"):
+            await answer
+        await receiver.ended.wait()
+        assert receiver.heard == [scene.version.refusal]
+        assert scene.version.refused == [scene.version.refusal] * 2
+
+    play(act)
+
+
+def test_a_version_whose_workers_died_meanwhile_answers_what_it_has_kept_alone() -> None:
+    async def act(scene: Scene) -> None:
+        scene.version.is_recovering = True
+        for found in (KEPT, None):
+            answer = scene.infer()
+            await scene.looked_up(found)
+            if found is None:
+                with pytest.raises(InferenceError, match="not ready"):
+                    await answer
+            else:
+                assert (await answer).outputs[0].data == b"x"
+        _, receiver = scene.stream()
+        await scene.looked_up(None)
+        await receiver.ended.wait()
+        assert receiver.heard[0].code is ErrorCode.UNAVAILABLE
+
+    play(act)
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+@sizes
+def test_a_request_that_is_cancelled_while_it_is_looked_up_is_not_executed(data: bytes, has_begun: bool) -> None:
+    async def act(scene: Scene) -> None:
+        answer = scene.infer(data)
+        stream, receiver = scene.stream(data)
+        if has_begun:
+            await asyncio.sleep(0)
+        answer.cancel()
+        stream.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await answer
+        await scene.settled()
+        counted = scene.version.statistics
+        assert (counted.cancellations, counted.failures[FailureReason.CANCELED]) == (2, 2)
+        assert (scene.version.executing, receiver.heard) == ([], [])
+
+    play(act)
+
+
+def test_a_request_that_is_cancelled_while_it_is_executed_is_cancelled_there() -> None:
+    async def act(scene: Scene) -> None:
+        answer = scene.infer()
+        await scene.looked_up(None)
+        executing = await scene.executed()
+        answer.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await answer
+        assert executing.cancelled() and not scene.space.kept
+
+    play(act)
+
+
+# ---------------------------------------------------------------------------------------------- streams
+
+
+@sizes
+@pytest.mark.parametrize("found", [KEPT, None], ids=["hit", "miss"])
+def test_a_stream_hears_its_one_response(data: bytes, found: Any) -> None:
+    async def act(scene: Scene) -> None:
+        stream, receiver = scene.stream(data)
+        await scene.looked_up(found)
+        if found is None:
+            (await scene.executed()).deliver(response(), is_final=True)
+        await receiver.ended.wait()
+        assert [heard.outputs[0].data for heard in receiver.heard] == [b"x"]
+        assert stream.is_ended
+        assert bool(scene.space.kept) is (found is None)
+
+    play(act)
+
+
+def test_errors_and_ends_of_a_stream_are_passed_on_and_not_kept() -> None:
+    async def act(scene: Scene) -> None:
+        for outcome in (InferenceError(ErrorCode.INTERNAL, "boom"), None):
+            _, receiver = scene.stream()
+            await scene.looked_up(None)
+            (await scene.executed()).deliver(outcome, is_final=True)
+            await receiver.ended.wait()
+            assert receiver.heard == [outcome]
+        assert not scene.space.kept
+        assert scene.version.statistics.cache_miss.count == 2
+
+    play(act)
+
+
+def test_a_stream_that_is_queued_late_has_its_ticket_its_caller_and_its_cancellation() -> None:
+    """What finds calls that wait for themselves looks at them (engine/deadlock.py)."""
+
+    async def act(scene: Scene) -> None:
+        stream, receiver = scene.stream()
+        stream.caller = "the caller"  # type: ignore[assignment]
+        told = asyncio.Event()
+        stream.on_queued = told.set
+        assert stream.ticket is None
+        await scene.looked_up(None)
+        inner = await scene.executed()
+        await told.wait()
+        assert (stream.ticket, stream.dispatcher, inner.caller) == ("queued", "queued", "the caller")
+        stream.cancel()
+        assert inner.cancelled()
+        inner.deliver(response(), is_final=True)
+        assert receiver.heard == []
+
+    play(act)
+
+
+def test_a_bug_of_ours_ends_the_stream(caplog: pytest.LogCaptureFixture) -> None:
+    async def act(scene: Scene) -> None:
+        scene.version.refusal = RuntimeError("a bug")  # type: ignore[assignment]
+        _, receiver = scene.stream()
+        await scene.looked_up(None)
+        await receiver.ended.wait()
+        assert receiver.heard[0].code is ErrorCode.INTERNAL
+
+    play(act)
+    assert "a request to model 'm' failed inside the server" in caplog.text

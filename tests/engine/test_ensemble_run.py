@@ -1,0 +1,661 @@
+"""Requests on their way through ensembles whose steps the test answers itself."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import weakref
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from pytriton_lite.config.ensemble_plan import check_ensemble_for_load, plan_ensemble
+from pytriton_lite.config.model_config import ModelConfig, check_for_load, read_model_config
+from pytriton_lite.core import dtypes
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.request import SEQUENCE_END, InferenceRequest, InferenceResponse, ParameterValue
+from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.engine.ensemble_run import EnsembleStream
+from pytriton_lite.engine.ensemble_version import EnsembleVersion
+from pytriton_lite.engine.observation import Observation
+from pytriton_lite.engine.response_stream import ResponseReceiver, ResponseStream
+from pytriton_lite.engine.statistics import FailureReason
+from tests.contract.ensemble_models import DECOUPLED, write_ensemble, write_step_model
+
+Outcome = InferenceResponse | InferenceError | None
+Test = Callable[..., Coroutine[Any, Any, None]]
+
+
+def in_loop(test: Test) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(*args: Any, **named: Any) -> None:
+        asyncio.run(test(*args, **named))
+
+    return run
+
+
+async def turns() -> None:
+    """Let everything happen that is due: an answer and the step after it take a turn each."""
+    for _ in range(4):
+        await asyncio.sleep(0)
+
+
+class CountedStream(ResponseStream):
+    """Of a request to a step."""
+
+    __slots__ = ("credits",)
+
+    def __init__(self, receiver: ResponseReceiver) -> None:
+        super().__init__(receiver)
+        self.credits = 0
+
+    def consumed(self, count: int = 1) -> None:
+        super().consumed(count)
+        self.credits += count
+
+
+class Asked:
+    """A request that a step has got."""
+
+    def __init__(self, model: Step, request: InferenceRequest, receiver: ResponseReceiver) -> None:
+        self.model = model
+        self.request = request
+        self.stream = CountedStream(receiver)
+
+    def answer(
+        self, value: float = 0, *, is_final: bool = True, parameters: dict[str, ParameterValue] | None = None
+    ) -> None:
+        """Every output is *value*."""
+        outputs = [tensor(name, value) for name in self.model.config.outputs_by_name]
+        response = InferenceResponse(self.model.config.name, 1, self.request.request_id, outputs, parameters or {})
+        self.stream.deliver(response, is_final=is_final)
+
+    def fail(self, text: str, code: ErrorCode = ErrorCode.INTERNAL, *, is_final: bool = True) -> None:
+        self.stream.deliver(InferenceError(code, text), is_final=is_final)
+
+    def end(self) -> None:
+        """With its last flag alone."""
+        self.stream.deliver(None, is_final=True)
+
+
+class Step:
+    """In the place of a version that serves a step."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+        self.asked: list[Asked] = []
+        self.holders = 0
+        self.inside: list[bool] = []
+        self.is_ready = True
+        self.is_willing = True
+        self.refusal: Exception | None = None
+
+    def infer_stream(
+        self, request: InferenceRequest, receiver: ResponseReceiver, *, is_inside: bool = False
+    ) -> ResponseStream:
+        self.inside.append(is_inside)
+        if self.refusal is not None:
+            raise self.refusal
+        self.asked.append(Asked(self, request, receiver))
+        return self.asked[-1].stream
+
+    def hold(self) -> None:
+        self.holders += 1
+
+    def release(self) -> None:
+        self.holders -= 1
+
+    async def says_ready(self) -> bool:
+        return self.is_ready and self.is_willing
+
+    @property
+    def last(self) -> Asked:
+        return self.asked[-1]
+
+
+class Services:
+    """Knows the steps by the name of their model."""
+
+    def __init__(self, steps: dict[str, Step]) -> None:
+        self.steps = steps
+        self.observation = Observation()
+
+    def find(self, name: str, version: int | None, namespace: str = "") -> Step:
+        if name not in self.steps:
+            raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' has no available versions")
+        return self.steps[name]
+
+
+class Heard:
+    """A client that takes streams."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[tuple[Outcome, bool]] = []
+
+    def on_response(self, response: Outcome, *, is_final: bool) -> None:
+        self.outcomes.append((response, is_final))
+
+    @property
+    def values(self) -> list[float | str | None]:
+        """What the first outputs are, or the texts of errors."""
+        return [first_value(outcome) for outcome, _ in self.outcomes]
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self.outcomes) and self.outcomes[-1][1]
+
+
+def first_value(outcome: Outcome) -> float | str | None:
+    if isinstance(outcome, InferenceError):
+        return outcome.message
+    if outcome is None:
+        return None
+    return float(np.frombuffer(outcome.outputs[0].content(), np.float32)[0])
+
+
+def tensor(name: str, value: float = 0) -> Tensor:
+    return Tensor(name, dtypes.BY_CONFIG_NAME["TYPE_FP32"], (4,), np.full(4, value, np.float32).tobytes())
+
+
+class World:
+    """Step models ``a``, ``b``, ``two`` (of two inputs), ``d`` and ``e`` (decoupled), and one ensemble of some of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.steps: dict[str, Step] = {}
+        for name in ("a", "b", "two", "d", "e"):
+            inputs = "IN0:FP32:4 IN1:FP32:4" if name == "two" else "IN0:FP32:4"
+            path = write_step_model(
+                folder, name, DECOUPLED if name in "de" else "", inputs=inputs, outputs="OUT0:FP32:4"
+            )
+            config = check_for_load(read_model_config(path, versions=(1,)), model_dir=path, gpu_ids=())
+            self.steps[name] = Step(config)
+        self.services = Services(self.steps)
+
+    def __getattr__(self, name: str) -> Step:
+        return self.steps[name]
+
+    def ensemble(self, *steps: tuple[str, str, str], patience_s: float = 300.0, **fields: str) -> EnsembleVersion:
+        """READY."""
+        path = write_ensemble(self.folder, "ens", *steps, **fields)  # type: ignore[arg-type]
+        config = check_ensemble_for_load(read_model_config(path, versions=(1,)), model_dir=path)
+        plan = plan_ensemble(config, lambda name, version: self.steps[name].config)
+        made = EnsembleVersion(1, plan=plan, services=cast(Any, self.services), patience_s=patience_s)
+        made.begin_load()
+        made.open()
+        return made
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+CHAIN = (("a", "IN0=X", "OUT0=T"), ("b", "IN0=T", "OUT0=Y"))
+PARALLEL = (("a", "IN0=X", "OUT0=T"), ("b", "IN0=X", "OUT0=U"), ("two", "IN0=T IN1=U", "OUT0=Y"))
+STREAM = (("d", "IN0=X", "OUT0=T"), ("a", "IN0=T", "OUT0=Y"))
+
+
+def request(**fields: Any) -> InferenceRequest:
+    return InferenceRequest("ens", None, inputs=[tensor("X")], **fields)
+
+
+def stream(ensemble: EnsembleVersion, **fields: Any) -> tuple[Heard, EnsembleStream]:
+    heard = Heard()
+    return heard, cast(EnsembleStream, ensemble.infer_stream(request(**fields), heard))
+
+
+# ---------------------------------------------------------------------------------------------- steps
+
+
+@in_loop
+async def test_steps_hear_everything_that_the_request_says(world: World) -> None:
+    ensemble = world.ensemble(*CHAIN)
+    said = {
+        "request_id": "it",
+        "parameters": {"custom": 1},
+        "correlation_id": 5,
+        "sequence_flags": SEQUENCE_END,
+        "priority": 3,
+        "timeout_us": 7,
+    }
+    answer = ensemble.infer(request(**said))
+    world.a.last.answer()
+    await turns()
+    for step in (world.a, world.b):
+        asked = step.last.request
+        assert {name: getattr(asked, name) for name in said} == said
+        assert asked.requested_outputs == ["OUT0"]
+    world.b.last.answer(1)
+    assert first_value(await answer) == 1
+
+
+@in_loop
+async def test_a_step_begins_as_soon_as_its_inputs_exist(world: World) -> None:
+    ensemble = world.ensemble(*PARALLEL)
+    answer = ensemble.infer(request())
+    assert (len(world.a.asked), len(world.b.asked)) == (1, 1)
+    world.b.last.answer(2)
+    await turns()
+    assert not world.two.asked
+    world.a.last.answer(1)
+    await turns()
+    inputs = world.two.last.request.inputs
+    assert [(t.name, np.frombuffer(t.content(), np.float32)[0]) for t in inputs] == [("IN0", 1), ("IN1", 2)]
+    world.two.last.answer(3)
+    assert first_value(await answer) == 3
+
+
+@in_loop
+async def test_the_bytes_of_a_tensor_are_handed_on_where_they_lie(world: World) -> None:
+    ensemble = world.ensemble(*CHAIN)
+    answer = ensemble.infer(request())
+    home = (object(), 64)
+    data = memoryview(bytes(16))
+    given = Tensor("OUT0", dtypes.BY_CONFIG_NAME["TYPE_FP32"], (4,), data, home=home)
+    world.a.last.stream.deliver(InferenceResponse("a", 1, "", [given], {}), is_final=True)
+    await turns()
+    (taken,) = world.b.last.request.inputs
+    assert (taken.name, taken.home, taken.data) == ("IN0", home, data)
+    assert taken.data is data
+    world.b.last.answer()
+    await answer
+
+
+@in_loop
+async def test_versions_are_chosen_when_the_request_begins_and_held_until_it_ends(world: World) -> None:
+    ensemble = world.ensemble(*CHAIN)
+    answer = ensemble.infer(request())
+    chosen = world.b
+    assert (world.a.holders, chosen.holders) == (1, 1)
+    world.steps["b"] = Step(chosen.config)
+    world.a.last.answer()
+    await turns()
+    assert (len(chosen.asked), len(world.b.asked)) == (1, 0)
+    chosen.last.answer()
+    await answer
+    assert (world.a.holders, chosen.holders, world.b.holders) == (0, 0, 0)
+
+
+@in_loop
+async def test_a_model_that_has_gone_fails_the_request(world: World) -> None:
+    ensemble = world.ensemble(*CHAIN)
+    del world.steps["b"]
+    with pytest.raises(InferenceError) as failed:
+        await ensemble.infer(request())
+    assert failed.value.code is ErrorCode.INVALID_ARG
+    assert failed.value.message == "in ensemble 'ens', Request for unknown model: 'b' has no available versions"
+    assert (world.a.holders, len(world.a.asked)) == (0, 0)
+
+
+@in_loop
+async def test_a_model_that_has_become_decoupled_is_not_asked_before_the_ensemble_is_loaded_again(world: World) -> None:
+    ensemble = world.ensemble(*CHAIN)
+    world.steps["b"] = Step(world.d.config)
+    with pytest.raises(InferenceError, match="model 'b' has changed") as failed:
+        await ensemble.infer(request())
+    assert failed.value.code is ErrorCode.UNAVAILABLE
+
+
+@in_loop
+async def test_an_output_that_is_an_input_needs_no_step(world: World) -> None:
+    ensemble = world.ensemble(("a", "IN0=X", "OUT0=Y"), outputs="Y:FP32:4 X:FP32:4")
+    response = await ensemble.infer(request(requested_outputs=["X"]))
+    assert ([t.name for t in response.outputs], world.a.asked) == (["X"], [])
+
+
+@in_loop
+async def test_a_tensor_is_let_go_when_the_last_step_that_takes_it_has_begun(world: World) -> None:
+    ensemble = world.ensemble(*CHAIN)
+    answer = ensemble.infer(request())
+    array = np.zeros(4, np.float32)
+    alive = weakref.ref(array)
+    given = Tensor("OUT0", dtypes.BY_CONFIG_NAME["TYPE_FP32"], (4,), memoryview(array).cast("B"))  # type: ignore[arg-type]
+    world.a.last.stream.deliver(InferenceResponse("a", 1, "", [given], {}), is_final=True)
+    del array, given
+    await turns()
+    assert alive() is not None
+    world.b.last.request.inputs.clear()  # as a worker gives back what it has read
+    assert alive() is None
+    world.b.last.answer()
+    await answer
+
+
+@pytest.mark.parametrize("steps", [CHAIN, STREAM], ids=["one response", "decoupled"])
+@pytest.mark.parametrize("fails", [False, True])
+@in_loop
+async def test_nothing_of_a_request_waits_for_a_garbage_collection(
+    world: World, steps: tuple[tuple[str, str, str], ...], fails: bool
+) -> None:
+    ensemble = world.ensemble(*steps)
+    first, second = (world.steps[model] for model, _, _ in steps)
+    gc.disable()
+    try:
+        heard, opened = stream(ensemble)
+        await turns()
+        (run,) = (weakref.ref(known) for known in ensemble._runs)
+        first.asked.pop().answer()
+        await turns()
+        last = second.asked.pop()
+        if fails:
+            last.fail("no")
+        else:
+            last.answer()
+        del last
+        await turns()
+        assert heard.has_ended
+        del opened
+        assert run() is None
+    finally:
+        gc.enable()
+
+
+# ---------------------------------------------------------------------------------------------- errors
+
+
+@in_loop
+async def test_the_first_error_is_told_when_what_runs_has_ended(world: World) -> None:
+    ensemble = world.ensemble(*PARALLEL)
+    answer = ensemble.infer(request())
+    world.a.last.fail("first", ErrorCode.NOT_FOUND)
+    await turns()
+    assert not answer.done()
+    world.b.last.fail("second")
+    with pytest.raises(InferenceError) as failed:
+        await answer
+    assert (failed.value.code, failed.value.message) == (ErrorCode.NOT_FOUND, "in ensemble 'ens', first")
+    assert not world.two.asked
+    assert ensemble.statistics.failures[FailureReason.OTHER] == 1
+    assert ensemble.statistics.fail.count == 1
+
+
+@in_loop
+async def test_what_the_request_of_a_step_is_refused_with_is_told(world: World) -> None:
+    ensemble = world.ensemble(*CHAIN)
+    world.a.refusal = InferenceError(ErrorCode.UNAVAILABLE, "full")
+    with pytest.raises(InferenceError) as failed:
+        await ensemble.infer(request())
+    assert (failed.value.code, failed.value.message) == (ErrorCode.UNAVAILABLE, "in ensemble 'ens', full")
+
+
+@in_loop
+async def test_a_bug_on_the_way_into_a_step_ends_the_request(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    ensemble = world.ensemble(*CHAIN)
+    world.a.refusal = RuntimeError("a bug")
+    with pytest.raises(InferenceError, match="internal error of the server"):
+        await ensemble.infer(request())
+    assert "a bug" in caplog.text
+
+
+@in_loop
+async def test_an_output_that_nobody_is_going_to_set_is_called_a_deadlock(world: World) -> None:
+    """A model in default mode always has a response; one that has none must not leave the client waiting."""
+    ensemble = world.ensemble(*CHAIN)
+    answer = ensemble.infer(request(request_id="z"))
+    world.a.last.end()
+    with pytest.raises(InferenceError) as failed:
+        await answer
+    assert failed.value.message == (
+        "in ensemble 'ens', [request id: z] unexpected deadlock, at least one output is not set while no more ensemble "
+        "steps can be made"
+    )
+
+
+# ---------------------------------------------------------------------------------------------- decoupled
+
+
+@in_loop
+async def test_a_response_of_a_decoupled_step_is_consumed_when_the_client_has_taken_what_became_of_it(
+    world: World,
+) -> None:
+    ensemble = world.ensemble(*STREAM)
+    heard, opened = stream(ensemble)
+    await turns()
+    source = world.d.last
+    source.answer(is_final=False)
+    source.answer(is_final=False)
+    await turns()
+    first, second = world.a.asked
+    second.answer(2)
+    first.answer(1)
+    assert heard.values == [2, 1]
+    assert source.stream.credits == 0
+    opened.consumed()
+    assert source.stream.credits == 1
+    opened.consumed()
+    assert source.stream.credits == 2
+    source.end()
+    assert heard.outcomes[-1] == (None, True)
+
+
+@in_loop
+async def test_of_decoupled_steps_behind_each_other_the_first_waits_for_all_of_the_second(world: World) -> None:
+    ensemble = world.ensemble(("d", "IN0=X", "OUT0=T"), ("e", "IN0=T", "OUT0=Y"))
+    heard, opened = stream(ensemble)
+    await turns()
+    outer = world.d.last
+    outer.answer(is_final=False)
+    await turns()
+    inner = world.e.last
+    inner.answer(1, is_final=False)
+    opened.consumed()
+    assert (inner.stream.credits, outer.stream.credits) == (1, 0)
+    inner.answer(2)
+    assert outer.stream.credits == 0
+    opened.consumed()
+    assert outer.stream.credits == 1
+    outer.end()
+    assert (heard.values, heard.has_ended) == ([1, 2, None], True)
+
+
+@in_loop
+async def test_what_comes_late_from_a_step_that_is_not_decoupled_completes_every_iteration(world: World) -> None:
+    ensemble = world.ensemble(("d", "IN0=X", "OUT0=T"), ("a", "IN0=X", "OUT0=Z"), outputs="T:FP32:4 Z:FP32:4")
+    heard, _ = stream(ensemble)
+    await turns()
+    world.d.last.answer(1, is_final=False)
+    world.d.last.answer(2)
+    assert heard.outcomes == []
+    world.a.last.answer()
+    assert heard.values == [1, 2]
+    assert [is_final for _, is_final in heard.outcomes] == [False, True]
+
+
+@in_loop
+async def test_an_error_between_responses_withdraws_the_step_and_waits_for_its_end(world: World) -> None:
+    ensemble = world.ensemble(*STREAM)
+    heard, _ = stream(ensemble)
+    await turns()
+    source = world.d.last
+    source.fail("no", is_final=False)
+    assert source.stream.cancelled()
+    source.answer(is_final=False)
+    assert heard.outcomes == []
+    source.end()
+    assert (heard.values, heard.has_ended) == (["in ensemble 'ens', no"], True)
+    assert not world.a.asked
+
+
+@in_loop
+async def test_a_client_that_takes_one_answer_of_a_decoupled_ensemble_gets_the_last(world: World) -> None:
+    answer = world.ensemble(*STREAM).infer(request())
+    world.d.last.answer(is_final=False)
+    await turns()
+    world.a.last.answer(1)
+    assert world.d.last.stream.credits == 1
+    world.d.last.answer()
+    await turns()
+    world.a.last.answer(2)
+    assert first_value(await answer) == 2
+
+
+# ---------------------------------------------------------------------------------------------- giving up
+
+
+@in_loop
+async def test_a_cancelled_request_holds_its_versions_until_the_running_step_has_ended(world: World) -> None:
+    ensemble = world.ensemble(*CHAIN)
+    heard, opened = stream(ensemble)
+    await turns()
+    opened.cancel()
+    assert world.a.last.stream.cancelled()
+    assert world.b.holders == 1
+    world.a.last.answer()
+    await turns()
+    assert (heard.outcomes, world.b.asked, world.b.holders) == ([], [], 0)
+    assert ensemble.statistics.failures[FailureReason.CANCELED] == 1
+    assert ensemble.statistics.cancellations == 1
+    assert ensemble.under_way == 0
+
+
+@in_loop
+async def test_a_future_that_is_cancelled_cancels_the_request(world: World) -> None:
+    ensemble = world.ensemble(*CHAIN)
+    answer = ensemble.infer(request())
+    answer.cancel()
+    assert world.a.last.stream.cancelled()
+    world.a.last.fail("")
+    assert ensemble.under_way == 0
+
+
+@in_loop
+async def test_an_unload_waits_for_what_is_under_way(world: World) -> None:
+    ensemble = world.ensemble(*CHAIN)
+    answer = ensemble.infer(request())
+    ensemble.begin_unload()
+    unload = asyncio.ensure_future(ensemble.unload())
+    await turns()
+    assert not unload.done()
+    world.a.last.answer()
+    await turns()
+    world.b.last.answer(1)
+    assert first_value(await answer) == 1
+    assert await unload is True
+
+
+@in_loop
+async def test_an_unload_that_has_no_time_ends_what_is_under_way(world: World) -> None:
+    ensemble = world.ensemble(*CHAIN)
+    answer = ensemble.infer(request())
+    ensemble.begin_unload()
+    assert await ensemble.unload(0) is False
+    with pytest.raises(InferenceError, match="Server is stopping before ensemble 'ens' served this request"):
+        await answer
+    assert (world.a.last.stream.cancelled(), world.a.holders) == (True, 0)
+
+
+@in_loop
+async def test_a_server_that_stops_serves_what_is_inside_and_refuses_the_rest(world: World) -> None:
+    ensemble = world.ensemble(*CHAIN)
+    answer = ensemble.infer(request())
+    ensemble.stop_accepting()
+    with pytest.raises(InferenceError) as refused:
+        ensemble.infer(request(request_id="late"))
+    assert refused.value.message == (
+        "in ensemble 'ens', [request id: late] Server is stopping, scheduler for model has stopped accepting new inference "
+        "requests"
+    )
+    world.a.last.answer()
+    await turns()
+    assert world.b.inside == [True]
+    world.b.last.answer()
+    await answer
+
+
+# ---------------------------------------------------------------------------------------------- limits
+
+LIMITED = {"scheduling": "max_inflight_requests: 1"}
+
+
+@in_loop
+async def test_a_step_begins_when_there_is_room_in_the_order_of_coming(world: World) -> None:
+    ensemble = world.ensemble(("a", "IN0=X", "OUT0=Y"), **LIMITED)
+    answers = [ensemble.infer(request(request_id=str(number))) for number in range(3)]
+    assert len(world.a.asked) == 1
+    for number, answer in enumerate(answers):
+        assert world.a.last.request.request_id == str(number)
+        world.a.last.answer(number)
+        assert first_value(await answer) == number
+        await turns()
+
+
+@in_loop
+async def test_who_gives_up_while_he_waits_for_room_leaves_it_to_the_next(world: World) -> None:
+    ensemble = world.ensemble(("a", "IN0=X", "OUT0=Y"), **LIMITED)
+    first, second, third = (ensemble.infer(request(request_id=name)) for name in "123")
+    second.cancel()
+    assert ensemble.under_way == 2
+    world.a.last.answer()
+    await turns()
+    assert world.a.last.request.request_id == "3"
+    world.a.last.answer()
+    await asyncio.gather(first, third)
+
+
+@in_loop
+async def test_who_waits_for_room_too_long_is_told(world: World) -> None:
+    ensemble = world.ensemble(("a", "IN0=X", "OUT0=Y"), patience_s=0, **LIMITED)
+    first, second = ensemble.infer(request()), ensemble.infer(request(request_id="q"))
+    with pytest.raises(InferenceError) as failed:
+        await second
+    assert failed.value.code is ErrorCode.UNAVAILABLE
+    assert failed.value.message == (
+        "in ensemble 'ens', [request id: q] the step of model 'a' has waited for 0 s because 1 requests of it are running, "
+        "as many as max_inflight_requests allows"
+    )
+    world.a.last.answer()
+    await first
+
+
+@in_loop
+async def test_an_ensemble_may_bound_the_requests_under_way(world: World) -> None:
+    ensemble = world.ensemble(*CHAIN, more='parameters { key: "MAX_QUEUE_SIZE" value { string_value: "1" } }')
+    answer = ensemble.infer(request())
+    with pytest.raises(InferenceError, match=r"\[request id: q\] Exceeds maximum queue size"):
+        ensemble.infer(request(request_id="q"))
+    world.a.last.answer()
+    await turns()
+    world.b.last.answer()
+    await answer
+    assert not ensemble.infer(request()).done()
+
+
+# ---------------------------------------------------------------------------------------------- what can be seen
+
+
+@in_loop
+async def test_times_of_steps_are_added_up_also_when_they_come_late(world: World) -> None:
+    ensemble = world.ensemble(*STREAM)
+    heard, _ = stream(ensemble)
+    await turns()
+    source = world.d.last
+    source.answer()
+    await turns()
+    step = world.a.last
+    assert step.stream.on_times is not None and source.stream.on_times is not None
+    step.stream.on_times(1000, 2000, 3000)
+    step.answer()
+    assert heard.has_ended
+    source.stream.on_times(10_000, 20_000, 30_000)  # its worker's result comes after its last response
+    counted = ensemble.statistics
+    times = (counted.compute_input, counted.compute_infer, counted.compute_output)
+    assert [(time.count, time.ns) for time in times] == [(1, 11_000), (1, 22_000), (1, 33_000)]
+    row = counted.batches[1]
+    assert [time.ns for time in (row.compute_input, row.compute_infer, row.compute_output)] == [11_000, 22_000, 33_000]
+    assert (counted.success.count, counted.execution_count, counted.inference_count, counted.queue.ns) == (1, 1, 1, 0)
+
+
+@in_loop
+async def test_an_ensemble_is_as_ready_as_its_models(world: World) -> None:
+    ensemble = world.ensemble(*CHAIN)
+    assert ensemble.is_ready and await ensemble.says_ready()
+    world.b.is_willing = False
+    assert ensemble.is_ready and not await ensemble.says_ready()
+    world.b.is_ready = False
+    assert not ensemble.is_ready and not await ensemble.says_ready()
+    del world.steps["b"]
+    assert not ensemble.is_ready and not await ensemble.says_ready()

@@ -1,0 +1,50 @@
+"""How the failure of a load is told to the person who wrote the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pytriton_lite.engine.load_failure import explain_failure
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_the_innermost_line_of_the_model_comes_first_and_libraries_are_left_out(tmp_path: Path) -> None:
+    helper = write(tmp_path / "m/1/helper.py", "import numpy\ndef boom():\n    numpy.zeros(-1)\n")
+    model = write(tmp_path / "m/1/model.py", "from helper import boom\nboom()\n")
+    frames = f"  /lib/numpy.py(7): zeros\n  {helper}(3): boom\n  {model}(2): <module>\n"
+    reason = f"Internal: ValueError: negative\nsecond line\n\nAt:\n{frames}"
+    assert explain_failure(reason, tmp_path / "m").splitlines() == [
+        f"{helper}:3: ValueError: negative",
+        "    second line",
+        "  1/helper.py:3 in boom",
+        "    numpy.zeros(-1)",
+        "  1/model.py:2 in <module>",
+        "    boom()",
+    ]
+
+
+def test_frames_of_libraries_are_better_than_none(tmp_path: Path) -> None:
+    reason = "ValueError: x\n\nAt:\n  /lib/numpy.py(7): zeros\n"
+    assert explain_failure(reason, tmp_path) == "/lib/numpy.py:7: ValueError: x\n  /lib/numpy.py:7 in zeros"
+
+
+def test_a_syntax_error_is_shown_with_its_line(tmp_path: Path) -> None:
+    model = write(tmp_path / "m/1/model.py", "\n  print(\n")
+    reason = "Internal: SyntaxError: '(' was never closed (model.py, line 2)"
+    assert explain_failure(reason, tmp_path / "m") == f"{model}:2: SyntaxError: '(' was never closed\n    print("
+    write(tmp_path / "m/2/model.py", "")
+    assert explain_failure(reason, tmp_path / "m") == reason.removeprefix("Internal: "), (
+        "of two files nobody knows which"
+    )
+
+
+def test_what_has_no_place_stays_as_it_is(tmp_path: Path) -> None:
+    assert (
+        explain_failure("the model's worker ended with signal 11", tmp_path)
+        == "the model's worker ended with signal 11"
+    )
