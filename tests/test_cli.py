@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pytriton_lite import __version__, logs
 from pytriton_lite.cli import USAGE, Parsed, help_text, main, parse
 from pytriton_lite.core.log_settings import LogFormat
 from pytriton_lite.settings import OPTIONS, BackendSetting, Group, Option, Settings, Standing, UsageError
+from tests.harness import PROJECT
 
 
 def read(*argv: str, environ: Mapping[str, str] | None = None) -> Settings:
@@ -116,13 +118,6 @@ def test_the_deprecated_strict_model_config_is_the_switch_with_a_boolean() -> No
     assert parse(["--strict-model-config=true"], {}).warnings == (
         "--strict-model-config is deprecated; use --disable-auto-complete-config",
     )
-
-
-def test_a_later_feature_refuses_from_the_command_line() -> None:
-    assert refusal("--model-control-mode=poll") == (
-        'Bad option: "--model-control-mode".\nfollowing changes in the repository: not yet supported. Got poll'
-    )
-    assert read("--allow-client-shm=false", "--model-control-mode=NONE").allow_client_shm is False
 
 
 # Environment --------------------------------------------------------------------------------------------------------
@@ -266,6 +261,14 @@ def test_settings_of_the_trace_mode_that_is_not_on_are_warned_of(argv: list[str]
     assert list(parse(argv, {}).warnings) == warnings
 
 
+def test_an_interval_between_looks_that_nobody_takes_is_warned_of() -> None:
+    argv = ["--repository-poll-secs=3"]
+    assert parse(argv, {}).warnings == (
+        "--repository-poll-secs has no effect: nobody looks again without --model-control-mode=poll",
+    )
+    assert parse([*argv, "--model-control-mode=poll"], {}).warnings == ()
+
+
 def test_limits_of_shared_memory_that_is_not_allowed_are_warned_of() -> None:
     argv = ["--client-shm-key-prefix=a", "--client-shm-key-prefix=b", "--client-shm-max-byte-size=9"]
     assert parse(argv, {}).warnings == tuple(
@@ -297,7 +300,6 @@ def test_help_shows_defaults_and_standings() -> None:
     assert "--http-port <integer> Port that HTTP listens on; 0 picks a free one and prints it. Default: 8000." in text
     assert "Default: that of --http-address, unless that is a Unix socket." in text
     assert "Accepted without effect: one event loop serves every connection." in text
-    assert "Not yet supported: the response cache." in text
     assert max(map(len, help_text().splitlines())) <= 100
 
 
@@ -306,6 +308,16 @@ def test_help_goes_to_stdout_with_status_0(argv: list[str], capsys: pytest.Captu
     assert main(argv) == 0
     out, err = capsys.readouterr()
     assert (out, err) == (help_text() + "\n", "")
+
+
+@pytest.mark.parametrize("argv", [["check", "--help"], ["--version"]])
+def test_a_reader_that_has_gone_is_no_traceback(argv: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "pytriton_lite", *argv]
+    with open(writing, "wb") as output:
+        ended = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, timeout=60, cwd=PROJECT)
+    assert (ended.returncode, ended.stderr) == (1, b"")
 
 
 def test_help_has_no_settings() -> None:
@@ -320,7 +332,7 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("argv", "last"),
     [
-        ([], "Error: no command given; the commands are: serve, debug"),
+        ([], "Error: no command given; the commands are: serve, check, debug"),
         (["sevre"], "Unexpected argument: sevre; the nearest known command is 'serve'"),
         (["--vresion"], "unrecognized option '--vresion'; the nearest known one is '--version'"),
         (

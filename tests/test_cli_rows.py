@@ -28,11 +28,10 @@ class Due(enum.Enum):
 class Given(enum.Enum):
     HONOURED = "it changes a setting, and nothing is said"
     WARNED = "it is accepted with one warning"
-    REFUSED = "the server does not start: the feature is a later one"
 
 
 MUST, NICE, NONE = Due
-HONOURED, WARNED, REFUSED = Given
+HONOURED, WARNED = Given
 
 
 class Row(NamedTuple):
@@ -63,15 +62,15 @@ ROWS = [
     Row("model-repository", "", "models", MUST, HONOURED),
     Row("model-store", "", "models", MUST, HONOURED),
     Row("model-control-mode", "none", "EXPLICIT", MUST, HONOURED),
-    Row("repository-poll-secs", "15", "3", MUST, WARNED),
+    Row("repository-poll-secs", "15", "3", MUST, HONOURED, ("--model-control-mode=poll",)),
     Row("load-model", "", "*", MUST, HONOURED, ("--model-control-mode=explicit",)),
     Row("exit-on-error", "true", "false", MUST, HONOURED),
     Row("strict-readiness", "true", "false", MUST, HONOURED),
     Row("strict-model-config", "false", "true", NICE, WARNED),
     Row("model-config-name", "", "small", NICE, HONOURED),
     Row("model-load-thread-count", "4", "2", MUST, HONOURED),
-    Row("model-load-retry-count", "0", "2", NICE, WARNED),
-    Row("model-namespacing", "false", "true", NICE, WARNED),
+    Row("model-load-retry-count", "0", "2", NICE, HONOURED),
+    Row("model-namespacing", "false", "true", NICE, HONOURED),
     Row("enable-peer-access", "true", "false", NONE, WARNED),
     Row("repoagent-directory", "/opt/tritonserver/repoagents", "agents", NONE, WARNED),
     # 4, HTTP
@@ -126,11 +125,11 @@ ROWS = [
     # 8, backends, cache, rate limiter, shared memory
     Row("backend-config", "", "python,shm-default-byte-size=2097152", MUST, HONOURED),
     Row("backend-directory", "/opt/tritonserver/backends", "backends", NONE, HONOURED),
-    Row("cache-config", "", "local,size=1048576", MUST, REFUSED),
+    Row("cache-config", "", "local,size=1048576", MUST, HONOURED),
     Row("cache-directory", "/opt/tritonserver/caches", "caches", NONE, WARNED),
     Row("response-cache-byte-size", "0", "1048576", NICE, WARNED),
-    Row("rate-limit", "off", "execution_count", NICE, WARNED),
-    Row("rate-limit-resource", "", "R:4", NICE, WARNED),
+    Row("rate-limit", "off", "execution_count", NICE, HONOURED),
+    Row("rate-limit-resource", "", "R:4", NICE, HONOURED, ("--rate-limit=execution_count",)),
     Row("allow-client-shm", "false", "true", MUST, HONOURED),
     Row("pinned-memory-pool-byte-size", "268435456", "1", NONE, WARNED),
     Row("cuda-memory-pool-byte-size", "", "0:1", NONE, WARNED),
@@ -150,9 +149,6 @@ ROWS = [
     Row("vertex-ai-default-model", "", "m", NICE, WARNED),
 ]
 """All but ``disable-auto-complete-config``, the one that takes no argument."""
-
-ONCE_ONLY_BEHIND_POLLING = {"repository-poll-secs"}
-"""What must be honoured, and is not while the feature that it belongs to refuses to start."""
 
 by_flag = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.flag)
 
@@ -191,10 +187,6 @@ def test_a_flag_has_tritons_default(row: Row) -> None:
 
 @by_flag
 def test_a_flag_is_honoured_or_says_that_it_is_not(row: Row, file: Path) -> None:
-    if row.given is REFUSED:
-        with pytest.raises(UsageError, match=rf'^Bad option: "--{row.flag}"\.\n.+: not yet supported\. Got '):
-            parse(words(row, file), {})
-        return
     parsed = parse(words(row, file), {})
     assert len(about(row, parsed)) == (row.given is WARNED)
     if row.given is HONOURED:
@@ -203,24 +195,14 @@ def test_a_flag_is_honoured_or_says_that_it_is_not(row: Row, file: Path) -> None
 
 
 @by_flag
-def test_a_flag_that_must_be_honoured_is_or_the_server_does_not_start(row: Row) -> None:
-    """And one of which nothing is asked keeps no start script from working."""
+def test_a_flag_that_must_be_honoured_is(row: Row) -> None:
     if row.due is MUST:
-        assert row.given is not WARNED or row.flag in ONCE_ONLY_BEHIND_POLLING
-    else:
-        assert row.given is not REFUSED
-
-
-def test_what_is_not_honoured_while_polling_is_not_refuses_with_it(file: Path) -> None:
-    with pytest.raises(UsageError, match="following changes in the repository: not yet supported"):
-        parse(["--model-control-mode=poll", "--repository-poll-secs=3"], {})
+        assert row.given is not WARNED
 
 
 @by_flag
 def test_an_argument_is_the_rest_of_the_word_or_the_next_one(row: Row, file: Path) -> None:
     """Section 1."""
-    if row.given is REFUSED:
-        return
     joined = words(row, file)
     split = [part for word in joined for part in word.split("=", 1)]
     assert parse(split, {}) == parse(joined, {})

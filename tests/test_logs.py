@@ -307,3 +307,12 @@ def test_a_table_is_rows_of_cells_in_json() -> None:
     logs.log_table(logs.LOGGER, "Models", ["Model", "Status"], [["add_sub", "READY"]])
     (text,) = stream.getvalue().splitlines()
     assert json.loads(text)["table"] == [{"Model": "add_sub", "Status": "READY"}]
+
+
+def test_an_explanation_stands_below_its_line_and_obeys_nobody() -> None:
+    made = record("failed", logging.ERROR, explanation="model.py:3: ValueError: \x1b[31mred\n  in initialize")
+    head, *below = line(LogFormat.DEFAULT, made).splitlines()
+    assert head.endswith('] "failed"')
+    assert below == ["model.py:3: ValueError: \\u001b[31mred", "  in initialize"]
+    assert members(made)["explanation"] == "model.py:3: ValueError: \\u001b[31mred\n  in initialize"
+    assert "explanation" not in members(record())

@@ -12,9 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytriton_lite.core.log_settings import LogFormat
+from pytriton_lite.engine.cache_options import CacheSetting
 from pytriton_lite.engine.trace_options import TraceSetting
 from pytriton_lite.frontends.restriction import RestrictedGroup
 from pytriton_lite.frontends.tls import TlsOptions
+from pytriton_lite.repository.remote_url import RemoteUrl, parse_remote_url
+from pytriton_lite.scheduling.rate_limit import ResourceSize
 from pytriton_lite.settings import (
     BY_ENVIRONMENT,
     BY_FLAG,
@@ -24,6 +27,7 @@ from pytriton_lite.settings import (
     MetricsSetting,
     ModelControlMode,
     Option,
+    RateLimitMode,
     Settings,
     Standing,
     UsageError,
@@ -56,19 +60,14 @@ FLAGS_OF_THE_SPEC = """
 
 # Flags of our own.
 FLAGS_OF_OURS = """
-    allow-requirements environment-cache-directory
+    allow-requirements environment-cache-directory remote-cache-directory
     grpc-transport
     http-max-header-size http-header-timeout-secs http-idle-timeout-secs http-use-ssl http-use-ssl-mutual http-server-cert
     http-server-key http-root-cert http-cors-allow-origin grpc-max-message-size grpc-handshake-timeout metrics-use-ssl
     client-shm-key-prefix client-shm-max-byte-size
     access-log access-log-file
+    watch
 """
-
-# One value of each field that a later version brings, as it would be constructed.
-NOT_YET: dict[str, Any] = {
-    "model_control_mode": ModelControlMode.POLL,
-    "cache_config": ("local,size=1048576",),
-}
 
 
 def test_every_flag_of_the_spec_is_an_option_and_no_other_is_but_ours() -> None:
@@ -110,6 +109,7 @@ EXAMPLES = (
     "a,b=c",
     "a=b",
     "rate=1",
+    "a:1",
 )
 
 
@@ -155,6 +155,9 @@ def test_metrics_listen_where_http_does_unless_told_otherwise() -> None:
 def test_repositories_are_a_set_that_keeps_its_order_and_spelling() -> None:
     here = Path("a").absolute()
     assert Settings(model_repository=(Path("b"), Path("a"), here, Path("b"))).model_repository == (Path("b"), Path("a"))
+    one, same = BY_FLAG["model-repository"].parse("s3://b/a"), BY_FLAG["model-store"].parse("s3://b//a/")
+    assert isinstance(one, RemoteUrl) and isinstance(same, RemoteUrl)
+    assert Settings(model_repository=(one, Path("a"), same)).model_repository == (one, Path("a"))
 
 
 # Reading of values --------------------------------------------------------------------------------------------------
@@ -169,6 +172,10 @@ def test_words_that_are_true(word: str) -> None:
 def test_words_that_are_false(word: str) -> None:
     assert BY_FLAG["allow-http"].parse(word) is False
 
+
+RESOURCE_FORMAT = (
+    "--rate-limit-resource option format is '<resource_name>:<count>:<device>' or '<resource_name>:<count>'. Got "
+)
 
 REFUSED = [
     ("allow-http", "maybe", "invalid value for bool option: maybe"),
@@ -203,6 +210,13 @@ REFUSED = [
         "invalid argument for --grpc_infer_response_compression_level: foo",
     ),
     ("rate-limit", "foo", "invalid argument for --rate-limit: foo"),
+    ("rate-limit-resource", "R1", f"{RESOURCE_FORMAT}R1"),
+    ("rate-limit-resource", "R1:", f"{RESOURCE_FORMAT}R1:"),
+    ("rate-limit-resource", "R1:x", f"{RESOURCE_FORMAT}R1:x"),
+    ("rate-limit-resource", "R1:-1", f"{RESOURCE_FORMAT}R1:-1"),
+    ("rate-limit-resource", "R1:1:", f"{RESOURCE_FORMAT}R1:1:"),
+    ("rate-limit-resource", "R1:1:x", f"{RESOURCE_FORMAT}R1:1:x"),
+    ("rate-limit-resource", "R1:1:2:3", f"{RESOURCE_FORMAT}R1:1:2:3"),
     ("grpc-max-response-pool-size", "0", "Provided option value is out of bound. Got 0"),
     ("model-config-name", "", "Error: empty argument for --model-config-name"),
     ("model-config-name", "a b", "must not contain blanks. Got 'a b'"),
@@ -237,8 +251,12 @@ REFUSED = [
     ),
     ("grpc-handshake-timeout", "0", "Provided option value is out of bound. Got 0"),
     ("model-repository", "", "Got an empty path"),
-    ("model-repository", "s3://bucket/models", "cloud storage is not yet supported"),
-    ("model-store", "gs://bucket", "cloud storage is not yet supported, expected a directory. Got gs://bucket"),
+    ("model-repository", "s3://", "the name of a bucket or container is missing. Got s3://"),
+    (
+        "model-store",
+        "hdfs://host/a",
+        "expected a directory, or a URL that begins with s3://, gs://, as://, az://, https://",
+    ),
     ("backend-config", "foo", "--backend-config option format is '<backend name>,<setting>=<value>'. Got foo"),
     ("backend-config", "python,foo", "option format is '<backend name>,<setting>=<value>'. Got python,foo"),
     ("backend-config", "python,foo=", "option format is '<backend name>,<setting>=<value>'. Got python,foo="),
@@ -302,6 +320,9 @@ READ = [
     ("grpc-restricted-protocol", "inference:k=v", RestrictedGroup(("inference",), "k", "v")),
     ("http-cors-allow-origin", "HTTPS://Example.com:8443", "https://example.com:8443"),
     ("http-cors-allow-origin", "*", "*"),
+    ("rate-limit", "Execution_COUNT", RateLimitMode.EXECUTION_COUNT),
+    ("rate-limit-resource", "R1:2", ResourceSize("R1", 2)),
+    ("rate-limit-resource", "R1:0:3", ResourceSize("R1", 0, 3)),
     ("backend-config", "python,a=b=c", BackendSetting("python", "a", "b=c")),
     ("backend-config", "default-max-batch-size=4", BackendSetting("", "default-max-batch-size", "4")),
 ]
@@ -327,7 +348,19 @@ def test_a_value_is_read_or_refused_and_nothing_else(text: str) -> None:
         else:
             assert value is None or isinstance(
                 value,
-                (bool, int, float, str, Path, enum.Enum, RestrictedGroup, BackendSetting, MetricsSetting, TraceSetting),
+                (
+                    bool,
+                    int,
+                    float,
+                    str,
+                    Path,
+                    enum.Enum,
+                    RestrictedGroup,
+                    BackendSetting,
+                    MetricsSetting,
+                    ResourceSize,
+                    TraceSetting,
+                ),
             )
 
 
@@ -468,39 +501,28 @@ def test_load_model_needs_the_explicit_mode() -> None:
     assert str(raised.value) == "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well."
 
 
+def test_watching_goes_with_directories_and_not_with_polling() -> None:
+    assert Settings(watch=True, model_control_mode=ModelControlMode.EXPLICIT).watch
+    with pytest.raises(UsageError, match=r"^Error: --watch and --model-control-mode=poll both follow the repository; "):
+        Settings(watch=True, model_control_mode=ModelControlMode.POLL)
+    remote = parse_remote_url("https://user:secret@h.example/models")
+    with pytest.raises(UsageError, match=r"^Error: --watch is for .*poll for https://h\.example/models$"):
+        Settings(watch=True, model_repository=(Path("a"), remote))
+
+
 def test_load_model_in_the_explicit_mode_keeps_each_name_once() -> None:
     settings = Settings(load_model=("add_sub", "m", "add_sub"), model_control_mode=ModelControlMode.EXPLICIT)
     assert settings.load_model == ("add_sub", "m")
 
 
 def test_two_ways_to_size_the_cache_are_refused_together() -> None:
-    """cli.md section 8: this text comes before 'not yet supported'."""
+    """cli.md section 8."""
     with pytest.raises(UsageError) as raised:
-        Settings(response_cache_byte_size=1, cache_config=("local,size=3",))
+        Settings(response_cache_byte_size=1, cache_config=(CacheSetting("local", "size", "3"),))
     assert str(raised.value) == (
         "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. Please provide one or "
         "the other."
     )
-
-
-@pytest.mark.parametrize("field", NOT_YET)
-def test_a_feature_that_a_later_version_brings_refuses_to_start(field: str) -> None:
-    flag = field.replace("_", "-")
-    with pytest.raises(UsageError) as raised:
-        Settings(**{field: NOT_YET[field]})
-    assert str(raised.value).startswith(f'Bad option: "--{flag}".\n')
-    assert str(raised.value).endswith(f"not yet supported. Got {show(NOT_YET[field])}")
-
-
-def test_no_feature_of_a_later_version_is_missing_above() -> None:
-    later = {option.field for option in OPTIONS if option.standing is Standing.NOT_YET}
-    assert later | {"model_control_mode"} == set(NOT_YET)
-
-
-@pytest.mark.parametrize("field", NOT_YET)
-def test_the_default_of_a_feature_to_come_is_taken(field: str) -> None:
-    default = BY_FLAG[field.replace("_", "-")].default
-    assert getattr(Settings(**{field: default}), field) == default
 
 
 # Backend settings ---------------------------------------------------------------------------------------------------

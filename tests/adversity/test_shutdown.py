@@ -134,7 +134,7 @@ def test_a_request_in_flight_is_answered_before_the_server_ends(repository: Path
 
 
 def test_an_idle_keep_alive_connection_does_not_hold_the_server_up(repository: Path) -> None:
-    """Where repository.md row 75 waits for the whole timeout, the issue asks to close idle connections."""
+    """repository.md row 75, the other way: Triton waits for the whole timeout, we close idle connections at once."""
     with RunningServer(repository) as server:
         connection = http.client.HTTPConnection("127.0.0.1", server.http_port)
         connection.request("GET", "/v2/health/live")
@@ -174,7 +174,17 @@ def test_the_exit_timeout_cuts_what_is_still_running_and_ends_with_1(repository:
     wait_gone(processes, limit_s=1)
 
 
+def test_without_time_to_exit_a_loaded_model_makes_it_a_failure(repository: Path) -> None:
+    """repository.md row 77."""
+    with RunningServer(repository, flags=("--exit-timeout-secs=0",)) as server:
+        processes = all_processes(server)
+        assert server.stop() == 1
+    assert "Exit timeout expired. Exiting immediately." in server.log
+    wait_gone(processes, limit_s=5)
+
+
 def test_a_second_signal_ends_the_server_now(repository: Path, tmp_path: Path) -> None:
+    """repository.md row 82, the other way: Triton ignores it."""
     with RunningServer(repository) as server:
         processes = all_processes(server)
         held = HeldRequest(server, tmp_path / "gate")

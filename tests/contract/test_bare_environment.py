@@ -223,7 +223,7 @@ def test_an_interpreter_without_numpy_is_told_in_the_reason(tmp_path: Path) -> N
         server = make_server(tmp_path / "repository", python)
         try:
             assert not await server.load_all()
-            (entry,) = server.repository_index()
+            (entry,) = await server.repository_index()
             return entry.state, entry.reason
         finally:
             await server.stop(timeout_s=30)
@@ -241,7 +241,7 @@ def test_an_interpreter_that_is_not_there_is_told_in_the_reason(tmp_path: Path) 
         server = make_server(tmp_path / "repository", python)
         try:
             assert not await server.load_all()
-            (entry,) = server.repository_index()
+            (entry,) = await server.repository_index()
             return entry.reason
         finally:
             await server.stop(timeout_s=30)

@@ -45,7 +45,10 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pag
     write_model(repository, "served", IDENTITY, identity_config("FP32", "-1"))
     levels = "dynamic_batching { priority_levels: 2 default_priority_level: 1 }"
     write_model(repository, "with_levels", IDENTITY, identity_config("FP32", "-1", more=levels))
+    cached = identity_config("FP32", "-1", more="response_cache { enable: true }")
+    write_model(repository, "cached", IDENTITY, cached)
     flags = (
+        "--cache-config=local,size=1000000",
         "--metrics-config=summary_latencies=true",
         "--metrics-config=histogram_latencies=true",
         "--metrics-interval-ms=1",

@@ -128,7 +128,7 @@ else:
 
 
 def test_a_decoupled_model_sends_a_response_each_round(server: RunningServer) -> None:
-    """model_api.md row 95."""
+    """model_api.md row 95; scheduling.md row 99."""
     messages = stream_of(server, "generating", GENERATING)
     assert [(message.value, message.is_final, message.error) for message in messages] == [
         (1, False, ""),
@@ -159,7 +159,7 @@ def test_two_generations_interleave(server: RunningServer) -> None:
 
 
 def test_a_response_for_a_rescheduled_request_is_refused(server: RunningServer) -> None:
-    """model_api.md row 96."""
+    """model_api.md row 96; scheduling.md row 100."""
     reply = script(server, "request.set_release_flags(RESCHEDULE)\nreturn [response(1)]")
     assert reply.status == 500
     assert reply.error == execute_failed(
@@ -184,7 +184,7 @@ NOT_ITERATIVE = (
 
 
 def test_a_model_that_is_not_iterative_cannot_reschedule(server: RunningServer) -> None:
-    """model_api.md row 98."""
+    """model_api.md row 98; scheduling.md row 102."""
     reply = script(server, "request.set_release_flags(RESCHEDULE)\nreturn [None]", "plain")
     assert (reply.status, reply.error) == (400, NOT_ITERATIVE)
     assert value_of(script(server, "return [response('next')]", "plain")) == "next"

@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,52 +21,29 @@ import tritonclient.http as http_client
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
+from tests.contract.life_kit import (
+    ALL_VERSIONS,
+    BROKEN,
+    CONFIG,
+    EXPLICIT,
+    closed_gate,
+    code,
+    is_ready,
+    load,
+    must_load,
+    rows_of,
+    shape_a,
+    unload,
+    value_of,
+    wait_unloaded,
+    waits,
+)
 from tests.contract.scripted_model import answer, write_scripted_model
-from tests.contract.wire_models import Gate, Traffic, grpc_channel, infer_message, tensors, wait_until, write_recording
-from tests.harness import PROJECT, Reply, RunningServer, tensor, write_model
+from tests.contract.wire_models import Traffic, grpc_channel, infer_message, wait_until, write_recording
+from tests.harness import PROJECT, RunningServer, tensor, write_model
 
-EXPLICIT = "--model-control-mode=explicit"
-OUT = tensors("output", ("OUT", "INT32", "1"))
-CONFIG = f'backend: "python"\n{OUT}'
-ALL_VERSIONS = f"version_policy {{ all {{ }} }}\n{CONFIG}"
 NOT_ALLOWED = "explicit model load / unload is not allowed if polling is enabled"
-BROKEN = "raise RuntimeError('broken on purpose')"
 OVERRIDE = {"backend": "python", "output": [{"name": "OUT", "data_type": "TYPE_INT32", "dims": [1]}]}
-
-
-def code(value: int, *, finalize: str = "pass", initialize: str = "pass") -> str:
-    """A model that answers *value*."""
-    return f"""
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def initialize(self, args):
-        {initialize}
-
-    def execute(self, requests):
-        out = np.array([{value}], np.int32)
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", out)]) for _ in requests]
-
-    def finalize(self):
-        {finalize}
-"""
-
-
-@contextmanager
-def closed_gate(folder: Path) -> Iterator[Gate]:
-    """A gate that is open in the end, whatever happens."""
-    gate = Gate(folder / "gate")
-    try:
-        yield gate
-    finally:
-        gate.open()
-
-
-def waits(gate: Gate) -> str:
-    """A statement that waits for *gate*, after it has told `Gate.wait_held`."""
-    return f"print('holding {gate.path}', flush=True); open({gate.path!r}).read()"
 
 
 @pytest.fixture(scope="module")
@@ -95,10 +71,6 @@ def server(repository: Path, temporary: Path) -> Iterator[RunningServer]:
         yield running
 
 
-def load(server: RunningServer, name: str, **parameters: Any) -> Reply:
-    return server.post(f"/v2/repository/models/{name}/load", {"parameters": parameters} if parameters else b"")
-
-
 def client_of(server: RunningServer, protocol: str) -> Any:
     """The stock client; use it as a context manager."""
     if protocol == "http":
@@ -106,52 +78,15 @@ def client_of(server: RunningServer, protocol: str) -> Any:
     return grpc_client.InferenceServerClient(server.grpc_url)
 
 
-def unload(server: RunningServer, name: str) -> Reply:
-    return server.post(f"/v2/repository/models/{name}/unload")
-
-
-def must_load(server: RunningServer, name: str, **parameters: Any) -> None:
-    reply = load(server, name, **parameters)
-    assert (reply.status, reply.body) == (200, b"")
-
-
 def as_file(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
-
-
-def rows_of(server: RunningServer, name: str) -> dict[str, tuple[str, str]]:
-    """(state, first line of the reason) by version, of a model that is in the index."""
-    rows = [row for row in server.post("/v2/repository/index").json if row["name"] == name]
-    return {
-        row["version"]: (row["state"], row.get("reason", "").partition("\n")[0]) for row in rows if "version" in row
-    }
-
-
-def is_ready(server: RunningServer, name: str = "") -> bool:
-    return server.get(f"/v2/models/{name}/ready" if name else "/v2/health/ready").status == 200
-
-
-def value_of(server: RunningServer, name: str, version: str = "") -> int:
-    path = f"/v2/models/{name}{f'/versions/{version}' if version else ''}/infer"
-    reply = server.post(path, {"inputs": []})
-    assert reply.status == 200, reply.body
-    value: int = reply.json["outputs"][0]["data"][0]
-    return value
-
-
-def wait_unloaded(server: RunningServer, name: str) -> None:
-    wait_until(lambda: all(row == ("UNAVAILABLE", "unloaded") for row in rows_of(server, name).values()))
-
-
-def shape_a(name: str) -> str:
-    return f"failed to load '{name}', failed to poll from model repository"
 
 
 # ---------------------------------------------------------------------------------------------------- load and unload
 
 
 def test_a_model_that_nobody_loaded_is_known_by_its_name_only(server: RunningServer, repository: Path) -> None:
-    """Row 13."""
+    """Row 13 of repository.md."""
     write_model(repository, "nameonly", code(1), CONFIG)
     assert is_ready(server), server.post("/v2/repository/index").json
     assert {"name": "nameonly"} in server.post("/v2/repository/index").json
@@ -269,7 +204,7 @@ def test_a_stream_that_is_open_gets_its_response_before_the_model_goes(
 
 
 def test_concurrent_operations_on_one_model_take_turns(server: RunningServer, repository: Path) -> None:
-    """Row 38."""
+    """Row 38 of repository.md."""
     write_model(repository, "turns", code(1), CONFIG)
     with ThreadPoolExecutor(8) as pool:
         replies = list(pool.map(lambda change: change(server, "turns"), [load, load, unload] * 3))
@@ -280,7 +215,7 @@ def test_concurrent_operations_on_one_model_take_turns(server: RunningServer, re
 
 
 def test_a_model_that_is_loading_is_not_ready(server: RunningServer, repository: Path, tmp_path: Path) -> None:
-    """Row 37; http.md row 5. Another model loads and is asked meanwhile."""
+    """Row 37 of repository.md; http.md row 5. Another model loads and is asked meanwhile."""
     write_model(repository, "quick", code(4), CONFIG)
     with ThreadPoolExecutor(2) as pool, closed_gate(tmp_path) as gate:
         write_model(repository, "slow", code(3, initialize=waits(gate)), CONFIG)
@@ -331,7 +266,7 @@ def test_a_load_goes_on_when_its_client_has_gone(tmp_path: Path, transport: str)
 
 
 def test_every_request_during_a_reload_is_answered(server: RunningServer, repository: Path) -> None:
-    """Row 22."""
+    """Row 22 of repository.md."""
     write_model(repository, "traffic", code(0), CONFIG)
     must_load(server, "traffic")
     is_over = threading.Event()
@@ -367,7 +302,7 @@ def test_every_request_during_a_reload_is_answered(server: RunningServer, reposi
 def test_a_reload_that_fails_leaves_the_old_generation_serving(
     server: RunningServer, repository: Path, broken: str, config: str, status: int, text: str
 ) -> None:
-    """Rows 23 to 25: and it is tried again, and repaired by the next load that can."""
+    """Rows 23 to 25 of repository.md: and it is tried again, and repaired by the next load that can."""
     write_model(repository, "keeps", code(1), CONFIG)
     must_load(server, "keeps")
     (pid,) = server.worker_pids("keeps_0")
@@ -391,7 +326,7 @@ def test_a_reload_that_fails_leaves_the_old_generation_serving(
 def test_a_failed_model_keeps_the_server_from_being_ready_until_it_loads(
     server: RunningServer, repository: Path
 ) -> None:
-    """Row 14: an unload does not clear the failure."""
+    """Row 14 of repository.md: an unload does not clear the failure."""
     write_model(repository, "fails", BROKEN, CONFIG)
     assert load(server, "fails").status == 400
     assert unload(server, "fails").status == 200
@@ -416,7 +351,7 @@ def test_a_configuration_that_says_the_same_reloads_nothing(server: RunningServe
 
 
 def test_the_newest_version_takes_over(server: RunningServer, repository: Path) -> None:
-    """Row 28."""
+    """Row 28 of repository.md."""
     write_model(repository, "newest", code(1), CONFIG)
     must_load(server, "newest")
     write_model(repository, "newest", code(3), version=3)
@@ -429,7 +364,7 @@ def test_the_newest_version_takes_over(server: RunningServer, repository: Path) 
 
 
 def test_versions_that_stay_are_not_initialized_again(server: RunningServer, repository: Path) -> None:
-    """Rows 30 and 31."""
+    """Rows 30 and 31 of repository.md."""
     for version in (1, 3, 5):
         write_model(repository, "many", code(version), ALL_VERSIONS, version=version)
     must_load(server, "many")
@@ -455,7 +390,7 @@ def test_versions_that_stay_are_not_initialized_again(server: RunningServer, rep
 
 
 def test_of_the_versions_of_a_load_all_become_ready_or_none(server: RunningServer, repository: Path) -> None:
-    """Row 32."""
+    """Row 32 of repository.md."""
     write_model(repository, "half", code(1), ALL_VERSIONS)
     must_load(server, "half")
     for version, text in ((2, code(2)), (3, BROKEN), (4, BROKEN)):
@@ -481,7 +416,7 @@ def test_of_the_versions_of_a_load_all_become_ready_or_none(server: RunningServe
 
 
 def test_a_model_whose_folder_is_gone_serves_on(server: RunningServer, repository: Path) -> None:
-    """Row 36."""
+    """Row 36 of repository.md."""
     model = write_model(repository, "gone", code(1), CONFIG)
     must_load(server, "gone")
     for path in (model / "1" / "model.py", model / "config.pbtxt"):
@@ -512,7 +447,7 @@ def test_a_model_without_versions_does_not_load(server: RunningServer, repositor
 
 
 def test_a_configuration_in_the_request_replaces_the_file_for_one_load(server: RunningServer, repository: Path) -> None:
-    """Row 39; http.md row 98.
+    """Row 39 of repository.md; http.md row 98.
 
     Both spellings of names, integers as strings, enum names in any case (model_config.md, section 2.1).
     """
@@ -534,7 +469,7 @@ def test_a_configuration_in_the_request_replaces_the_file_for_one_load(server: R
 def test_files_in_the_request_are_the_whole_model_for_one_load(
     server: RunningServer, repository: Path, temporary: Path
 ) -> None:
-    """Row 44: and the directory on disk comes back with the next plain load."""
+    """Row 44 of repository.md: and the directory on disk comes back with the next plain load."""
     write_model(repository, "files", code(1), CONFIG)
     must_load(server, "files")
     must_load(server, "files", **{"config": json.dumps(OVERRIDE), "file:3/model.py": as_file(code(33))})
@@ -551,7 +486,7 @@ def test_files_in_the_request_are_the_whole_model_for_one_load(
 def test_files_in_the_request_can_be_a_model_that_is_not_on_disk(
     server: RunningServer, temporary: Path, protocol: str
 ) -> None:
-    """Row 45; http.md row 99; grpc.md row 78. Its files are there for as long as it is."""
+    """Row 45 of repository.md; http.md row 99; grpc.md row 78. Its files are there for as long as it is."""
     text = code(0).replace("np.array([0]", "np.array([int(open(pb_utils.get_model_dir() + '/word').read())]")
     files = {"file:1/model.py": text.encode(), "file:1/word": b"21"}
     with client_of(server, protocol) as client:
@@ -579,7 +514,7 @@ def test_files_in_the_request_can_be_a_model_that_is_not_on_disk(
 def test_files_that_cannot_be_written_are_refused(
     server: RunningServer, temporary: Path, files: dict[str, str], detail: str
 ) -> None:
-    """Row 46."""
+    """Row 46 of repository.md."""
     reply = load(server, "anywhere", config=json.dumps(OVERRIDE), **files)
     assert (reply.status, reply.error) == (500, shape_a("anywhere"))
     server.wait_for_log(re.escape(f"Poll failed for model directory 'anywhere': {detail}"))
@@ -603,7 +538,7 @@ def test_files_that_make_no_model_leave_nothing_behind(server: RunningServer, te
         pytest.param({"config": "{"}, "Invalid config override: ", id="bad JSON"),
         pytest.param({"config": "[]"}, "Invalid config override: ", id="no object"),
         pytest.param({"config": '{"foo": 1}'}, "Invalid config override: foo: Cannot find field.", id="unknown field"),
-        pytest.param({"config": '{"input": [{"foo": 1}]}'}, "Invalid config override: input[0].foo: Cannot find field.",
+        pytest.param({"config": '{"input": [{"foo": 1}]}'}, "Invalid config override: (input[0]) foo: Cannot find field.",
                      id="unknown field within"),
         pytest.param({"config": '{"backend": "python", "max_batch_size": "many"}'}, "Invalid config override: ",
                      id="wrong type"),
@@ -614,7 +549,7 @@ def test_files_that_make_no_model_leave_nothing_behind(server: RunningServer, te
 def test_an_override_that_cannot_be_read_is_refused(
     server: RunningServer, repository: Path, parameters: dict[str, str], detail: str
 ) -> None:
-    """Row 43; model_config.md row 95; http.md row 100."""
+    """Row 43 of repository.md; model_config.md row 95; http.md row 100."""
     write_model(repository, "poll", code(1), CONFIG)
     reply = load(server, "poll", **parameters)
     assert (reply.status, reply.error) == (500, shape_a("poll"))
@@ -636,7 +571,7 @@ def test_an_override_that_cannot_be_read_is_refused(
 def test_a_load_request_that_cannot_be_read_is_refused(
     server: RunningServer, body: bytes, status: int, text: str
 ) -> None:
-    """Rows 19, 41 and 42; http.md row 97."""
+    """Rows 19, 41 and 42 of repository.md; http.md row 97."""
     reply = server.post("/v2/repository/models/zzz/load", body)
     assert (reply.status, reply.error[: len(text)]) == (status, text)
 
@@ -700,7 +635,7 @@ def test_over_grpc_the_parameters_have_types(server: RunningServer, repository: 
 
 
 def test_a_repository_name_is_refused(server: RunningServer) -> None:
-    """Row 47."""
+    """Row 47 of repository.md."""
     for action in ("load", "unload"):
         reply = server.post(f"/v2/repository/xx/models/m/{action}")
         assert (reply.status, reply.error) == (501, "'repository_name' specification is not supported")
@@ -710,7 +645,7 @@ def test_a_repository_name_is_refused(server: RunningServer) -> None:
 
 
 def test_an_explicit_server_begins_with_what_it_is_told(tmp_path: Path) -> None:
-    """Row 15."""
+    """Row 15 of repository.md."""
     write_model(tmp_path, "good", code(1), CONFIG)
     write_model(tmp_path, "other", code(1), CONFIG)
     flags = (EXPLICIT, "--load-model=good", "--load-model=zzz", "--exit-on-error=false")
@@ -724,7 +659,7 @@ def test_an_explicit_server_begins_with_what_it_is_told(tmp_path: Path) -> None:
 
 
 def test_an_explicit_server_begins_with_everything_for_a_star(tmp_path: Path) -> None:
-    """Row 16; and what is loading when the server stops does not keep it from stopping."""
+    """Row 16 of repository.md; and what is loading when the server stops does not keep it from stopping."""
     repository = tmp_path / "models"
     for name in ("one", "two"):
         write_model(repository, name, code(1), CONFIG)
@@ -751,6 +686,7 @@ def test_an_explicit_server_begins_with_everything_for_a_star(tmp_path: Path) ->
     ],
 )  # fmt: skip
 def test_a_start_that_cannot_load_what_it_is_told_ends(tmp_path: Path, flags: tuple[str, ...], text: str) -> None:
+    """Row 17 of repository.md, and its section 8."""
     write_model(tmp_path, "good", code(1), CONFIG)
     ports = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
     command = [sys.executable, "-m", "pytriton_lite", "serve", str(tmp_path), *ports, EXPLICIT, *flags]

@@ -1,4 +1,4 @@
-"""The repository checklist (repository spec, section 10): what is served, what is not, and what health and index say."""
+"""What is served, what is not, and what health and index say: rows of repository.md."""
 
 from __future__ import annotations
 
@@ -257,6 +257,21 @@ def test_a_failed_model_beside_good_ones(broken: Path, strict: str, ready: int) 
         assert server.infer("half", INT).error == "Request for unknown model: 'half' has no available versions"
 
 
+def test_row_18_what_is_loaded_by_name_needs_the_explicit_mode(tmp_path: Path) -> None:
+    ended = serve_to_its_end(str(tmp_path), "--load-model=good")
+    assert ended.returncode == 1
+    text = "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well."
+    assert ended.stderr.rstrip().endswith(text)
+
+
+def test_row_73_a_load_is_tried_again_as_often_as_the_flag_says(broken: Path) -> None:
+    """The versions beside a broken one are not."""
+    with RunningServer(broken, flags=(CONTINUE, "--model-load-retry-count=2")) as server:
+        assert server.log.count("failed to load 'broken' version 1: Internal: RuntimeError: broken on purpose") == 3
+        assert server.log.count("failed to load 'half' version 2: Internal: RuntimeError: broken on purpose") == 3
+        assert server.log.count("failed to load 'half' version 1") == 0
+
+
 def test_an_empty_repository_is_ready(tmp_path: Path) -> None:
     """Row 9."""
     with RunningServer(tmp_path) as server:
@@ -280,10 +295,21 @@ def test_without_its_repository_a_server_is_neither_live_nor_ready(tmp_path: Pat
 
 # ---------------------------------------------------------------------------------------------------- shutdown
 
+SEQUENCES = "sequence_batching { max_sequence_idle_microseconds: 60000000 }"
+
+
+def sequence_message(*, sequence_id: int = 7, sequence_start: bool = False, sequence_end: bool = False) -> Any:
+    message = infer_message("sequences", ("GATE", "BYTES", [1], b"\0\0\0\0"))
+    message.parameters["sequence_id"].int64_param = sequence_id
+    message.parameters["sequence_start"].bool_param = sequence_start
+    message.parameters["sequence_end"].bool_param = sequence_end
+    return message
+
 
 def test_grpc_calls_are_refused_while_requests_drain(tmp_path: Path) -> None:
-    """Rows 79 and 80."""
+    """Rows 79 to 81."""
     write_recording(tmp_path / "models", "m", "")
+    write_recording(tmp_path / "models", "sequences", SEQUENCES)
     with (
         RunningServer(tmp_path / "models") as server,
         grpc.insecure_channel(server.grpc_url) as channel,
@@ -291,6 +317,8 @@ def test_grpc_calls_are_refused_while_requests_drain(tmp_path: Path) -> None:
     ):
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         assert stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=30).ready
+        begun = sequence_message(sequence_start=True)
+        assert stub.ModelInfer(begun, timeout=30).model_name == "sequences"
         # The gRPC port stays open for as long as one of its own calls is served.
         gate = traffic.gate()
         path = gate.path.encode()
@@ -311,10 +339,13 @@ def test_grpc_calls_are_refused_while_requests_drain(tmp_path: Path) -> None:
                 infer_message("m", ("GATE", "BYTES", [1], b"\0\0\0\0")),
                 f"[request id: <id_unknown>] {stopping}",
             ),
+            (stub.ModelInfer, sequence_message(sequence_id=8, sequence_start=True), stopping),
         ):
             with pytest.raises(grpc.RpcError) as caught:
                 method(message, timeout=30)
             assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.UNAVAILABLE, text)
+        for end in (False, True):
+            assert stub.ModelInfer(sequence_message(sequence_end=end), timeout=30).model_name == "sequences"
         traffic.open_gates()
         assert held.result().model_name == "m"
         assert server.wait() == 0

@@ -1,4 +1,4 @@
-"""The scheduling checklist (scheduling spec, section 12) end to end: which requests reach the model together, and when.
+"""The scheduling checklist (scheduling.md, section 12) end to end: which requests reach the model together, and when.
 
 A *blocker* is a request that its model holds in ``execute`` until the test opens its gate. Where the checklist has a delay
 of a second, most models here have one of an hour, so that "at once" needs no clock: what is answered did not wait for it.

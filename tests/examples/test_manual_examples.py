@@ -25,6 +25,7 @@ LIGHT = {
     "bls_decoupled": "sum_async: [4, 0, 10, 100] → [10, 0, 55, 5050]",
     "custom_metrics": 'example_last_text_bytes{model="metered",version="1"} 5',
     "decoupled": "square of -1: input 'N' of model 'square': expected 0 or more, got -1",
+    "ensemble": "1 + 1 = 2: in ensemble 'language', there is a text without letters",
     "generate": "max_tokens 0: status 400, max_tokens: expected 1 or more, got 0",
     "image_preprocessing": "  blue  min -0.749  max +0.569  mean +0.037",
     "instance_kind": "instance_kind_1_0: kind MODEL, device of my own choice",
