@@ -62,6 +62,7 @@ ALL = {
         "custom_metrics", "--url", HTTP, "--metrics-url", METRICS, about="a counter, a gauge and a histogram of a model"
     ),
     "decoupled": folder("decoupled", "--url", GRPC, about="any number of responses to a request"),
+    "ensemble": folder("ensemble", "--url", HTTP, about="three models as one, put together by configuration alone"),
     "generate": folder("generate", "--url", HTTP, about="texts over plain HTTP and JSON, word by word"),
     "image_preprocessing": script(
         "image_preprocessing", str(EXAMPLES / "data/scene.jpg"), about="image files to arrays", needs=("PIL",)
