@@ -16,7 +16,7 @@ STREAMED_RESPONSES = 100
 class Scenario:
     """*protocols* and *callers* are what is measured unless the command line says otherwise.
 
-    *calls* are the models that the asked one calls, once for each request: their counters must agree with its own.
+    *calls* are the models that the asked one calls or has as steps, once for each request: their counters must agree with its own.
     A *decoupled* model can be asked over a stream alone.
     """
 
@@ -59,6 +59,12 @@ ADD_SUB = Scenario(
 BLS = Scenario(
     Call("bls", _PAIR, [_SUM_AND_DIFFERENCE]), protocols=(Protocol.HTTP_BINARY,), callers=(8,), calls=("add_sub",)
 )
+ENSEMBLE = Scenario(
+    Call("ensemble", _PAIR, [{"OUTPUT0": 2 * _LEFT, "OUTPUT1": 2 * _RIGHT}]),
+    protocols=(Protocol.HTTP_BINARY,),
+    callers=(1, 8, 32),
+    calls=("add_sub", "add_sub_again"),
+)
 DECOUPLED = Scenario(
     Call("decoupled", {"IN": _LEFT}, _STREAMED), protocols=(Protocol.GRPC_STREAM,), callers=(1, 8), decoupled=True
 )
@@ -83,7 +89,23 @@ IDENTITY_VIEWS = Scenario(
 SUM_VIEWS = Scenario(
     Call("sum_views", {"INPUT0": _LARGE}, [{"OUTPUT0": _LARGE.sum(keepdims=True)}]), protocols=_SHM, callers=(1, 4)
 )
+ENSEMBLE_LARGE = Scenario(
+    Call("ensemble_large", {"INPUT0": _LARGE}, [{"OUTPUT0": _LARGE}]),
+    protocols=(Protocol.HTTP_BINARY, Protocol.HTTP_SHM),
+    callers=(1, 4),
+    calls=("identity", "identity_again"),
+)
 SCENARIOS: Mapping[str, Scenario] = {
     scenario.name: scenario
-    for scenario in (ADD_SUB, BLS, DECOUPLED, BLS_DECOUPLED, IDENTITY, IDENTITY_VIEWS, SUM_VIEWS)
+    for scenario in (
+        ADD_SUB,
+        BLS,
+        ENSEMBLE,
+        DECOUPLED,
+        BLS_DECOUPLED,
+        IDENTITY,
+        IDENTITY_VIEWS,
+        SUM_VIEWS,
+        ENSEMBLE_LARGE,
+    )
 }

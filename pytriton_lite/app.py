@@ -159,9 +159,8 @@ class App:
     async def _serve(self, engine: Server) -> int:
         assert self._signal is not None
         self._check_tls()
-        if not await self._unless_signalled(self._load(engine)):
-            return await self._stop(engine)
-        await self._listen(engine)
+        if await self._unless_signalled(self._load(engine)):
+            await self._listen(engine)
         logger.info("Signal (%d) received.", await self._signal)
         return await self._stop(engine)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import sys
 import textwrap
@@ -133,7 +134,11 @@ def _check(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         for entry in _read_environment(environ)
         if entry.option.flag in command.OPTIONS and entry.option.field not in typed
     ]
-    return command.run(command.request_of(_values(inherited, given)))
+    request = command.request_of(_values(inherited, given))
+    try:
+        return command.run(request)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT  # as shells have it
 
 
 def _debug(argv: Sequence[str]) -> int:

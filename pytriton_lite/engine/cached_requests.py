@@ -121,7 +121,10 @@ class CachedRequests:
             return answer
         answer = self._submit(sought.request, batch_size=accepted.batch_size, accepted_ns=accepted.accepted_ns)
         if _wants_more(accepted.request):
-            return self._loop.create_task(self._arrange_later(accepted, sought, answer))
+            arranging = self._loop.create_task(self._arrange_later(accepted, sought, answer))
+            # One that is cancelled at once never gets to see the answer that it would pass this on to.
+            arranging.add_done_callback(lambda _: answer.cancel())
+            return arranging
         answer.add_done_callback(partial(self._on_answer, sought))
         return answer
 

@@ -4,7 +4,8 @@ An instance is freed when ``execute`` returns, and ``execute`` cannot return bef
 answered. So a queued request is *stuck* when nothing that could serve it can ever become free:
 
 * a queued request is stuck if every instance that could take it is full of stuck batches
-* an instance that has room, and lacks resources of the rate limiter, is as good as full of the batches that hold them
+* an instance that has room, and lacks resources of the rate limiter, is as good as full of the batches that hold them; one
+  that lacks none does not wait behind others where it would be for ever (`helpers_of`)
 * a batch is stuck if one of the requests that it waits for is
 * a request being executed is as stuck as its batch; one that was sent ahead is as good as queued, for an instance whose
   model calls others is asked to give it back

@@ -487,6 +487,7 @@ class EnsembleRun:
         if is_last:
             self._end(response)
         elif isinstance(self._waiter, EnsembleStream):
+            iteration.tensors.clear()  # every step that is needed leads to an output, so none of this one is left
             iteration.is_unread = True
             self._unread.append(iteration)
             self._waiter.deliver(response, is_final=False)

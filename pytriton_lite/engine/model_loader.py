@@ -198,9 +198,9 @@ class ModelLoader:
                 return ""
         return reason
 
-    @staticmethod
-    def _failed(model: ModelId, reasons: Mapping[int, str]) -> LoadFailed:
-        logger.error("failed to load '%s'", model)
+    def _failed(self, model: ModelId, reasons: Mapping[int, str]) -> LoadFailed:
+        if not self._explains:  # its versions' lines have said it all, and --watch says what became of it
+            logger.error("failed to load '%s'", model)
         parts = (f"version {version} is at UNAVAILABLE state: {reason};" for version, reason in reasons.items())
         return LoadFailed(model.name, "".join(parts))
 

@@ -81,4 +81,4 @@ class ResourceGrants:
         if first is None:
             return None
         helpers = helpers_of(self.holders(first))
-        return self._limiter.ready([helper.claim for helper in helpers if helper.claim is not None])
+        return self._limiter.ready_of([helper.claim for helper in helpers if helper.claim is not None])

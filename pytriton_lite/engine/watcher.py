@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +21,12 @@ logger = logging.getLogger(__name__)
 
 WATCH_PAUSE_S = 0.3
 """Between two looks: soon enough for somebody who has just saved, and no load for a laptop."""
+
+_SOON_NS = 2_000_000_000
+"""A change that is found this soon after a load may come from that load: two looks, and some for a slow disk."""
+
+_LOADS_IN_A_ROW = 3
+"""A person who saves the same file may well reach two."""
 
 
 class WatchedStore(Protocol):
@@ -39,6 +46,15 @@ class WatchedStore(Protocol):
         """Load what has *changed* and unload what is *gone*; what did not load, which the log has, too."""
 
 
+@dataclass(frozen=True)
+class _Load:
+    """The last one of a model: why, when it ended, and how many in a row had that reason and came soon."""
+
+    what: str
+    ended_ns: int
+    count: int
+
+
 class Watcher:
     """Call `begin` before anything is loaded, then `look` again and again."""
 
@@ -49,6 +65,7 @@ class Watcher:
         self._clock = clock
         self._changes: Changes[ModelId] = Changes({})
         self._unreadable: Mapping[Path, str] = {}
+        self._loads: dict[ModelId, _Load] = {}
 
     async def begin(self) -> None:
         """What changes from now on is seen, also while it is loaded for the first time."""
@@ -81,7 +98,8 @@ class Watcher:
         before = {model: self._store.generations(model) for model in changes}
         gone = [model for model, change in changes.items() if change.is_gone]
         failures = await self._store.follow([scan.models[model] for model in changes if model not in gone], gone)
-        took_s = (self._clock() - began_ns) / 1e9
+        ended_ns = self._clock()
+        took_s = (ended_ns - began_ns) / 1e9
         for model, change in changes.items():
             serving = self._store.generations(model)
             if change.is_gone:
@@ -94,6 +112,24 @@ class Watcher:
             else:
                 done = "reloaded" if before[model] else "loaded"
                 logger.info("%s '%s' (%s), %.2f s", done, model, change.what, took_s)
+            self._note(model, change, began_ns, ended_ns)
+
+    def _note(self, model: ModelId, change: Change, began_ns: int, ended_ns: int) -> None:
+        """Warn where each load seems to be the reason for the next."""
+        last = self._loads.pop(model, None)
+        if change.is_gone:
+            return
+        again = last is not None and last.what == change.what and began_ns - last.ended_ns < _SOON_NS
+        count = last.count + 1 if last is not None and again else 1
+        self._loads[model] = _Load(change.what, ended_ns, count)
+        if count == _LOADS_IN_A_ROW:
+            logger.warning(
+                "'%s' was loaded %d times in a row (%s); a model that writes into its own folder is loaded again each time, "
+                "let it write elsewhere",
+                model,
+                count,
+                change.what,
+            )
 
 
 async def _snapshots(scan: Scan) -> dict[ModelId, Snapshot]:

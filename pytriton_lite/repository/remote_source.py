@@ -11,6 +11,7 @@ import base64
 import contextlib
 import html
 import importlib
+import re
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
@@ -24,6 +25,9 @@ from pytriton_lite.repository.remote_url import RemoteUrl, redact
 
 _DEEPEST = 32
 """Folders inside each other on a web server; one that answers everything would have no end."""
+
+_SSL_OBJECT = re.compile(r" ssl:<[^>]*>")
+"""What aiohttp has in its texts, with an address that nobody needs."""
 
 _EXTRAS = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gs"), "as": ("adlfs", "azure"), "https": ("aiohttp", "https")}
 """The module that a scheme needs, and the extra that brings it."""
@@ -169,7 +173,7 @@ def _told(secrets: Iterable[str]) -> Iterator[None]:
         # fsspec says of every failure over HTTP that the file is not there, with its URL alone, and has the reason as cause.
         is_bare = isinstance(error, FileNotFoundError) and " " not in str(error)
         reason = error.__cause__ or error if is_bare else error
-        text = " ".join(str(reason).split()) or type(reason).__name__
+        text = _SSL_OBJECT.sub("", " ".join(str(reason).split())) or type(reason).__name__
         for secret in secrets:
             text = text.replace(secret, "***")
         raise SourceError(redact(text)) from None

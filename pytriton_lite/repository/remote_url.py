@@ -19,6 +19,8 @@ _S3_ENDPOINT = re.compile(
     r"(?:(?P<protocol>https?)://(?P<host>[0-9A-Za-z.-]+|\[[0-9A-Fa-f:.]+\])(?P<port>:[0-9]+)?"
     r"|(?P<plain>[0-9A-Za-z.-]+:[0-9]+|\[[0-9A-Fa-f:.]+\]:[0-9]+))/(?P<rest>.*)"
 )
+_ENDPOINT_ALONE = re.compile(r"https?://[^/]+|[^/]+:[0-9]+")
+_NO_BUCKET = "the name of a bucket or container is missing"
 _AZURE_HOST = ".blob.core.windows.net"
 _USER = re.compile(r"//[^/@\s]*@")
 _QUERY = re.compile(r"\?\S*")
@@ -93,6 +95,8 @@ def parse_remote_url(text: str) -> RemoteUrl:
 def _s3(rest: str) -> RemoteUrl:
     """Triton's three forms: the bucket alone, ``host:port`` in front of it, or ``http(s)://host:port``."""
     found = _S3_ENDPOINT.fullmatch(rest)
+    if found is None and _ENDPOINT_ALONE.fullmatch(rest) is not None:
+        raise ValueError(_NO_BUCKET)
     if found is None:
         return _bucket("s3", "", rest)
     # Where no protocol is given Triton speaks plain HTTP to an S3 of one's own.
@@ -116,7 +120,7 @@ def _clean(rest: str) -> str:
         raise ValueError("expected neither user nor query: credentials come from the environment")
     parts = [part for part in rest.split("/") if part]
     if not parts:
-        raise ValueError("the name of a bucket or container is missing")
+        raise ValueError(_NO_BUCKET)
     if ".." in parts or "." in parts:
         raise ValueError("expected a path without '.' and '..'")
     return "/".join(parts)

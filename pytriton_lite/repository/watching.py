@@ -1,6 +1,6 @@
 """What has changed in models since somebody looked last, for ``--watch``: by file, and once it has stopped changing.
 
-What editors put beside a file while it is open is no change, and neither is bytecode.
+What editors put beside a file while it is open is no change, and neither are bytecode and what other tools keep in a folder.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ Snapshot = Mapping[str, tuple[int, int]]
 _PASSED_OVER = re.compile(
     r"__pycache__|.*\.pyc|"
     r"\..*\.sw[a-p]x?|4913|"  # vim: swap files, and the file by which it finds out whether it may write
+    r"\..*\.kate-swp|\.git|\.ipynb_checkpoints|\.(?:mypy|pytest|ruff)_cache|"
     r".*~|\.#.*|#.*#|"  # backups; Emacs: locks and autosaves
     r".*___jb_(?:tmp|old)___|\.goutputstream-.*|\.DS_Store"
 )

@@ -169,16 +169,15 @@ class RateLimiter:
             claim.is_waiting = False
             self._waiting.remove(claim)
 
-    def ready(self, helpers: Collection[Claim] | None = None) -> Claim | None:
-        """The one who may `take` now. Who does not want to has to `leave`, for nobody is served past it.
-
-        But for *helpers*, whom those wait for who hold what the first lacks: of them the first that lacks nothing.
-        """
-        if helpers is not None:
-            waiting = (claim for claim in self._waiting if claim in helpers and not self.missing(claim))
-            return min(waiting, key=_order, default=None)
+    def ready(self) -> Claim | None:
+        """The one who may `take` now. Who does not want to has to `leave`, for nobody is served past it."""
         first = self.first()
         return first if first is not None and not self.missing(first) else None
+
+    def ready_of(self, helpers: Collection[Claim]) -> Claim | None:
+        """The one of *helpers* who may `take` now, although others are before it: they wait for what it is to free."""
+        waiting = (claim for claim in self._waiting if claim in helpers and not self.missing(claim))
+        return min(waiting, key=_order, default=None)
 
     def first(self) -> Claim | None:
         """The first in the order; the more urgent one of two whose turns are the same, and then the one that came first."""

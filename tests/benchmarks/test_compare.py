@@ -135,13 +135,14 @@ def test_own_server_is_measured_with_nothing_said_about_it(capsys: pytest.Captur
 @needs_h2load
 def test_other_scenarios_are_measured_on_the_real_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = tmp_path / "result.json"
-    scenarios = ["bls", "decoupled", "bls_decoupled"]
+    scenarios = ["bls", "ensemble", "decoupled", "bls_decoupled"]
     assert main([f"--scenarios={','.join(scenarios)}", f"--json={result}", *SHORT]) == 0
     headings = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("scenario"))
     assert headings.split()[-1] == "responses/s"
     cells = json.loads(result.read_text())["cells"]
     assert [(cell["scenario"], cell["protocol"], cell["responses"]) for cell in cells] == [
         ("bls", "http-binary", 1),
+        ("ensemble", "http-binary", 1),
         ("decoupled", "grpc-stream", 100),
         ("bls_decoupled", "http-binary", 1),
     ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -36,3 +38,16 @@ def test_findings_name_the_place_from_which_the_files_came(tmp_path: Path) -> No
         "3 models, 4 errors, 0 warnings",
     ]
     assert (found.returncode, found.stderr) == (1, "")
+
+
+def test_ctrl_c_ends_the_wait_for_a_host_that_says_nothing(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"s3://127.0.0.1:{silent.getsockname()[1]}/models"
+        command = [sys.executable, "-m", "pytriton_lite", "check", f"--remote-cache-directory={tmp_path}", url]
+        environ = {**os.environ, **ACCESS}
+        with subprocess.Popen(command, cwd=PROJECT, env=environ, stderr=subprocess.PIPE) as checking:
+            connection, _ = silent.accept()
+            with connection:
+                checking.send_signal(signal.SIGINT)
+                _, said = checking.communicate(timeout=20)
+    assert (checking.returncode, said) == (130, b"")

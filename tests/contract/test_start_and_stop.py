@@ -35,6 +35,18 @@ LOOKING = """
             raise NotImplementedError
 """
 
+ENDLESS = """
+    import threading
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            print("it loads", flush=True)
+            threading.Event().wait()
+
+        def execute(self, requests):
+            raise NotImplementedError
+"""
+
 
 def free_ports(count: int) -> list[int]:
     with ExitStack() as open_sockets:
@@ -92,6 +104,21 @@ def test_a_port_that_is_taken_ends_the_start(tmp_path: Path, name: str, more: tu
         status, output = serve_to_its_end(str(tmp_path), *flags, *addresses, *more)
     assert status == 1
     assert f"Socket '127.0.0.1:{port}' already in use " in output
+
+
+def test_a_signal_while_models_load_ends_the_start(tmp_path: Path) -> None:
+    write_model(tmp_path, "endless", ENDLESS, CONFIG)
+    ports = [f"--{name}-port=0" for name in ("grpc", "http", "metrics")]
+    command = [sys.executable, "-m", "pytriton_lite", "serve", str(tmp_path), *ports]
+    with subprocess.Popen(command, cwd=PROJECT, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        for line in server.stdout:
+            if "it loads" in line:
+                server.send_signal(signal.SIGTERM)
+                break
+        output, _ = server.communicate(timeout=20)
+    assert (server.returncode, output.count("Signal (15) received.")) == (0, 1)
+    assert "Started" not in output
 
 
 def test_the_log_counts_the_connections_that_a_stop_waits_for(tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ def test_what_fails_is_told_once_with_the_place_first_and_the_one_before_serves_
         wait_until(lambda text=text: answer(server, "m") == text)
     assert server.log.count("ValueError: no") == 1
     assert server.log.count("could not load 'broken'") == 1
+    assert "\"failed to load 'broken'\"" not in server.log, "it is said twice already"
     helper.write_text("def boom():\n    pass\n")
     wait_until(lambda: answer(server, "broken") == "after")
     assert server.get("/v2/health/ready").status == 200

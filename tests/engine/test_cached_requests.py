@@ -272,6 +272,22 @@ def test_a_request_that_is_cancelled_while_it_is_executed_is_cancelled_there() -
     play(act)
 
 
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_request_for_classes_that_is_cancelled_is_cancelled_where_it_executes(has_begun: bool) -> None:
+    async def act(scene: Scene) -> None:
+        scene.space.lookup = lambda digest: None  # type: ignore[assignment,method-assign,return-value]
+        wanted = request(SMALL)
+        wanted.classes = {"OUT": 1}
+        answer = scene.cached.infer(wanted, batch_size=1, accepted_ns=0)
+        if has_begun:
+            await asyncio.sleep(0)
+        answer.cancel()
+        await scene.settled()
+        assert scene.version.executing[0].cancelled()
+
+    play(act)
+
+
 # ---------------------------------------------------------------------------------------------- streams
 
 

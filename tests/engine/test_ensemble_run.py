@@ -433,6 +433,25 @@ async def test_a_response_of_a_decoupled_step_is_consumed_when_the_client_has_ta
 
 
 @in_loop
+async def test_what_was_delivered_is_kept_by_the_client_alone(world: World) -> None:
+    ensemble = world.ensemble(*STREAM)
+    heard, opened = stream(ensemble)
+    await turns()
+    world.d.last.answer(is_final=False)
+    await turns()
+    array = np.zeros(4, np.float32)
+    alive = weakref.ref(array)
+    given = Tensor("OUT0", dtypes.BY_CONFIG_NAME["TYPE_FP32"], (4,), memoryview(array).cast("B"))  # type: ignore[arg-type]
+    world.a.last.stream.deliver(InferenceResponse("a", 1, "", [given], {}), is_final=True)
+    del array, given
+    assert len(heard.outcomes) == 1
+    heard.outcomes.clear()
+    assert alive() is None
+    opened.consumed()
+    world.d.last.end()
+
+
+@in_loop
 async def test_of_decoupled_steps_behind_each_other_the_first_waits_for_all_of_the_second(world: World) -> None:
     ensemble = world.ensemble(("d", "IN0=X", "OUT0=T"), ("e", "IN0=T", "OUT0=Y"))
     heard, opened = stream(ensemble)

@@ -120,3 +120,34 @@ def test_a_repository_that_is_away_for_a_while_takes_nothing_with_it(
     write(root, "m", "new")
     looks(watcher)
     assert store.asked == [(["m"], [])]
+
+
+def test_a_model_that_writes_into_its_own_folder_is_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, "m")
+    store = NotingStore(tmp_path)
+    store.serving = {"m": 1}
+    watcher = started(store)
+    for number in range(5):
+        (tmp_path / "m/1/started.txt").write_text("x" * number)
+        looks(watcher)
+    assert len(store.asked) == 5
+    assert caplog.messages == [
+        "'m' was loaded 3 times in a row (1/started.txt changed); a model that writes into its own folder is loaded again "
+        "each time, let it write elsewhere"
+    ]
+
+
+def test_saving_now_and_then_is_no_circle(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path, "m")
+    store = NotingStore(tmp_path)
+    store.serving = {"m": 1}
+    ticks = itertools.count(step=3_000_000_000)
+    watcher = Watcher(store, follows_all=True, clock=lambda: next(ticks))
+    asyncio.run(watcher.begin())
+    for number in range(1, 6):
+        write(tmp_path, "m", "x" * number)
+        looks(watcher)
+    assert len(store.asked) == 5
+    assert caplog.messages == []

@@ -459,6 +459,8 @@ def test_an_s3_that_does_not_answer_is_told_without_the_key(open_remote: Open, m
     [text] = open_remote("s3://127.0.0.1:9/bucket/models").refresh().repositories
     assert "failed to poll model repository 's3://127.0.0.1:9/bucket/models': " in text
     assert ACCESS["AWS_SECRET_ACCESS_KEY"] not in text
+    [text] = open_remote("https://127.0.0.1:9/models").refresh().repositories
+    assert "Cannot connect to host 127.0.0.1:9 [" in text
 
 
 def test_a_cache_that_cannot_be_written_is_told(open_remote: Open, tmp_path: Path) -> None:

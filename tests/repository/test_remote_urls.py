@@ -41,6 +41,9 @@ def test_a_url_says_where_and_what(text: str, shown: str, endpoint: str, path: s
     [
         ("s3://", "the name of a bucket or container is missing. Got s3://"),
         ("s3://host:9000/", "the name of a bucket or container is missing"),
+        ("s3://host:9000", "the name of a bucket or container is missing"),
+        ("s3://https://host", "the name of a bucket or container is missing"),
+        ("s3://https://host:9000", "the name of a bucket or container is missing"),
         ("gs:///", "the name of a bucket or container is missing"),
         ("s3://bucket/../other", "expected a path without '.' and '..'"),
         ("as:///container", "the name of a storage account is missing"),

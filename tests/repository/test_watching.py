@@ -15,7 +15,7 @@ from pytriton_lite.repository.watching import Change, Changes, Snapshot, describ
     [
         "__pycache__", "model.cpython-311.pyc", ".model.py.swp", ".model.py.swo", ".config.pbtxt.swpx", "4913",
         "model.py~", ".#model.py", "#model.py#", "model.py___jb_tmp___", "model.py___jb_old___", ".goutputstream-X1Y2Z3",
-        ".DS_Store",
+        ".DS_Store", ".model.py.kate-swp", ".git", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints",
     ],
 )  # fmt: skip
 def test_what_editors_and_python_leave_behind_is_passed_over(name: str) -> None:
@@ -23,7 +23,7 @@ def test_what_editors_and_python_leave_behind_is_passed_over(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["model.py", "1", "4914", "swp", "a.swp", "config.pbtxt", "weights.bin", "#notes", ".env"]
+    "name", ["model.py", "1", "4914", "swp", "a.swp", "config.pbtxt", "weights.bin", "#notes", ".env", ".gitignore"]
 )
 def test_what_belongs_to_a_model_is_not(name: str) -> None:
     assert not is_passed_over(name)

@@ -166,6 +166,22 @@ def test_nobody_is_served_past_the_first() -> None:
     assert (grant(limiter), grant(limiter)) == (first, second)
 
 
+def test_helpers_go_past_the_first_in_their_order_if_they_lack_nothing() -> None:
+    holder, first, large, late, early = (claim(name, R1=count) for name, count in zip("hflea", (1, 3, 3, 1, 1)))
+    other = claim("other", R1=1)
+    limiter = limiter_of(holder, first, large, early, late, other)
+    limiter.wait(holder)
+    grant(limiter)
+    for waiting in (first, large, early, other):
+        limiter.wait(waiting)
+    assert limiter.ready() is None
+    assert limiter.ready_of([large, late]) is None
+    limiter.wait(late)
+    assert limiter.ready_of([late, large, early]) is early
+    limiter.take(early)
+    assert limiter.ready_of([late, large]) is late
+
+
 def test_several_executions_of_one_instance_need_as_many_times_as_much() -> None:
     one = claim(R1=1)
     limiter = limiter_of(one, sizes=(ResourceSize("R1", 2),))

@@ -225,7 +225,11 @@ def test_in_decoupled_mode_nothing_may_be_returned() -> None:
     check_nothing(None, instance="m_0_0")
 
 
-@pytest.mark.parametrize("returned", [[], [None], [EMPTY], 5, False], ids=repr)
+@pytest.mark.parametrize(
+    "returned",
+    [[], [None], [EMPTY], 5, False],
+    ids=["an empty list", "nothing for the request", "a response", "a number", "a truth"],
+)
 def test_in_decoupled_mode_anything_returned_is_refused(returned: object) -> None:
     """model_api.md row 83."""
     with pytest.raises(ExecuteFailed) as caught:

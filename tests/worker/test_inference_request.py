@@ -79,7 +79,7 @@ def test_inputs_and_outputs_may_be_empty(lists: tuple[Any, Any]) -> None:
     "fields",
     [
         {"inputs": None},
-        {"inputs": IN},
+        pytest.param({"inputs": IN}, id="a tensor for inputs"),  # without an id it would be its address
         {"inputs": [5]},
         {"requested_output_names": None},
         {"requested_output_names": [5]},
