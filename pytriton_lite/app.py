@@ -47,8 +47,8 @@ from pytriton_lite.settings import GrpcTransport, ModelControlMode, RateLimitMod
 
 if TYPE_CHECKING:
     from pytriton_lite.frontends.grpc.server import GrpcListener
-    from pytriton_lite.repository.remote import RemoteRepositories
-    from pytriton_lite.repository.remote_url import RemoteUrl
+    from pytriton_lite.remote.repositories import RemoteRepositories
+    from pytriton_lite.remote.url import RemoteUrl
 
 logger = logging.getLogger(__name__)
 
@@ -247,7 +247,7 @@ class App:
         urls = [place for place in self._settings.model_repository if not isinstance(place, Path)]
         if not urls:
             return None
-        from pytriton_lite.repository.remote import RemoteRepositories
+        from pytriton_lite.remote.repositories import RemoteRepositories
 
         return RemoteRepositories(
             urls,

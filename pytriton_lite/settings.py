@@ -28,7 +28,7 @@ from pytriton_lite.frontends.grpc.options import LARGEST_MESSAGE_BYTES, SMALLEST
 from pytriton_lite.frontends.header_forwarding import compile_pattern
 from pytriton_lite.frontends.restriction import CATEGORIES, RestrictedGroup, check_groups, parse_group
 from pytriton_lite.frontends.tls import TlsOptions
-from pytriton_lite.repository.remote_url import RemoteUrl, is_remote, parse_remote_url
+from pytriton_lite.remote.url import RemoteUrl, is_remote, parse_remote_url
 from pytriton_lite.scheduling.rate_limit import ResourceSize
 
 ENVIRONMENT_PREFIX = "PYTRITON_LITE_"

@@ -16,7 +16,7 @@ from pytriton_lite.engine.cache_options import CacheSetting
 from pytriton_lite.engine.trace_options import TraceSetting
 from pytriton_lite.frontends.restriction import RestrictedGroup
 from pytriton_lite.frontends.tls import TlsOptions
-from pytriton_lite.repository.remote_url import RemoteUrl, parse_remote_url
+from pytriton_lite.remote.url import RemoteUrl, parse_remote_url
 from pytriton_lite.scheduling.rate_limit import ResourceSize
 from pytriton_lite.settings import (
     BY_ENVIRONMENT,

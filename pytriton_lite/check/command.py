@@ -15,7 +15,7 @@ from pytriton_lite.check.repositories import Rules, check
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.engine.backends import Backends
 from pytriton_lite.ipc import cuda
-from pytriton_lite.repository.remote_url import RemoteUrl
+from pytriton_lite.remote.url import RemoteUrl
 from pytriton_lite.settings import BY_FLAG, SWITCH, Group, Kind, Option, Settings, Standing, UsageError
 
 _OF_SERVE = (
@@ -112,7 +112,7 @@ def _check(places: Sequence[Path | RemoteUrl], settings: Settings) -> tuple[list
 
 def _check_remote(settings: Settings, urls: Sequence[RemoteUrl]) -> tuple[list[Finding], int]:
     """Of copies, as a server has them; findings name the places that were copied."""
-    from pytriton_lite.repository.remote import RemoteRepositories  # what few repositories need
+    from pytriton_lite.remote.repositories import RemoteRepositories  # what few repositories need
 
     try:
         remote = RemoteRepositories(

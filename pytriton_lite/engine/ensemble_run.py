@@ -341,9 +341,7 @@ class EnsembleRun:
             self.abort(self._framed(InferenceError(ErrorCode.UNAVAILABLE, text)))
 
     def ways_on(self) -> list[list[Waited]]:
-        """What `deadlock` asks: all steps that run have to be answered."""
-        if self._admitted or self._grown:
-            return [[]]
+        """What `deadlock` asks: all steps that run have to be answered, whatever else may begin."""
         needed: list[Waited] = []
         for call in self._calls:
             if call.patience is not None:

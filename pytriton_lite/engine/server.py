@@ -51,7 +51,7 @@ from pytriton_lite.repository.reader import Override, RepositoryOptions
 from pytriton_lite.scheduling.rate_limit import ResourceSize
 
 if TYPE_CHECKING:
-    from pytriton_lite.repository.remote import RemoteRepositories
+    from pytriton_lite.remote.repositories import RemoteRepositories
 
 logger = logging.getLogger(__name__)
 

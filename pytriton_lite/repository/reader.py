@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from pytriton_lite.config.ensemble import ensemble_from_message
 from pytriton_lite.config.errors import PollError
@@ -30,10 +30,32 @@ from pytriton_lite.repository.refreshed import Refreshed
 from pytriton_lite.repository.version_policy import Selection, select_versions
 from pytriton_lite.repository.watching import is_passed_over
 
-if TYPE_CHECKING:
-    from pytriton_lite.repository.remote import RemoteRepositories
-
 _ENSEMBLE = b"ensemble"
+
+
+class HeldFiles(Protocol):
+    """Files that are there for as long as somebody needs them."""
+
+    directory: ModelDirectory
+
+    def remove(self) -> None:
+        """Nobody needs them any more."""
+
+
+class RemoteCopies(Protocol):
+    """What follows the repositories that lie elsewhere: `pytriton_lite.remote`."""
+
+    def show(self) -> list[str]:
+        """Let their directories have the models' names, without copying; what could not be asked."""
+
+    def refresh(self) -> Refreshed:
+        """Copy every model, and of those that are here what has changed."""
+
+    def refresh_model(self, name: str) -> None:
+        """As `refresh`, of one model in all of them. Raises PollError; the copy is then as it was."""
+
+    def pin(self, directory: ModelDirectory) -> HeldFiles | None:
+        """Files that stay, for a model that is to be served from *directory*; None where it is no copy. Raises PollError."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +66,7 @@ class RepositoryOptions:
     strict_config: bool = False
     config_name: str = ""
     namespacing: bool = False
-    remote: RemoteRepositories | None = None
+    remote: RemoteCopies | None = None
     is_edited: bool = False
     """Somebody works in the repositories: what editors leave beside files is no change."""
 
@@ -58,15 +80,6 @@ class Override:
 
     def __bool__(self) -> bool:
         return self.config is not None or bool(self.files)
-
-
-class HeldFiles(Protocol):
-    """Files that are there for as long as somebody needs them."""
-
-    directory: ModelDirectory
-
-    def remove(self) -> None:
-        """Nobody needs them any more."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,6 +24,7 @@ from pytriton_lite.engine.ensemble_version import EnsembleVersion
 from pytriton_lite.engine.observation import Observation
 from pytriton_lite.engine.response_stream import ResponseReceiver, ResponseStream
 from pytriton_lite.engine.statistics import FailureReason
+from pytriton_lite.scheduling.queue import Ticket
 from tests.contract.ensemble_models import DECOUPLED, write_ensemble, write_step_model
 
 Outcome = InferenceResponse | InferenceError | None
@@ -352,6 +353,22 @@ async def test_nothing_of_a_request_waits_for_a_garbage_collection(
         assert run() is None
     finally:
         gc.enable()
+
+
+@in_loop
+async def test_a_run_waits_for_every_step_that_runs_also_while_others_are_about_to_begin(world: World) -> None:
+    """What `deadlock` asks: a look at that moment may be the last one that could find a call that waits for itself."""
+    ensemble = world.ensemble(*PARALLEL)
+    _heard, opened = stream(ensemble)
+    await turns()
+    running = world.b.last.stream
+    running.ticket = Ticket(world.b.last.request, running, batch_size=1, shape_key=None, accepted_ns=0)
+    world.a.last.answer()
+    assert opened.steps is not None
+    assert opened.steps.ways_on() == [[running.ticket]]
+    world.b.last.answer()
+    await turns()
+    world.two.last.answer()
 
 
 # ---------------------------------------------------------------------------------------------- errors

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from pytriton_lite.repository import remote_source
-from pytriton_lite.repository.remote_access import Access, find_access
-from pytriton_lite.repository.remote_source import SourceError, open_filesystem
-from pytriton_lite.repository.remote_url import parse_remote_url
+from pytriton_lite.remote import source as remote_source
+from pytriton_lite.remote.access import Access, find_access
+from pytriton_lite.remote.source import SourceError, open_filesystem
+from pytriton_lite.remote.url import parse_remote_url
 
 CredentialFile = Callable[[object], dict[str, str]]
 

@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pytriton_lite.remote.cache import View, link
+from pytriton_lite.remote.source import RemoteModel
 from pytriton_lite.repository.index import ModelDirectory, read_model_directory
-from pytriton_lite.repository.remote_cache import View, link
-from pytriton_lite.repository.remote_source import RemoteModel
 
 
 @dataclass

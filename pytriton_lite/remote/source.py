@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote, unquote
 
-from pytriton_lite.repository.remote_access import Access
-from pytriton_lite.repository.remote_url import RemoteUrl, redact
+from pytriton_lite.remote.access import Access
+from pytriton_lite.remote.url import RemoteUrl, redact
 
 _DEEPEST = 32
 """Folders inside each other on a web server; one that answers everything would have no end."""

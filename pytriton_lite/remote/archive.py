@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from pytriton_lite.repository.remote_access import Access
-from pytriton_lite.repository.remote_cache import link
-from pytriton_lite.repository.remote_source import (
+from pytriton_lite.remote.access import Access
+from pytriton_lite.remote.cache import link
+from pytriton_lite.remote.source import (
     Closing,
     FilesystemSource,
     RemoteFile,
@@ -26,7 +26,7 @@ from pytriton_lite.repository.remote_source import (
     add_file,
     identity_of,
 )
-from pytriton_lite.repository.remote_url import RemoteUrl
+from pytriton_lite.remote.url import RemoteUrl
 
 Member = tuple[str, IO[bytes] | None]
 """The path of a file, and the file; None for a directory, whose path ends with a slash."""

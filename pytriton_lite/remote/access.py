@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytriton_lite.repository.remote_url import RemoteUrl
+from pytriton_lite.remote.url import RemoteUrl
 
 CREDENTIAL_FILE = "TRITON_CLOUD_CREDENTIAL_PATH"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytriton_lite.repository.remote_url import RemoteUrl, parse_remote_url
+from pytriton_lite.remote.url import RemoteUrl, parse_remote_url
 
 
 @pytest.mark.parametrize(

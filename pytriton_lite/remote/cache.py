@@ -25,7 +25,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from pytriton_lite.repository.remote_source import Closing
+from pytriton_lite.remote.source import Closing
 
 _MODE = 0o700
 """Models can be confidential, and who could write here could run code as the server."""

@@ -19,12 +19,13 @@ import pytest
 
 from pytriton_lite.config.errors import PollError
 from pytriton_lite.core.errors import InferenceError
-from pytriton_lite.repository import remote_copy, remote_source
+from pytriton_lite.remote import copies as remote_copy
+from pytriton_lite.remote import remote_source
+from pytriton_lite.remote.repositories import RemoteRepositories
+from pytriton_lite.remote.source import RemoteFile
+from pytriton_lite.remote.url import parse_remote_url
 from pytriton_lite.repository.changes import ChangeTimes, change_times
 from pytriton_lite.repository.index import ModelDirectory, read_model_directory
-from pytriton_lite.repository.remote import RemoteRepositories
-from pytriton_lite.repository.remote_source import RemoteFile
-from pytriton_lite.repository.remote_url import parse_remote_url
 from tests.certificates import Certificates
 from tests.remote_servers import ACCESS, S3, WebServer, running_s3, running_web_server
 

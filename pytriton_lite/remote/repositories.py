@@ -15,13 +15,11 @@ from pathlib import Path
 
 from pytriton_lite.config.errors import PollError
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.repository.index import ModelDirectory
-from pytriton_lite.repository.refreshed import Refreshed
-from pytriton_lite.repository.remote_access import find_access
-from pytriton_lite.repository.remote_archive import WebArchive
-from pytriton_lite.repository.remote_cache import Cache, View, content_key
-from pytriton_lite.repository.remote_copy import LocalCopy, PinnedModel
-from pytriton_lite.repository.remote_source import (
+from pytriton_lite.remote.access import find_access
+from pytriton_lite.remote.archive import WebArchive
+from pytriton_lite.remote.cache import Cache, View, content_key
+from pytriton_lite.remote.copies import LocalCopy, PinnedModel
+from pytriton_lite.remote.source import (
     Closing,
     ObjectStore,
     RemoteFile,
@@ -31,7 +29,9 @@ from pytriton_lite.repository.remote_source import (
     WebDirectory,
     open_filesystem,
 )
-from pytriton_lite.repository.remote_url import RemoteUrl
+from pytriton_lite.remote.url import RemoteUrl
+from pytriton_lite.repository.index import ModelDirectory
+from pytriton_lite.repository.refreshed import Refreshed
 
 logger = logging.getLogger(__name__)
 
