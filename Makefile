@@ -3,6 +3,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 # Passed on to the command: make serve ARGS="--http-port=9000"
 ARGS   ?=
+# How many processes run tests at a time; 0 is this one alone.
+TEST_PROCESSES ?= 3
 
 # PyTorch, JAX and ONNX Runtime take 2 GB, so they have an environment of their own.
 FRAMEWORKS  := $(VENV)-frameworks
@@ -36,8 +38,9 @@ serve: $(VENV)/.installed  ## install, then serve model_repository/
 example: $(EXAMPLE_VENV)/.installed  ## server and client of an example: make example NAME=decoupled; without NAME: which there are
 	@$(EXAMPLE_VENV)/bin/python examples/run.py $(NAME)
 
+# Tests wait for processes more than they compute. A file's tests stay together; their ids must not depend on a hash.
 test: $(VENV)/.installed  ## install, then run every test
-	$(BIN)/python -m pytest $(ARGS)
+	PYTHONHASHSEED=0 $(BIN)/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile $(ARGS)
 
 test-frameworks: $(FRAMEWORKS)/.installed  ## install PyTorch, JAX and ONNX Runtime, then run the tests that need them
 	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks $(ARGS)

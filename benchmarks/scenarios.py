@@ -16,8 +16,8 @@ STREAMED_RESPONSES = 100
 class Scenario:
     """*protocols* and *callers* are what is measured unless the command line says otherwise.
 
-    *calls* are the models that the asked one calls or has as steps, once for each request: their counters must agree with its own.
-    A *decoupled* model can be asked over a stream alone.
+    *calls* are the models that the asked one calls, or has as steps, once for each request: their counters must agree with its
+    own. A *decoupled* model can be asked over a stream alone.
     """
 
     call: Call

@@ -51,6 +51,9 @@ logger = logging.getLogger(__name__)
 
 Outcome = InferenceResponse | InferenceError
 
+_LOOK_AGAIN_S = 1.0
+"""How often a call that waits for room looks whether it waits for itself."""
+
 
 class EnsembleStream(ResponseStream):
     """The responses of a request to an ensemble."""
@@ -149,6 +152,8 @@ class _StepCall:
         self.timeline: Timeline | None = None
         self.patience: asyncio.TimerHandle | None = None
         """While it waits for room."""
+        self.next_look: asyncio.TimerHandle | None = None
+        """While it waits for room, and a model for it."""
 
     @property
     def ticket(self) -> Ticket | None:
@@ -250,7 +255,7 @@ class EnsembleRun:
 
     def has_room(self, call: _StepCall) -> None:
         """*call* has waited long enough."""
-        _stop_timer(call)
+        _stop_timers(call)
         self._admitted.append(call)
         self._turn_soon()
 
@@ -289,13 +294,21 @@ class EnsembleRun:
 
     def _wait_for_room(self, call: _StepCall, limit: EnsembleLimit) -> None:
         call.patience = self._loop.call_later(self._ensemble.patience_s, self._lose_patience, call, limit)
+        self._abort_if_room_is_stuck(call, limit)
+
+    def _abort_if_room_is_stuck(self, call: _StepCall, limit: EnsembleLimit) -> None:
         caller = self._caller()
-        if caller is not None and is_stuck(limit):
+        if caller is None:
+            return
+        if is_stuck(limit):
             text = (
                 f"the call waits for itself: {chain(caller)} -> {call.step.model}. None of the {limit.most} requests of this "
                 "step that max_inflight_requests allows can end before this call is answered"
             )
             self.abort(self._framed(InferenceError(ErrorCode.UNAVAILABLE, text)))
+        else:
+            # A client's request, of which nobody asks whether it is stuck, may be the next one inside, and close the chain.
+            call.next_look = self._loop.call_later(_LOOK_AGAIN_S, self._abort_if_room_is_stuck, call, limit)
 
     def _lose_patience(self, call: _StepCall, limit: EnsembleLimit) -> None:
         text = (
@@ -405,7 +418,7 @@ class EnsembleRun:
     def _end_call(self, call: _StepCall, error: str = "") -> None:
         del self._calls[call]
         call.iteration.running -= 1
-        _stop_timer(call)
+        _stop_timers(call)
         limit = self._ensemble.limits.get(call.step.number)
         if limit is not None:
             limit.give_back(call)
@@ -630,7 +643,8 @@ class EnsembleRun:
         return InferenceError(error.code, f"in ensemble '{self._ensemble.name}', {error.message}")
 
 
-def _stop_timer(call: _StepCall) -> None:
-    if call.patience is not None:
-        call.patience.cancel()
-        call.patience = None
+def _stop_timers(call: _StepCall) -> None:
+    for timer in (call.patience, call.next_look):
+        if timer is not None:
+            timer.cancel()
+    call.patience = call.next_look = None

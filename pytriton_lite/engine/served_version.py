@@ -261,16 +261,15 @@ class ServedVersion(ABC):
         """
 
     def stop_accepting(self) -> None:
-        """Refuse new requests from now on; those inside are served."""
-        self._is_stopping = not self._closed
+        """Refuse new requests from now on; those inside are served. A second time changes nothing."""
+        self._is_stopping = self._is_stopping or not self._closed
         self._closed = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 
     def begin_unload(self) -> None:
         """UNLOADING from now on: no request finds its way here any more. `unload` must follow."""
         self._move(VersionState.UNLOADING)
-        if (
-            self._cached is not None and not self._is_stopping
-        ):  # what a server leaves behind when it stops others may use
+        # What a server leaves behind when it stops others may use.
+        if self._cached is not None and not self._is_stopping:
             self._cached.drop()
 
     @abstractmethod

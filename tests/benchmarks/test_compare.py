@@ -48,7 +48,7 @@ def test_add_sub_of_the_project_is_measured_unless_something_else_is_asked_for()
         (["--callers=1;8"], "expected a whole number, got '1;8'"),
         (["--rounds=-1"], "expected a whole number, got '-1'"),
         (["--protocols=http"], "no protocol 'http'; known: http-json, http-binary, grpc, grpc-stream"),
-        (["--scenarios=add_sub,blz"], "no scenario 'blz'; known: add_sub, bls, decoupled, bls_decoupled"),
+        (["--scenarios=add_sub,blz"], "no scenario 'blz'; known: add_sub, bls, ensemble, decoupled, bls_decoupled"),
         (["--scenarios=add_sub,decoupled", "--protocols=grpc"], "decoupled streams its responses, which grpc cannot"),
         (["--only=peer"], "--only peer needs --peer-command"),
     ],
@@ -199,9 +199,11 @@ def test_sigterm_ends_the_servers_too(stand_in_command: str, model_folder: Path)
         said.append(line)
         if "measurements, about" in line:  # from here on both the server and wrk may be running
             break
-    server = stand_in_pid(script.pid)
-    script.terminate()
-    rest = script.communicate()[1]
+    try:
+        server = stand_in_pid(script.pid)
+    finally:
+        script.terminate()
+        rest = script.communicate()[1]
     assert script.returncode == 128 + signal.SIGTERM, "".join(said) + rest
     with pytest.raises(ProcessLookupError):
         os.kill(server, 0)
@@ -209,5 +211,8 @@ def test_sigterm_ends_the_servers_too(stand_in_command: str, model_folder: Path)
 
 def stand_in_pid(parent: int) -> int:
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    (pid,) = [int(child) for child in children if b"stand_in" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    # A load generator that has just been forked still has the command line of its parent, in which the stand-in occurs, too.
+    parents = Path(f"/proc/{parent}/cmdline").read_bytes()
+    commands = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
+    (pid,) = [child for child, command in commands.items() if b"stand_in" in command and command != parents]
     return pid

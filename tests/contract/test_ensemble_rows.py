@@ -339,6 +339,7 @@ def test_a_required_input_that_a_step_leaves_out_fails_the_step_that_needs_it(se
 def test_the_first_error_is_told_when_the_steps_that_run_have_ended(server: RunningServer) -> None:
     with Gate() as gate, ThreadPoolExecutor(1) as pool:
         before = counts(server, "b", "two")
+        (first_before,) = counts(server, "a")
         sent = pool.submit(
             ask,
             server,
@@ -347,7 +348,7 @@ def test_the_first_error_is_told_when_the_steps_that_run_have_ended(server: Runn
             b=f"gate({gate.port})\nreturn error('second')",
         )
         gate.wait()
-        wait_until(lambda: statistics(server, "a")["inference_stats"]["success"]["count"] > 0)
+        wait_until(lambda: counts(server, "a") == [first_before + 1])
         assert not sent.done()
         gate.open()
         assert error(sent.result()) == (500, "in ensemble 'parallel', first")

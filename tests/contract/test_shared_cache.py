@@ -63,7 +63,9 @@ class Redis:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        options = ("host=127.0.0.1", f"port={self.port}", "password=secret")
+        options = ["host=127.0.0.1", f"port={self.port}", "password=secret"]
+        # On a busy machine an answer may take longer than the half second that a request waits for one.
+        options += ["socket_timeout=30000", "wait_timeout=30000"]
         return tuple(f"--cache-config=redis,{option}" for option in options)
 
     def start(self) -> None:

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,10 +20,11 @@ from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import SEQUENCE_END, InferenceRequest, InferenceResponse, ParameterValue
 from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.engine import ensemble_run
 from pytriton_lite.engine.ensemble_run import EnsembleStream
 from pytriton_lite.engine.ensemble_version import EnsembleVersion
 from pytriton_lite.engine.observation import Observation
-from pytriton_lite.engine.response_stream import ResponseReceiver, ResponseStream
+from pytriton_lite.engine.response_stream import Caller, ResponseReceiver, ResponseStream
 from pytriton_lite.engine.statistics import FailureReason
 from pytriton_lite.scheduling.queue import Ticket
 from tests.contract.ensemble_models import DECOUPLED, write_ensemble, write_step_model
@@ -645,6 +647,35 @@ async def test_who_waits_for_room_too_long_is_told(world: World) -> None:
     )
     world.a.last.answer()
     await first
+
+
+@in_loop
+async def test_a_call_that_waits_for_room_looks_again_whether_it_waits_for_itself(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client's request that gets the room before it may close the chain."""
+    answers = [True, False, False]
+    was_found = asyncio.Event()
+
+    def look(waited: object) -> bool:
+        answer = answers.pop()
+        if answer:
+            was_found.set()
+        return answer
+
+    monkeypatch.setattr(ensemble_run, "is_stuck", look)
+    monkeypatch.setattr(ensemble_run, "_LOOK_AGAIN_S", 0.001)
+    ensemble = world.ensemble(("a", "IN0=X", "OUT0=Y"), scheduling="max_inflight_requests: 1")
+    client = ensemble.infer(request())
+    heard, opened = stream(ensemble)
+    opened.caller = Caller(cast(Any, Mock(batches_in_flight=[])))
+    opened.caller.instance.name = "caller_0"
+    await was_found.wait()
+    (text,) = heard.values
+    assert str(text).startswith("in ensemble 'ens', the call waits for itself: caller_0 -> ens -> a. None of the 1")
+    world.a.last.answer()
+    await client
+    assert len(world.a.asked) == 1
 
 
 @in_loop
