@@ -48,9 +48,6 @@ SCHEDULER_ROWS: list[Row] = [
 ]
 """What a scheduler decides; the rest of that checklist is about what stands around it."""
 
-NOT_YET: dict[Row, str] = {}
-"""Rows that no test can show today."""
-
 IN_PART: dict[Row, str] = {("model_api.md", 130): "where there is no GPU"}
 """Rows that no test here can show whole, with what each test of such a row says of itself.
 
@@ -138,7 +135,7 @@ def id_of(row: Row) -> str:
     return f"{row[0]} row {row[1]}"
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row not in NOT_YET], ids=id_of)
+@pytest.mark.parametrize("row", ROWS, ids=id_of)
 def test_a_row_of_a_checklist_is_named_by_a_test(row: Row) -> None:
     assert named_rows().get(row), f"no test in {', '.join(PLACES)} names {id_of(row)}"
 
@@ -146,11 +143,6 @@ def test_a_row_of_a_checklist_is_named_by_a_test(row: Row) -> None:
 @pytest.mark.parametrize("row", SCHEDULER_ROWS, ids=id_of)
 def test_a_row_about_a_scheduler_is_named_by_a_test_on_a_fake_clock(row: Row) -> None:
     assert named_rows(FAKE_CLOCK_PLACES).get(row), f"no test in {', '.join(FAKE_CLOCK_PLACES)} names {id_of(row)}"
-
-
-@pytest.mark.parametrize("row", NOT_YET, ids=id_of)
-def test_a_row_that_no_test_can_show_is_named_by_none(row: Row) -> None:
-    assert not named_rows().get(row), f"{id_of(row)} can be shown: strike it from NOT_YET"
 
 
 def test_no_test_names_a_row_that_is_not_there() -> None:
