@@ -124,7 +124,7 @@ class OpenCalls:
 
     def _begin(self, body: memoryview) -> None:
         message = messages.read_call(body, self._instance.specs)
-        self._instance.on_call()
+        self._instance.on_call(is_in_execute=message.is_in_execute)
         call = self._calls[message.number] = _Call(self, message.number, message.waiting_batch)
         observation = self._services.observation
         if observation.is_on:

@@ -557,12 +557,19 @@ class Instance:
     def has_begun(self, batch: int) -> bool:
         return self._worker is not None and batch <= self._worker.started_batch
 
-    def on_call(self) -> None:
-        """The model has called another one for the first time: what waits behind it may be what it is going to wait for."""
-        if not self._makes_calls:
-            self._makes_calls = True
-            if not self.is_alone:
-                self.recall()
+    def on_call(self, *, is_in_execute: bool) -> None:
+        """The model calls another one: what waits behind it may be what it is going to wait for.
+
+        Where ``execute`` calls by itself, and not a coroutine of it, the instance executes one batch at a time, whatever
+        EXECUTE_CONCURRENCY says: it is there for coroutines.
+        """
+        is_new = not self._makes_calls or (is_in_execute and self.capacity > 1)
+        self._makes_calls = True
+        if is_in_execute and self.capacity > 1:
+            self.capacity = 1
+            self._update_room()
+        if is_new and not self.is_alone:
+            self.recall()
 
     def recall(self) -> None:
         """Ask for the batches back that the worker has not begun with."""

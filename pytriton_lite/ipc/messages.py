@@ -536,6 +536,9 @@ _CALL = struct.Struct("<QqQBxHI")
 FLAG_DECOUPLED = 1
 """The caller takes any number of responses."""
 
+FLAG_IN_EXECUTE = 2
+"""The call is made by ``execute`` itself, not by a coroutine of it: nothing else is executed before it has returned."""
+
 
 @dataclass(slots=True)
 class CallMessage:
@@ -549,6 +552,7 @@ class CallMessage:
     version: int
     waiting_batch: int
     is_decoupled: bool
+    is_in_execute: bool
     requested_outputs: list[str]
     request: RequestMessage
 
@@ -561,12 +565,13 @@ def put_call(
     version: int,
     waiting_batch: int,
     is_decoupled: bool,
+    is_in_execute: bool,
     requested_outputs: Sequence[str],
 ) -> None:
     """Append the head of a CALL; `put_request` and the inputs must follow, then `call_frame` around them."""
     raw_name = model_name.encode("utf-8", "surrogateescape")
     raw_outputs = json.dumps(list(requested_outputs)).encode() if requested_outputs else b""
-    flags = FLAG_DECOUPLED * is_decoupled
+    flags = FLAG_DECOUPLED * is_decoupled | FLAG_IN_EXECUTE * is_in_execute
     parts.append(_CALL.pack(number, version, waiting_batch, flags, len(raw_name), len(raw_outputs)))
     parts.append(raw_name + raw_outputs)
 
@@ -583,7 +588,16 @@ def read_call(body: memoryview, specs: SpecTable) -> CallMessage:
     outputs: list[str] = json.loads(bytes(body[at : at + output_bytes])) if output_bytes else []
     at += output_bytes
     request, _ = _take_request(body, at, specs)
-    return CallMessage(number, name, version, waiting_batch, bool(flags & FLAG_DECOUPLED), outputs, request)
+    return CallMessage(
+        number,
+        name,
+        version,
+        waiting_batch,
+        bool(flags & FLAG_DECOUPLED),
+        bool(flags & FLAG_IN_EXECUTE),
+        outputs,
+        request,
+    )
 
 
 # ---------------------------------------------------------------------------------------------- the small ones

@@ -239,6 +239,7 @@ class Worker(Host):
             version=request._model_version,
             waiting_batch=self._waiting_batch(),
             is_decoupled=decoupled,
+            is_in_execute=self._in_execute != 0 and threading.get_ident() == self._main_thread,
             requested_outputs=sorted(request._requested_outputs),
         )
         messages.put_request(

@@ -146,7 +146,7 @@ def test_a_batch_that_is_given_back_after_the_result_of_the_last_one_is_sent_aga
         second, third = world.infer(), world.infer()
         await a_turn()
         assert world.worker.batches() == [1, 2, 3]
-        world.instance.on_call()
+        world.instance.on_call(is_in_execute=True)
         assert [kind for kind, _ in world.worker.hear()] == [Kind.RECALL]
         world.says(answered(2))
         world.says(messages.returned_frame([3]))
