@@ -21,7 +21,7 @@ from pytriton_lite.core.request import InferenceResponse
 from pytriton_lite.core.request_ids import described
 from pytriton_lite.core.timeline import Timeline
 from pytriton_lite.engine.fork_server import WorkerExit
-from pytriton_lite.engine.instance import DEATHS_BEFORE_NOT_READY, Batch, Instance, Outcome
+from pytriton_lite.engine.instance import DEATHS_BEFORE_NOT_READY, Batch, Instance, Outcome, Sent
 from pytriton_lite.engine.response_stream import ResponseStream
 from pytriton_lite.engine.statistics import FailureReason, ModelStatistics, ResponseKind
 from pytriton_lite.ipc.messages import BatchResult, Fate
@@ -402,17 +402,7 @@ class Dispatcher:
             elif outcome is Fate.RESCHEDULED:
                 self._reschedule(ticket, now_ns)
 
-    def responded(
-        self,
-        instance: Instance,
-        batch: Batch,
-        index: int,
-        response: InferenceResponse | InferenceError | None,
-        *,
-        is_final: bool,
-        infer_ns: int,
-        sent_ns: int,
-    ) -> None:
+    def responded(self, instance: Instance, batch: Batch, index: int, sent: Sent) -> None:
         """A sender has sent. A client that takes one answer gets it when the sender says that this was all."""
         ticket = batch.tickets[index]
         if ticket.is_null:
@@ -421,77 +411,51 @@ class Dispatcher:
         if self._is_decoupled and isinstance(waiter, ResponseStream):
             waiter.comes_from(instance, batch.number, index)
             if self._order is None or not _kept_in_order([ticket]):
-                self._pass_on(ticket, waiter, response, infer_ns, sent_ns, is_final=is_final)
+                self._pass_on(ticket, waiter, sent)
             else:
-                self._pass_on_in_order(self._order, ticket, waiter, response, infer_ns, sent_ns, is_final=is_final)
-            if is_final:
+                self._pass_on_in_order(self._order, ticket, waiter, sent)
+            if sent.is_final:
                 self._released(ticket)
             return
-        if response is not None:
-            self._held[ticket] = response
-        if is_final:
+        if sent.response is not None:
+            self._held[ticket] = sent.response
+        if sent.is_final:
             nothing = InferenceError(ErrorCode.INTERNAL, "the response sender of the model ended without a response")
             self._end(ticket, self._held.pop(ticket, nothing))
 
-    def _pass_on(
-        self,
-        ticket: Ticket,
-        waiter: ResponseStream,
-        response: InferenceResponse | InferenceError | None,
-        infer_ns: int,
-        sent_ns: int,
-        *,
-        is_final: bool,
-    ) -> None:
+    def _pass_on(self, ticket: Ticket, waiter: ResponseStream, sent: Sent) -> None:
         """What a decoupled model sent leaves for its client."""
         if ticket.request.timeline is not None:
-            _note_response(ticket.request.timeline, ticket, response, is_final=is_final)
-        self._count_response(ticket, waiter, response, infer_ns, sent_ns)
-        waiter.deliver(response, is_final=is_final)
+            _note_response(ticket.request.timeline, ticket, sent.response, is_final=sent.is_final)
+        self._count_response(ticket, waiter, sent)
+        waiter.deliver(sent.response, is_final=sent.is_final)
 
-    def _pass_on_in_order(
-        self,
-        order: AnswerOrder,
-        ticket: Ticket,
-        waiter: ResponseStream,
-        response: InferenceResponse | InferenceError | None,
-        infer_ns: int,
-        sent_ns: int,
-        *,
-        is_final: bool,
-    ) -> None:
+    def _pass_on_in_order(self, order: AnswerOrder, ticket: Ticket, waiter: ResponseStream, sent: Sent) -> None:
         """`_pass_on` after the responses to earlier requests. The model may be about to send those, so it must not wait."""
-        is_held = response is not None and not order.is_first(ticket)
+        is_held = sent.response is not None and not order.is_first(ticket)
         if is_held:
             waiter.hold()
 
         def deliver() -> None:
             if is_held:
                 waiter.let_go()
-            self._pass_on(ticket, waiter, response, infer_ns, sent_ns, is_final=is_final)
+            self._pass_on(ticket, waiter, sent)
 
-        (order.finished if is_final else order.responded)(ticket, deliver)
+        (order.finished if sent.is_final else order.responded)(ticket, deliver)
 
-    def _count_response(
-        self,
-        ticket: Ticket,
-        waiter: ResponseStream,
-        response: InferenceResponse | InferenceError | None,
-        infer_ns: int,
-        sent_ns: int,
-    ) -> None:
+    def _count_response(self, ticket: Ticket, waiter: ResponseStream, sent: Sent) -> None:
         """What a decoupled model sent, before it is passed on."""
         statistics = self._statistics
         if waiter.cancelled():
             kind = ResponseKind.CANCEL
-        elif response is None:
+        elif sent.response is None:
             kind = ResponseKind.EMPTY
         else:
-            kind = ResponseKind.FAIL if isinstance(response, InferenceError) else ResponseKind.SUCCESS
+            kind = ResponseKind.FAIL if isinstance(sent.response, InferenceError) else ResponseKind.SUCCESS
             statistics.streamed += 1
             if statistics.first_response is not None and not waiter.delivered:
                 self._observe_first_response(ticket)
-        statistics.add_response(waiter.delivered, kind, infer_ns, max(0, self._clock() - sent_ns))
+        statistics.add_response(waiter.delivered, kind, sent.infer_ns, max(0, self._clock() - sent.sent_ns))
 
     def returned(self, batches: list[Batch]) -> None:
         """A worker gave back what it had not begun with."""

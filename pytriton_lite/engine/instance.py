@@ -13,7 +13,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.core.errors import ErrorCode, InferenceError
@@ -91,6 +91,18 @@ Outcome = list[Tensor] | InferenceError | Fate
 """What became of one request: the tensors that the model gave, the error that it returned, or what else."""
 
 
+class Sent(NamedTuple):
+    """What a sender gave: a response, or None for an end alone.
+
+    ``infer_ns`` went by since the one before, or since the execution began, when the model sent it, at ``sent_ns``.
+    """
+
+    response: InferenceResponse | InferenceError | None
+    is_final: bool
+    infer_ns: int
+    sent_ns: int
+
+
 class InstanceOwner(Protocol):
     """What an instance asks of the version it belongs to."""
 
@@ -101,21 +113,8 @@ class InstanceOwner(Protocol):
     def on_result(self, instance: Instance, batch: Batch, result: BatchResult, outcomes: list[Outcome]) -> None:
         """``execute`` is done with a batch. *outcomes* go with its tickets; empty when ``result.failure`` says why."""
 
-    def on_response(
-        self,
-        instance: Instance,
-        batch: Batch,
-        index: int,
-        response: InferenceResponse | InferenceError | None,
-        *,
-        is_final: bool,
-        infer_ns: int,
-        sent_ns: int,
-    ) -> None:
-        """A response to request *index* of *batch*, perhaps before the batch's result; None for an end alone.
-
-        *infer_ns* went by since the one before, or since the execution began, when the model sent it, at *sent_ns*.
-        """
+    def on_response(self, instance: Instance, batch: Batch, index: int, sent: Sent) -> None:
+        """To request *index* of *batch*, perhaps before the batch's result."""
 
     def on_returned(self, instance: Instance, batches: list[Batch]) -> None:
         """The worker gave back what it had not begun with."""
@@ -456,7 +455,7 @@ class Instance:
             outcome = self._outcome(answer, batch, batch.tickets[index])
             assert not isinstance(outcome, Fate), "a RESPONSE carries outputs or an error"
             response = outcome if isinstance(outcome, InferenceError) else self._response(batch, index, outcome, answer)
-        self._owner.on_response(self, batch, index, response, is_final=is_final, infer_ns=infer_ns, sent_ns=sent_ns)
+        self._owner.on_response(self, batch, index, Sent(response, is_final, infer_ns, sent_ns))
         if is_final:
             batch.ended.add(index)
             if number in self._open and len(batch.ended) == len(batch.tickets):

@@ -21,7 +21,7 @@ from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.admission import Admission
 from pytriton_lite.engine.dispatch import Clock, Dispatcher
 from pytriton_lite.engine.fork_server import WorkerExit
-from pytriton_lite.engine.instance import Batch, Instance, InstanceOwner, Outcome
+from pytriton_lite.engine.instance import Batch, Instance, InstanceOwner, Outcome, Sent
 from pytriton_lite.engine.latency_metrics import LatencyMetrics
 from pytriton_lite.engine.response_stream import ResponseStream
 from pytriton_lite.engine.statistics import ModelStatistics, statistics_of
@@ -164,20 +164,8 @@ class _Run(InstanceOwner):
             outcomes = [[] if outcome is Fate.RESCHEDULED else outcome for outcome in outcomes]
         self._dispatcher.finished(instance, batch, result, outcomes)
 
-    def on_response(
-        self,
-        instance: Instance,
-        batch: Batch,
-        index: int,
-        response: InferenceResponse | InferenceError | None,
-        *,
-        is_final: bool,
-        infer_ns: int,
-        sent_ns: int,
-    ) -> None:
-        self._dispatcher.responded(
-            instance, batch, index, response, is_final=is_final, infer_ns=infer_ns, sent_ns=sent_ns
-        )
+    def on_response(self, instance: Instance, batch: Batch, index: int, sent: Sent) -> None:
+        self._dispatcher.responded(instance, batch, index, sent)
 
     def on_returned(self, instance: Instance, batches: list[Batch]) -> None:
         self._dispatcher.returned(batches)

@@ -20,7 +20,7 @@ from pytriton_lite.engine.calls import WorkerServices
 from pytriton_lite.engine.dispatch import Clock, Dispatcher, PendingAnswer
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.fork_server import Spawners, WorkerExit
-from pytriton_lite.engine.instance import DEATHS_BEFORE_NOT_READY, Batch, Instance, Outcome
+from pytriton_lite.engine.instance import DEATHS_BEFORE_NOT_READY, Batch, Instance, Outcome, Sent
 from pytriton_lite.engine.latency_metrics import LatencyMetrics
 from pytriton_lite.engine.limited_dispatch import LimitedDispatcher
 from pytriton_lite.engine.log_levels import LogLevels
@@ -482,20 +482,8 @@ class WorkerVersion(ServedVersion):
     def on_result(self, instance: Instance, batch: Batch, result: BatchResult, outcomes: list[Outcome]) -> None:
         self._dispatcher.finished(instance, batch, result, outcomes)
 
-    def on_response(
-        self,
-        instance: Instance,
-        batch: Batch,
-        index: int,
-        response: InferenceResponse | InferenceError | None,
-        *,
-        is_final: bool,
-        infer_ns: int,
-        sent_ns: int,
-    ) -> None:
-        self._dispatcher.responded(
-            instance, batch, index, response, is_final=is_final, infer_ns=infer_ns, sent_ns=sent_ns
-        )
+    def on_response(self, instance: Instance, batch: Batch, index: int, sent: Sent) -> None:
+        self._dispatcher.responded(instance, batch, index, sent)
 
     def on_returned(self, instance: Instance, batches: list[Batch]) -> None:
         self._dispatcher.returned(batches)
