@@ -145,7 +145,7 @@ def test_a_surplus_instance_between_two_workers_goes_without_the_next(tmp_path: 
         await model.adopt(ONE)
         await model.wait_gone()
         assert model.names == ["m_0_0"]
-        assert children() == {model.instance("m_0_0").pid}
+        await wait_until(lambda: children() == {model.instance("m_0_0").pid})
         gate.open()
 
     play(tmp_path, scenario)
@@ -216,7 +216,7 @@ def test_a_caller_who_gives_up_leaves_nothing_behind(tmp_path: Path) -> None:
             await adoption
         await model.wait_gone()
         assert model.names == ["m_0_0"]
-        assert children() == {model.instance("m_0_0").pid}
+        await wait_until(lambda: children() == {model.instance("m_0_0").pid})
         await model.adopt(TWO)
         assert model.names == ["m_0_0", "m_0_1"]
 
