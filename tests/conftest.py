@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import signal
+from types import FrameType
 
-# A shell that puts a command into the background has it ignore SIGINT, and so have CI runners; children inherit that. What
-# tests start must heed Ctrl-C as it does at a terminal.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+
+def _pass_over(number: int, frame: FrameType | None) -> None:
+    """What SIG_IGN does, but what is started from here does not inherit it."""
+
+
+# A shell that puts a command into the background has it ignore SIGINT, nohup SIGHUP, and children inherit that. What tests
+# start must heed both as it does at a terminal.
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _pass_over)

@@ -184,7 +184,7 @@ def test_a_request_that_died_with_its_worker_has_the_instance_in_the_line(reposi
 def test_a_client_that_gives_up_has_a_line_when_the_model_is_done(server: RunningServer) -> None:
     with Gate() as gate:
         body = json.dumps(
-            {"id": "gone", "inputs": [{"name": "IN", "datatype": "BYTES", "shape": [1], "data": [waits(gate)]}]}
+            {"id": "gone", "inputs": [{"name": "IN", "datatype": "BYTES", "shape": [1], "data": [waits_for_cancellation(gate)]}]}
         ).encode()
         with socket.create_connection(("127.0.0.1", server.http_port)) as client:
             head = f"POST /v2/models/script/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -194,8 +194,9 @@ def test_a_client_that_gives_up_has_a_line_when_the_model_is_done(server: Runnin
     assert (line["status"], line["bytes_out"], line["instance"]) == (499, 0, "script_0_0")
 
 
-def waits(gate: Gate) -> str:
-    return f"gate({gate.port})\n{ANSWER}"
+def waits_for_cancellation(gate: Gate) -> str:
+    """Otherwise the server may hear of the answer before it hears that the client has gone."""
+    return f"gate({gate.port})\nuntil(request.is_cancelled)\n{ANSWER}"
 
 
 def test_a_request_that_says_its_trace_has_it_in_the_line(server: RunningServer) -> None:
