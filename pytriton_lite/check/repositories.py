@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from pytriton_lite.config.complete import BACKEND_FILE, PYTHON
 from pytriton_lite.config.effects import without_effect
 from pytriton_lite.config.ensemble import EnsembleStep
 from pytriton_lite.config.ensemble_plan import plan_ensemble
-from pytriton_lite.config.errors import BrokenRule
+from pytriton_lite.config.errors import BrokenRule, cannot_open
 from pytriton_lite.config.every_rule import (
     Surroundings,
     broken_after_completion,
@@ -187,9 +188,9 @@ def _read_text(model: _Model, rules: Rules) -> ConfigText | None:
         if not rules.strict_config:
             model.file = model.directory.path
             return ConfigText(model_config_pb.ModelConfig(), {})
-        model.add(f"failed to open text file for read {model.file}: {error.strerror}")
+        model.add(cannot_open(model.file, error))
     except OSError as error:
-        model.add(f"failed to open text file for read {model.file}: {error.strerror}")
+        model.add(cannot_open(model.file, error))
     else:
         return read_config_text(text, source=str(model.file))
     return None
@@ -197,8 +198,7 @@ def _read_text(model: _Model, rules: Rules) -> ConfigText | None:
 
 def _check_message(model: _Model, message: model_config_pb.ModelConfig, rules: Rules) -> None:
     directory = model.directory
-    written = model_config_pb.ModelConfig()
-    written.CopyFrom(message)
+    written = copy.deepcopy(message)
     around = Surroundings(directory.path, directory.versions, rules.gpu_ids, rules.backends)
     if model.add_broken(broken_while_polling(message, around)):
         return

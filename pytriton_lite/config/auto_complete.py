@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,8 +28,7 @@ def merge_completed(config: ModelConfig, completed: Mapping[str, Any]) -> ModelC
     policy, ``decoupled``. Nothing else. The result is normalised, and checked as a whole again.
     Raises InferenceError(INVALID_ARG).
     """
-    message = model_config_pb.ModelConfig()
-    message.CopyFrom(config.message)
+    message = copy.deepcopy(config.message)
     taken = _TAKEN if message.WhichOneof("scheduling_choice") else (*_TAKEN, *_SCHEDULERS)
     found = _parse({key: completed[key] for key in taken if key in completed}, config.name)
     message.max_batch_size = found.max_batch_size

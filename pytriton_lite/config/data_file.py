@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pytriton_lite.config.errors import cannot_open
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 
 
@@ -12,6 +13,5 @@ def read_data_file(model_dir: Path, folder: str, name: str) -> bytes:
     path = model_dir / folder / name.lstrip("/")
     try:
         return path.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InferenceError(ErrorCode.INTERNAL, f"failed to open text file for read {path}: {reason}") from None
+    except (OSError, ValueError) as error:
+        raise InferenceError(ErrorCode.INTERNAL, cannot_open(path, error)) from None

@@ -8,6 +8,7 @@ decoupled step, or to the request itself.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,6 @@ from pytriton_lite.config.validate_tensors import validate_tensors
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import BugError
 from pytriton_lite.core.tensor import format_shape
-from pytriton_lite.proto import model_config_pb
 
 FindConfig = Callable[[str, "int | None"], "ModelConfig | None"]
 """The completed configuration of a composing model by name and version, None for the newest ready version."""
@@ -141,8 +141,7 @@ def plan_ensemble(config: ModelConfig, find: FindConfig) -> EnsemblePlan:
     _check_tensors(config, config.ensemble, models)
     producers = {tensor: at for at, step in enumerate(config.ensemble.steps) for tensor in step.outputs.values()}
     steps = _plan_steps(config, config.ensemble, models, producers)
-    message = model_config_pb.ModelConfig()
-    message.CopyFrom(config.message)
+    message = copy.deepcopy(config.message)
     message.model_transaction_policy.decoupled = any(step.is_decoupled for step in steps)
     labels = {**_inherited_labels(config.ensemble, models, producers, config.outputs), **config.labels}
     served = replace(ModelConfig.from_message(message), labels=labels)

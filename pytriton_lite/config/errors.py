@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 
@@ -34,6 +35,12 @@ class BrokenRule(InferenceError):
     def __init__(self, code: ErrorCode, text: str, field: str = "") -> None:
         super().__init__(code, text)
         self.field = field
+
+
+def cannot_open(path: Path, error: OSError | ValueError) -> str:
+    """Why a file that belongs to a configuration is not read. ValueError is what a name with a zero byte gives."""
+    reason = error.strerror if isinstance(error, OSError) else error
+    return f"failed to open text file for read {path}: {reason}"
 
 
 def invalid(text: str, field: str = "") -> BrokenRule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -77,8 +78,7 @@ _KINDS = {_Group.KIND_CPU: InstanceKind.CPU, _Group.KIND_GPU: InstanceKind.GPU, 
 def group_from_message(group: _Group) -> InstanceGroup:
     """*group* as it stands."""
     limits = group.rate_limiter
-    settings = _Group()
-    settings.CopyFrom(group)
+    settings = copy.deepcopy(group)
     for name in ("name", "count", "gpus"):
         settings.ClearField(name)
     return InstanceGroup(

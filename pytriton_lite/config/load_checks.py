@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pytriton_lite.config.complete import BACKEND_FILE, ENSEMBLE, PYTHON
-from pytriton_lite.config.errors import BrokenRule, invalid
+from pytriton_lite.config.errors import BrokenRule, cannot_open, invalid
 from pytriton_lite.core.errors import ErrorCode
 from pytriton_lite.proto import model_config_pb
 
@@ -130,10 +130,8 @@ def _read_label_file(output: model_config_pb.ModelOutput, at: int, model_name: s
     try:
         # Universal line ends: a file that was written on Windows gives no labels with a carriage return.
         text = path.read_text("utf-8", "surrogateescape")
-    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
-        reason = error.strerror if isinstance(error, OSError) else error
-        text = f"failed to open text file for read {path}: {reason}"
-        raise BrokenRule(ErrorCode.INTERNAL, text, place) from None
+    except (OSError, ValueError) as error:
+        raise BrokenRule(ErrorCode.INTERNAL, cannot_open(path, error), place) from None
     return tuple(text.removesuffix("\n").split("\n"))  # not splitlines, to which a form feed ends a line, too
 
 

@@ -7,6 +7,7 @@ loaded (step 9): the instances on this machine, the tensors, the files that the 
 
 from __future__ import annotations
 
+import copy
 import enum
 import json
 import math
@@ -20,7 +21,7 @@ from pytriton_lite.config import effects, load_checks
 from pytriton_lite.config.batch_io import BatchTensors, batch_tensors_from_message, broken_batch_tensors
 from pytriton_lite.config.complete import complete, complete_python_based
 from pytriton_lite.config.ensemble import EnsembleScheduling, ensemble_from_message
-from pytriton_lite.config.errors import BrokenRule, PollError, invalid, raise_first
+from pytriton_lite.config.errors import BrokenRule, PollError, cannot_open, invalid, raise_first
 from pytriton_lite.config.instances import (
     InstanceGroup,
     InstanceKind,
@@ -322,12 +323,9 @@ def instance_names(config: ModelConfig) -> Iterator[InstanceSpec]:
 
 def with_one_instance(config: ModelConfig) -> ModelConfig:
     """A *config* that `check_for_load` has returned, with the first of its instances that execute, and no other."""
-    message = model_config_pb.ModelConfig()
-    message.CopyFrom(config.message)
+    message = copy.deepcopy(config.message)
     groups = list(message.instance_group)
-    chosen = next((group for group in groups if not group.passive), groups[0])
-    single = type(chosen)()
-    single.CopyFrom(chosen)
+    single = copy.deepcopy(next((group for group in groups if not group.passive), groups[0]))
     single.count = 1
     del single.gpus[1:]
     del message.instance_group[:]
@@ -341,8 +339,7 @@ def regrouped(served: ModelConfig, new: ModelConfig, *, gpu_ids: Sequence[int]) 
     Everything else stays: what the model completed, the labels. *gpu_ids* as for `check_for_load`.
     Raises InferenceError when the groups are not valid on this machine.
     """
-    message = model_config_pb.ModelConfig()
-    message.CopyFrom(served.message)
+    message = copy.deepcopy(served.message)
     del message.instance_group[:]
     message.instance_group.extend(new.message.instance_group)
     message.version_policy.CopyFrom(new.message.version_policy)
@@ -387,8 +384,7 @@ def resolve_for_load(
 
     Arguments as for `check_for_load`, which does this, too. Raises InferenceError, the reason of a failed load.
     """
-    message = model_config_pb.ModelConfig()
-    message.CopyFrom(config.message)
+    message = copy.deepcopy(config.message)
     raise_first(load_checks.broken_backend(message, model_dir, backends))
     if message.backend in backends:
         complete_python_based(message, backends[message.backend])
@@ -434,14 +430,10 @@ def _read(path: Path, *, must_exist: bool) -> model_config_pb.ModelConfig:
     except FileNotFoundError as error:
         if not must_exist:
             return model_config_pb.ModelConfig()
-        raise _cannot_open(path, error) from None
+        raise PollError(cannot_open(path, error)) from None
     except OSError as error:
-        raise _cannot_open(path, error) from None
+        raise PollError(cannot_open(path, error)) from None
     return parse_model_config(text, source=str(path))
-
-
-def _cannot_open(path: Path, error: OSError) -> PollError:
-    return PollError(f"failed to open text file for read {path}: {error.strerror}")
 
 
 def broken_agents(message: model_config_pb.ModelConfig) -> Iterator[BrokenRule]:

@@ -7,6 +7,7 @@ it does not tell where in the file a field stood. So the text is read here, into
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import re
 from collections.abc import Callable, Mapping
@@ -68,8 +69,11 @@ def read_config_text(text: str, *, source: str) -> ConfigText:
     """As `parse_model_config`, but with all that is wrong: a field that cannot be read is passed over."""
     message = model_config_pb.ModelConfig()
 
+    line_ends = [found.start() for found in re.finditer("\n", text)]
+
     def place(offset: int) -> tuple[int, int]:
-        return text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset)
+        before = bisect.bisect_left(line_ends, offset)
+        return before + 1, offset - (line_ends[before - 1] if before else -1)
 
     try:
         parser = _Parser(list(tokens_of(text)))

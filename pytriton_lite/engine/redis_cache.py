@@ -31,6 +31,7 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Tensor, element_count
 from pytriton_lite.engine.cache_options import RedisCacheOptions
 from pytriton_lite.engine.response_cache import CachedOutput, CacheSpace, Found, Outputs, ResponseCache, copied
+from pytriton_lite.repository.changes import is_bytecode
 
 logger = logging.getLogger(__name__)
 
@@ -302,11 +303,13 @@ def _files(directory: Path, version: int) -> list[Path]:
         folders[:] = [
             name
             for name in folders
-            if name != "__pycache__"
+            if not is_bytecode(name)
             and not (is_top and name.isdigit() and name != str(version))
             and os.path.realpath(os.path.join(folder, name)) not in seen  # a link may lead back
         ]
-        found += [Path(folder, name) for name in files if not (is_top and name == "config.pbtxt")]
+        found += [
+            Path(folder, name) for name in files if not is_bytecode(name) and not (is_top and name == "config.pbtxt")
+        ]
     return found
 
 

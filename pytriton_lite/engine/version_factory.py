@@ -105,13 +105,28 @@ class VersionFactory:
         namespace: str = "",
         plan: EnsemblePlan | None = None,
     ) -> ServedVersion:
-        """A generation that was not loaded yet. One that is to be loaded needs a *config* from `complete`.
+        """A generation that is to be loaded, with a *config* from `complete`.
 
         *plan* is an ensemble's, and its configuration the plan's.
         """
-        served: ServedVersion
+        served = self.outline(config, version=version, directory=directory, namespace=namespace, plan=plan)
+        # An ensemble may be decoupled although its configuration did not say so, and is not cached then.
+        if self._cache is not None and served.config.uses_response_cache:
+            served.use_cache(self._cache.space(served.config, version, directory))
+        return served
+
+    def outline(
+        self,
+        config: ModelConfig,
+        *,
+        version: int,
+        directory: Path,
+        namespace: str = "",
+        plan: EnsemblePlan | None = None,
+    ) -> ServedVersion:
+        """What can be seen of a generation that will never serve. Arguments as of `make`, but *config* need not be complete."""
         if plan is not None:
-            served = EnsembleVersion(
+            return EnsembleVersion(
                 version,
                 plan=plan,
                 services=self._services,
@@ -119,9 +134,7 @@ class VersionFactory:
                 clock=self._clock,
                 latencies=self._latencies,
             )
-            self._give_cache(served, directory)
-            return served
-        served = WorkerVersion(
+        return WorkerVersion(
             config,
             version,
             directory=directory,
@@ -134,8 +147,6 @@ class VersionFactory:
             latencies=self._latencies,
             grants=self._grants,
         )
-        self._give_cache(served, directory)
-        return served
 
     def _advise_on_cache(self, config: ModelConfig, version: int) -> None:
         if config.uses_response_cache and self._cache is None:
@@ -144,11 +155,6 @@ class VersionFactory:
                 config.name,
                 version,
             )
-
-    def _give_cache(self, served: ServedVersion, directory: Path) -> None:
-        """An ensemble may be decoupled although its configuration did not say so, and is not cached then."""
-        if self._cache is not None and served.config.uses_response_cache:
-            served.use_cache(self._cache.space(served.config, served.version, directory))
 
     def _spawners(self, model: str) -> Spawners:
         """Where the workers of *model* come from."""

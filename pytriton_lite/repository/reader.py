@@ -5,6 +5,7 @@ Everything here reads files and takes its time: call it in a thread.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,7 +103,7 @@ class Polled:
     @property
     def comparable_config(self) -> bytes:
         """Equal to another when going from one to the other needs no reload (repository.md, section 3.1)."""
-        message = _copy(self.config.message)
+        message = copy.deepcopy(self.config.message)
         message.ClearField("version_policy")
         message.ClearField("instance_group")
         return message.SerializeToString(deterministic=True)
@@ -282,9 +283,3 @@ def _times_to_remember(times: ChangeTimes, override: Override) -> ChangeTimes:
     if override.files:
         return NEVER
     return ChangeTimes(NEVER.model_ns, times.version_ns) if override else times
-
-
-def _copy(message: model_config_pb.ModelConfig) -> model_config_pb.ModelConfig:
-    copy = model_config_pb.ModelConfig()
-    copy.CopyFrom(message)
-    return copy

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from pytriton_lite.repository.changes import is_bytecode
+
 Key = TypeVar("Key", bound=Hashable)
 
 Snapshot = Mapping[str, tuple[int, int]]
 """(time in ns, bytes) of each file by its path in the model's directory. The path of a directory ends with /; it has zeros."""
 
-_PASSED_OVER = re.compile(
-    r"__pycache__|.*\.pyc|"
+_NO_PART_OF_A_MODEL = re.compile(
     r"\..*\.sw[a-p]x?|4913|"  # vim: swap files, and the file by which it finds out whether it may write
     r"\..*\.kate-swp|\.git|\.ipynb_checkpoints|\.(?:mypy|pytest|ruff)_cache|"
     r".*~|\.#.*|#.*#|"  # backups; Emacs: locks and autosaves
@@ -30,7 +31,7 @@ _MOST_NAMED = 3
 
 def is_passed_over(name: str) -> bool:
     """Whether a file or folder of that name is none of the model's."""
-    return _PASSED_OVER.fullmatch(name) is not None
+    return is_bytecode(name) or _NO_PART_OF_A_MODEL.fullmatch(name) is not None
 
 
 def take_snapshot(directory: Path) -> Snapshot:

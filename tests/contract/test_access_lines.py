@@ -184,7 +184,10 @@ def test_a_request_that_died_with_its_worker_has_the_instance_in_the_line(reposi
 def test_a_client_that_gives_up_has_a_line_when_the_model_is_done(server: RunningServer) -> None:
     with Gate() as gate:
         body = json.dumps(
-            {"id": "gone", "inputs": [{"name": "IN", "datatype": "BYTES", "shape": [1], "data": [waits_for_cancellation(gate)]}]}
+            {
+                "id": "gone",
+                "inputs": [{"name": "IN", "datatype": "BYTES", "shape": [1], "data": [waits_for_cancellation(gate)]}],
+            }
         ).encode()
         with socket.create_connection(("127.0.0.1", server.http_port)) as client:
             head = f"POST /v2/models/script/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
