@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from pytriton_lite.core.errors import ErrorCode
+from pytriton_lite.worker.arguments import Unfit, text
 
 COMPILED = "c_python_backend_utils"
 """What classes of Triton's compiled half say as their module."""
@@ -70,10 +71,13 @@ class TritonError:
     ALREADY_EXISTS = _ErrorCode.ALREADY_EXISTS
     CANCELLED = _ErrorCode.CANCELLED
 
-    def __init__(self, message: str, code: _ErrorCode = _ErrorCode.INTERNAL) -> None:
-        if not isinstance(message, str) or not isinstance(code, _ErrorCode):
+    def __init__(self, message: str | bytes, code: _ErrorCode = _ErrorCode.INTERNAL) -> None:
+        try:
+            if not isinstance(code, _ErrorCode):
+                raise Unfit
+            self._message = text(message)
+        except Unfit:
             refuse_arguments("__init__", "TritonError(message: str, code: __ErrorCode = INTERNAL)", (message, code))
-        self._message = message
         self._code = code
 
     def __reduce__(self) -> NoReturn:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from pytriton_lite.worker.api_errors import COMPILED, TritonError, TritonModelException, refuse_arguments, refuse_copy
+from pytriton_lite.worker.arguments import Unfit, integer, items, text, truth
 from pytriton_lite.worker.process import host
 from pytriton_lite.worker.tensor import Tensor
 from pytriton_lite.worker.trace_context import is_opentelemetry
@@ -52,14 +53,18 @@ class PreferredMemory:
     __slots__ = ("_device_id", "_memory_type")
 
     def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
-        if not isinstance(preferred_memory_type, MemoryType) or not isinstance(preferred_device_id, int):
+        try:
+            if not isinstance(preferred_memory_type, MemoryType):
+                raise Unfit
+            device_id = integer(preferred_device_id, bits=64, is_signed=True)
+        except Unfit:
             refuse_arguments(
                 "__init__",
                 "PreferredMemory(preferred_memory_type: MemoryType, preferred_device_id: int = 0)",
                 (preferred_memory_type, preferred_device_id),
             )
         self._memory_type = preferred_memory_type
-        self._device_id = preferred_device_id
+        self._device_id = device_id
 
     def __reduce__(self) -> NoReturn:
         refuse_copy(self)
@@ -120,17 +125,19 @@ class InferenceRequest:
 
     _answering: Answering | None
     _answering_of: Callable[[], Answering] | None
+    _correlation_id: int | str
+    _inputs: list[Tensor]
     _sender: InferenceResponseSender | None
     _requested_outputs: frozenset[str]
     _windows: Windows | None
 
     def __init__(
         self,
-        request_id: str = "",
+        request_id: str | bytes = "",
         correlation_id: int | str = 0,
         inputs: Sequence[Tensor] | None = None,  # required, this and the next two; on Triton, too, they stand here
-        requested_output_names: Sequence[str] | None = None,
-        model_name: str | None = None,
+        requested_output_names: Sequence[str | bytes] | set[str] | None = None,
+        model_name: str | bytes | None = None,
         model_version: int = -1,
         flags: int = 0,
         timeout: int = 0,
@@ -151,37 +158,26 @@ class InferenceRequest:
             trace,
             parameters,
         )
-        if not (
-            isinstance(request_id, str)
-            and isinstance(inputs, (list, tuple))
-            and all(tensor is None or isinstance(tensor, Tensor) for tensor in inputs)
-            and isinstance(requested_output_names, (list, tuple, set, frozenset))
-            and all(isinstance(name, str) for name in requested_output_names)
-            and isinstance(model_name, str)
-            and isinstance(model_version, int)
-            and _is_unsigned(flags, 32)
-            and _is_unsigned(timeout, 64)
-            and (preferred_memory is None or isinstance(preferred_memory, PreferredMemory))
-            and (trace is None or isinstance(trace, InferenceTrace))
-        ):
+        try:
+            self._request_id = text(request_id)
+            self._inputs = _tensors(inputs)
+            self._requested_outputs = _names(requested_output_names)
+            self._model_name = text(model_name)
+            self._model_version = integer(model_version, bits=64, is_signed=True)
+            self._flags = integer(flags, bits=32)
+            self._timeout_us = integer(timeout, bits=64)
+            if not isinstance(preferred_memory, (PreferredMemory, type(None))):
+                raise Unfit
+            if not isinstance(trace, (InferenceTrace, type(None))):
+                raise Unfit
+        except Unfit:
             refuse_arguments("__init__", _REQUEST_SIGNATURE, given)
-        which = f"for request with id '{request_id}' and model name '{model_name}' should not be empty."
-        if any(tensor is None for tensor in inputs):
+        which = f"for request with id '{self._request_id}' and model name '{self._model_name}' should not be empty."
+        if any(tensor is None for tensor in self._inputs):
             raise TritonModelException(f"Input tensor {which}")
-        if not all(requested_output_names):
+        if not all(self._requested_outputs):
             raise TritonModelException(f"Requested output name {which}")
-        if not isinstance(correlation_id, (int, str)):
-            raise TritonModelException("Correlation ID must be integer or string")
-        if isinstance(correlation_id, int) and not 0 <= correlation_id <= _LARGEST_U64:
-            raise RuntimeError(f"correlation_id must be from 0 to 2**64 - 1, got {correlation_id}")
-        self._request_id = request_id
-        self._correlation_id: int | str = correlation_id
-        self._inputs: list[Tensor] = list(inputs)
-        self._requested_outputs = frozenset(requested_output_names)
-        self._model_name = model_name
-        self._model_version = model_version
-        self._flags = flags
-        self._timeout_us = timeout
+        self._correlation_id = _checked_correlation_id(correlation_id)
         self._preferred_memory = preferred_memory
         self._trace = trace
         self._parameters = "" if parameters is None else parameters_text(parameters)
@@ -250,9 +246,7 @@ class InferenceRequest:
         return self._flags
 
     def set_flags(self, flags: int) -> None:
-        if not _is_unsigned(flags, 32):
-            refuse_arguments("set_flags", "(self: InferenceRequest, flags: int) -> None", (flags,))
-        self._flags = flags
+        self._flags = _flags_of("set_flags", flags)
 
     def timeout(self) -> int:
         """Microseconds from the client's ``timeout`` parameter, 0 if none; enforced by the scheduler, not here."""
@@ -285,9 +279,7 @@ class InferenceRequest:
 
     def set_release_flags(self, flags: int) -> None:
         """TRITONSERVER_REQUEST_RELEASE_RESCHEDULE wants this request in a later ``execute`` again (4.5)."""
-        if not _is_unsigned(flags, 32):
-            refuse_arguments("set_release_flags", "(self: InferenceRequest, flags: int) -> None", (flags,))
-        self._release_flags = flags
+        self._release_flags = _flags_of("set_release_flags", flags)
 
     def _answer(self) -> Answering | None:
         if self._answering is None and self._answering_of is not None:
@@ -302,8 +294,7 @@ class InferenceRequest:
     def exec(self, decoupled: Literal[True]) -> ResponseIterator: ...
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
         """Call the model and wait for its response, which may be an error; with *decoupled*, for the first of them."""
-        if not isinstance(decoupled, bool):
-            refuse_arguments("exec", "(self: InferenceRequest, decoupled: bool = False) -> object", (decoupled,))
+        decoupled = _truth_of("exec", decoupled)
         call = host().call(self, decoupled=decoupled)
         call.wait(1)
         return ResponseIterator(call) if decoupled else call.only_response()
@@ -317,8 +308,7 @@ class InferenceRequest:
 
         Raises RuntimeError where no event loop runs.
         """
-        if not isinstance(decoupled, bool):
-            refuse_arguments("async_exec", "(self: InferenceRequest, decoupled: bool = False) -> object", (decoupled,))
+        decoupled = _truth_of("async_exec", decoupled)
         loop = asyncio.get_running_loop()
         call = host().call(self, decoupled=decoupled)
         future: asyncio.Future[Any] = loop.create_future()
@@ -338,8 +328,41 @@ class InferenceRequest:
         return future
 
 
-def _is_unsigned(value: object, bits: int) -> bool:
-    return isinstance(value, int) and 0 <= value < 1 << bits
+def _tensors(value: object) -> list[Tensor]:
+    """None may be among them, and has a text of its own."""
+    tensors = list(items(value))
+    if not all(isinstance(tensor, (Tensor, type(None))) for tensor in tensors):
+        raise Unfit
+    return tensors
+
+
+def _names(value: object) -> frozenset[str]:
+    """Sets, too, as `InferenceRequest.requested_output_names` gives one."""
+    return frozenset(map(text, value if isinstance(value, (set, frozenset)) else items(value)))
+
+
+def _checked_correlation_id(value: object) -> int | str:
+    if isinstance(value, str):
+        return str(value)
+    if not isinstance(value, int):
+        raise TritonModelException("Correlation ID must be integer or string")
+    if not 0 <= value <= _LARGEST_U64:
+        raise RuntimeError(f"correlation_id must be from 0 to 2**64 - 1, got {value}")
+    return int(value)
+
+
+def _flags_of(method: str, value: object) -> int:
+    try:
+        return integer(value, bits=32)
+    except Unfit:
+        refuse_arguments(method, "(self: InferenceRequest, flags: int) -> None", (value,))
+
+
+def _truth_of(method: str, value: object) -> bool:
+    try:
+        return truth(value)
+    except Unfit:
+        refuse_arguments(method, "(self: InferenceRequest, decoupled: bool = False) -> object", (value,))
 
 
 _REQUEST_SIGNATURE = (
@@ -355,20 +378,25 @@ class InferenceResponse:
     __module__ = COMPILED
     __slots__ = ("_error", "_outputs", "_parameters")
 
+    _outputs: list[Tensor]
+
     def __init__(
         self,
         output_tensors: Sequence[Tensor] = (),
         error: TritonError | None = None,
         parameters: dict[str, bool | int | str] | None = None,
     ) -> None:
-        if not isinstance(output_tensors, (list, tuple)) or not (error is None or isinstance(error, TritonError)):
+        try:
+            if error is not None and not isinstance(error, TritonError):
+                raise Unfit
+            self._outputs = list(output_tensors if type(output_tensors) is list else items(output_tensors))
+            for tensor in self._outputs:
+                if tensor is None:
+                    raise TritonModelException("Output tensor for inference response should not be empty.")
+                if not isinstance(tensor, Tensor):
+                    raise Unfit
+        except Unfit:
             refuse_arguments("__init__", _RESPONSE_SIGNATURE, (output_tensors, error, parameters))
-        for tensor in output_tensors:
-            if tensor is None:
-                raise TritonModelException("Output tensor for inference response should not be empty.")
-            if not isinstance(tensor, Tensor):
-                refuse_arguments("__init__", _RESPONSE_SIGNATURE, (output_tensors, error, parameters))
-        self._outputs = list(output_tensors)
         self._error = error
         self._parameters = "" if parameters is None else parameters_text(parameters)
 

@@ -6,6 +6,7 @@ import enum
 import sys
 
 from pytriton_lite.worker.api_errors import COMPILED, refuse_arguments
+from pytriton_lite.worker.arguments import Unfit, text
 from pytriton_lite.worker.process import host
 
 
@@ -32,32 +33,38 @@ class Logger:
         raise TypeError("c_python_backend_utils.Logger: No constructor defined!")
 
     @staticmethod
-    def log(message: str, level: _LogLevel = _LogLevel.INFO) -> None:
-        if not isinstance(message, str) or not isinstance(level, _LogLevel):
+    def log(message: str | bytes, level: _LogLevel = _LogLevel.INFO) -> None:
+        try:
+            if not isinstance(level, _LogLevel):
+                raise Unfit
+            line = text(message)
+        except Unfit:
             refuse_arguments("log", "(message: str, level: LogLevel = INFO) -> None", (message, level))
-        _log(message, level)
+        _log(line, level)
 
     @staticmethod
-    def log_info(message: str) -> None:
+    def log_info(message: str | bytes) -> None:
         _log_checked("log_info", message, _LogLevel.INFO)
 
     @staticmethod
-    def log_warn(message: str) -> None:
+    def log_warn(message: str | bytes) -> None:
         _log_checked("log_warn", message, _LogLevel.WARNING)
 
     @staticmethod
-    def log_error(message: str) -> None:
+    def log_error(message: str | bytes) -> None:
         _log_checked("log_error", message, _LogLevel.ERROR)
 
     @staticmethod
-    def log_verbose(message: str) -> None:
+    def log_verbose(message: str | bytes) -> None:
         _log_checked("log_verbose", message, _LogLevel.VERBOSE)
 
 
 def _log_checked(function: str, message: object, level: _LogLevel) -> None:
-    if not isinstance(message, str):
+    try:
+        line = text(message)
+    except Unfit:
         refuse_arguments(function, "(message: str) -> None", (message,))
-    _log(message, level)
+    _log(line, level)
 
 
 def _log(message: str, level: _LogLevel) -> None:

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, Protocol, SupportsFloat, TypeAlias
 from pytriton_lite.core.custom_metrics import Family, Kind, MetricRegistry
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.worker.api_errors import COMPILED, TritonModelException, refuse_arguments
+from pytriton_lite.worker.arguments import Unfit, text
 from pytriton_lite.worker.process import Phase, host
 
 
@@ -177,8 +178,12 @@ class MetricFamily:
     GAUGE = GAUGE
     HISTOGRAM = HISTOGRAM
 
-    def __init__(self, name: str, description: str, kind: MetricKind) -> None:
-        if not isinstance(name, str) or not isinstance(description, str) or not isinstance(kind, MetricKind):
+    def __init__(self, name: str | bytes, description: str | bytes, kind: MetricKind) -> None:
+        try:
+            if not isinstance(kind, MetricKind):
+                raise Unfit
+            called, told = text(name), text(description)
+        except Unfit:
             refuse_arguments("__init__", _FAMILY_SIGNATURE, (name, description, kind))
         phase = host().phase
         if phase is Phase.AUTO_COMPLETE:
@@ -190,9 +195,7 @@ class MetricFamily:
         self._keeper: _Keeper = _outside if phase is Phase.OUTSIDE else host()
         self._numbers: dict[str, int] = {}
         try:
-            self._number = int(
-                self._keeper.ask("metric.new_family", name=name, description=description, kind=kind.value)
-            )
+            self._number = int(self._keeper.ask("metric.new_family", name=called, description=told, kind=kind.value))
         except InferenceError as error:
             raise TritonModelException(f"Error when creating MetricFamily: {_util(error.message)}") from None
         # At exit the server sees by itself that this process is gone.
@@ -203,19 +206,19 @@ class MetricFamily:
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
         bounds = self._bounds(buckets)
-        text = json.dumps([labels or {}, bounds])
-        number = self._numbers.get(text)
+        series = json.dumps([labels or {}, bounds])
+        number = self._numbers.get(series)
         if number is None:
             try:
                 # Through JSON, as on Triton: a key that is no string becomes one.
                 number = int(
                     self._keeper.ask(
-                        "metric.new_metric", family=self._number, labels=json.loads(text)[0], buckets=bounds
+                        "metric.new_metric", family=self._number, labels=json.loads(series)[0], buckets=bounds
                     )
                 )
             except InferenceError as error:
                 raise TritonModelException(f"Error when creating Metric: {_util(error.message)}") from None
-            self._numbers[text] = number
+            self._numbers[series] = number
         return Metric._of_family(self, number)
 
     def _bounds(self, buckets: object) -> list[float]:

@@ -7,58 +7,53 @@ from typing import Any
 
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.worker.api_errors import TritonModelException, refuse_arguments
+from pytriton_lite.worker.arguments import Unfit, text, truth
 from pytriton_lite.worker.process import Phase, host
 
 _NOT_IN = (Phase.AUTO_COMPLETE, Phase.FINALIZE)
 
 
-def load_model(model_name: str, config: str = "", files: object = None) -> None:
+def load_model(model_name: str | bytes, config: str | bytes = "", files: object = None) -> None:
     """Load another model, or load it anew, and return when it serves. The server must be in explicit control mode.
 
     *config* is a model configuration as JSON, in place of config.pbtxt. *files* are the whole model, with *config*: a
     dictionary of contents by ``"file:<path>"``. Allowed in ``initialize``, when the server has started, and in ``execute``.
     Raises TritonModelException with the server's reason when the model does not load.
     """
-    if not isinstance(model_name, str) or not isinstance(config, str):
+    try:
+        name, override = text(model_name), text(config)
+    except Unfit:
         arguments = (model_name, config, files)
         refuse_arguments("load_model", "(model_name: str, config: str = '', files: object = None) -> None", arguments)
-    contents = _encoded(model_name, files)
-    _ask("Failed to load model", "model.load", model_name=model_name, config=config, files=contents)
+    contents = _encoded(name, files)
+    _ask("Failed to load model", "model.load", model_name=name, config=override, files=contents)
 
 
-def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+def unload_model(model_name: str | bytes, unload_dependents: bool = False) -> None:
     """Begin to unload a model, and return: no new request finds it, those inside it are served. Unknown is no error.
 
     *unload_dependents* also unloads what only an ensemble of that name needs. Allowed where `load_model` is.
     Raises TritonModelException with the server's reason.
     """
-    if not isinstance(model_name, str) or not isinstance(unload_dependents, int):
+    try:
+        name, with_dependents = text(model_name), truth(unload_dependents)
+    except Unfit:
         arguments = (model_name, unload_dependents)
         refuse_arguments("unload_model", "(model_name: str, unload_dependents: bool = False) -> None", arguments)
-    _ask(
-        "Failed to unload model",
-        "model.unload",
-        model_name=model_name,
-        unload_dependents=bool(unload_dependents),
-    )
+    _ask("Failed to unload model", "model.unload", model_name=name, unload_dependents=with_dependents)
 
 
-def is_model_ready(model_name: str, model_version: str = "") -> bool:
+def is_model_ready(model_name: str | bytes, model_version: str | bytes = "") -> bool:
     """Whether a request for that version, or for any without one, would be served now; in every control mode.
 
     Raises TritonModelException for a version that is no number.
     """
-    if not isinstance(model_name, str) or not isinstance(model_version, str):
+    try:
+        name, version = text(model_name), text(model_version)
+    except Unfit:
         arguments = (model_name, model_version)
         refuse_arguments("is_model_ready", "(model_name: str, model_version: str = '') -> bool", arguments)
-    return bool(
-        _ask(
-            "Failed to check model readiness",
-            "model.is_ready",
-            model_name=model_name,
-            model_version=model_version,
-        )
-    )
+    return bool(_ask("Failed to check model readiness", "model.is_ready", model_name=name, model_version=version))
 
 
 def _encoded(model_name: str, files: object) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from pytriton_lite.worker.api_errors import COMPILED, TritonModelException, refuse_arguments, refuse_copy
+from pytriton_lite.worker.arguments import Unfit, integer
 from pytriton_lite.worker.inference import InferenceResponse, Windows
 
 if TYPE_CHECKING:
@@ -138,7 +139,11 @@ class InferenceResponseSender:
         Returns when the server has it; waits while too many responses of this request lie unread at the client
         (``--grpc-max-response-pool-size``). Raises TritonModelException when it may not be sent.
         """
-        if not (response is None or isinstance(response, InferenceResponse)) or not isinstance(flags, int) or flags < 0:
+        try:
+            if response is not None and not isinstance(response, InferenceResponse):
+                raise Unfit
+            flags = integer(flags, bits=32)
+        except Unfit:
             refuse_arguments(
                 "send",
                 "(self: InferenceResponseSender, response: InferenceResponse = None, flags: int = 0) -> None",

@@ -13,6 +13,7 @@ from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.ipc import cuda
 from pytriton_lite.worker import dlpack
 from pytriton_lite.worker.api_errors import COMPILED, TritonModelException, refuse_arguments, refuse_copy
+from pytriton_lite.worker.arguments import text
 from pytriton_lite.worker.dlpack import Storage
 
 Array = np.ndarray[Any, Any]
@@ -44,7 +45,7 @@ class Tensor:
     )
 
     def __init__(self, name: str | bytes, array: Array, /) -> None:
-        if not isinstance(name, (str, bytes)) or not isinstance(array, np.ndarray):
+        if not isinstance(name, (str, bytes, bytearray)) or not isinstance(array, np.ndarray):
             refuse_arguments("__init__", "Tensor(arg0: str, arg1: numpy.ndarray)", (name, array))
         if type(name) is not str or not name:
             name = _checked(name)
@@ -97,7 +98,7 @@ class Tensor:
         ``__dlpack_device__``. Raises TritonModelException for memory that is not in C order, and for a device or data type
         that is not supported (6.2).
         """
-        if not isinstance(name, (str, bytes)):
+        if not isinstance(name, (str, bytes, bytearray)):
             refuse_arguments("from_dlpack", "(arg0: str, arg1: object) -> Tensor", (name, source))
         checked = _checked(name)
         imported = dlpack.take(source)
@@ -228,4 +229,4 @@ class Tensor:
 def _checked(name: str | bytes) -> str:
     if not name:
         raise TritonModelException("Tensor name cannot be an empty string.")
-    return name.decode() if isinstance(name, bytes) else name
+    return text(name)

@@ -336,6 +336,14 @@ def test_outputs_of_the_callee_arrive(server: RunningServer) -> None:
     assert told == ["hello", [1, 2, 3], "X", [3], True, False]
 
 
+def test_the_callee_may_be_named_as_a_string_tensor_has_it(server: RunningServer) -> None:
+    """Triton's own BLS example gives the bytes of an input."""
+    script = """
+        answer(told(to(b"callee", "answer(request.requested_output_names() == {'OUT'})", outputs=[b"OUT"]).exec()))
+    """
+    assert ask(server, script) is True
+
+
 def test_an_exception_of_the_callee_is_an_error_in_the_response(server: RunningServer) -> None:
     """model_api.md row 120: as the callee's own client would hear it, without a prefix."""
     code, text = ask(server, "answer(told(to('callee', 'raise ValueError(\"boom\")').exec()))")

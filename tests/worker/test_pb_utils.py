@@ -672,8 +672,14 @@ def test_log_of_wrong_types_is_a_type_error(log: LogSpy, arguments: tuple[Any, .
 @pytest.mark.parametrize("method", ["log_info", "log_warn", "log_error", "log_verbose"])
 def test_a_message_that_is_no_text_is_a_type_error(log: LogSpy, method: str) -> None:
     with pytest.raises(TypeError, match=rf"^{method}\(\)"):
-        getattr(Logger, method)(b"bytes")
+        getattr(Logger, method)(5)
     assert log.lines == []
+
+
+@pytest.mark.parametrize("method", ["log", "log_info", "log_warn", "log_error", "log_verbose"])
+def test_a_message_may_be_bytes(log: LogSpy, method: str) -> None:
+    getattr(Logger, method)(b"bytes")
+    assert [line[-1] for line in log.lines] == ["bytes"]
 
 
 def test_a_logger_cannot_be_made() -> None:
