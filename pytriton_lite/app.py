@@ -258,7 +258,7 @@ class App:
 
     def _directory_of(self, place: Path | RemoteUrl) -> Path:
         if isinstance(place, Path):
-            return place.resolve()
+            return place.absolute()  # not where links lead now: tools swap them
         assert self._remote is not None
         return self._remote.path_of(place)
 
@@ -426,7 +426,6 @@ class App:
         if not in_time or loop.time() > deadline:
             logger.error("failed to stop server: Internal - Exit timeout expired. Exiting immediately.")
             return 1
-        logger.info("All models are stopped and unloaded")
         return 0
 
     async def _close_listeners(self, timeout_s: float) -> None:

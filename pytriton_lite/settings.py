@@ -479,7 +479,7 @@ class Settings:
     exit_on_error: bool = field(
         default=True,
         metadata=_option(
-            Group.REPOSITORY, BOOL, "Exit when a start-up model does not load. If false, serve the others, not ready."
+            Group.REPOSITORY, BOOL, "Exit when a start-up model does not load. If false, serve the others."
         ),
     )
     disable_auto_complete_config: bool = field(
@@ -548,7 +548,9 @@ class Settings:
     model_load_thread_count: int = field(
         default=4,
         metadata=_option(
-            Group.REPOSITORY, Kind("<integer>", _parse_thread_count), "How many models load at a time, at least 1."
+            Group.REPOSITORY,
+            Kind("<integer>", _parse_thread_count),
+            "How many versions of models load at a time, at least 1.",
         ),
     )
     model_load_retry_count: int = field(

@@ -25,11 +25,15 @@ ACCESS = {
 
 
 class S3:
-    """A bucket called ``models``. ``requests`` are (method, path with query), in the order in which they came."""
+    """A bucket called ``models``. ``requests`` are (method, path with query), in the order in which they came.
 
-    def __init__(self, port: int, requests: list[tuple[str, str]]) -> None:
+    ``answers`` cleared lets it say nothing until it is set again.
+    """
+
+    def __init__(self, port: int, requests: list[tuple[str, str]], answers: threading.Event) -> None:
         self.endpoint = f"127.0.0.1:{port}"
         self.requests = requests
+        self.answers = answers
         self.client = boto3.client(
             "s3",
             endpoint_url=f"http://{self.endpoint}",
@@ -61,24 +65,28 @@ class S3:
 @contextlib.contextmanager
 def running_s3() -> Iterator[S3]:
     requests: list[tuple[str, str]] = []
+    answers = threading.Event()
+    answers.set()
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # it writes a line for each request
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
-    _record(server, requests)
+    _record(server, requests, answers)
     port = server.get_host_and_port()[1]
     # What another server of this process was given is still there.
     urllib.request.urlopen(f"http://127.0.0.1:{port}/moto-api/reset", data=b"", timeout=60).close()
     try:
-        yield S3(port, requests)
+        yield S3(port, requests, answers)
     finally:
+        answers.set()
         server.stop()
 
 
-def _record(server: Any, requests: list[tuple[str, str]]) -> None:
+def _record(server: Any, requests: list[tuple[str, str]], answers: threading.Event) -> None:
     application = server._server.app
 
     def recording(environ: dict[str, Any], start_response: Any) -> Any:
         requests.append((environ["REQUEST_METHOD"], f"{environ['PATH_INFO']}?{environ['QUERY_STRING']}"))
+        answers.wait()
         return application(environ, start_response)
 
     server._server.app = recording
@@ -127,11 +135,11 @@ def running_web_server(folder: Path, tls: ssl.SSLContext | None = None) -> Itera
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         server.is_tls = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:
         yield server
     finally:
         server.shutdown()
-        thread.join()
+        thread.join(30)
         server.server_close()

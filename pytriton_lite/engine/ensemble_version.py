@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 
 from pytriton_lite.config.ensemble_plan import EnsemblePlan, PlannedStep, Route
 from pytriton_lite.config.model_config import ModelConfig
@@ -51,6 +52,8 @@ class EnsembleVersion(ServedVersion):
         self._routes: dict[tuple[str, ...], Route] = {}
         self._runs: dict[EnsembleRun, None] = {}
         self._drained: asyncio.Future[None] | None = None
+        self._kept: dict[int, ServedVersion] = {}
+        """The versions of the steps, by the step's number, while somebody holds this one."""
         assert self.config.ensemble is not None
         most = self.config.ensemble.max_inflight_requests
         self.limits = {step.number: EnsembleLimit(most) for step in plan.steps} if most else {}
@@ -108,7 +111,12 @@ class EnsembleVersion(ServedVersion):
         return route
 
     def find(self, step: PlannedStep) -> ServedVersion:
-        """The version that serves *step* now. Raises InferenceError where there is none."""
+        """The version that serves *step* now; once this one is to end, one that serves nobody else any more.
+
+        Raises InferenceError where there is none.
+        """
+        if self.state is not VersionState.READY and step.number in self._kept:
+            return self._kept[step.number]
         try:
             served = self.services.find(step.model, step.version, self.id.namespace)
         except InferenceError as error:
@@ -119,6 +127,23 @@ class EnsembleVersion(ServedVersion):
             text = f"model '{step.model}' has changed, and the ensemble has not been loaded again yet"
             raise InferenceError(ErrorCode.UNAVAILABLE, text)
         return served
+
+    def hold(self) -> None:
+        """With the models of all steps: whoever holds it may ask it when they have been replaced, or unloaded with it."""
+        super().hold()
+        if self._holders > 1:
+            return
+        for step in self._plan.steps:
+            with suppress(InferenceError):  # the request that needs this step will hear of it
+                self._kept[step.number] = served = self.find(step)
+                served.hold()
+
+    def release(self) -> None:
+        super().release()
+        if not self._holders:
+            kept, self._kept = self._kept, {}
+            for served in kept.values():
+                served.release()
 
     def ended(self, run: EnsembleRun) -> None:
         del self._runs[run]
@@ -151,22 +176,31 @@ class EnsembleVersion(ServedVersion):
     @property
     def is_ready(self) -> bool:
         """READY, and so is a version for every step."""
-        composing = self._composing() if self.state is VersionState.READY else None
+        composing = self._composing()
         return composing is not None and all(served.is_ready for served in composing)
 
     async def says_ready(self) -> bool:
         """`is_ready`, and the models of all steps agree that have an opinion."""
-        composing = self._composing() if self.state is VersionState.READY else None
+        composing = self._composing()
         if composing is None:
             return False
         return all(await asyncio.gather(*(served.says_ready() for served in composing)))
 
-    def _composing(self) -> Mapping[ServedVersion, None] | None:
-        """Those that would serve the steps now; None where one is missing."""
-        try:
-            return dict.fromkeys(self.find(step) for step in self._plan.steps)
-        except InferenceError:
-            return None
+    def _composing(self) -> list[ServedVersion] | None:
+        """Those that would execute the steps now, also of the ensembles inside, each once; None where something is missing."""
+        found: dict[ServedVersion, None] = {self: None}
+        pending: list[EnsembleVersion] = [self]
+        while pending:
+            ensemble = pending.pop()
+            if ensemble.state is not VersionState.READY:
+                return None
+            try:
+                steps = [ensemble.find(step) for step in ensemble._plan.steps]
+            except InferenceError:
+                return None
+            pending += [served for served in steps if isinstance(served, EnsembleVersion) and served not in found]
+            found.update(dict.fromkeys(steps))
+        return [served for served in found if not isinstance(served, EnsembleVersion)]
 
     @property
     def is_recovering(self) -> bool:
@@ -177,7 +211,7 @@ class EnsembleVersion(ServedVersion):
     async def load(self, environment: Environment | None) -> None:
         """There is nothing to start: the composing models are loaded."""
 
-    async def adopt(self, config: ModelConfig) -> None:
+    def adopting(self, config: ModelConfig) -> AbstractAsyncContextManager[Callable[[], None]]:
         raise BugError(f"ensemble '{self.name}' has no instances: it is loaded again whatever changes")
 
     async def unload(self, timeout_s: float | None = None) -> bool:

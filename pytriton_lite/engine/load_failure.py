@@ -9,6 +9,7 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from pytriton_lite.core.errors import ErrorCode
@@ -26,11 +27,9 @@ def explain_failure(reason: str, directory: Path) -> str:
     """
     reason = _CODE.sub("", reason)
     error, _, tail = reason.partition(_AT)
-    frames = [
-        (found["file"], int(found["line"]), found["function"])
-        for found in map(_FRAME.fullmatch, tail.splitlines())
-        if found
-    ]
+    # Behind them may come the same once more: a warm-up sample that fails has an error for each of its requests.
+    found_frames = takewhile(bool, map(_FRAME.fullmatch, tail.splitlines()))
+    frames = [(found["file"], int(found["line"]), found["function"]) for found in found_frames if found]
     own = [frame for frame in frames if Path(frame[0]).is_relative_to(directory)] or frames
     if own:
         return "\n".join(_explain(error, own, directory))

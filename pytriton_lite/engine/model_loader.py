@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from contextlib import AsyncExitStack
 from typing import Any
 
 from pytriton_lite.config.ensemble_plan import EnsemblePlan, plan_ensemble
@@ -22,6 +23,7 @@ from pytriton_lite.engine.generations import Generations
 from pytriton_lite.engine.load_failure import explain_failure
 from pytriton_lite.engine.models import EnsembleDefinition, Known, Loaded, Model, Models
 from pytriton_lite.engine.served_version import ServedVersion
+from pytriton_lite.engine.turns import Turn
 from pytriton_lite.engine.version_factory import VersionFactory
 from pytriton_lite.repository.dependencies import check_composing, circle_error, find_circle
 from pytriton_lite.repository.index import ModelId
@@ -60,8 +62,10 @@ class ModelLoader:
         self._attempts = attempts
         self._explains = explains
 
-    async def load(self, known: Known, polled: Polled, *, planned: Composing, later: Collection[ModelId]) -> None:
-        """Serve what *polled* says, and make the ensembles anew that *known* is a part of.
+    async def load(
+        self, known: Known, polled: Polled, turn: Turn, *, planned: Composing, later: Collection[ModelId]
+    ) -> None:
+        """Serve what *polled* says, and make the ensembles anew that *known* is a part of, while it has its *turn*.
 
         *planned* is what the ensembles of this operation are made of; those in *later* have not had their turn yet.
         Raises LoadFailed; what was served before is then served on.
@@ -69,7 +73,7 @@ class ModelLoader:
         try:
             self._check_selection(known.id, polled)
             if polled.config.ensemble is None:
-                await self._load_workers(known, polled)
+                await self._load_workers(known, polled, turn)
             else:
                 await self._load_ensemble(known, polled, planned)
         except LoadFailed as error:
@@ -100,7 +104,7 @@ class ModelLoader:
 
     # ------------------------------------------------------------------------------------------ with workers
 
-    async def _load_workers(self, known: Known, polled: Polled) -> None:
+    async def _load_workers(self, known: Known, polled: Polled, turn: Turn) -> None:
         model = self._models.see(known.id)
         if not model.loaded:
             _is_no_ensemble(known)
@@ -119,34 +123,44 @@ class ModelLoader:
             place = {} if is_ready else model.versions
             if current is not None and current.is_recovering:
                 self._generations.retire(current)
-            loads.append(self._start(version, polled, fresh, place))
-        try:
-            for unexpected in await asyncio.gather(*loads, return_exceptions=True):
-                if unexpected is not None:
-                    raise unexpected
-            failures = {
-                version: served.reason
-                for version, served in sorted(fresh.items())
-                if served.state is not VersionState.LOADING
-            }
-            if not failures and known.loaded is not None and known.loaded.placement != polled.placement:
-                failures = await self._adopt(kept, polled)
-        except BaseException:
-            self._drop(fresh)
-            raise
-        if failures:
-            # All versions of a load become READY, or none does (repository.md, section 3, step 5).
-            self._drop(fresh)
-            raise self._failed(known.id, failures)
-        self._serve(model, kept, fresh)
+            loads.append(self._start(version, polled, turn, fresh, place))
+        async with AsyncExitStack() as adoptions:
+            changes: list[Callable[[], None]] = []
+            try:
+                for unexpected in await asyncio.gather(*loads, return_exceptions=True):
+                    if unexpected is not None:
+                        raise unexpected
+                failures = {
+                    version: served.reason
+                    for version, served in sorted(fresh.items())
+                    if served.state is not VersionState.LOADING
+                }
+                if not failures and known.loaded is not None and known.loaded.placement != polled.placement:
+                    changes, failures = await self._prepare(kept, polled, adoptions)
+            except BaseException:
+                self._drop(fresh, self._generations.give_up)
+                raise
+            if failures:
+                # All versions of a load become READY, or change, or none does (repository.md, section 3, step 5).
+                self._drop(fresh, self._generations.retire)
+                raise self._failed(known.id, failures)
+            for change in changes:
+                change()
+            self._serve(model, kept, fresh)
         _is_no_ensemble(known)
 
     async def _start(
-        self, version: int, polled: Polled, fresh: dict[int, ServedVersion], place: dict[int, ServedVersion]
+        self,
+        version: int,
+        polled: Polled,
+        turn: Turn,
+        fresh: dict[int, ServedVersion],
+        place: dict[int, ServedVersion],
     ) -> None:
         """Load one version into *fresh*, and show it in *place*: LOADING when all went well, UNAVAILABLE if not."""
         for _ in range(self._attempts):
-            served = await self._attempt(version, polled, fresh, place)
+            async with turn.slot():
+                served = await self._attempt(version, polled, fresh, place)
             if served.state is not VersionState.UNAVAILABLE:
                 return
             if self._explains:
@@ -181,21 +195,38 @@ class ModelLoader:
             self._generations.release(served)
         return served
 
-    async def _adopt(self, kept: list[ServedVersion], polled: Polled) -> dict[int, str]:
-        """Let what serves go on with other instances (repository.md, 3.1). The reasons of failures by version."""
-        reasons = await asyncio.gather(*(self._adopt_one(served, polled.config) for served in kept))
-        return {served.version: reason for served, reason in zip(kept, reasons) if reason}
+    async def _prepare(
+        self, kept: list[ServedVersion], polled: Polled, adoptions: AsyncExitStack
+    ) -> tuple[list[Callable[[], None]], dict[int, str]]:
+        """Get what serves ready to go on with other instances (repository.md, 3.1), until *adoptions* are left.
 
-    async def _adopt_one(self, served: ServedVersion, config: ModelConfig) -> str:
+        What changes to them, and the reasons of failures by version.
+        """
+        outcomes = await asyncio.gather(
+            *(self._prepare_one(served, polled.config, adoptions) for served in kept), return_exceptions=True
+        )
+        changes: list[Callable[[], None]] = []
+        failures: dict[int, str] = {}
+        for served, outcome in zip(kept, outcomes):
+            if isinstance(outcome, BaseException):
+                raise outcome
+            if isinstance(outcome, str):
+                failures[served.version] = outcome
+            else:
+                changes.append(outcome)
+        return changes, failures
+
+    async def _prepare_one(
+        self, served: ServedVersion, config: ModelConfig, adoptions: AsyncExitStack
+    ) -> Callable[[], None] | str:
         reason = ""
         for _ in range(self._attempts):
             try:
-                await served.adopt(self._factory.regrouped(served.config, config))
+                regrouped = self._factory.regrouped(served.config, config)
+                return await adoptions.enter_async_context(served.adopting(regrouped))
             except InferenceError as error:
                 reason = f"{error.code.label}: {error.message}"
                 logger.error("failed to load '%s' version %d: %s", served.id, served.version, reason)
-            else:
-                return ""
         return reason
 
     def _failed(self, model: ModelId, reasons: Mapping[int, str]) -> LoadFailed:
@@ -215,11 +246,11 @@ class ModelLoader:
             if served not in still_served and served.is_loaded:
                 self._generations.retire(served)
 
-    def _drop(self, fresh: Mapping[int, ServedVersion]) -> None:
-        """Give up the generations of a load that failed."""
+    def _drop(self, fresh: Mapping[int, ServedVersion], end: Callable[[ServedVersion], None]) -> None:
+        """*end* the generations of a load that failed, those that have not failed themselves."""
         for served in fresh.values():
             if served.state is VersionState.LOADING:
-                self._generations.retire(served)
+                end(served)
             else:
                 self._generations.release(served)
 
@@ -254,13 +285,16 @@ class ModelLoader:
         """How the ensemble runs with the models that serve now. Raises InferenceError(INVALID_ARG)."""
         steps = definition.steps
         composing = {**self._models.composing(), **planned}
-        composing[model] = (*planned.get(model, ()), *self._models.parts(model, steps))
+        parts = self._models.parts(model, steps)
+        composing[model] = (*planned.get(model, ()), *parts)
         circle = find_circle(model, composing)
         if circle:
             raise circle_error(circle)
         check_composing(str(model), steps, lambda name: self._models.composing_model(name, model.namespace))
         return plan_ensemble(
-            definition.config, lambda name, version: self._models.composing_config(name, version, model.namespace)
+            definition.config,
+            lambda name, version: self._models.composing_config(name, version, model.namespace),
+            {part.name: part.namespace for part in parts},
         )
 
     def _make(self, known: Known, definition: EnsembleDefinition, plan: EnsemblePlan) -> None:

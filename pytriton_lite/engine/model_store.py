@@ -4,17 +4,19 @@ A `ServedVersion` is one generation of one version. The store owns every generat
 has ended, the ones that nobody can find any more included: `Models` has those that can be seen, `Generations` those that are
 ending, and `ModelLoader` moves a model from one to the next.
 
-Operations on one model take turns, in the order in which they came; those on different models run side by side. An operation
-that has begun goes on when its client has gone away. At most ``load_threads`` loads run at a time; one that a model asks for
-in its own ``initialize`` is part of the load that is waiting for it, and is not counted again. An operation on an ensemble is
-one on each of its models, and then on itself: nobody has a turn while waiting for another model's.
+Operations on one model take turns; those on different models run side by side. An operation that has begun goes on when its
+client has gone away. At most ``load_threads`` versions load at a time; a load that a model asks for in its own ``initialize``
+has the place of the one that is waiting for it. An operation on an ensemble is one on each of its models, and then on itself:
+nobody has a turn while waiting for another model's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import Collection, Coroutine, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -29,17 +31,20 @@ from pytriton_lite.engine.turns import Turns
 from pytriton_lite.engine.version_factory import VersionFactory
 from pytriton_lite.repository.changes import ChangeTimes
 from pytriton_lite.repository.dependencies import load_levels, no_longer_needed
-from pytriton_lite.repository.index import ModelDirectory, ModelId, Scan, check_repositories
+from pytriton_lite.repository.index import Listing, ModelDirectory, ModelId, Scan, check_repositories
 from pytriton_lite.repository.reader import LoadPlan, ModelReader, NotPolled, Override, Polled, RepositoryOptions
 
 logger = logging.getLogger(__name__)
+
+_READING_THREADS = 16
+"""They wait for disks and hosts more than they compute."""
 
 Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """``load_threads`` bounds how many loads run at a time, ``load_retries`` how often a version is tried again.
+    """``load_threads`` bounds how many versions load at a time, ``load_retries`` how often a version is tried again.
 
     ``explains_failures``: the log is for who writes the models.
     """
@@ -90,14 +95,19 @@ class ModelStore:
             explains=options.explains_failures,
         )
         self._turns = Turns(options.load_threads)
+        # Of its own: a repository far away can keep them waiting, and requests need the loop's for large and packed bodies.
+        self._threads = ThreadPoolExecutor(_READING_THREADS, thread_name_prefix="repository")
         self._tasks: set[asyncio.Task[Any]] = set()
         self._operations: list[_Operation] = []
         self._asking: list[_Asking] = []
 
     async def scan(self) -> Scan:
         """What lies in the repositories now. Raises InferenceError(INTERNAL) for a remote one that cannot be asked."""
-        await asyncio.to_thread(self._reader.show)
-        return await asyncio.to_thread(self._reader.scan)
+        return await self._in_thread(self._reader.scan_as_shown)
+
+    async def listing(self) -> Listing:
+        """As `scan`, without a look into the models' directories."""
+        return await self._in_thread(self._reader.listing)
 
     # ------------------------------------------------------------------------------------------ operations
 
@@ -122,11 +132,12 @@ class ModelStore:
         await self._complete(self._poll(), "the model repositories are not followed")
 
     async def follow(
-        self, changed: Collection[ModelDirectory], gone: Iterable[ModelId]
+        self, changed: Mapping[ModelDirectory, Collection[str]], gone: Iterable[ModelId]
     ) -> dict[ModelId, InferenceError]:
         """Load what has *changed*, and unload what is *gone*. What did not load, and why, which is in the log, too.
 
-        Who was loaded for an ensemble alone stays so.
+        Of what has changed the entries of its directory of which times need not show it. Who was loaded for an ensemble
+        alone stays so.
         """
         return await self._complete(self._follow(changed, gone), "the model repositories are not followed")
 
@@ -145,6 +156,10 @@ class ModelStore:
         """
         with self._asked(asked_by) as asking:
             await self._complete(self._unload(name, unload_dependents, asking), f"nothing is done with model '{name}'")
+
+    async def _in_thread(self, function: Callable[..., Answer], *arguments: Any, **options: Any) -> Answer:
+        work = functools.partial(function, *arguments, **options)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def _complete(self, work: Coroutine[Any, Any, Answer], otherwise: str) -> Answer:
         """Do *work* to its end, whatever becomes of the caller. Raises what it raises."""
@@ -222,7 +237,7 @@ class ModelStore:
     async def _load(self, name: str, override: Override, asking: _Asking | None) -> None:
         with self._operating({name}) as operation:
             try:
-                plan = await asyncio.to_thread(self._reader.plan, name, override)
+                plan = await self._in_thread(self._reader.plan, name, override)
             except PollError as error:
                 raise PollFailed(name, self._log_poll_error(name, None, error)) from None
             failures = await self._load_plan(plan, operation, override, asking)
@@ -231,24 +246,24 @@ class ModelStore:
                     raise failures[model]
 
     async def _load_all(self, names: Sequence[str] | None) -> dict[str, str]:
-        await asyncio.to_thread(check_repositories, self._options.repositories.roots)
+        await self._in_thread(check_repositories, self._options.repositories.roots)
         reasons: dict[str, str] = {}
         directories: list[ModelDirectory] = []
         if names is None:
-            refreshed = await asyncio.to_thread(self._reader.refresh)
+            refreshed = await self._in_thread(self._reader.refresh)
             for text in refreshed.repositories:
                 raise InferenceError(ErrorCode.INTERNAL, text)
             for name, text in refreshed.models.items():
                 logger.error("%s", text)
                 reasons[name] = text
-        scan = await asyncio.to_thread(self._reader.scan)
+        scan = await self._in_thread(self._reader.scan)
         if names is None:
             directories += scan.models.values()
             for notice in scan.notices:
                 logger.log(notice.level, "%s", notice.text)
         for name in scan.duplicates if names is None else names:
             try:
-                directories += await asyncio.to_thread(self._reader.find, name)
+                directories += await self._in_thread(self._reader.find, name)
             except PollError as error:
                 reasons[name] = self._log_poll_error(name, None, error)
         failures = await self._load_directories(directories, is_fresh=names is None)
@@ -258,7 +273,7 @@ class ModelStore:
         self, directories: Collection[ModelDirectory], *, is_fresh: bool
     ) -> dict[ModelId, InferenceError]:
         try:
-            plan = await asyncio.to_thread(self._reader.plan_all, directories, is_fresh=is_fresh)
+            plan = await self._in_thread(self._reader.plan_all, directories, is_fresh=is_fresh)
         except PollError as error:
             raise InferenceError(ErrorCode.INTERNAL, error.detail) from None
         with self._operating(set()) as operation:
@@ -292,7 +307,7 @@ class ModelStore:
         if not is_wanted:
             override = Override()
         directory = plan.directories[model]
-        async with self._turns.turn(model, takes_slot=is_counted):
+        async with self._turns.turn(model, takes_slot=is_counted) as turn:
             later.discard(model)
             polled = await self._poll_one(model, directory, override)
             known = self.models.know(model)
@@ -306,7 +321,7 @@ class ModelStore:
             if polled.files is not None:
                 self._generations.hold_files(polled, polled.files)
             try:
-                await self._loader.load(known, polled, planned=plan.composing, later=later)
+                await self._loader.load(known, polled, turn, planned=plan.composing, later=later)
             finally:
                 self._generations.release(polled)
 
@@ -319,7 +334,7 @@ class ModelStore:
         elif known is not None and not override:
             unless = self._unless_changed(known)
         try:
-            return await asyncio.to_thread(self._reader.poll, model, directory, override, unless)
+            return await self._in_thread(self._reader.poll, model, directory, override, unless)
         except PollError as error:
             if known is not None:
                 self._loader.refresh(known)
@@ -349,10 +364,10 @@ class ModelStore:
     # ------------------------------------------------------------------------------------------ what changes on disk
 
     async def _poll(self) -> None:
-        refreshed = await asyncio.to_thread(self._reader.refresh)
+        refreshed = await self._in_thread(self._reader.refresh)
         for text in (*refreshed.repositories, *refreshed.models.values()):
             logger.error("%s", text)
-        scan = await asyncio.to_thread(self._reader.scan)
+        scan = await self._in_thread(self._reader.scan)
         for root, reason in scan.unreadable.items():
             logger.error("failed to poll model repository '%s': %s", root, reason)
         # What lies where nobody can look now is left as it is.
@@ -367,7 +382,7 @@ class ModelStore:
             if known.loaded is not None and known.lies_in(scan.models.get(model))
         }
         found = [directory for model, directory in scan.models.items() if model not in unseen]
-        changed = await asyncio.to_thread(self._reader.changed, found, remembered)
+        changed = await self._in_thread(self._reader.changed, found, remembered)
         for model in [model for model in self.models.known if model not in unseen and model not in scan.models]:
             if model.name in scan.duplicates:
                 logger.error("failed to poll model '%s': not unique across all model repositories", model)
@@ -376,11 +391,15 @@ class ModelStore:
             await self._load_directories(changed, is_fresh=True)
 
     async def _follow(
-        self, changed: Collection[ModelDirectory], gone: Iterable[ModelId]
+        self, changed: Mapping[ModelDirectory, Collection[str]], gone: Iterable[ModelId]
     ) -> dict[ModelId, InferenceError]:
         for model in gone:
             await self._unload_one(model)
-        plan = await asyncio.to_thread(self._reader.plan_all, changed, is_fresh=True)
+        for directory, entries in changed.items():
+            seen = self.models.known.get(directory.id)
+            if seen is not None and seen.loaded is not None:
+                seen.loaded = replace(seen.loaded, times=seen.loaded.times.without(entries))
+        plan = await self._in_thread(self._reader.plan_all, changed, is_fresh=True)
         known = self.models.known
         wanted = tuple(model for model in plan.wanted if model not in known or known[model].is_explicit)
         with self._operating(set()) as operation:
@@ -429,6 +448,7 @@ class ModelStore:
         """End every generation. Whether all ended by themselves within *timeout_s*."""
         if self._tasks:
             await asyncio.wait(self._tasks)
+        self._threads.shutdown(wait=False)  # one that waits for a remote repository is ended by who closes that
         serving = [served for model in self.models.by_id.values() for served in model.loaded]
         return await self._generations.end_all(serving, timeout_s)
 

@@ -9,6 +9,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.core.errors import ErrorCode, InferenceError
@@ -88,7 +89,8 @@ class ServedVersion(ABC):
     ) -> ResponseStream:
         """Check and enqueue; *receiver* gets the responses, one for a model that is not decoupled. Raises as `infer`.
 
-        *is_inside* tells a step of an ensemble's request that was accepted before: it is served while the server stops.
+        *is_inside* tells a step of an ensemble's request that was accepted before: it is served while the server stops, or the
+        version is unloaded, which the ensemble holds.
         """
         accepted_ns = self._clock()
         batch_size = self._accept(request, accepted_ns, is_inside=is_inside)
@@ -113,8 +115,8 @@ class ServedVersion(ABC):
         if self._closed and not (self._is_stopping and (is_inside or self._goes_on(request))):
             self.statistics.refusals[Refusal.UNAVAILABLE] += 1
             raise self._closed_error(request)
-        # It was when it was found, but the body took its time. Who holds it may ask until he lets go.
-        if self.state is not VersionState.READY and not self._holders:
+        # It was when it was found, but the body took its time. An ensemble that holds it may ask until it lets go.
+        if self.state is not VersionState.READY and not is_inside:
             self.statistics.refusals[Refusal.UNAVAILABLE] += 1
             raise self.not_ready_error()
         if timeline is not None:
@@ -188,6 +190,11 @@ class ServedVersion(ABC):
         """Requests that no execution has begun with."""
 
     @property
+    def under_way(self) -> int:
+        """Requests that a server which stops waits for before it says that all models are stopped."""
+        return self.pending
+
+    @property
     @abstractmethod
     def queued(self) -> int:
         """Those of `pending` that were not sent ahead to a worker."""
@@ -252,12 +259,12 @@ class ServedVersion(ABC):
         self.statistics.load_ns = self._clock() - self.load_began_ns
 
     @abstractmethod
-    async def adopt(self, config: ModelConfig) -> None:
+    def adopting(self, config: ModelConfig) -> AbstractAsyncContextManager[Callable[[], None]]:
         """Serve on, READY, with *config*, which differs from the present one in instance groups and version policy alone.
 
-        Instances come and go (repository spec, 3.1). Returns when those that are new are ready; those that are too many end
-        by themselves when they have nothing more to do. Raises InferenceError when one cannot be created: nothing has
-        changed then.
+        Instances come and go (repository spec, 3.1). Inside, those that are new are ready, and the call of what was entered
+        changes to them; those that are too many then end by themselves when they have nothing more to do. Without that call
+        nothing has changed afterwards. Entering raises InferenceError when an instance cannot be created.
         """
 
     def stop_accepting(self) -> None:

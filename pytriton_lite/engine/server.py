@@ -85,7 +85,7 @@ _ALL_MODELS = "*"
 class ServerOptions:
     """What the composition root decides.
 
-    ``load_threads`` bounds how many models load at a time, ``load_retries`` is how often a version is tried again that does
+    ``load_threads`` bounds how many versions load at a time, ``load_retries`` is how often a version is tried again that does
     not load. ``is_explicit`` is the control mode in which models are loaded and unloaded on request; ``startup_models`` are
     then those to begin with, ``*`` alone is all. Otherwise all of them are loaded, and stay as they are, or follow their
     repositories every ``poll_s`` seconds where that is not 0.
@@ -282,14 +282,14 @@ class Server:
 
     async def repository_index(self, *, ready: bool = False) -> list[IndexEntry]:
         """The directories on disk now, joined with what is known of them (repository spec, 2.1)."""
-        scan = await self._store.scan()
-        for reason in scan.unreadable.values():
+        listing = await self._store.listing()
+        for reason in listing.unreadable.values():
             raise InferenceError(ErrorCode.INTERNAL, reason)
         duplicate = "model appears in two or more repositories"
         rows: list[IndexEntry] = []
-        for found in sorted({*scan.models, *(ModelId("", name) for name in scan.duplicates)}):
+        for found in sorted({*listing.models, *(ModelId("", name) for name in listing.duplicates)}):
             model = self._models.by_id.get(found)
-            if found not in scan.models:
+            if found not in listing.models:
                 rows.append(IndexEntry(found.name, state=VersionState.UNAVAILABLE, reason=duplicate))
             elif model is None:
                 rows.append(IndexEntry(found.name))

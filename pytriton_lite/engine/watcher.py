@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -41,9 +41,12 @@ class WatchedStore(Protocol):
         """Those that serve."""
 
     async def follow(
-        self, changed: Sequence[ModelDirectory], gone: Sequence[ModelId]
+        self, changed: Mapping[ModelDirectory, Collection[str]], gone: Sequence[ModelId]
     ) -> Mapping[ModelId, InferenceError]:
-        """Load what has *changed* and unload what is *gone*; what did not load, which the log has, too."""
+        """Load what has *changed* and unload what is *gone*; what did not load, which the log has, too.
+
+        Of what has changed the entries of its directory of which times need not show it.
+        """
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,8 @@ class Watcher:
         began_ns = self._clock()
         before = {model: self._store.generations(model) for model in changes}
         gone = [model for model, change in changes.items() if change.is_gone]
-        failures = await self._store.follow([scan.models[model] for model in changes if model not in gone], gone)
+        changed = {scan.models[model]: change.hidden for model, change in changes.items() if not change.is_gone}
+        failures = await self._store.follow(changed, gone)
         ended_ns = self._clock()
         took_s = (ended_ns - began_ns) / 1e9
         for model, change in changes.items():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -138,11 +139,13 @@ class WorkerVersion(ServedVersion):
         self._passive: list[Instance] = []
         self._plans: dict[Instance, InstanceSpec] = {}
         """What each was made for, of every instance that has not ended."""
+        self._arriving: list[Instance] = []
+        """Instances that have started for another configuration, until it is adopted."""
         self._leaving: dict[Instance, asyncio.Task[None]] = {}
         """Instances that are not wanted any more, until they have ended."""
         self._past_restarts = 0
         self._adopting = asyncio.Lock()
-        self._adoption: asyncio.Task[None] | None = None
+        self._adoption: asyncio.Task[list[Instance]] | None = None
         self._adoption_is_void = False
         """The version is being unloaded: no other configuration is adopted, nor was the one that was going to be."""
 
@@ -328,21 +331,33 @@ class WorkerVersion(ServedVersion):
 
     # ------------------------------------------------------------------------------------------ other instances
 
-    async def adopt(self, config: ModelConfig) -> None:
+    @asynccontextmanager
+    async def adopting(self, config: ModelConfig) -> AsyncIterator[Callable[[], None]]:
         async with self._adopting:
             if self._adoption_is_void:
                 raise _outdated()
-            self._adoption = self._loop.create_task(self._regroup(config))
             try:
-                await self._adoption
-            except asyncio.CancelledError:
-                if not self._adoption_is_void:
-                    raise  # it is the caller who was cancelled
-                raise _outdated() from None
+                surplus = await self._prepared(config)
+                yield partial(self._regroup, config, surplus)
             finally:
-                self._adoption = None
+                if not self._adoption_is_void:  # who unloads it ends them, too
+                    arriving, self._arriving = self._arriving, []
+                    self._give_up(arriving)
 
-    async def _regroup(self, config: ModelConfig) -> None:
+    async def _prepared(self, config: ModelConfig) -> list[Instance]:
+        """`_prepare`, until an unload begins."""
+        self._adoption = self._loop.create_task(self._prepare(config))
+        try:
+            return await self._adoption
+        except asyncio.CancelledError:
+            if not self._adoption_is_void:
+                raise  # it is the caller who was cancelled
+            raise _outdated() from None
+        finally:
+            self._adoption = None
+
+    async def _prepare(self, config: ModelConfig) -> list[Instance]:
+        """Start what *config* has and we have not; the instances that it has no use for."""
         assert self._environment is not None, "load came first"
         here = {instance: self._plans[instance] for instance in (*self._instances, *self._passive)}
         kept, plans = match(list(instance_names(config)), here)
@@ -350,14 +365,24 @@ class WorkerVersion(ServedVersion):
         plans = with_free_names(
             plans, kept=[here[instance] for instance in kept], leaving=[self._plans[gone] for gone in self._leaving]
         )
-        arrived = self._make_instances(config, plans, self._environment, replaced=surplus)
+        arriving = self._make_instances(config, plans, self._environment, replaced=surplus)
         try:
-            await self._start(arrived)
+            await self._start(arriving)
         except asyncio.CancelledError:
-            for instance in arrived:
-                self._see_off(instance, self._end(instance, _STOP_AFTER_FAILED_LOAD_S))
+            self._give_up(arriving)
             raise
-        # From here on nobody gets to see half of it.
+        self._arriving = arriving
+        return surplus
+
+    def _give_up(self, arriving: Iterable[Instance]) -> None:
+        for instance in arriving:
+            self._see_off(instance, self._end(instance, _STOP_AFTER_FAILED_LOAD_S))
+
+    def _regroup(self, config: ModelConfig, surplus: Sequence[Instance]) -> None:
+        """Serve with what was prepared for *config*. Nobody gets to see half of it."""
+        if self._adoption_is_void:
+            return
+        arrived, self._arriving = self._arriving, []
         self.config = config
         if self.state is VersionState.READY:
             self.reason = ""
@@ -405,7 +430,7 @@ class WorkerVersion(ServedVersion):
 
     async def _stop_regrouping(self) -> None:
         """Nothing begins, or waits, to come or to go after this. Instances that were leaving are still to be stopped."""
-        tasks = list(self._leaving.values())
+        tasks: list[asyncio.Task[Any]] = list(self._leaving.values())
         self._adoption_is_void = True
         if self._adoption is not None:
             tasks.append(self._adoption)
@@ -463,11 +488,12 @@ class WorkerVersion(ServedVersion):
             raise
         await self._stop_regrouping()
         remaining = None if deadline is None else max(0.0, deadline - self._loop.time())
-        everybody = (*self._instances, *self._passive, *self._leaving)
+        everybody = (*self._instances, *self._passive, *self._arriving, *self._leaving)
         stopped = await asyncio.gather(*(instance.stop(remaining) for instance in everybody))
         for instance in everybody:
             self._forget(instance)
         self._leaving.clear()
+        self._arriving.clear()
         self._instances.clear()
         self._passive.clear()
         self._move(VersionState.UNAVAILABLE, "unloaded")

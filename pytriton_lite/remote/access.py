@@ -17,7 +17,10 @@ CREDENTIAL_FILE = "TRITON_CLOUD_CREDENTIAL_PATH"
 
 _CONNECT_S = 10
 _READ_S = 30
-"""How long a connection may say nothing. As the end of the server waits for a copy under way, not for long."""
+"""How long a connection may say nothing."""
+
+_ATTEMPTS = 2
+"""Of botocore, for each of the five of s3fs. With its own five, a host that says nothing is given up after 13 minutes."""
 
 _AZURE_AUTH = ("", "key", "managed_identity", "default")
 
@@ -47,7 +50,7 @@ def find_access(url: RemoteUrl, environ: Mapping[str, str]) -> Access:
         return Access("https", {})
     entry = _from_file(url, environ[CREDENTIAL_FILE]) if environ.get(CREDENTIAL_FILE) else None
     if url.scheme == "s3":
-        return _s3(url, {} if entry is None else _texts(entry, url, _S3_FIELDS))
+        return _s3(url, {} if entry is None else _texts(entry, url, _S3_FIELDS), environ)
     if url.scheme == "gs":
         return _gs(entry, url)
     return _azure(url, _azure_environment(environ) if entry is None else _texts(entry, url, _AZURE_FIELDS))
@@ -80,7 +83,7 @@ def _texts(entry: object, url: RemoteUrl, fields: Collection[str]) -> dict[str, 
     return entry
 
 
-def _s3(url: RemoteUrl, entry: Mapping[str, str]) -> Access:
+def _s3(url: RemoteUrl, entry: Mapping[str, str], environ: Mapping[str, str]) -> Access:
     """What *entry* does not say, botocore looks up: variables first, then the files of the AWS command line."""
     options: dict[str, Any] = {
         "config_kwargs": {
@@ -88,8 +91,13 @@ def _s3(url: RemoteUrl, entry: Mapping[str, str]) -> Access:
             "read_timeout": _READ_S,
             # Hosts of one's own have no name for each bucket.
             "s3": {"addressing_style": "path" if url.endpoint else "auto"},
-        }
+        },
+        # Larger files would be read in parts of this size, ten at a time and each as a whole into memory: 500 MB for every
+        # file, of which there are several; and a part that breaks off is not tried again, as one stream is.
+        "default_block_size": 1 << 60,
     }
+    if not environ.get("AWS_MAX_ATTEMPTS"):
+        options["config_kwargs"]["retries"] = {"total_max_attempts": _ATTEMPTS}
     if url.endpoint:
         options["endpoint_url"] = url.endpoint
     if entry.get("region"):

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import secrets
 import shutil
@@ -26,6 +27,8 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from pytriton_lite.remote.source import Closing
+
+logger = logging.getLogger(__name__)
 
 _MODE = 0o700
 """Models can be confidential, and who could write here could run code as the server."""
@@ -49,9 +52,13 @@ class Cache:
     def locked(self, wait: Callable[[], bool]) -> Iterator[None]:
         """Hold the lock. While another server has it *wait* is called, which says whether to give up: then raises Closing."""
         with open(self.folder / "lock", "w") as lock:
-            # With a look now and then: one that waits in the kernel could not be told that this server stops.
-            while not _try_lock(lock.fileno()):
-                if wait():
+            if not _try_lock(lock.fileno()):
+                logger.info("waiting for another server that copies to %s", self.folder)
+                # With a look now and then: one that waits in the kernel could not be told that this server stops.
+                while not wait():
+                    if _try_lock(lock.fileno()):
+                        break
+                else:
                     raise Closing
             self._known = {path.name.rpartition("-")[0]: path for path in self._contents.iterdir()}
             yield
@@ -74,10 +81,11 @@ class Cache:
         self._known[key] = path
         return path
 
-    def sweep(self, keep: Collection[str]) -> None:
-        """Forget what is not in *keep* and has no other name."""
+    def sweep(self, keep: Collection[str], *, model: str | None = None) -> None:
+        """Forget what is not in *keep* and has no other name: of all models, or of one."""
+        start = _key_start(model) if model is not None else ""
         for key, path in self._known.items():
-            if key not in keep and path.stat().st_nlink == 1:
+            if key.startswith(start) and key not in keep and path.stat().st_nlink == 1:
                 path.unlink()
 
     def sweep_views(self) -> None:
@@ -94,9 +102,18 @@ class Cache:
                 shutil.rmtree(view, ignore_errors=True)
 
 
-def content_key(path: str, identity: str) -> str:
-    """Of a file by its *path* in the repository and what its source calls its content."""
-    return hashlib.sha256(f"{path}\0{identity}".encode()).hexdigest()[:40]
+def content_key(model: str, path: str, identity: str) -> str:
+    """Of a file by its *path* in the *model*'s directory and what its source calls its content."""
+    return _key_start(model) + _digest(f"{path}\0{identity}")[:32]
+
+
+def _key_start(model: str) -> str:
+    return _digest(model)[:8]
+
+
+def _digest(text: str) -> str:
+    # A name in an archive need not be UTF-8.
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 
 class View:

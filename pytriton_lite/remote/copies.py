@@ -13,7 +13,7 @@ import itertools
 import os
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,10 +57,9 @@ class LocalCopy:
     def root(self) -> Path:
         return self._view.models
 
-    @property
-    def names(self) -> list[str]:
-        """Of the models that were copied."""
-        return list(self._models)
+    def has(self, name: str) -> bool:
+        """Whether the model was copied, and not shown alone."""
+        return name in self._models
 
     def changed_files(self, name: str, remote: RemoteModel) -> list[str]:
         """Paths of *remote* that are new or have another content than the copy."""
@@ -103,24 +102,25 @@ class LocalCopy:
         gone = [path for path in copied.identities if path not in remote.files]
         if not contents and not gone and copied.directories == remote.directories:
             return False
-        newest_ns = max((os.stat(model / path).st_mtime_ns for path in copied.identities), default=0)
-        # What cannot be done for want of space is found before anything is touched.
+        newest_ns = max((path.stat().st_mtime_ns for path in model.rglob("*") if path.is_file()), default=0)
+        # What cannot be done for want of space is found before any file is touched.
         staged: dict[str, Path] = {}
         try:
             for path, content in contents.items():
                 staged[path] = self._view.new_path()
                 _take(content, staged[path], newest_ns)
-        except OSError:
+            # Where it fails all the same, the next look does it all again.
+            _remove_files(model, remote.directories.intersection(gone))
+            _make_directories(model, remote)
+            _remove_files(model, gone)
+            for path in sorted(copied.directories - remote.directories, reverse=True):
+                if (model / path).is_dir():
+                    shutil.rmtree(model / path)
+            for path, new in staged.items():
+                new.replace(model / path)
+        finally:
             for new in staged.values():
                 new.unlink(missing_ok=True)
-            raise
-        for path in gone:
-            (model / path).unlink()
-        for path in sorted(copied.directories - remote.directories, reverse=True):
-            shutil.rmtree(model / path)
-        _make_directories(model, remote)
-        for path, new in staged.items():
-            new.replace(model / path)
         return True
 
     def show(self, name: str) -> None:
@@ -178,6 +178,12 @@ def _take(content: Path, path: Path, newest_ns: int) -> None:
     os.utime(path)
     if path.stat().st_mtime_ns <= newest_ns:  # within one tick of the file system's clock
         os.utime(path, ns=(newest_ns + 1, newest_ns + 1))
+
+
+def _remove_files(model: Path, paths: Iterable[str]) -> None:
+    for path in paths:
+        if (model / path).is_file():
+            (model / path).unlink()
 
 
 def _make_directories(model: Path, remote: RemoteModel) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -30,7 +31,7 @@ from pytriton_lite.remote.source import (
     open_filesystem,
 )
 from pytriton_lite.remote.url import RemoteUrl
-from pytriton_lite.repository.index import ModelDirectory
+from pytriton_lite.repository.index import ModelDirectory, is_model_name
 from pytriton_lite.repository.refreshed import Refreshed
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class RemoteRepositories:
         self._repositories: dict[RemoteUrl, _Repository] = {}
         folder = cache_directory.absolute() if cache_directory is not None else _users_cache(environ)
         try:
-            for url in urls:
+            for url in dict.fromkeys(urls):
                 self._repositories[url] = _Repository(url, folder, environ, clock, self._downloads, self._closing)
         except BaseException:
             self.close()
@@ -71,6 +72,11 @@ class RemoteRepositories:
     def path_of(self, url: RemoteUrl) -> Path:
         """The directory that takes its place."""
         return self._repositories[url].copy.root
+
+    @property
+    def names(self) -> dict[Path, str]:
+        """What the directories are copies of, without secrets."""
+        return {repository.copy.root: str(url) for url, repository in self._repositories.items()}
 
     def show(self) -> list[str]:
         """Let the directories have the models' names that the repositories have, without copying; what could not be asked.
@@ -87,7 +93,12 @@ class RemoteRepositories:
         return result
 
     def refresh_model(self, name: str) -> None:
-        """As `refresh`, of one model in all repositories. Raises PollError; the local copy is then as it was."""
+        """As `refresh`, of one model in all repositories. Raises PollError; the local copy is then as it was.
+
+        *name* is what a client sent or a configuration says; one that cannot be a model's has none.
+        """
+        if not is_model_name(name):
+            return
         for repository in self._repositories.values():
             repository.refresh_model(name)
 
@@ -101,8 +112,15 @@ class RemoteRepositories:
                 try:
                     return repository.copy.pin(directory)
                 except OSError as error:
-                    raise PollError(f"cannot keep the files of '{directory.name}': {error.strerror}") from None
+                    raise PollError(f"cannot keep the files of '{directory.name}': {_why(error)}") from None
         return None
+
+    def is_copied(self, directory: ModelDirectory) -> bool:
+        """Whether the model's files are there: True for what lies in no repository of ours, too."""
+        for repository in self._repositories.values():
+            if repository.copy.root == directory.repository:
+                return repository.copy.has(directory.name)
+        return True
 
     def stop(self) -> None:
         """Give up what is under way, from any thread: whoever waits for it gets an error."""
@@ -156,17 +174,30 @@ class _Repository:
         self._view = view
 
     def show(self) -> list[str]:
-        with self._turn:
-            try:
-                names = self._source.names()
-            except SourceError as error:
-                return [self._unreadable(error)]
-            except (Closing, OSError):
-                return []
-            for name in names:
-                self.copy.show(name)
-            self._remove_all_but(names)
+        # Nobody who wants to see the names waits until large files have come: what has gone is then seen the next time.
+        is_alone = self._turn.acquire(blocking=False)
+        try:
+            self._show(is_alone)
+        except (SourceError, OSError) as error:
+            return [self._unreadable(error)]
+        except Closing:
+            return []
+        finally:
+            if is_alone:
+                self._turn.release()
         return []
+
+    def _show(self, is_alone: bool) -> None:
+        if self._url.is_archive and not is_alone:
+            return  # its names are known when it has come
+        names = self._source.names()
+        for name in filter(is_model_name, names):
+            try:
+                self.copy.show(name)
+            except OSError as error:
+                logger.warning("cannot show model '%s' of %s: %s", name, self._url, error.strerror)
+        if is_alone:
+            self._remove_all_but(names)
 
     def refresh(self, result: Refreshed) -> None:
         try:
@@ -181,7 +212,7 @@ class _Repository:
                 self._remove_all_but(models)
                 self._cache.sweep(
                     {
-                        content_key(f"{name}/{path}", file.identity)
+                        content_key(name, path, file.identity)
                         for name, model in models.items()
                         for path, file in model.files.items()
                     }
@@ -199,6 +230,8 @@ class _Repository:
                     self._remove(name)
                 else:
                     self._update(name, model, self._fetch(name, model))
+                files = model.files if model is not None else {}
+                self._cache.sweep({content_key(name, path, file.identity) for path, file in files.items()}, model=name)
         except (SourceError, OSError) as error:
             raise PollError(self._unreadable(error)) from None
         except Closing:
@@ -228,7 +261,7 @@ class _Repository:
             return {}
         futures: dict[str, Future[Path]] = {}
         for path in self.copy.changed_files(name, model):
-            key = content_key(f"{name}/{path}", model.files[path].identity)
+            key = content_key(name, path, model.files[path].identity)
             known = self._cache.find(key)
             if known is not None:
                 futures[path] = Future()
@@ -259,7 +292,7 @@ class _Repository:
             contents = {path: future.result() for path, future in fetching.items()}
             has_changed = self.copy.update(name, model, contents)
         except (SourceError, OSError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
+            why = _why(error) if isinstance(error, OSError) else error
             raise PollError(f"cannot copy model '{name}' of {self._url}: {why}") from None
         if has_changed:
             logger.info(
@@ -278,9 +311,14 @@ class _Repository:
                 self._remove(name)
 
     def _remove(self, name: str) -> None:
-        if (self.copy.root / name).is_dir():
+        if self.copy.has(name):
             logger.info("'%s' is no longer in %s", name, self._url)
-            self.copy.remove(name)
+        self.copy.remove(name)
+
+
+def _why(error: OSError) -> str:
+    """Of a whole tree shutil tells every file that it failed for; the first says enough."""
+    return str(error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror or error)
 
 
 def _users_cache(environ: Mapping[str, str]) -> Path:

@@ -29,6 +29,8 @@ _DEEPEST = 32
 _SSL_OBJECT = re.compile(r" ssl:<[^>]*>")
 """What aiohttp has in its texts, with an address that nobody needs."""
 
+_QUERY = re.compile("[?#]")
+
 _EXTRAS = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gs"), "as": ("adlfs", "azure"), "https": ("aiohttp", "https")}
 """The module that a scheme needs, and the extra that brings it."""
 
@@ -174,6 +176,8 @@ def _told(secrets: Iterable[str]) -> Iterator[None]:
         is_bare = isinstance(error, FileNotFoundError) and " " not in str(error)
         reason = error.__cause__ or error if is_bare else error
         text = _SSL_OBJECT.sub("", " ".join(str(reason).split())) or type(reason).__name__
+        if is_bare and reason is error:
+            text = f"{text} is not there"
         for secret in secrets:
             text = text.replace(secret, "***")
         raise SourceError(redact(text)) from None
@@ -269,7 +273,13 @@ class ObjectStore(FilesystemSource):
     def names(self) -> list[str]:
         with self.told():
             self._filesystem.invalidate_cache()
-            found = self._filesystem.ls(self._url.path, detail=True)
+            try:
+                found = self._filesystem.ls(self._url.path, detail=True)
+            except FileNotFoundError as error:
+                if str(error) != self._url.path:  # it is the bucket that is not there
+                    raise
+                found = []
+        self._check_there(info["name"] for info in found)
         models: dict[str, RemoteModel] = {}
         for info in found:
             if info["type"] == "directory":
@@ -278,12 +288,16 @@ class ObjectStore(FilesystemSource):
 
     def models(self) -> dict[str, RemoteModel]:
         found = self._find(self._url.path)
-        if not found and "/" in self._url.path:
-            raise SourceError("there is nothing of that name")
+        self._check_there(found)
         return self._models(found)
 
     def model(self, name: str) -> RemoteModel | None:
         return self._models(self._find(f"{self._url.path}/{name}")).get(name)
+
+    def _check_there(self, addresses: Iterable[str]) -> None:
+        """A bucket may be empty. A path without anything below it is no directory; there may be an object of its name."""
+        if "/" in self._url.path and not any(address.startswith(f"{self._url.path}/") for address in addresses):
+            raise SourceError("there is nothing of that name")
 
     def _find(self, path: str) -> dict[str, dict[str, Any]]:
         with self.told():
@@ -354,12 +368,11 @@ class WebDirectory(FilesystemSource):
         names = {html.unescape(link)[len(base) :] for link in found if link.startswith(base)}
         if not names and not folder:
             raise SourceError("the page has no links; expected a list of directories, or the URL of an archive")
-        return sorted(
-            (unquote(name.rstrip("/")), name.endswith("/"))
-            for name in names
-            # Sorting by a column is a link with a query; what leads further down is not of this page.
-            if name.strip("/") and "?" not in name and "#" not in name and "/" not in name.removesuffix("/")
-        )
+        # Sorting by a column is a link with a query. Caddy begins every name with ./
+        paths = {name.removeprefix("./") for name in names if not _QUERY.search(name)}
+        links = {(unquote(path.removesuffix("/")), path.endswith("/")) for path in paths}
+        # What leads further down, or elsewhere, is not of this page.
+        return sorted((name, is_folder) for name, is_folder in links if name not in ("", ".", "..") and "/" not in name)
 
     def _file(self, path: str) -> RemoteFile:
         address = f"{self._url.path}/{quote(path)}"

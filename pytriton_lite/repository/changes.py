@@ -6,14 +6,16 @@ Bytecode is left out: it appears when a model is first imported, and a change th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytriton_lite.repository.index import ModelDirectory
+from pytriton_lite.repository.walk import walk
 
 _BYTECODE_FOLDER = "__pycache__"
 _BYTECODE_SUFFIX = ".pyc"
+_CONFIGURATIONS = ("config.pbtxt", "configs")
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,14 @@ class ChangeTimes:
 
     model_ns: int
     version_ns: dict[int, int] = field(default_factory=dict)
+
+    def without(self, entries: Collection[str]) -> ChangeTimes:
+        """What to remember where something in *entries* of the model's directory has changed, whatever the times say."""
+        if not entries:
+            return self
+        is_shared = any(not _is_version(entry) and entry not in _CONFIGURATIONS for entry in entries)
+        kept = {} if is_shared else {at: ns for at, ns in self.version_ns.items() if str(at) not in entries}
+        return ChangeTimes(NEVER.model_ns, kept)
 
 
 NEVER = ChangeTimes(0)
@@ -43,50 +53,40 @@ def change_times(
 
     *is_passed_over* says of the name of a file or folder that it is none of the model's.
     """
-    config_entry = "config.pbtxt"
-    if config_name and os.path.exists(model.path / "configs" / f"{config_name}.pbtxt"):
-        config_entry = "configs"
-    shared_ns = config_ns = 0
+    config_entry, config_folder = _CONFIGURATIONS
+    if config_name and os.path.exists(model.path / config_folder / f"{config_name}.pbtxt"):
+        config_entry = config_folder
+    shared_ns = max(_link_time_ns(model.repository), _link_time_ns(model.path))
+    config_ns = 0
     of_versions: dict[str, int] = {}
-    for name in _names(model.path):
-        if is_passed_over(name):
-            continue
-        newest_ns = _newest_ns(model.path / name, is_passed_over)
-        if name == config_entry:
-            config_ns = newest_ns
-        elif name.isascii() and name.isdigit():
-            of_versions[name] = newest_ns
+    for found in walk(model.path, is_passed_over):
+        time_ns = max(found.time_ns, found.link_time_ns)
+        if found.entry == config_entry:
+            config_ns = max(config_ns, time_ns)
+        elif _is_version(found.entry):
+            of_versions[found.entry] = max(of_versions.get(found.entry, 0), time_ns)
         else:
-            shared_ns = max(shared_ns, newest_ns)
+            shared_ns = max(shared_ns, time_ns)
     # A file that was deleted shows in its directory only, a version's too, which is no change to the other versions.
     model_ns = max(_mtime_ns(model.path), shared_ns, config_ns, *of_versions.values(), 0)
     version_ns = {version: max(of_versions.get(str(version), 0), shared_ns) for version in model.versions}
     return ChangeTimes(model_ns, version_ns)
 
 
-def _newest_ns(path: Path, is_passed_over: Callable[[str], bool]) -> int:
-    """Of *path* and all below it."""
-    newest_ns = _mtime_ns(path)
-    if os.path.isdir(path):  # Path.is_dir raises where permission is lacking
-        for folder, folders, files in os.walk(path):
-            folders[:] = [name for name in folders if not is_passed_over(name)]
-            for name in (*folders, *files):
-                if not is_passed_over(name):
-                    newest_ns = max(newest_ns, _mtime_ns(Path(folder, name)))
-    return newest_ns
-
-
-def _names(path: Path) -> Iterator[str]:
-    try:
-        with os.scandir(path) as entries:
-            for entry in entries:
-                yield entry.name
-    except OSError:
-        return
+def _is_version(entry: str) -> bool:
+    return entry.isascii() and entry.isdigit()
 
 
 def _mtime_ns(path: Path) -> int:
     try:
         return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _link_time_ns(path: Path) -> int:
+    """When the link was made: what it leads to may be older, and another than before. 0 where it is none."""
+    try:
+        return os.lstat(path).st_mtime_ns if os.path.islink(path) else 0
     except OSError:
         return 0

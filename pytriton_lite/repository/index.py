@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +16,7 @@ _LARGEST_VERSION = (1 << 63) - 1
 
 
 class ModelId(NamedTuple):
-    """``namespace`` is the repository's path with ``--model-namespacing``, and empty without."""
+    """``namespace`` is the repository's path or URL with ``--model-namespacing``, and empty without."""
 
     namespace: str
     name: str
@@ -62,6 +62,16 @@ class Scan:
     unreadable: dict[Path, str]
 
 
+@dataclass(frozen=True)
+class Listing:
+    """What the names of directories tell: ``models`` are in the order of their ids, with their repositories; else as `Scan`."""
+
+    models: dict[ModelId, Path]
+    duplicates: tuple[str, ...]
+    notices: tuple[Notice, ...]
+    unreadable: dict[Path, str]
+
+
 def check_repositories(roots: Sequence[Path]) -> None:
     """Raises InferenceError(INTERNAL) for the first root that is no readable directory."""
     for root in roots:
@@ -75,12 +85,12 @@ def check_repositories(roots: Sequence[Path]) -> None:
             raise InferenceError(ErrorCode.INTERNAL, _cannot_open(root, error)) from None
 
 
-def scan_repositories(roots: Sequence[Path], *, namespacing: bool = False) -> Scan:
-    """Look at the directories now; nothing inside a model's directory is read but the names of its versions.
+def list_models(roots: Sequence[Path], *, namespaces: Mapping[Path, str] | None = None) -> Listing:
+    """Look at the directories now; a model's own is not opened.
 
-    The same root given twice counts once. With *namespacing* there are no duplicates.
+    The same root given twice counts once. *namespaces* has the one of each root, and there are then no duplicates.
     """
-    found: dict[ModelId, list[ModelDirectory]] = {}
+    found: dict[ModelId, list[Path]] = {}
     notices: list[Notice] = []
     unreadable: dict[Path, str] = {}
     for root in dict.fromkeys(roots):
@@ -94,21 +104,34 @@ def scan_repositories(roots: Sequence[Path], *, namespacing: bool = False) -> Sc
                 # Triton takes it for a model without a version, and a .git makes it fail to start.
                 notices.append(Notice(logging.INFO, f"skipping hidden directory '{name}' of model repository {root}"))
             else:
-                model = _read(root, name, namespacing=namespacing)
-                found.setdefault(model.id, []).append(model)
-    return Scan(
-        models={key: models[0] for key, models in sorted(found.items()) if len(models) == 1},
-        duplicates=tuple(key.name for key, models in sorted(found.items()) if len(models) > 1),
+                found.setdefault(ModelId(_namespace(root, namespaces=namespaces), name), []).append(root)
+    return Listing(
+        models={key: places[0] for key, places in sorted(found.items()) if len(places) == 1},
+        duplicates=tuple(key.name for key, places in sorted(found.items()) if len(places) > 1),
         notices=tuple(notices),
         unreadable=unreadable,
     )
 
 
-def find_model(roots: Sequence[Path], name: str, *, namespacing: bool = False) -> list[ModelDirectory]:
+def scan_repositories(roots: Sequence[Path], *, namespaces: Mapping[Path, str] | None = None) -> Scan:
+    """As `list_models`, and of a model's directory the names of its versions."""
+    listing = list_models(roots, namespaces=namespaces)
+    models = {key: _read(root, key.name, namespaces=namespaces) for key, root in listing.models.items()}
+    return Scan(models, listing.duplicates, listing.notices, listing.unreadable)
+
+
+def is_model_name(name: str) -> bool:
+    """Whether a directory of a repository can be a model called so; what clients send can lead elsewhere."""
+    return bool(name) and not name.startswith(".") and "/" not in name and "\0" not in name
+
+
+def find_model(
+    roots: Sequence[Path], name: str, *, namespaces: Mapping[Path, str] | None = None
+) -> list[ModelDirectory]:
     """The directories of that name in all repositories; one that cannot be read has none."""
-    if not name or name.startswith(".") or "/" in name or "\0" in name:
+    if not is_model_name(name):
         return []
-    return [_read(root, name, namespacing=namespacing) for root in dict.fromkeys(roots) if os.path.isdir(root / name)]
+    return [_read(root, name, namespaces=namespaces) for root in dict.fromkeys(roots) if os.path.isdir(root / name)]
 
 
 def read_again(model: ModelDirectory) -> ModelDirectory | None:
@@ -125,10 +148,14 @@ def read_model_directory(path: Path) -> ModelDirectory:
     return ModelDirectory(path.name, path, path.parent, tuple(sorted(_versions(path, []))))
 
 
-def _read(root: Path, name: str, *, namespacing: bool) -> ModelDirectory:
+def _namespace(root: Path, *, namespaces: Mapping[Path, str] | None) -> str:
+    return namespaces[root] if namespaces is not None else ""
+
+
+def _read(root: Path, name: str, *, namespaces: Mapping[Path, str] | None) -> ModelDirectory:
     notices: list[Notice] = []
     versions = tuple(sorted(_versions(root / name, notices)))
-    return ModelDirectory(name, root / name, root, versions, str(root) if namespacing else "", tuple(notices))
+    return ModelDirectory(name, root / name, root, versions, _namespace(root, namespaces=namespaces), tuple(notices))
 
 
 def _cannot_open(root: Path, error: OSError) -> str:
@@ -166,4 +193,11 @@ def _version_problem(name: str) -> str | None:
 def _directories(path: Path) -> list[str]:
     """Names, sorted; a link to a directory is one."""
     with os.scandir(path) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir())
+        return sorted(entry.name for entry in entries if _is_directory(entry))
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself, or to where nobody may look: as one that leads nowhere
+        return False

@@ -19,10 +19,12 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.proto import model_config_pb
 from pytriton_lite.repository.changes import NEVER, ChangeTimes, change_times, is_bytecode
 from pytriton_lite.repository.index import (
+    Listing,
     ModelDirectory,
     ModelId,
     Scan,
     find_model,
+    list_models,
     read_again,
     scan_repositories,
 )
@@ -46,6 +48,10 @@ class HeldFiles(Protocol):
 class RemoteCopies(Protocol):
     """What follows the repositories that lie elsewhere: `pytriton_lite.remote`."""
 
+    @property
+    def names(self) -> Mapping[Path, str]:
+        """What their directories are copies of."""
+
     def show(self) -> list[str]:
         """Let their directories have the models' names, without copying; what could not be asked."""
 
@@ -57,6 +63,9 @@ class RemoteCopies(Protocol):
 
     def pin(self, directory: ModelDirectory) -> HeldFiles | None:
         """Files that stay, for a model that is to be served from *directory*; None where it is no copy. Raises PollError."""
+
+    def is_copied(self, directory: ModelDirectory) -> bool:
+        """Whether the model's files are there: not where its name alone is shown."""
 
 
 @dataclass(frozen=True)
@@ -141,26 +150,38 @@ class ModelReader:
     def __init__(self, options: RepositoryOptions) -> None:
         self._options = options
         self._remote = options.remote
+        self._namespaces = _namespaces(options) if options.namespacing else None
         self._is_passed_over = is_passed_over if options.is_edited else is_bytecode
 
     def refresh(self) -> Refreshed:
         """Bring the copies of remote repositories up to date; what could not be."""
         return self._remote.refresh() if self._remote is not None else Refreshed()
 
-    def show(self) -> None:
-        """Let `scan` find the models of remote repositories without copying them. Raises InferenceError(INTERNAL)."""
+    def _show(self) -> None:
+        """Let the models of remote repositories be found without copying them. Raises InferenceError(INTERNAL)."""
         if self._remote is not None:
             for reason in self._remote.show():
                 raise InferenceError(ErrorCode.INTERNAL, reason)
 
+    def listing(self) -> Listing:
+        """The models that there are, remote ones included. Raises InferenceError(INTERNAL) for one that cannot be asked."""
+        self._show()
+        return list_models(self._options.roots, namespaces=self._namespaces)
+
+    def scan_as_shown(self) -> Scan:
+        """As `listing`, with versions."""
+        self._show()
+        return self.scan()
+
     def scan(self) -> Scan:
-        return scan_repositories(self._options.roots, namespacing=self._options.namespacing)
+        """Of remote models those that were copied, or shown before."""
+        return scan_repositories(self._options.roots, namespaces=self._namespaces)
 
     def find(self, name: str) -> list[ModelDirectory]:
         """The directories of models called so, copied anew: several only with namespacing. Raises PollError for none."""
         if self._remote is not None:
             self._remote.refresh_model(name)
-        found = find_model(self._options.roots, name, namespacing=self._options.namespacing)
+        found = find_model(self._options.roots, name, namespaces=self._namespaces)
         if len(found) > 1 and not self._options.namespacing:
             raise NotPolled(f"failed to poll model '{name}': not unique across all model repositories")
         if not found:
@@ -172,7 +193,7 @@ class ModelReader:
         if override.files:
             if override.config is None:
                 raise PollError("Load parameter 'config' must be specified for model file override")
-            found = find_model(self._options.roots, name, namespacing=self._options.namespacing)
+            found = find_model(self._options.roots, name, namespaces=self._namespaces)
             if len(found) > 1 and self._options.namespacing:
                 raise PollError(f"there are {len(found)} models '{name}', and the files can be those of one only")
             namespace = found[0].namespace if len(found) == 1 else ""
@@ -207,7 +228,7 @@ class ModelReader:
 
     def _resolve(self, name: str, namespace: str) -> list[ModelDirectory]:
         """The one model that an ensemble in *namespace* means by *name*, or none."""
-        found = find_model(self._options.roots, name, namespacing=self._options.namespacing)
+        found = find_model(self._options.roots, name, namespaces=self._namespaces)
         own = [directory for directory in found if directory.namespace == namespace]
         if self._options.namespacing and own:
             return own
@@ -271,11 +292,17 @@ class ModelReader:
         return [
             directory
             for directory in directories
-            if directory.id not in remembered or self._times(directory).model_ns > remembered[directory.id].model_ns
+            if (self._remote is None or self._remote.is_copied(directory))
+            and (directory.id not in remembered or self._times(directory).model_ns > remembered[directory.id].model_ns)
         ]
 
     def _times(self, directory: ModelDirectory) -> ChangeTimes:
         return change_times(directory, config_name=self._options.config_name, is_passed_over=self._is_passed_over)
+
+
+def _namespaces(options: RepositoryOptions) -> dict[Path, str]:
+    names = options.remote.names if options.remote is not None else {}
+    return {root: names.get(root, str(root)) for root in options.roots}
 
 
 def _times_to_remember(times: ChangeTimes, override: Override) -> ChangeTimes:

@@ -5,7 +5,6 @@ What editors put beside a file while it is open is no change, and neither are by
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
@@ -13,11 +12,17 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from pytriton_lite.repository.changes import is_bytecode
+from pytriton_lite.repository.walk import walk
 
 Key = TypeVar("Key", bound=Hashable)
 
 Snapshot = Mapping[str, tuple[int, int]]
-"""(time in ns, bytes) of each file by its path in the model's directory. The path of a directory ends with /; it has zeros."""
+"""(time in ns, bytes) of each file by its path in the model's directory. The path of a directory ends with /.
+
+A directory has zeros, or the time of the link that leads there.
+"""
+
+_DIRECTORY = (0, 0)
 
 _NO_PART_OF_A_MODEL = re.compile(
     r"\..*\.sw[a-p]x?|4913|"  # vim: swap files, and the file by which it finds out whether it may write
@@ -35,29 +40,27 @@ def is_passed_over(name: str) -> bool:
 
 
 def take_snapshot(directory: Path) -> Snapshot:
-    """Of everything below *directory* now. What vanishes meanwhile is left out."""
-    found: dict[str, tuple[int, int]] = {}
-    for folder, folders, files in os.walk(directory):
-        folders[:] = [name for name in folders if not is_passed_over(name)]
-        inside = os.path.relpath(folder, directory)
-        prefix = "" if inside == "." else f"{inside}/"
-        found.update((f"{prefix}{name}/", (0, 0)) for name in folders)
-        for name in files:
-            if not is_passed_over(name):
-                try:
-                    status = os.stat(os.path.join(folder, name))
-                except OSError:
-                    continue
-                found[f"{prefix}{name}"] = (status.st_mtime_ns, status.st_size)
-    return found
+    """Of everything in *directory* now. What vanishes meanwhile is left out."""
+    snapshot: dict[str, tuple[int, int]] = {}
+    for found in walk(directory, is_passed_over):
+        if found.is_directory:
+            snapshot[f"{found.path}/"] = (found.link_time_ns, 0)
+        else:
+            snapshot[found.path] = (max(found.time_ns, found.link_time_ns), found.size)
+    return snapshot
 
 
 @dataclass(frozen=True)
 class Change:
-    """What happened to a model: ``what`` is for a person. ``is_gone`` when its directory is no longer there."""
+    """What happened to a model: ``what`` is for a person. ``is_gone`` when its directory is no longer there.
+
+    ``hidden`` are the entries of its directory in which something came that is no newer than what was there, a backup that
+    was put back for instance, or something went: there times need not tell that anything has changed.
+    """
 
     what: str
     is_gone: bool = False
+    hidden: frozenset[str] = frozenset()
 
 
 class Changes(Generic[Key]):
@@ -79,9 +82,26 @@ class Changes(Generic[Key]):
                 found[key] = Change("removed", is_gone=True)
             else:
                 self._told[key] = is_now
-                found[key] = Change("added" if told is None else describe_change(told, is_now))
+                found[key] = Change("added") if told is None else _change(told, is_now)
         self._last = now
         return found
+
+
+def _change(before: Snapshot, now: Snapshot) -> Change:
+    newest_ns: dict[str, int] = {}
+    for path, (time_ns, _) in before.items():
+        newest_ns[_entry(path)] = max(newest_ns.get(_entry(path), 0), time_ns)
+    hidden: set[str] = set()
+    for path in before.keys() | now.keys():
+        if before.get(path) == now.get(path) or now.get(path) == _DIRECTORY:
+            continue
+        if path not in now or now[path][0] <= newest_ns.get(_entry(path), 0):
+            hidden.add(_entry(path))
+    return Change(describe_change(before, now), hidden=frozenset(hidden))
+
+
+def _entry(path: str) -> str:
+    return path.partition("/")[0]
 
 
 def describe_change(before: Snapshot, now: Snapshot) -> str:

@@ -97,7 +97,10 @@ def test_a_new_instance_whose_worker_is_killed_while_it_initialises_changes_noth
 
 
 def named(pid: int, instance: str) -> bool:
-    return Path(f"/proc/{pid}/comm").read_text().strip() == instance
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() == instance
+    except OSError:
+        return False  # it has just ended
 
 
 def test_a_surplus_instance_whose_worker_is_killed_is_not_replaced(tmp_path: Path) -> None:
@@ -170,6 +173,33 @@ def test_an_unload_ends_an_update_that_is_under_way(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
+def test_an_unload_ends_instances_that_were_made_and_not_adopted_yet(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        model = await world.load(ONE)
+        async with model.adopting(THREE) as change:
+            assert len(children()) == 3
+            model.served.begin_unload()
+            assert await model.served.unload()
+            change()
+        assert model.count()["finalize"] == 3
+        assert model.served.config.instance_groups[0].count == 1
+        await wait_until(lambda: not children())
+
+    play(tmp_path, scenario)
+
+
+def test_instances_that_were_made_and_are_not_wanted_go(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        model = await world.load(ONE)
+        async with model.adopting(TWO):
+            assert len(children()) == 2
+        await model.wait_gone()
+        assert (model.names, model.count()["finalize"]) == (["m_0_0"], 1)
+        assert model.served.config.instance_groups[0].count == 1
+
+    play(tmp_path, scenario)
+
+
 def test_an_unload_waits_for_surplus_instances_and_ends_them(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         model = await world.load(TWO)
@@ -232,6 +262,6 @@ def test_updates_that_come_at_the_same_time_take_turns(tmp_path: Path) -> None:
         await model.wait_gone()
         assert len(model.instances) == 2
         assert model.served.config.instance_groups[0].count == 2
-        assert len(children()) == 2
+        await wait_until(lambda: len(children()) == 2)
 
     play(tmp_path, scenario)

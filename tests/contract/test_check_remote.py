@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.harness import PROJECT
+from tests.harness import PROJECT, child
 from tests.remote_servers import ACCESS, running_s3
 
 
@@ -45,7 +45,8 @@ def test_ctrl_c_ends_the_wait_for_a_host_that_says_nothing(tmp_path: Path) -> No
         url = f"s3://127.0.0.1:{silent.getsockname()[1]}/models"
         command = [sys.executable, "-m", "pytriton_lite", "check", f"--remote-cache-directory={tmp_path}", url]
         environ = {**os.environ, **ACCESS}
-        with subprocess.Popen(command, cwd=PROJECT, env=environ, stderr=subprocess.PIPE) as checking:
+        silent.settimeout(60)
+        with child(command, cwd=PROJECT, env=environ, stderr=subprocess.PIPE) as checking:
             connection, _ = silent.accept()
             with connection:
                 checking.send_signal(signal.SIGINT)

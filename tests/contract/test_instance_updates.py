@@ -173,14 +173,35 @@ def test_requests_are_answered_while_instances_come_and_go(server: RunningServer
     clients = [threading.Thread(target=ask) for _ in range(4)]
     for client in clients:
         client.start()
-    for count in (1, 4, 2, 3):
-        model.load(f"instance_group {{ count: {count} }}")
-    is_over.set()
-    for client in clients:
-        client.join()
+    try:
+        for count in (1, 4, 2, 3):
+            model.load(f"instance_group {{ count: {count} }}")
+    finally:
+        is_over.set()
+        for client in clients:
+            client.join(60)
     assert names
     stats = server.get("/v2/models/busy/stats").json["model_stats"][0]["inference_stats"]
     assert (stats["success"]["count"], stats["fail"]["count"]) == (len(names), 0)
+
+
+def test_an_instance_that_one_version_cannot_create_leaves_the_others_as_they_were(
+    server: RunningServer, folder: Path
+) -> None:
+    """All versions of a load change, or none does."""
+    model = Model(server, folder, "versions", "version_policy { all { } }")
+    dying = CODE.replace('== "MODEL"', '== "CPU" and self.name == "versions_0_1"')
+    write_model(folder / "models", "versions", dying, version=2)
+    model.load("instance_group { count: 1 kind: KIND_CPU }")
+    text = model.load("instance_group { count: 2 kind: KIND_CPU }", status=400)
+    assert text.startswith("load failed for model 'versions': version 2 is at UNAVAILABLE state: ")
+    wait_until(lambda: "finalize versions_0_1" in model.events)
+    counts = [
+        server.get(f"/v2/models/versions/versions/{version}/config").json["instance_group"][0]["count"]
+        for version in (1, 2)
+    ]
+    assert counts == [1, 1]
+    wait_until(lambda: len(server.worker_pids("versions_")) == 2)
 
 
 def test_an_instance_that_cannot_be_created_leaves_everything_as_it_was(server: RunningServer, folder: Path) -> None:

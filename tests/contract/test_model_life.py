@@ -279,11 +279,13 @@ def test_every_request_during_a_reload_is_answered(server: RunningServer, reposi
 
     with ThreadPoolExecutor(4) as pool:
         asking = [pool.submit(ask) for _ in range(4)]
-        for generation in (1, 2, 3):
-            (repository / "traffic" / "1" / "model.py").write_text(code(generation))
-            must_load(server, "traffic")
-            assert value_of(server, "traffic") == generation
-        is_over.set()
+        try:
+            for generation in (1, 2, 3):
+                (repository / "traffic" / "1" / "model.py").write_text(code(generation))
+                must_load(server, "traffic")
+                assert value_of(server, "traffic") == generation
+        finally:
+            is_over.set()
         for values in asking:
             assert values.result(30) == sorted(values.result(30)), "old values never come after new ones"
     wait_until(lambda: len(server.worker_pids("traffic_0")) == 1)
@@ -315,7 +317,7 @@ def test_a_reload_that_fails_leaves_the_old_generation_serving(
         assert value_of(server, "keeps") == 1
         assert rows_of(server, "keeps") == {"1": ("READY", "")}
         assert is_ready(server), server.post("/v2/repository/index").json
-    assert server.worker_pids("keeps_0") == [pid]
+    wait_until(lambda: server.worker_pids("keeps_0") == [pid])
     write_model(repository, "keeps", code(2), CONFIG)
     must_load(server, "keeps")
     assert value_of(server, "keeps") == 2
@@ -386,7 +388,7 @@ def test_versions_that_stay_are_not_initialized_again(server: RunningServer, rep
     must_load(server, "many")
     wait_until(lambda: rows_of(server, "many")["1"] == ("UNAVAILABLE", "unloaded"))
     assert value_of(server, "many") == 3
-    assert set(server.worker_pids("many_0")) < set(left)
+    wait_until(lambda: set(server.worker_pids("many_0")) < set(left))
 
 
 def test_of_the_versions_of_a_load_all_become_ready_or_none(server: RunningServer, repository: Path) -> None:

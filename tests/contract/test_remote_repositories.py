@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import http.client
+import json
 import os
 import signal
 import ssl
@@ -22,6 +25,7 @@ TENSORS = """
 input [{ name: "IN" data_type: TYPE_STRING dims: [ 1 ] }]
 output [{ name: "OUT" data_type: TYPE_STRING dims: [ 1 ] }]
 """
+MIB = 1 << 20
 CONFIG = f'backend: "python"\n{TENSORS}'
 ENSEMBLE = f"""
 platform: "ensemble"
@@ -119,6 +123,14 @@ def test_in_mode_explicit_models_are_copied_when_they_are_loaded_and_keep_their_
     explicit = ("--model-control-mode=explicit", "--load-model=other")
     with serving(s3.url("explicit"), tmp_path, *explicit) as server:
         assert index(server) == [("m", ""), ("other", "READY"), ("pipeline", ""), ("untouched", "")]
+        (tmp_path / "precious").mkdir()
+        made_up = {
+            "platform": "ensemble",
+            "ensemble_scheduling": {"step": [{"model_name": str(tmp_path / "precious")}]},
+        }
+        parameters = {"parameters": {"config": json.dumps(made_up)}}
+        assert server.post("/v2/repository/models/pipeline/load", parameters).status == 500
+        assert (tmp_path / "precious").is_dir(), "a name that a client sent leads nowhere"
         assert server.post("/v2/repository/models/pipeline/load").status == 200
         assert (answer(server, "pipeline"), answer(server, "other")) == ("m one", "other one")
         assert not any("/untouched/" in path for method, path in s3.requests if method == "GET")
@@ -145,6 +157,43 @@ def test_in_mode_explicit_models_are_copied_when_they_are_loaded_and_keep_their_
         wait_until(lambda: not list(tmp_path.glob("*/views/*/pinned/*/m")))
 
 
+def test_requests_are_served_while_a_repository_says_nothing(s3: S3, tmp_path: Path) -> None:
+    """Those with a large packed body need a thread, and so does everybody who waits for the repository."""
+    put_model(s3, "silent/m", "one")
+    body = gzip.compress(json.dumps({"inputs": [tensor("IN", "BYTES", [1], [os.urandom(MIB).hex()])]}).encode())
+    with serving(s3.url("silent"), tmp_path, "--model-control-mode=explicit", "--load-model=m") as server:
+        s3.answers.clear()
+        waiting = [http.client.HTTPConnection(server.http_url, timeout=60) for _ in range(40)]
+        try:
+            for connection in waiting:
+                connection.request("POST", "/v2/repository/index")
+            assert answer(server, "m") == "one", "and by now the server has read what came before"
+            reply = server.post("/v2/models/m/infer", body, {"Content-Encoding": "gzip"})
+            assert reply.json["outputs"][0]["data"] == ["one"]
+            s3.answers.set()
+            assert {connection.getresponse().status for connection in waiting} == {200}
+        finally:
+            s3.answers.set()
+            for connection in waiting:
+                connection.close()
+
+
+def test_with_namespaces_a_model_has_the_url_of_its_repository(s3: S3, tmp_path: Path) -> None:
+    for place in ("here", "there"):
+        put_model(s3, f"{place}/m", place)
+    put_model(s3, "there/only", "only")
+    s3.put("there/broken/config.pbtxt", "name: ?")
+    here, there = s3.url("here"), s3.url("there")
+    flags = (f"--model-repository={there}", "--model-namespacing=true", "--exit-on-error=false")
+    with serving(here, tmp_path, *flags) as server:
+        for place in (here, there):
+            assert f"successfully loaded '{place}::m'" in server.log
+        assert answer(server, "only") == "only"
+        page = server.get(server.metrics_url).body.decode()
+        assert f'nv_inference_request_success{{model="only",namespace="{there}",version="1"}} 1' in page
+        assert f'namespace="{tmp_path}' not in page and f"'{tmp_path}" not in server.log.replace("(in ", "")
+
+
 def test_a_bucket_that_is_not_there_ends_the_start_or_leaves_a_server_that_is_not_live(s3: S3, tmp_path: Path) -> None:
     url = f"s3://{s3.endpoint}/no-bucket/models"
     reason = f"failed to poll model repository '{url}': The specified bucket does not exist"
@@ -164,7 +213,7 @@ def test_credentials_come_from_tritons_file(s3: S3, tmp_path: Path) -> None:
     credentials.write_text('{"s3": {"": {"key_id": "AKIAFILED", "secret_key": "secret-of-the-file"}}}')
     variables = dict.fromkeys(ACCESS, "")
     environ = {**variables, "TRITON_CLOUD_CREDENTIAL_PATH": str(credentials)}
-    with serving(s3.url("filed"), tmp_path / "cache", environ=environ) as server:
+    with serving(s3.url("filed"), tmp_path / "cache", "--log-verbose=1", environ=environ) as server:
         assert answer(server, "m") == "one"
         assert_keeps_secrets(server, "secret-of-the-file")
 

@@ -59,8 +59,12 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Followed]:
         write_model(repository, name, code(1), ALL_VERSIONS)
     write_model(repository, "part", adder(1), ADDER_CONFIG)
     write_model(repository, "whole", config=ensemble("part", "part"))
+    releases = repository.parent / "releases"
+    for number in (1, 2):
+        write_model(releases / str(number), "released", code(number), CONFIG)
+    (releases / "current").symlink_to("1")
     flags = ("--model-control-mode=poll", "--repository-poll-secs=1")
-    with RunningServer(repository, flags=flags) as server:
+    with RunningServer(repository, releases / "current", flags=flags) as server:
         followed = Followed(server, repository, {})
         followed.before = {path.name: followed.pids(path.name) for path in repository.iterdir()}
         os.utime(repository / "touched" / "config.pbtxt")
@@ -71,13 +75,18 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Followed]:
         shutil.rmtree(repository / "removed")
         write_model(repository, "part", adder(10))
         write_model(repository, "added", code(7), CONFIG)
+        (releases / "next").symlink_to("2")
+        (releases / "next").rename(releases / "current")
         # What is looked at while it is being written may fail at that look.
         for text, count in (
             ("Poll failed for model directory 'misread': ", 2),
             (MISCODED, 2),
             ("successfully unloaded 'removed' version 1", 1),
             ("successfully loaded 'added'", 1),
-            *((f"successfully loaded '{name}'", 2) for name in ("touched", "noted", "grown", "part", "whole")),
+            *(
+                (f"successfully loaded '{name}'", 2)
+                for name in ("touched", "noted", "grown", "part", "whole", "released")
+            ),
         ):
             wait_logged(server, text, count)
         yield followed
@@ -98,6 +107,11 @@ def test_row_65_a_file_beside_the_configuration_reloads_the_model(followed: Foll
     assert value_of(followed.server, "noted") == 1
 
 
+def test_a_repository_that_is_a_link_is_followed_to_where_it_leads_now(followed: Followed) -> None:
+    """As tools have it that bring a new tree and then swap the link: Kubernetes' volumes, git-sync."""
+    assert value_of(followed.server, "released") == 2
+
+
 def test_row_66_a_new_version_is_loaded_alone(followed: Followed) -> None:
     assert rows_of(followed.server, "grown") == {"1": ("READY", ""), "2": ("READY", "")}
     assert set(followed.before["grown"]) < set(followed.pids("grown"))
@@ -112,7 +126,8 @@ def test_row_67_a_broken_configuration_is_told_at_each_look(followed: Followed) 
 def test_row_68_a_broken_model_is_tried_at_each_look(followed: Followed) -> None:
     assert followed.server.log.count(MISCODED) >= 2
     assert value_of(followed.server, "miscoded") == 1
-    assert followed.pids("miscoded") == followed.before["miscoded"]
+    # There may be another one, with which it is being tried at this moment.
+    assert set(followed.before["miscoded"]) <= set(followed.pids("miscoded"))
 
 
 def test_row_69_models_come_and_go_with_their_directories(followed: Followed) -> None:
@@ -212,6 +227,15 @@ def test_models_of_all_namespaces_are_counted_apart(spaces: RunningServer, roots
     value_of(spaces, "f", IN=0)
     after = [metric(spaces, "nv_inference_request_success", "m", namespace=str(root)) for root in roots[:2]]
     assert [new - old for new, old in zip(after, before)] == [0, 1]
+
+
+def test_an_ensemble_shows_where_its_models_are(spaces: RunningServer, roots: tuple[Path, Path, Path]) -> None:
+    """model_config.md, section 2.1: its own namespace comes first."""
+    steps = spaces.get("/v2/models/e/config").json["ensemble_scheduling"]["step"]
+    assert [(step["model_name"], step["model_namespace"]) for step in steps] == [
+        ("m", str(roots[0])),
+        ("only", str(roots[1])),
+    ]
 
 
 def test_with_namespaces_a_name_is_loaded_and_unloaded_in_all_of_them(roots: tuple[Path, Path, Path]) -> None:

@@ -11,13 +11,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.contract.wire_models import Traffic, wait_until, write_recording
-from tests.harness import PROJECT, RunningServer, write_model
+from tests.harness import PROJECT, RunningServer, child, free_ports, write_model
 
 CONFIG = 'backend: "python" output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }'
 
@@ -46,14 +46,6 @@ ENDLESS = """
         def execute(self, requests):
             raise NotImplementedError
 """
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as open_sockets:
-        sockets = [open_sockets.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 @contextmanager
@@ -110,7 +102,7 @@ def test_a_signal_while_models_load_ends_the_start(tmp_path: Path) -> None:
     write_model(tmp_path, "endless", ENDLESS, CONFIG)
     ports = [f"--{name}-port=0" for name in ("grpc", "http", "metrics")]
     command = [sys.executable, "-m", "pytriton_lite", "serve", str(tmp_path), *ports]
-    with subprocess.Popen(command, cwd=PROJECT, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True) as server:
+    with child(command, cwd=PROJECT, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         for line in server.stdout:
             if "it loads" in line:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +34,9 @@ def code(answer: str, *, imports: str = "", initialize: str = "pass") -> str:
 
 
 def write(repository: Path, name: str, answer: str, *, version: int = 1, **parts: str) -> Path:
-    return write_model(repository, name, code(answer, **parts), CONFIG, version=version)
+    """Its configuration is written once: between two files that are written there may be a look."""
+    config = "" if (repository / name / "config.pbtxt").exists() else CONFIG
+    return write_model(repository, name, code(answer, **parts), config, version=version)
 
 
 def answer(server: RunningServer, model: str) -> Any:
@@ -148,6 +151,30 @@ def test_models_and_versions_come_and_go(server: RunningServer, repository: Path
     shutil.rmtree(repository / "coming")
     server.wait_for_log(r"unloaded 'coming' \(removed\)")
     assert answer(server, "coming") == 404
+
+
+def test_a_file_that_is_older_than_the_one_it_replaces_is_a_change(server: RunningServer, repository: Path) -> None:
+    write(repository, "restored", "second")
+    wait_until(lambda: answer(server, "restored") == "second")
+    model = repository / "restored/1/model.py"
+    model.write_text(code("first"))
+    os.utime(model, ns=(10**18, 10**18))
+    wait_until(lambda: answer(server, "restored") == "first")
+
+
+def test_a_version_that_is_a_link_is_followed_and_so_is_what_it_leads_to(
+    server: RunningServer, repository: Path, tmp_path: Path
+) -> None:
+    for name in ("old", "new"):
+        write(tmp_path, name, name)
+    model = write(repository, "linked", "none", version=0)
+    (model / "1").symlink_to(tmp_path / "new/1")
+    wait_until(lambda: answer(server, "linked") == "new")
+    (model / "next").symlink_to(tmp_path / "old/1")
+    (model / "next").rename(model / "1")
+    wait_until(lambda: answer(server, "linked") == "old")
+    write(tmp_path, "old", "edited")
+    wait_until(lambda: answer(server, "linked") == "edited")
 
 
 def test_what_editors_leave_behind_is_no_change(server: RunningServer, repository: Path) -> None:

@@ -16,8 +16,13 @@ class RespServer:
     def __init__(self) -> None:
         self.values: dict[bytes, bytes] = {}
         self.commands: list[list[bytes]] = []
+        self.asked = asyncio.Event()
+        """Set by each command."""
         self.mood = "well"
         self.asks_for_password = False
+        self.gate = asyncio.Event()
+        """Answers wait until it is set."""
+        self.gate.set()
         self.port = 0
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
@@ -40,7 +45,9 @@ class RespServer:
             while True:
                 command = [part async for part in _parts(reader)]
                 self.commands.append(command)
+                self.asked.set()
                 answer = self._answer(command[0].upper(), command[1:])
+                await self.gate.wait()
                 if answer is not None:
                     writer.write(answer)
                     await writer.drain()

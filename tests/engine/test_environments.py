@@ -204,7 +204,7 @@ def test_a_folder_without_a_script_has_tritons_text(tmp_path: Path) -> None:
         ("exit 3", "it exited with code 3"),
         ("exit 0", "it ended the shell"),
         ("echo no such thing >&2; exit 1", "it exited with code 1:\nno such thing"),
-        ("export A=1; read word < $PIPE", "it did not end within 0.5 s"),
+        ('export A=1; read word < "$PIPE"', "it did not end within 0.5 s"),
     ],
 )
 def test_a_script_that_fails_costs_a_warning_and_its_variables_alone(
@@ -419,7 +419,7 @@ def test_requirements_become_an_environment_with_numpy_that_is_used_again(
     """Then, one that is not complete is not used but built again."""
     caplog.set_level(logging.INFO, "pytriton_lite")
     monkeypatch.setenv("PYTHONPATH", str(Path(pytest.__file__).parent.parent))  # no package of the server's counts
-    path = write_requirements(tmp_path, f"--no-index\n--find-links {wheels}\ntiny  # no numpy\n")
+    path = write_requirements(tmp_path, f"--no-index\n--find-links {wheels.as_uri()}\ntiny  # no numpy\n")
     first = prepare(tmp_path, **allowed(tmp_path))
     assert Path(first.executable).is_relative_to(tmp_path / "cache")
     assert word_in(first) == "installed"
@@ -439,7 +439,7 @@ def test_requirements_become_an_environment_with_numpy_that_is_used_again(
 
 def test_a_requirements_file_elsewhere_is_named_by_a_parameter(wheels: Path, tmp_path: Path, with_pip: None) -> None:
     """Two servers that want it at once build it once."""
-    (tmp_path / "common.txt").write_text(f"--no-index\n--find-links {wheels}\ntiny\nnumpy\n")
+    (tmp_path / "common.txt").write_text(f"--no-index\n--find-links {wheels.as_uri()}\ntiny\nnumpy\n")
     config = config_of(tmp_path, ("REQUIREMENTS", "../common.txt"))
 
     async def act(one: Environments) -> list[Environment]:
@@ -468,7 +468,7 @@ def test_a_requirements_file_elsewhere_is_named_by_a_parameter(wheels: Path, tmp
 def test_requirements_that_do_not_resolve_are_told_in_the_installers_words(
     installer: str, wheels: Path, tmp_path: Path
 ) -> None:
-    path = write_requirements(tmp_path, f"--no-index\n--find-links {wheels}\nno-such-package==9\n")
+    path = write_requirements(tmp_path, f"--no-index\n--find-links {wheels.as_uri()}\nno-such-package==9\n")
     error = refusal(tmp_path, **allowed(tmp_path))
     assert error.code is ErrorCode.INTERNAL
     assert error.message.startswith(f"the environment of {path} cannot be built: the installer exited with code 1:\n")
@@ -558,7 +558,7 @@ def endless(tmp_path: Path, with_pip: None) -> Iterator[Path]:
     )
     (source / "backend.py").write_text(BLOCKING_BACKEND)
     wheels = write_wheel(tmp_path / "elsewhere", "unused", {}).parent
-    path = write_requirements(tmp_path, f"--no-index\n--find-links {wheels}\n{source}\n")
+    path = write_requirements(tmp_path, f"--no-index\n--find-links {wheels.as_uri()}\nendless @ {source.as_uri()}\n")
     assert path.exists()
     yield source
 
@@ -571,7 +571,9 @@ def test_who_gives_up_or_closes_ends_the_installer_and_all_it_started(endless: P
     async def act(environments: Environments) -> str:
         load = asyncio.ensure_future(environments.prepare(config, tmp_path / "m"))
         reading = asyncio.ensure_future(asyncio.to_thread(open, endless / "pipe"))
-        await asyncio.wait([load, reading], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([load, reading], return_when=asyncio.FIRST_COMPLETED, timeout=120)
+        if not reading.done():  # nobody has opened its other end
+            os.close(os.open(endless / "pipe", os.O_WRONLY | os.O_NONBLOCK))
         with await reading as pipe:
             begun = await asyncio.to_thread(pipe.readline)
             await environments.close()

@@ -28,6 +28,17 @@ def test_the_innermost_line_of_the_model_comes_first_and_libraries_are_left_out(
     ]
 
 
+def test_frames_that_several_requests_of_a_warm_up_share_are_shown_once(tmp_path: Path) -> None:
+    model = write(tmp_path / "m/1/model.py", "boom()\n")
+    error = f"ValueError: x\n\nAt:\n  {model}(1): execute\n"
+    reason = f"Invalid argument: failed to run warmup sample 'two': {error}; {error}; "
+    assert explain_failure(reason, tmp_path / "m").splitlines() == [
+        f"{model}:1: failed to run warmup sample 'two': ValueError: x",
+        "  1/model.py:1 in execute",
+        "    boom()",
+    ]
+
+
 def test_frames_of_libraries_are_better_than_none(tmp_path: Path) -> None:
     reason = "ValueError: x\n\nAt:\n  /lib/numpy.py(7): zeros\n"
     assert explain_failure(reason, tmp_path) == "/lib/numpy.py:7: ValueError: x\n  /lib/numpy.py:7 in zeros"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from pytriton_lite.core.errors import BugError, ErrorCode, InferenceError
 from pytriton_lite.core.states import VersionState
 from pytriton_lite.engine.model_operations import answer_model_operation
 from pytriton_lite.engine.server import Server
-from tests.engine.store_scenarios import CONFIG, Gate, code, request, run, value_of
+from tests.engine.store_scenarios import CONFIG, Gate, code, refusal_of, request, run, value_of
+from tests.engine.version_kit import wait_until
 from tests.harness import write_model
 
 
@@ -122,9 +124,6 @@ def test_the_end_of_the_server_does_not_wait_longer_than_it_may_for_an_unload(tm
         assert not await server.stop(0.0)
         server.stop = no_second_stop  # type: ignore[method-assign]
 
-    async def no_second_stop(timeout_s: float) -> bool:
-        return True
-
     run(tmp_path / "models", scenario)
     gate.open()
     gate.close()
@@ -153,6 +152,102 @@ def test_the_end_of_the_server_ends_loads_and_what_waits_for_its_turn(tmp_path: 
     run(tmp_path / "models", scenario)
     gate.open()
     gate.close()
+
+
+def test_a_load_that_the_end_of_the_server_cuts_off_is_not_told_as_an_unload(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    gate = Gate(tmp_path)
+    write_model(tmp_path / "models", "m", code(1, initialize=gate.statement), CONFIG)
+
+    async def scenario(server: Server) -> None:
+        loading = asyncio.ensure_future(server.load_model("m", None, {}))
+        await gate.wait_held()
+        await server.stop(10)
+        assert "gave up loading 'm' version 1" in caplog.messages
+        assert "successfully unloaded 'm' version 1" not in caplog.messages
+        assert "nothing is done with model 'm'" in await refusal_of(loading)
+        server.stop = no_second_stop  # type: ignore[method-assign]
+
+    run(tmp_path / "models", scenario)
+    gate.open()
+    gate.close()
+
+
+async def no_second_stop(timeout_s: float) -> bool:
+    return True
+
+
+def test_the_log_counts_what_the_end_of_the_server_waits_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """repository.md, section 9, steps 4 and 5, in Triton's words, once a second."""
+    caplog.set_level(logging.INFO, "pytriton_lite.engine.generations")
+    gate, end = Gate(tmp_path), Gate(tmp_path, "end")
+    held = code(1, execute=f"{gate.statement} if os.path.exists({str(tmp_path / 'gate_begun')!r}) else None")
+    write_model(tmp_path / "models", "m", held, CONFIG)
+    write_model(tmp_path / "models", "n", code(1, finalize=end.statement), CONFIG)
+
+    inferences = "model versions that have in-flight inferences"
+    live = "live models and 0 in-flight non-inference requests"
+
+    async def told(text: str, times: int) -> None:
+        await wait_until(lambda: sum(message.endswith(text) for message in caplog.messages) >= times)
+
+    async def scenario(server: Server) -> None:
+        for name in "mn":
+            await server.load_model(name, None, {})
+        answers = [server.infer(server.find("m", None), request()) for _ in range(3)]
+        await gate.wait_held()
+        stopping = asyncio.ensure_future(server.stop(20))
+        await told(f"Found 1 {inferences}", 2)
+        (tmp_path / "gate_begun").unlink()
+        gate.open()
+        await asyncio.gather(*answers)
+        await told("successfully unloaded 'm' version 1", 1)
+        await told(f"Found 1 {live}", 1)
+        end.open()
+        assert await stopping
+        server.stop = no_second_stop  # type: ignore[method-assign]
+
+    run(tmp_path / "models", scenario)
+    lines = [text for text in caplog.messages if text.startswith(("Timeout", "Model", "All"))]
+    seconds = [int(text.split(":")[0].removeprefix("Timeout ")) for text in lines if text.startswith("Timeout")]
+    assert (seconds[0], sorted(seconds, reverse=True)) == (20, seconds)
+    assert list(dict.fromkeys(text.partition(": ")[2] or text for text in lines)) == [
+        f"Found 1 {inferences}",
+        "Model 'm' (version 1) has 2 in-flight inferences",
+        f"Found 0 {inferences}",
+        "All models are stopped, unloading models",
+        f"Found 1 {live}",
+        f"Found 0 {live}",
+    ]
+    gate.close()
+    end.close()
+
+
+def test_so_many_versions_load_at_a_time_also_of_one_model(tmp_path: Path) -> None:
+    """repository.md, section 3, step 4, as in Triton (asked of 2.51)."""
+    gates = [Gate(tmp_path, str(version)) for version in range(3)]
+    config = CONFIG + "version_policy { all { } }"
+    for version, gate in enumerate(gates):
+        write_model(tmp_path / "models", "m", code(1, initialize=gate.statement), config, version=version)
+
+    async def scenario(server: Server) -> None:
+        loading = asyncio.ensure_future(server.load_model("m", None, {}))
+        for gate in gates[:2]:
+            await gate.wait_held()
+        seen = server._models.by_name["m"].versions
+        assert sorted(seen) == [0, 1]
+        gates[1].open()
+        await gates[2].wait_held()
+        gates[0].open()
+        gates[2].open()
+        await loading
+        assert [served.version for served in server._models.by_name["m"].ready] == [0, 1, 2]
+
+    run(tmp_path / "models", scenario, load_threads=2)
+    for gate in gates:
+        gate.close()
 
 
 def test_a_load_goes_on_when_nobody_waits_for_it(tmp_path: Path) -> None:

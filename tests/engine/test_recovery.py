@@ -120,6 +120,10 @@ def test_a_version_that_became_unavailable_after_it_was_found_refuses(tmp_path: 
         with pytest.raises(InferenceError, match="is not at ready state") as refusal:
             server.infer(served, request())
         assert refusal.value.code is ErrorCode.UNAVAILABLE
+        served.hold()  # somebody's request is being looked up in the cache
+        with pytest.raises(InferenceError, match="is not at ready state"):
+            server.infer(served, request())
+        served.release()
         assert [row.name for row in server.loaded_statistics()] == ["m"]
         await server.stop(10)
 

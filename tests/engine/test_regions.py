@@ -9,6 +9,7 @@ import gc
 import os
 import resource
 import secrets
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.regions import RegionLimits, Regions
 from pytriton_lite.ipc.segment import DEFAULT_PREFIX
+from tests.harness import PROJECT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at segments as files, which only Linux shows")
 
@@ -174,6 +176,15 @@ def test_what_is_no_segment_is_not_opened(regions: Regions, make_segment: MakeSe
             (SHM / key).unlink()
         (SHM / odd[3]).rmdir()
     assert descriptors() == before
+
+
+def test_a_key_is_utf_8_also_where_the_locale_is_not(make_segment: MakeSegment) -> None:
+    key = make_segment(key=f"régions-{secrets.token_hex(8)}")
+    code = f"Regions(is_allowed=True).register_system('r', {key!a}, 0, 64)"
+    command = [sys.executable, "-c", f"from pytriton_lite.engine.regions import Regions\n{code}"]
+    ascii_alone = {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = subprocess.run(command, env={**os.environ, **ascii_alone}, cwd=PROJECT, capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_segment_that_the_server_may_not_write_to_is_not_opened(

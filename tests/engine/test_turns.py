@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 
-from pytriton_lite.engine.turns import Turns
+from pytriton_lite.engine.turns import Turn, Turns
 
 
 class Desk:
@@ -17,13 +17,23 @@ class Desk:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.begun: list[str] = []
 
-    def ask(self, work: str, *, takes_slot: bool = True) -> None:
-        """*work* is called ``<model><any letters>``."""
-        self._ends[work] = asyncio.Event()
-        self._tasks[work] = asyncio.ensure_future(self._do(work, takes_slot))
+    def ask(self, work: str, *, takes_slot: bool = True, versions: int = 0) -> None:
+        """*work* is called ``<model><any letters>``, and what it does with its *versions* ``<work>.<number>``."""
+        self._begin(work, self._do(work, takes_slot, versions))
 
-    async def _do(self, work: str, takes_slot: bool) -> None:
-        async with self._turns.turn(work[0], takes_slot=takes_slot):
+    def _begin(self, work: str, done: Coroutine[None, None, None]) -> None:
+        self._ends[work] = asyncio.Event()
+        self._tasks[work] = asyncio.ensure_future(done)
+
+    async def _do(self, work: str, takes_slot: bool, versions: int) -> None:
+        async with self._turns.turn(work[0], takes_slot=takes_slot) as turn:
+            self.begun.append(work)
+            for number in range(versions):
+                self._begin(f"{work}.{number}", self._do_version(f"{work}.{number}", turn))
+            await self._ends[work].wait()
+
+    async def _do_version(self, work: str, turn: Turn) -> None:
+        async with turn.slot():
             self.begun.append(work)
             await self._ends[work].wait()
 
@@ -108,6 +118,40 @@ def test_who_waits_for_a_slot_keeps_no_model_from_others() -> None:
         await desk.end("b2", "a")
         assert desk.begun == ["a", "b2", "b1"]
         await desk.end("b1")
+
+    run(scenario, slots=1)
+
+
+def test_an_operation_loads_one_version_with_its_own_slot_and_more_with_those_that_are_free() -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.ask("a", versions=4)
+        await settle()
+        assert desk.begun == ["a", "a.0", "a.1", "a.2"]
+        desk.ask("b", versions=2)
+        await settle()
+        assert "b" not in desk.begun, "there is no slot"
+        await desk.end("a.1")
+        assert desk.begun[-1] == "a.3", "it asked first"
+        await desk.end("a.0")
+        assert desk.begun[-1] == "a.3", "its own slot serves nobody else"
+        await desk.end("a.2")
+        assert desk.begun[-2:] == ["b", "b.0"]
+        await desk.end("a.3", "a")
+        assert desk.begun[-1] == "b.1"
+        await desk.end("b.0", "b.1", "b")
+
+    run(scenario, slots=3)
+
+
+def test_what_has_the_slot_of_another_operation_loads_its_versions_one_by_one() -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.ask("a", versions=1)
+        desk.ask("b", takes_slot=False, versions=2)
+        await settle()
+        assert desk.begun == ["a", "b", "a.0", "b.0"]
+        await desk.end("b.0")
+        assert desk.begun[-1] == "b.1"
+        await desk.end("b.1", "b", "a.0", "a")
 
     run(scenario, slots=1)
 

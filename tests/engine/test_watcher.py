@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import shutil
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ class NotingStore:
         self.serving: dict[str, int] = {}
         self.broken: set[str] = set()
         self.asked: list[tuple[list[str], list[str]]] = []
+        self.hidden: list[set[str]] = []
 
     async def scan(self) -> Scan:
         return scan_repositories(self.roots)
@@ -35,9 +37,10 @@ class NotingStore:
         return frozenset({self.serving[model.name]} if model.name in self.serving else ())
 
     async def follow(
-        self, changed: Sequence[ModelDirectory], gone: Sequence[ModelId]
+        self, changed: Mapping[ModelDirectory, Collection[str]], gone: Sequence[ModelId]
     ) -> Mapping[ModelId, InferenceError]:
         self.asked.append(([model.name for model in changed], [model.name for model in gone]))
+        self.hidden += [{*entries} for entries in changed.values()]
         for model in changed:
             if model.name not in self.broken:
                 self.serving[model.name] = self.serving.get(model.name, 0) + 1
@@ -88,6 +91,18 @@ def test_what_is_told_of_each_model(tmp_path: Path, caplog: pytest.LogCaptureFix
     ]
     looks(watcher)
     assert len(store.asked) == 1, "what did not load is not tried again before it has changed"
+
+
+def test_the_store_hears_of_what_times_do_not_show(tmp_path: Path) -> None:
+    write(tmp_path, "m")
+    store = NotingStore(tmp_path)
+    store.serving = {"m": 1}
+    watcher = started(store)
+    os.utime(tmp_path / "m/1/model.py", ns=(1, 1))
+    looks(watcher)
+    write(tmp_path, "m", "newer")
+    looks(watcher)
+    assert store.hidden == [{"1"}, set()]
 
 
 def test_only_what_is_loaded_is_followed_where_that_is_asked_for(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, cast
 
@@ -159,9 +160,14 @@ class Model:
 
     async def adopt(self, groups: str) -> None:
         """As a load with that configuration."""
+        async with self.adopting(groups) as change:
+            change()
+
+    def adopting(self, groups: str) -> AbstractAsyncContextManager[Callable[[], None]]:
+        """As a load with that configuration, until all versions are ready for it."""
         (self._folder / "config.pbtxt").write_text(TENSORS + groups)
         read = read_model_config(self._folder, versions=[1])
-        await self.served.adopt(regrouped(self.served.config, read, gpu_ids=()))
+        return self.served.adopting(regrouped(self.served.config, read, gpu_ids=()))
 
     @property
     def events(self) -> list[str]:

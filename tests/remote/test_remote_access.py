@@ -40,7 +40,7 @@ def options(text: str, environ: dict[str, str]) -> dict[str, Any]:
 
 def test_s3_without_a_file_is_left_to_the_ways_of_aws() -> None:
     found = access("s3://bucket/a", {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret"})
-    assert set(found.options) == {"config_kwargs"}
+    assert set(found.options) == {"config_kwargs", "default_block_size"}
     assert found.protocol == "s3" and found.may_be_public
 
 
@@ -48,6 +48,11 @@ def test_an_s3_of_ones_own_is_asked_at_its_address_by_path() -> None:
     found = options("s3://https://minio.example:9000/bucket", {})
     assert found["endpoint_url"] == "https://minio.example:9000"
     assert found["config_kwargs"]["s3"] == {"addressing_style": "path"}
+
+
+def test_a_silent_s3_is_not_asked_again_and_again_unless_somebody_says_so() -> None:
+    assert options("s3://bucket/a", {})["config_kwargs"]["retries"] == {"total_max_attempts": 2}
+    assert "retries" not in options("s3://bucket/a", {"AWS_MAX_ATTEMPTS": "7"})["config_kwargs"]
 
 
 S3_FILE = {

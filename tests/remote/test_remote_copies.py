@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import s3fs
 
 from pytriton_lite.config.errors import PollError
 from pytriton_lite.core.errors import InferenceError
@@ -26,6 +27,8 @@ from pytriton_lite.remote.source import RemoteFile
 from pytriton_lite.remote.url import parse_remote_url
 from pytriton_lite.repository.changes import ChangeTimes, change_times
 from pytriton_lite.repository.index import ModelDirectory, read_model_directory
+from pytriton_lite.repository.reader import ModelReader, RepositoryOptions
+from pytriton_lite.repository.refreshed import Refreshed
 from tests.certificates import Certificates
 from tests.remote_servers import ACCESS, S3, WebServer, running_s3, running_web_server
 
@@ -256,6 +259,116 @@ def test_one_model_is_copied_alone_and_the_others_are_shown(s3: S3, prefix: str,
     assert tree(path) == {"c": None}
 
 
+@pytest.mark.parametrize("name", ["{outside}", "..", "../..", "../../../../../outside", "a/1", "", "."])
+def test_a_name_that_a_client_made_up_removes_nothing(
+    s3: S3, prefix: str, open_remote: Open, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "outside/folder").mkdir(parents=True)
+    url = put_two_models(s3, "made-up")
+    remote = open_remote(url)
+    remote.refresh()
+    before = tree(tmp_path)
+    remote.refresh_model(name.format(outside=tmp_path / "outside"))
+    assert tree(tmp_path) == before
+
+
+def test_contents_that_a_model_does_not_have_any_more_leave_the_cache_when_it_is_copied_alone(
+    s3: S3, prefix: str, open_remote: Open, tmp_path: Path
+) -> None:
+    url = put_two_models(s3, prefix)
+    remote = open_remote(url)
+    contents = None
+    for text in ("one", "two", "three"):
+        s3.put(f"{prefix}/a/1/model.py", text)
+        remote.refresh_model("a")
+        contents = next(tmp_path.glob("cache/*/contents"))
+        assert sorted(path.read_text() for path in contents.iterdir()) == ["config a", text]
+    remote.close()
+    other = open_remote(url)
+    other.refresh_model("b")
+    assert contents is not None and len(list(contents.iterdir())) == 4, "others' files are there for the next start"
+    s3.delete_below(f"{prefix}/b/")
+    other.refresh_model("b")
+    assert sorted(path.read_text() for path in contents.iterdir()) == ["config a", "three"]
+
+
+def test_names_are_shown_while_files_are_fetched(
+    s3: S3, prefix: str, open_remote: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = put_two_models(s3, prefix)
+    remote = open_remote(url)
+    fetch = remote_source.FilesystemSource.fetch
+    begun, shown = threading.Event(), threading.Event()
+
+    def slow(self: Any, file: RemoteFile, destination: Path, is_closing: Callable[[], bool]) -> None:
+        begun.set()
+        assert shown.wait(timeout=20)
+        fetch(self, file, destination, is_closing)
+
+    monkeypatch.setattr(remote_source.FilesystemSource, "fetch", slow)
+    with ThreadPoolExecutor() as executor:
+        copying = executor.submit(remote.refresh_model, "a")
+        try:
+            assert begun.wait(timeout=20)
+            assert executor.submit(remote.show).result(timeout=20) == []
+            assert tree(root(remote, url)) == {"a": None, "b": None}
+        finally:
+            shown.set()
+        copying.result(timeout=20)
+    assert tree(root(remote, url))["a/1/model.py"] == "code a"
+    reader = ModelReader(RepositoryOptions((root(remote, url),), remote=remote))
+    changed = reader.changed(reader.scan().models.values(), {})
+    assert [directory.name for directory in changed] == ["a"], "the other one has a name, but no files yet"
+
+
+def test_a_name_that_is_too_long_for_a_directory_keeps_no_other_from_being_seen(
+    s3: S3, prefix: str, open_remote: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = put_two_models(s3, "long-name")
+    s3.put(f"long-name/{'n' * 300}/1/model.py", "")
+    remote = open_remote(url)
+    assert remote.show() == [] and set(os.listdir(root(remote, url))) == {"a", "b"}
+    assert f"nnn' of {url}: File name too long" in caplog.text
+    [text] = remote.refresh().models.values()
+    assert text.endswith(": File name too long")
+
+
+def test_an_object_is_no_repository(s3: S3, prefix: str, open_remote: Open) -> None:
+    s3.put(prefix, "perhaps an archive")
+    url = s3.url(prefix)
+    remote = open_remote(url)
+    text = f"failed to poll model repository '{url}': there is nothing of that name"
+    assert (remote.refresh().repositories, remote.show()) == ([text], [text])
+    s3.put(f"{prefix}/a/1/model.py", "code a")
+    s3.put(f"{prefix}/a", "an object of the model's name")
+    assert (remote.refresh(), remote.show()) == (Refreshed(), [])
+    assert set(tree(root(remote, url))) == {"a", "a/1", "a/1/model.py"}
+
+
+def test_a_repository_that_is_given_twice_is_copied_once(
+    s3: S3, prefix: str, open_remote: Open, tmp_path: Path
+) -> None:
+    url = put_two_models(s3, prefix)
+    remote = open_remote(url, f"{url}/")
+    remote.refresh()
+    assert len(list(tmp_path.glob("cache/*/views/*"))) == 1
+    remote.close()
+    assert list(tmp_path.glob("cache/*/views/*")) == []
+
+
+def test_a_large_object_is_one_stream_and_not_parts_in_memory(
+    s3: S3, prefix: str, open_remote: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of 50 MB each, ten at a time, of eight files: 4 GB."""
+    monkeypatch.setattr(s3fs.S3FileSystem, "default_block_size", 1000)
+    s3.put(f"{prefix}/a/1/weights.bin", "w" * 5000)
+    url = s3.url(prefix)
+    remote = open_remote(url)
+    remote.refresh()
+    assert fetched(s3, prefix) == ["a/1/weights.bin"]
+    assert tree(root(remote, url))["a/1/weights.bin"] == "w" * 5000
+
+
 def pinned(remote: RemoteRepositories, url: str, name: str) -> tuple[ModelDirectory, Any]:
     pin = remote.pin(read_model_directory(root(remote, url) / name))
     assert pin is not None
@@ -375,6 +488,52 @@ def test_a_copy_that_cannot_be_changed_for_want_of_space_is_as_it_was(
     monkeypatch.undo()
 
 
+@pytest.mark.parametrize("failing", ["_make_directories", "_remove_files"])
+def test_a_copy_that_fails_half_way_is_completed_by_the_next_look(
+    s3: S3, prefix: str, open_remote: Open, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    prefix = f"half-way{failing}"
+    url = put_two_models(s3, prefix)
+    remote = open_remote(url)
+    remote.refresh()
+    s3.delete_below(f"{prefix}/b/1/")
+    s3.put(f"{prefix}/b/1/weights", "a file now")
+    s3.put(f"{prefix}/b/2/model.py", "version 2")
+    function = getattr(remote_copy, failing)
+
+    def once(model: Path, what: Any) -> None:
+        function(model, what)
+        if "2" in os.listdir(model):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(remote_copy, failing, once)
+    assert remote.refresh().models == {"b": f"cannot copy model 'b' of {url}: No space left on device"}
+    assert list(root(remote, url).parent.joinpath("staging").iterdir()) == []
+    monkeypatch.undo()
+    assert remote.refresh() == Refreshed()
+    assert tree(root(remote, url) / "b") == {
+        "1": None, "1/weights": "a file now", "2": None, "2/model.py": "version 2"
+    }  # fmt: skip
+
+
+def test_files_that_cannot_be_kept_say_why(
+    s3: S3, prefix: str, open_remote: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = put_two_models(s3, prefix)
+    remote = open_remote(url)
+    remote.refresh()
+
+    def full(source: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(remote_copy, "link", full)
+    with pytest.raises(PollError, match=r"^cannot keep the files of 'a': \[Errno 28\] No space left on device$"):
+        pinned(remote, url, "a")
+    monkeypatch.undo()
+    assert list(root(remote, url).parent.joinpath("pinned").iterdir()) == []
+    pinned(remote, url, "a")[1].remove()
+
+
 def test_a_file_that_changes_while_it_is_fetched_is_not_taken(
     s3: S3, prefix: str, open_remote: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -427,6 +586,7 @@ def test_stopping_gives_up_what_is_under_way(
 def silent_host() -> Iterator[socket.socket]:
     """Takes connections, and never says anything."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(60)
         yield listening
 
 
@@ -446,13 +606,17 @@ def test_stopping_does_not_wait_for_a_host_that_says_nothing(
     assert text.endswith("the server is stopping")
 
 
-def test_who_waits_for_another_server_can_be_stopped(s3: S3, prefix: str, open_remote: Open) -> None:
+def test_who_waits_for_another_server_says_so_and_can_be_stopped(
+    s3: S3, prefix: str, open_remote: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     url = put_two_models(s3, prefix)
     holder, waiter = open_remote(url), open_remote(url)
     with holder._repositories[parse_remote_url(url)]._locked():
         waiter.stop()
         [text] = waiter.refresh().repositories
     assert text.endswith("the server is stopping")
+    assert "waiting for another server that copies to " in caplog.text
 
 
 def test_an_s3_that_does_not_answer_is_told_without_the_key(open_remote: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -525,8 +689,29 @@ def test_a_page_without_links_and_a_page_that_is_not_there_are_told(
     assert open_remote(page, missing).refresh().repositories == [
         f"failed to poll model repository '{page}': the page has no links; expected a list of directories, or the URL of "
         "an archive",
-        f"failed to poll model repository '{missing}': {missing}/",
+        f"failed to poll model repository '{missing}': {missing}/ is not there",
     ]
+
+
+def test_names_in_a_listing_may_begin_with_a_dot_and_a_slash(web: WebServer, tmp_path: Path, open_remote: Open) -> None:
+    """As Caddy writes them."""
+    page = '<a href="..">up</a> <a href="./">here</a> <a href="./a/">a</a> <a href="./?sort=size">size</a>'
+    write(tmp_path / "www", {"index.html": page, "a/index.html": '<a href="./1/">1</a>', "a/1/model.py": "code a"})
+    remote = open_remote(web.url)
+    assert remote.refresh() == Refreshed()
+    assert tree(root(remote, web.url)) == {"a": None, "a/1": None, "a/1/model.py": "code a"}
+
+
+def test_links_that_lead_elsewhere_make_no_directories(web: WebServer, tmp_path: Path, open_remote: Open) -> None:
+    outside = tmp_path / "outside"
+    links = ("a/", "a%2F..%2F..%2F..%2Foutside/", f"{str(outside).replace('/', '%2F')}/", "..%2F..%2Foutside/", "%2F/")
+    page = "".join(f'<a href="{link}">x</a>' for link in links)
+    write(tmp_path / "www", {"index.html": page, "a/1/model.py": "code a"})
+    remote = open_remote(web.url)
+    assert remote.show() == [] and remote.show() == []
+    assert remote.refresh() == Refreshed()
+    assert set(tree(root(remote, web.url))) == {"a", "a/1", "a/1/model.py"}
+    assert not list(tmp_path.rglob("outside"))
 
 
 def test_tls_needs_a_certificate_that_is_trusted(
@@ -624,6 +809,13 @@ def test_what_is_no_file_or_leads_elsewhere_in_an_archive_is_refused(
         "'a/link' in the archive is a link",
         "File is not a zip file",
     ]
+
+
+def test_a_name_in_an_archive_need_not_be_utf_8(web: WebServer, tmp_path: Path, open_remote: Open) -> None:
+    write_tar(tmp_path / "www/m.tar", {os.fsdecode(b"a/1/caf\xe9.txt"): "code a"})
+    remote = open_remote(f"{web.url}/m.tar")
+    assert remote.refresh() == Refreshed()
+    assert os.listdir(os.fsencode(root(remote, f"{web.url}/m.tar") / "a/1")) == [b"caf\xe9.txt"]
 
 
 @pytest.mark.parametrize("names", [("a/1", "a/1/model.py"), ("a/1/model.py", "a/1"), ("a/1/", "a/1")])

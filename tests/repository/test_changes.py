@@ -79,6 +79,66 @@ def test_bytecode_is_no_change(model: Path, path: str) -> None:
     assert times(model).model_ns == OLD_NS
 
 
+def link(path: Path, target: Path, link_ns: int) -> None:
+    """*path* leads to *target* from *link_ns* on, and the directory that it is in does not show it."""
+    at = path.parent.stat().st_mtime_ns
+    path.symlink_to(target)
+    os.utime(path, ns=(link_ns, link_ns), follow_symlinks=False)
+    os.utime(path.parent, ns=(at, at))
+
+
+@pytest.mark.parametrize("deep", ["1/linked", "1/data/linked"])
+def test_a_change_behind_a_link_is_one(model: Path, tmp_path: Path, deep: str) -> None:
+    """As in Triton (asked of 2.51)."""
+    elsewhere = tmp_path / "elsewhere" / "inner"
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "weights").touch()
+    for path in (elsewhere.parent, elsewhere, elsewhere / "weights"):
+        os.utime(path, ns=(OLD_NS, OLD_NS))
+    link(model / deep, elsewhere.parent, OLD_NS)
+    assert times(model) == ChangeTimes(OLD_NS, {1: OLD_NS, 2: OLD_NS})
+    os.utime(elsewhere / "weights", ns=(NEW_NS, NEW_NS))
+    assert times(model) == ChangeTimes(NEW_NS, {1: NEW_NS, 2: OLD_NS})
+
+
+def test_a_version_that_leads_to_older_files_than_before_has_changed(model: Path) -> None:
+    link(model / "3", model / "1", NEW_NS)
+    assert times(model) == ChangeTimes(NEW_NS, {1: OLD_NS, 2: OLD_NS, 3: NEW_NS})
+
+
+@pytest.mark.parametrize("part", ["repository", "repository/m"])
+def test_all_versions_have_changed_where_the_way_to_them_leads_elsewhere(
+    model: Path, tmp_path: Path, part: str
+) -> None:
+    (tmp_path / "repository").mkdir()
+    if part == "repository":
+        (tmp_path / "repository").rmdir()
+        link(tmp_path / "repository", tmp_path, NEW_NS)
+    else:
+        link(tmp_path / "repository/m", model, NEW_NS)
+    assert times(tmp_path / "repository/m") == ChangeTimes(NEW_NS, {1: NEW_NS, 2: NEW_NS})
+
+
+def test_links_that_lead_round_come_to_an_end(model: Path) -> None:
+    link(model / "1" / "up", model.parent, OLD_NS)
+    link(model / "1" / "self", Path("self"), OLD_NS)
+    os.utime(model.parent, ns=(OLD_NS, OLD_NS))
+    assert times(model) == ChangeTimes(OLD_NS, {1: OLD_NS, 2: OLD_NS})
+
+
+@pytest.mark.parametrize(
+    ("entries", "kept"),
+    [
+        pytest.param([], {1: 5, 2: 6}, id="nothing"),
+        pytest.param(["1"], {2: 6}, id="a version"),
+        pytest.param(["config.pbtxt", "configs"], {1: 5, 2: 6}, id="configurations, which are compared"),
+        pytest.param(["labels.txt"], {}, id="what all versions may read"),
+    ],
+)
+def test_what_is_known_to_have_changed_is_not_remembered(entries: list[str], kept: dict[int, int]) -> None:
+    assert ChangeTimes(7, {1: 5, 2: 6}).without(entries) == ChangeTimes(0 if entries else 7, kept)
+
+
 def test_a_link_that_leads_nowhere_is_passed_over(model: Path) -> None:
     (model / "1" / "link").symlink_to(model / "nowhere")
     os.utime(model / "1", ns=(OLD_NS, OLD_NS))

@@ -16,6 +16,7 @@ from pytriton_lite.repository.index import (
     Scan,
     check_repositories,
     find_model,
+    list_models,
     read_again,
     scan_repositories,
 )
@@ -65,6 +66,24 @@ def test_linked_directories_count_and_dangling_links_do_not(tmp_path: Path) -> N
     (tmp_path / "root" / "gone").symlink_to(tmp_path / "nowhere")
     scan = scan_repositories([tmp_path / "root"])
     assert {model.name: model.versions for model in scan.models.values()} == {"linked": (1,), "m": (7,)}
+
+
+def test_a_link_that_leads_to_itself_is_passed_over_like_one_that_leads_nowhere(tmp_path: Path) -> None:
+    make(tmp_path, "m/1")
+    for place in (tmp_path, tmp_path / "m"):
+        (place / "2").symlink_to("2")
+    scan = scan_repositories([tmp_path])
+    assert {model.name: model.versions for model in scan.models.values()} == {"m": (1,)}
+    assert (scan.notices, scan.unreadable) == ((), {})
+
+
+def test_a_listing_has_the_models_of_a_scan(tmp_path: Path) -> None:
+    make(tmp_path, "one/a/1", "one/b/x", "two/b", "two/c", "two/.git")
+    roots = [tmp_path / "one", tmp_path / "two", tmp_path / "away"]
+    listing, scan = list_models(roots), scan_repositories(roots)
+    assert listing.models == {key: model.repository for key, model in scan.models.items()}
+    assert [model.name for model in listing.models] == ["a", "c"]
+    assert (listing.duplicates, listing.notices, listing.unreadable) == (scan.duplicates, scan.notices, scan.unreadable)
 
 
 def test_hidden_directories_are_no_models_and_the_log_says_so(tmp_path: Path) -> None:
@@ -126,14 +145,16 @@ def test_with_namespaces_equal_names_are_models_of_their_own(tmp_path: Path) -> 
     """Row 63 of repository.md; they are ordered by repository first."""
     make(tmp_path, "two/a/1", "one/b/1", "two/b/2")
     roots = [tmp_path / "two", tmp_path / "one"]
-    scan = scan_repositories(roots, namespacing=True)
+    namespaces = {root: f"of {root}" for root in roots}
+    scan = scan_repositories(roots, namespaces=namespaces)
     assert [(str(model), found.versions) for model, found in scan.models.items()] == [
-        (f"{tmp_path}/one::b", (1,)),
-        (f"{tmp_path}/two::a", (1,)),
-        (f"{tmp_path}/two::b", (2,)),
+        (f"of {tmp_path}/one::b", (1,)),
+        (f"of {tmp_path}/two::a", (1,)),
+        (f"of {tmp_path}/two::b", (2,)),
     ]
     assert scan.duplicates == ()
-    assert [found.namespace for found in find_model(roots, "b", namespacing=True)] == [str(root) for root in roots]
+    found = find_model(roots, "b", namespaces=namespaces)
+    assert [model.namespace for model in found] == [namespaces[root] for root in roots]
 
 
 def test_a_name_that_leads_elsewhere_is_no_model(tmp_path: Path) -> None:

@@ -52,7 +52,30 @@ def test_a_change_is_told_once_when_two_looks_agree() -> None:
     assert changes.compare({"m": NEWER, "other": OLD}) == {"m": Change("1/model.py changed")}
     assert changes.compare({"m": NEWER, "other": OLD}) == {}
     assert changes.compare({"m": OLD, "other": OLD}) == {}
-    assert changes.compare({"m": OLD, "other": OLD}) == {"m": Change("1/model.py changed")}, "going back is a change"
+    (back,) = changes.compare({"m": OLD, "other": OLD}).values()
+    assert back.what == "1/model.py changed", "going back is a change"
+
+
+BEFORE: Snapshot = {"1/": (0, 0), "1/model.py": (10, 4), "labels.txt": (11, 1)}
+
+
+@pytest.mark.parametrize(
+    ("now", "hidden"),
+    [
+        pytest.param({**BEFORE, "1/model.py": (12, 4)}, set(), id="a newer file"),
+        pytest.param({**BEFORE, "1/model.py": (9, 4)}, {"1"}, id="an older file"),
+        pytest.param({**BEFORE, "1/model.py": (10, 5)}, {"1"}, id="another size"),
+        pytest.param({**BEFORE, "1/weights": (7, 5)}, {"1"}, id="a file that is older than the newest"),
+        pytest.param({**BEFORE, "1/new/": (0, 0), "1/new/file": (13, 1)}, set(), id="a new directory"),
+        pytest.param({"1/": (0, 0), "1/model.py": (10, 4)}, {"labels.txt"}, id="a file that is gone"),
+        pytest.param({**BEFORE, "1/": (12, 0)}, set(), id="a link in place of a directory"),
+        pytest.param({**BEFORE, "2/": (0, 0), "2/model.py": (1, 4)}, set(), id="a version that was not there"),
+    ],
+)
+def test_what_times_need_not_show_is_told(now: Snapshot, hidden: set[str]) -> None:
+    changes = Changes({"m": BEFORE})
+    changes.compare({"m": now})
+    assert changes.compare({"m": now})["m"].hidden == hidden
 
 
 def test_what_was_put_back_before_anybody_could_tell_is_no_change() -> None:
