@@ -109,8 +109,6 @@ def cache_options(settings: Iterable[CacheSetting], environ: Mapping[str, str]) 
 
 def _local_options(options: Mapping[str, str]) -> LocalCacheOptions:
     failed = "Failed to initialize LocalCache"
-    if "size" not in options:
-        raise _refusal(f"{failed}: config didn't contain a valid 'size' field.")
     _check_known(options, _LOCAL, failed)
     return LocalCacheOptions(_number(options["size"], "size", *_LOCAL["size"], failed))
 

@@ -20,6 +20,7 @@ import copy
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -29,7 +30,7 @@ from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.outputs import arranged
 from pytriton_lite.engine.response_cache import CacheSpace, Found, Outputs, request_digest
 from pytriton_lite.engine.response_stream import ResponseReceiver, ResponseStream
-from pytriton_lite.engine.statistics import FailureReason
+from pytriton_lite.engine.statistics import FailureReason, Refusal
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.served_version import ServedVersion
@@ -53,12 +54,15 @@ class _SubmitStream(Protocol):
     ) -> ResponseStream: ...
 
 
-class _Accepted(NamedTuple):
+@dataclass(slots=True, eq=False)
+class _Accepted:
     """A request that the version takes."""
 
     request: InferenceRequest
     batch_size: int
     accepted_ns: int
+    was_sought: bool = False
+    """The lookup that it waited for has ended: what becomes of it is counted elsewhere."""
 
 
 class _Sought(NamedTuple):
@@ -129,7 +133,7 @@ class CachedRequests:
         return answer
 
     async def _answer_later(self, accepted: _Accepted, seeking: asyncio.Future[_Sought]) -> InferenceResponse:
-        sought = await self._sought_by(seeking)
+        sought = await self._sought_by(accepted, seeking)
         try:
             answer = self._answer(accepted, sought)
         except BaseException as error:
@@ -219,23 +223,23 @@ class CachedRequests:
 
     async def _run_stream(self, accepted: _Accepted, stream: ResponseStream, seeking: asyncio.Future[_Sought]) -> None:
         try:
-            sought = await self._sought_by(seeking)
+            sought = await self._sought_by(accepted, seeking)
+            if sought.found is not None:
+                self._stream_found(accepted, stream, sought, sought.found)
+            else:
+                stream.stands_for(self._stream_executed_late(accepted, stream, sought))
         except InferenceError as error:
-            self._fail_stream(accepted, stream, error)
-            return
-        if sought.found is not None:
-            self._stream_found(accepted, stream, sought, sought.found)
-            return
-        try:
-            inner = self._stream_executed(accepted, _Forwarding(stream), sought)
-        except InferenceError as error:
-            self._version.count_refusal(error)
             self._fail_stream(accepted, stream, error)
         except Exception:
             logger.exception("a request to model '%s' failed inside the server", self._version.name)
             self._fail_stream(accepted, stream, InferenceError(ErrorCode.INTERNAL, "internal error of the server"))
-        else:
-            stream.stands_for(inner)
+
+    def _stream_executed_late(self, accepted: _Accepted, stream: ResponseStream, sought: _Sought) -> ResponseStream:
+        try:
+            return self._stream_executed(accepted, _Forwarding(stream), sought)
+        except Exception as error:
+            self._version.count_refusal(error)
+            raise
 
     def _fail_stream(self, accepted: _Accepted, stream: ResponseStream, error: InferenceError) -> None:
         _note(accepted, error)
@@ -274,19 +278,30 @@ class CachedRequests:
         """Begin with *seeking*. The version cannot end before it is done; nor before what then comes of it is queued."""
         self._version.hold()
         task = self._loop.create_task(seeking)
-        task.add_done_callback(lambda _: self._version.release())
+        task.add_done_callback(self._on_sought)
         return task
 
-    async def _sought_by(self, seeking: asyncio.Future[_Sought]) -> _Sought:
-        """Raises InferenceError where the workers have died meanwhile that would have to execute it now."""
-        sought = await seeking
+    def _on_sought(self, seeking: asyncio.Future[_Sought]) -> None:
+        self._version.release()
+        if not seeking.cancelled():
+            seeking.exception()  # which nobody else looks at where the request is cancelled just now
+
+    async def _sought_by(self, accepted: _Accepted, seeking: asyncio.Future[_Sought]) -> _Sought:
+        """Raises InferenceError where its inputs are gone, or the workers that would have to execute it now have died."""
+        try:
+            sought = await seeking
+        except Exception as error:
+            self._version.count_refusal(error)
+            raise
+        accepted.was_sought = True
         if sought.found is None and self._version.is_recovering:
+            self._statistics.refusals[Refusal.UNAVAILABLE] += 1
             raise self._version.not_ready_error()
         return sought
 
     def _on_end(self, accepted: _Accepted, seeking: asyncio.Future[_Sought], task: asyncio.Future[Any]) -> None:
-        """*task* was to answer *accepted*; if it was cancelled before that was queued, nobody else counts it."""
-        if task.cancelled() and (seeking.cancelled() or not seeking.done()):
+        """*task* was to answer *accepted*; if it was cancelled before that was looked up, nobody else counts it."""
+        if task.cancelled() and not accepted.was_sought:
             seeking.cancel()
             self._statistics.cancellations += 1
             self._statistics.add_failure(FailureReason.CANCELED, self._clock() - accepted.accepted_ns)
@@ -312,7 +327,7 @@ class CachedRequests:
         if response is not None:
             began_ns = self._clock()
             # Where an output's bytes are gone, whoever asked for it hears that.
-            with suppress(InferenceError):
+            with suppress(InferenceError, MemoryError):
                 self._space.insert(sought.digest, response.outputs)
             insert_ns = self._clock() - began_ns
         self._statistics.add_cache_miss(lookup_ns=sought.lookup_ns, insert_ns=insert_ns)

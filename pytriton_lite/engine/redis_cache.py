@@ -4,7 +4,8 @@
   files share entries, and neither a restart nor a reload finds those of other files. For a load of the same files there is the
   *generation*, a number that Redis keeps for each fingerprint: a server reads it when it loads, and ``drop`` increases it.
 * Nothing here fails or delays a request for long. A lookup that Redis does not answer in time is a miss; the next second's
-  are misses at once. An outage is said once when it begins and once when it is over.
+  are misses at once. An outage is said once when it begins and once when it is over. One for which no connection is free in
+  time is a miss, too, and says nothing of Redis.
 * Entries have no time to live, as with Triton: Redis is told how much it may hold, and what goes first (``maxmemory-policy``).
 * What lies there is taken for what a server has put there. Who may write to that Redis decides what clients are answered.
 """
@@ -15,7 +16,6 @@ import asyncio
 import hashlib
 import json
 import logging
-import os
 import secrets
 import stat
 import struct
@@ -32,6 +32,7 @@ from pytriton_lite.core.tensor import Tensor, element_count
 from pytriton_lite.engine.cache_options import RedisCacheOptions
 from pytriton_lite.engine.response_cache import CachedOutput, CacheSpace, Found, Outputs, ResponseCache, copied
 from pytriton_lite.repository.changes import is_bytecode
+from pytriton_lite.repository.walk import walk
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ _LARGEST_VALUE = (512 << 20) - 1
 """Redis' own limit for a string."""
 _PAUSE_NS = 1_000_000_000
 """So long after a failure nobody asks again."""
+_NO_CONNECTION = "No connection available"
+"""What the library says when the pool has none; an error of its own it has not."""
 _MOST_INSERTS = 64
 """At a time. When Redis is slower than the model, what comes beyond is not kept: memory."""
 _LARGEST_HASHED_FILE = 1 << 20
@@ -71,7 +74,9 @@ class RedisCache(ResponseCache):
         self._refusals: type[Exception] = redis.ResponseError
         self._place = f"{options.host}:{options.port}"
         self._clock = clock
-        self._limit_s = (options.connect_timeout + options.socket_timeout + options.wait_timeout) / 1000
+        self._busy = f"all {options.pool_size} connections were busy for {options.wait_timeout} ms"
+        self.limit_s = (options.connect_timeout + options.socket_timeout + options.wait_timeout) / 1000
+        """How long one answer is waited for, and what a version is made of."""
         tls: dict[str, Any] = {"connection_class": redis.asyncio.SSLConnection} if options.has_tls else {}
         if options.has_tls:
             tls |= {"ssl_certfile": options.cert, "ssl_keyfile": options.key, "ssl_ca_certs": options.cacert}
@@ -92,14 +97,17 @@ class RedisCache(ResponseCache):
         self._client = redis.asyncio.Redis(connection_pool=self._pool)
         self._is_out = False
         self._is_refused = False
+        self._was_busy = False
         self._closed_until_ns = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._inserts = 0
+        self._doubtful: set[str] = set()
+        """Numbers that were to be increased, and perhaps were not."""
 
     async def open(self) -> None:
         """As in Triton a Redis that does not answer fails the start: it is far more often misspelt than down."""
         try:
-            await asyncio.wait_for(self._client.ping(), self._limit_s)
+            await asyncio.wait_for(self._client.ping(), self.limit_s)
         except Exception as error:
             text = f"Failed to initialize RedisCache: {self._place}: {_reason(error)}"
             raise InferenceError(ErrorCode.INTERNAL, text) from None
@@ -107,7 +115,7 @@ class RedisCache(ResponseCache):
     async def close(self) -> None:
         """What is being inserted has a moment left."""
         if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=self._limit_s)
+            _, late = await asyncio.wait(self._tasks, timeout=self.limit_s)
             for task in late:
                 task.cancel()
         with suppress(Exception):  # they end with the process, too
@@ -131,12 +139,21 @@ class RedisCache(ResponseCache):
         return value
 
     async def set(self, key: str, value: bytes) -> None:
-        with suppress(Unanswered):
-            await self._ask(lambda: self._client.set(key, value))
+        """Raises Unanswered."""
+        await self._ask(lambda: self._client.set(key, value))
+
+    async def number(self, key: str) -> int:
+        """0 where there is none. Raises Unanswered, or ValueError for what is no number."""
+        if key in self._doubtful:
+            raise Unanswered
+        return int(await self.get(key) or 0)
 
     async def increase(self, key: str) -> None:
+        """Until Redis has done it, nobody here is told that number."""
+        self._doubtful.add(key)
         with suppress(Unanswered):
             await self._ask(lambda: self._client.incr(key))
+            self._doubtful.discard(key)
 
     def begin_insert(self) -> bool:
         """Whether one more may be under way; `end_insert` must follow."""
@@ -156,13 +173,18 @@ class RedisCache(ResponseCache):
         if self.is_paused:
             raise Unanswered
         try:
-            answer = await asyncio.wait_for(_awaited(command), self._limit_s)
+            answer = await asyncio.wait_for(_outcome(command), self.limit_s)
+            if isinstance(answer, Exception):
+                raise answer
         except self._refusals as error:  # it answers, and does not want to: it may be full, or read-only
             if not self._is_refused:
                 logger.warning("response cache: Redis at %s refuses: %s", self._place, _reason(error))
             self._is_refused = True
             raise Unanswered from None
         except Exception as error:  # not the library's own alone: what answers there may be no Redis
+            if str(error).startswith(_NO_CONNECTION):
+                self._say_busy()
+                raise Unanswered from None
             self._closed_until_ns = self._clock() + _PAUSE_NS
             if not self._is_out:
                 logger.warning(
@@ -177,6 +199,15 @@ class RedisCache(ResponseCache):
         self._is_out = self._is_refused = False
         return answer
 
+    def _say_busy(self) -> None:
+        if not self._was_busy:
+            logger.warning(
+                "response cache: %s. Who waits longer for Redis at %s is executed without it (pool_size, wait_timeout)",
+                self._busy,
+                self._place,
+            )
+        self._was_busy = True
+
 
 class RedisSpace(CacheSpace):
     """Where in Redis a generation's entries are."""
@@ -188,6 +219,8 @@ class RedisSpace(CacheSpace):
         self._directory = directory
         self._prefix: asyncio.Task[str] | None = None
         self._generation_key = ""
+        self._is_late = False
+        """A request has waited for the prefix in vain."""
         self._is_dropped = False
 
     def begin_load(self) -> None:
@@ -199,14 +232,14 @@ class RedisSpace(CacheSpace):
         # Where nobody knows which generation this is: one that nobody else has, so that nothing is shared. An ensemble's
         # answers depend on the files of other models.
         generation = secrets.randbits(62)
+        self._generation_key = f"{prefix}:{_GENERATION}"
         if self._config.ensemble is None:
             with suppress(Unanswered, ValueError):
-                generation = int(await self._cache.get(f"{prefix}:{_GENERATION}") or 0)
-        self._generation_key = f"{prefix}:{_GENERATION}"
+                generation = await self._cache.number(self._generation_key)
         return f"{prefix}:{generation}"
 
     def lookup(self, digest: bytes) -> asyncio.Future[Found] | None:
-        if self._cache.is_paused or self._is_dropped:
+        if self._cache.is_paused or self._is_dropped or not self._is_known_in_time:
             return None
         return self._cache.run(self._get(digest))
 
@@ -223,7 +256,11 @@ class RedisSpace(CacheSpace):
         return outputs
 
     def insert(self, digest: bytes, tensors: list[Tensor]) -> None:
-        if self._is_dropped or sum(tensor.nbytes for tensor in tensors) > _LARGEST_VALUE - (1 << 20):
+        if (
+            self._is_dropped
+            or not self._is_known_in_time
+            or sum(tensor.nbytes for tensor in tensors) > _LARGEST_VALUE - (1 << 20)
+        ):
             return
         if self._cache.begin_insert():
             try:
@@ -235,19 +272,35 @@ class RedisSpace(CacheSpace):
 
     async def _put(self, digest: bytes, value: bytes) -> None:
         try:
-            await self._cache.set(await self._key(digest), value)
+            with suppress(Unanswered):
+                await self._cache.set(await self._key(digest), value)
         finally:
             self._cache.end_insert()
 
+    @property
+    def _is_known_in_time(self) -> bool:
+        """False while the files are still being read for which a request has waited already."""
+        return not self._is_late or (self._prefix is not None and self._prefix.done())
+
     async def _key(self, digest: bytes) -> str:
+        """Raises Unanswered where what a version is made of is not known in time: its files may be many, or far away."""
         assert self._prefix is not None, "begin_load comes first"
-        return f"{await asyncio.shield(self._prefix)}:{digest.hex()}"
+        try:
+            prefix = await asyncio.wait_for(asyncio.shield(self._prefix), self._cache.limit_s)
+        except asyncio.TimeoutError:
+            self._is_late = True
+            raise Unanswered from None
+        return f"{prefix}:{digest.hex()}"
 
     def drop(self) -> None:
         """Whatever is loaded next from these files looks elsewhere; Redis throws out what nobody asks for."""
-        if not self._is_dropped and self._generation_key:
-            self._cache.run(self._cache.increase(self._generation_key))
+        if not self._is_dropped and self._prefix is not None and self._config.ensemble is None:
+            self._cache.run(self._leave(self._prefix))
         self._is_dropped = True
+
+    async def _leave(self, prefix: asyncio.Task[str]) -> None:
+        await prefix  # what still waits for it is going to be kept there
+        await self._cache.increase(self._generation_key)
 
 
 # ---------------------------------------------------------------------------------------------- values
@@ -269,9 +322,9 @@ def unpacked(value: bytes) -> Outputs | None:
         for name, datatype, shape, nbytes in header:
             outputs.append(CachedOutput(name, dtypes.BY_NAME[datatype], tuple(shape), value[at : at + nbytes]))
             at += nbytes
-    except (struct.error, ValueError, TypeError, KeyError):
+        is_whole = magic == _MAGIC and at == len(value) and all(map(_has_its_size, outputs))
+    except (struct.error, ValueError, TypeError, KeyError, RecursionError):
         return None
-    is_whole = magic == _MAGIC and at == len(value) and all(map(_has_its_size, outputs))
     return tuple(outputs) if is_whole else None
 
 
@@ -295,22 +348,13 @@ def _fingerprint(config: ModelConfig, version: int, directory: Path) -> str:
 
 def _files(directory: Path, version: int) -> list[Path]:
     """Those of the version, and what all versions share. The configuration is known, and bytecode is no news."""
-    found: list[Path] = []
-    seen: set[str] = set()
-    for folder, folders, files in os.walk(directory, followlinks=True):
-        seen.add(os.path.realpath(folder))
-        is_top = Path(folder) == directory
-        folders[:] = [
-            name
-            for name in folders
-            if not is_bytecode(name)
-            and not (is_top and name.isdigit() and name != str(version))
-            and os.path.realpath(os.path.join(folder, name)) not in seen  # a link may lead back
-        ]
-        found += [
-            Path(folder, name) for name in files if not is_bytecode(name) and not (is_top and name == "config.pbtxt")
-        ]
-    return found
+    return [
+        directory / found.path
+        for found in walk(directory, is_bytecode)
+        if not found.is_directory
+        and found.path != "config.pbtxt"
+        and (found.entry == str(version) or not found.entry.isdigit())
+    ]
 
 
 def _content_of(path: Path) -> bytes:
@@ -322,8 +366,12 @@ def _content_of(path: Path) -> bytes:
     return hashlib.blake2b(path.read_bytes(), digest_size=16).digest()
 
 
-async def _awaited(command: Callable[[], Awaitable[Any]]) -> Any:
-    return await command()
+async def _outcome(command: Callable[[], Awaitable[Any]]) -> Any:
+    """What *command* gives, or raises: whoever waits for it may be cancelled just then, and nobody would look at the error."""
+    try:
+        return await command()
+    except Exception as error:
+        return error
 
 
 def _reason(error: Exception) -> str:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.wire_models import statistics
-from tests.harness import PROJECT, RunningServer, tensor, write_model
+from tests.contract.wire_models import statistics, wait_until
+from tests.harness import PROJECT, RunningServer, free_ports, tensor, write_model
 
 COUNTING = """
     import numpy as np
@@ -57,8 +57,7 @@ class Redis:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            self.port = taken.getsockname()[1]
+        (self.port,) = free_ports(1)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -122,8 +121,7 @@ def hits(server: RunningServer) -> int:
 
 def wait_keys(redis: Redis, number: int) -> None:
     """What is kept is kept behind the answer."""
-    while redis.ask("DBSIZE") != b":%d\r\n" % number:
-        pass
+    wait_until(lambda: redis.ask("DBSIZE") == b":%d\r\n" % number)
 
 
 def explicit(*more: str) -> tuple[str, ...]:
@@ -164,8 +162,7 @@ def test_requests_are_executed_while_redis_is_gone(redis: Redis, repository: Pat
         assert [count(server, 1.0) for _ in range(3)] == [2, 3, 4]
         server.wait_for_log(rf"Redis at 127.0.0.1:{redis.port} does not answer: .* Requests are executed without it")
         redis.start()
-        while not hits(server) > 1:
-            count(server, 2.0)
+        wait_until(lambda: count(server, 2.0) > 0 and hits(server) > 1)
         server.wait_for_log(rf"Redis at 127.0.0.1:{redis.port} answers again")
         assert server.log.count("does not answer") == 1
 

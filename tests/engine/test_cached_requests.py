@@ -16,7 +16,7 @@ from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.cached_requests import CachedRequests
 from pytriton_lite.engine.response_cache import CachedOutput, CacheSpace, copied
 from pytriton_lite.engine.response_stream import ResponseStream
-from pytriton_lite.engine.statistics import FailureReason, ModelStatistics
+from pytriton_lite.engine.statistics import FailureReason, ModelStatistics, Refusal
 
 CONFIG = ModelConfig.from_message(
     parse_model_config(
@@ -352,3 +352,90 @@ def test_a_bug_of_ours_ends_the_stream(caplog: pytest.LogCaptureFixture) -> None
 
     play(act)
     assert "a request to model 'm' failed inside the server" in caplog.text
+
+
+def test_a_lookup_that_fails_inside_the_server_ends_the_stream(caplog: pytest.LogCaptureFixture) -> None:
+    async def act(scene: Scene) -> None:
+        _, receiver = scene.stream()
+        scene.space.lookups[-1].set_exception(RuntimeError("a bug"))
+        await receiver.ended.wait()
+        assert receiver.heard[0].code is ErrorCode.INTERNAL
+
+    play(act)
+    assert "a request to model 'm' failed inside the server" in caplog.text
+
+
+# ---------------------------------------------------------------------------------------------- what is counted
+
+
+@pytest.mark.parametrize("found", [KEPT, None], ids=["hit", "miss"])
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_request_that_is_cancelled_when_its_lookup_has_just_ended_is_counted(found: Any, is_streamed: bool) -> None:
+    async def act(scene: Scene) -> None:
+        request = scene.stream()[0] if is_streamed else scene.infer()
+        release = scene.version.release
+
+        def release_and_cancel() -> None:
+            release()
+            request.cancel()
+
+        scene.version.release = release_and_cancel  # type: ignore[method-assign]
+        await asyncio.sleep(0)  # it waits for its lookup
+        await scene.looked_up(found)
+        await scene.settled()
+        counted = scene.version.statistics
+        assert (counted.cancellations, counted.failures[FailureReason.CANCELED], counted.success.count) == (1, 1, 0)
+        assert not scene.version.executing
+
+    play(act)
+
+
+def test_a_request_whose_inputs_are_gone_when_they_are_hashed_in_a_thread_is_refused_and_counted() -> None:
+    gone = InferenceError(ErrorCode.INVALID_ARG, "the client has made its shared memory smaller")
+
+    class Segment:
+        def read(self, offset: int, nbytes: int) -> bytearray:
+            raise gone
+
+    async def act(scene: Scene) -> None:
+        wanted = request(LARGE)
+        wanted.inputs = [Tensor("IN", dtypes.UINT8, (1 << 20,), None, nbytes=1 << 20, home=(Segment(), 0))]
+        with pytest.raises(InferenceError, match="smaller"):
+            await scene.cached.infer(wanted, batch_size=1, accepted_ns=0)
+        assert scene.version.refused == [gone]
+
+    play(act)
+
+
+def test_a_request_that_nobody_can_execute_after_its_lookup_is_counted_as_refused() -> None:
+    async def act(scene: Scene) -> None:
+        scene.version.is_recovering = True
+        answer = scene.infer()
+        await scene.looked_up(None)
+        with pytest.raises(InferenceError, match="not ready"):
+            await answer
+        assert scene.version.statistics.refusals[Refusal.UNAVAILABLE] == 1
+
+    play(act)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_an_answer_that_there_is_no_memory_to_keep_is_given(is_streamed: bool) -> None:
+    async def act(scene: Scene) -> None:
+        def full(digest: bytes, tensors: list[Tensor]) -> None:
+            raise MemoryError
+
+        scene.space.insert = full  # type: ignore[method-assign]
+        if is_streamed:
+            _, receiver = scene.stream()
+            await scene.looked_up(None)
+            (await scene.executed()).deliver(response(), is_final=True)
+            assert receiver.heard[0].outputs[0].data == b"x"
+        else:
+            answer = scene.infer()
+            await scene.looked_up(None)
+            (await scene.executed()).set_result(response())
+            assert (await answer).outputs[0].data == b"x"
+        assert scene.version.statistics.cache_miss.count == 1
+
+    play(act)

@@ -6,10 +6,13 @@ What a real one does is in tests/contract/test_shared_cache.py.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import ssl
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -206,6 +209,34 @@ def test_an_unload_leaves_nothing_for_a_load_of_the_same_files(tmp_path: Path) -
     play(tmp_path, act)
 
 
+def test_an_unload_leaves_nothing_also_where_it_came_before_anything_was_known(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        space = scene.space()
+        space.insert(b"k", OUTPUTS)  # waits until the files have been read
+        space.drop()
+        await scene.settled()
+        assert await find(scene.space()) is None
+
+    play(tmp_path, act)
+
+
+def test_an_unload_that_redis_did_not_hear_of_leaves_nothing(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        space = scene.space()
+        await keep(scene, space)
+        scene.server.mood = "silent"
+        space.drop()
+        await scene.settled()
+        scene.server.mood = "well"
+        scene.clock.now_ns += SECOND
+        again = scene.space()
+        assert await find(again) is None
+        await keep(scene, again)
+        assert await find(again) == KEPT
+
+    play(tmp_path, act, socket_timeout=100)
+
+
 def test_what_is_no_entry_is_not_found_and_said_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def act(scene: Scene) -> None:
         space = scene.space()
@@ -216,6 +247,10 @@ def test_what_is_no_entry_is_not_found_and_said_in_the_log(tmp_path: Path, caplo
 
     play(tmp_path, act)
     assert "Redis has something else under a key of model 'm'" in caplog.text
+
+
+HEADER = packed(KEPT)[5:9]
+LONGER = bytes([HEADER[0] + 1]) + HEADER[1:]  # for a header with one byte more
 
 
 @pytest.mark.parametrize(
@@ -229,6 +264,8 @@ def test_what_is_no_entry_is_not_found_and_said_in_the_log(tmp_path: Path, caplo
         pytest.param(lambda value: value.replace(b"FP32", b"FP99"), id="a type that is none"),
         pytest.param(lambda value: value.replace(b"[2]", b"[3]"), id="a shape of more bytes"),
         pytest.param(lambda value: value.replace(b'"OUT"', b'"O\xff"'), id="no UTF-8"),
+        pytest.param(lambda value: value.replace(b"[2]", b"[{}]").replace(HEADER, LONGER), id="a shape of no numbers"),
+        pytest.param(lambda value: b"PTLR1\xa0\x86\x01\x00" + b"[" * 100_000, id="lists in lists"),
     ],
 )
 def test_only_a_whole_entry_is_read(spoilt: Callable[[bytes], bytes]) -> None:
@@ -270,6 +307,94 @@ def test_a_redis_that_does_not_answer_is_a_miss_said_once(
     play(tmp_path, act, socket_timeout=100)
     (warning,) = warnings_of(caplog)
     assert "does not answer: " in warning and warning.endswith("Requests are executed without it")
+
+
+def test_a_lookup_for_which_no_connection_is_free_is_a_miss_and_no_outage(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def act(scene: Scene) -> None:
+        space = scene.space()
+        await keep(scene, space)
+        scene.server.gate.clear()
+        first = space.lookup(b"k")
+        assert first is not None
+        assert [await find(space) for _ in range(2)] == [None, None]
+        scene.server.gate.set()
+        assert await first == KEPT
+        assert await find(space) == KEPT
+
+    play(tmp_path, act, pool_size=1, wait_timeout=50)
+    (warning,) = warnings_of(caplog)
+    assert "1 connections were busy for 50 ms" in warning and "pool_size" in warning
+
+
+def test_a_lookup_that_is_cancelled_leaves_its_answer_to_nobody_else(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        space = scene.space()
+        await keep(scene, space)
+        scene.server.gate.clear()
+        lookup = space.lookup(b"k")
+        assert lookup is not None
+        scene.server.asked.clear()
+        await scene.server.asked.wait()
+        lookup.cancel()
+        scene.server.gate.set()
+        assert await find(space, b"other") is None
+        assert await find(space) == KEPT
+
+    play(tmp_path, act, pool_size=1)
+
+
+def test_a_lookup_that_fails_when_it_is_cancelled_is_not_an_error_that_nobody_saw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The library makes a time-out of a cancellation that comes when its time is over."""
+
+    async def act(scene: Scene) -> None:
+        space = scene.space()
+        await scene.settled()
+        asked = asyncio.Event()
+
+        async def get(key: str) -> None:
+            asked.set()
+            try:
+                await asyncio.get_running_loop().create_future()
+            except asyncio.CancelledError:
+                raise TimeoutError("Timeout reading") from None
+
+        monkeypatch.setattr(scene.cache._client, "get", get)
+        lookup = space.lookup(b"k")
+        assert lookup is not None
+        await asked.wait()
+        lookup.cancel()
+        await scene.settled()
+        gc.collect()
+
+    play(tmp_path, act)
+    assert "never retrieved" not in caplog.text
+
+
+def test_requests_wait_only_once_for_files_that_take_long_to_be_read(tmp_path: Path) -> None:
+    """A load has begun to read them long before the first request."""
+
+    async def act(scene: Scene) -> None:
+        free = threading.Event()
+        threads = ThreadPoolExecutor(1)
+        asyncio.get_running_loop().set_default_executor(threads)
+        threads.submit(free.wait)  # the files are read after this
+        try:
+            space = scene.space()
+            assert await find(space) is None
+            assert space.lookup(b"k") is None  # at once
+            space.insert(b"lost", OUTPUTS)
+        finally:
+            free.set()
+        await scene.settled()
+        await keep(scene, space)
+        assert await find(space) == KEPT
+        assert await find(space, b"lost") is None
+
+    play(tmp_path, act, connect_timeout=50, socket_timeout=400, wait_timeout=50)
 
 
 def test_connections_that_were_closed_are_opened_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
