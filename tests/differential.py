@@ -35,7 +35,7 @@ import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.shared_memory import SharedMemory
@@ -46,7 +46,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that it runs as a file, too
 
 from tests.contract.wire_models import IDENTITY
-from tests.differential_expected import row_for
+from tests.differential_expected import DEVIATIONS, Deviation, row_for
 from tests.differential_grpc import compare_grpc
 
 SEED = 2
@@ -526,7 +526,7 @@ def ask(address: str, sent: Sent) -> Answer:
 
 # Left out of what is compared: Triton's order of received inputs is unspecified, and so is which of them it complains about;
 # and it shows frames of the import machinery.
-_GOT_LIST = re.compile(r"(?<=Got input\(s\) \[).*?(?=\])")
+_GOT_LIST = re.compile(r"(?<=Got input\(s\) \[)[^\]]*(?=\])")
 _OF_SEVERAL = re.compile(r"input '[^']*' (?=batch size does not match)")
 _IMPORTLIB_FRAME = re.compile(r"  <frozen importlib[^>]*>\(\d+\): \w+\\n")
 
@@ -543,8 +543,9 @@ def _form(row: Any) -> Any:
     return 0 if isinstance(row, int) else row
 
 
-def _in_order(names: re.Match[str]) -> str:
-    return ",".join(sorted(names.group().split(",")))
+def in_order(text: str) -> str:
+    """*text* with the received inputs, which it may name, in one order: Triton's is unspecified."""
+    return _GOT_LIST.sub(lambda names: ",".join(sorted(names.group().split(","))), text)
 
 
 def _answer(status: int, encoding: str, length: str | None, body: bytes) -> Answer:
@@ -555,7 +556,7 @@ def _answer(status: int, encoding: str, length: str | None, body: bytes) -> Answ
         return Answer(status, "empty" if not body else "no JSON", repr(part[:500]))
     if isinstance(document, dict) and set(document) == {"error"}:
         text = _OF_SEVERAL.sub("an input ", str(document["error"]))
-        return Answer(status, "error", _GOT_LIST.sub(_in_order, text))
+        return Answer(status, "error", in_order(text))
     if isinstance(document, dict) and "extensions" in document:
         document = {**document, "version": ""}
     if isinstance(document, dict) and "model_stats" in document:
@@ -581,6 +582,8 @@ class Tally:
     ended_by: list[str] = field(default_factory=list)
     """What ended the peer, which was started again."""
     peer: Peer | None = None
+    deviations: Sequence[Deviation] = DEVIATIONS
+    """Those that are expected."""
 
     def note(self, asked: str, theirs: str, of_us: str) -> None:
         self.total += 1
@@ -589,7 +592,7 @@ class Tally:
         if self.peer is not None and theirs.startswith(("0 no answer", "UNAVAILABLE")) and self.peer.restored():
             self.ended_by.append(asked)
             return
-        row = row_for(asked, theirs, of_us)
+        row = row_for(asked, theirs, of_us, self.deviations)
         if row is None:
             self.unexpected.append((asked, theirs, of_us))
         else:
@@ -659,17 +662,17 @@ class Peer:
         self._ports = range(port, port + 3)
         given = dict(zip(("http_port", "grpc_port", "metrics_port"), self._ports), models=models)
         self._arguments = [argument.format(**given) for argument in shlex.split(command)]
-        self._log = models.parent / "peer.log"
+        self.log = models.parent / "peer.log"
         self.server = Server(f"127.0.0.1:{self._ports[0]}", f"127.0.0.1:{self._ports[1]}")
 
     def __enter__(self) -> Peer:
-        with open(self._log, "ab") as log:
+        with open(self.log, "ab") as log:
             self._process = subprocess.Popen(self._arguments, stdout=log, stderr=log)
         end = time.monotonic() + 120
         while ask(self.server.http, Sent("live", "GET", "/v2/health/live")).status != 200:
             if self._process.poll() is not None or time.monotonic() > end:
                 self._process.kill()
-                raise SystemExit(f"the peer did not start:\n{self._log.read_text(errors='replace')[-3000:]}")
+                raise SystemExit(f"the peer did not start:\n{self.log.read_text(errors='replace')[-3000:]}")
             time.sleep(0.2)  # a command, not a test
         return self
 
@@ -689,6 +692,11 @@ class Peer:
             return False
         self.__enter__()
         return True
+
+    def restart(self) -> None:
+        """End it, whether it hangs or has ended itself, and start it again."""
+        self.__exit__()
+        self.__enter__()
 
 
 @contextmanager

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +32,7 @@ class Deviation:
 
 _OVERFLOW = r"exceed(s|ed)? (the )?maximum|invalid dimension"
 
-DEVIATIONS = [
+DEVIATIONS = (
     Deviation("percent-encoding in a path", r"%5F|^400 ", r"add_sub|^200 ", r"%5F"),
     Deviation("index with a non-boolean `ready`", r"^500 ", r"^400 error Invalid value for 'ready'"),
     Deviation(
@@ -76,7 +77,84 @@ DEVIATIONS = [
     Deviation("status where the first response is an error", r"^400 ", r"^(500|404|503|501) ", r"generate"),
     Deviation("negative `trace_rate` and `log_frequency`", r'"42949672\d\d"', r"out of range", r"[tT]race"),
     Deviation("`response_stats` of decoupled models", r'"response_stats": \{\}', r'"response_stats": \{"'),
-]
+)
+
+CONFIGURATIONS = (
+    Deviation("duplicate input or output names", "", r"model (in|out)put '.*' is specified more than once for"),
+    Deviation(
+        "duplicate input or output names",
+        "^200 ",
+        r"inconsistent",
+        r'((?:in|out)put) \{ name: "(\w+)".* \1 \{ name: "\2"',
+    ),
+    Deviation("a number that its enum does not have", "", r"has the unknown number"),
+    Deviation(
+        "no `input_name`, no `data_type`, a dim below -1",
+        r"^200 |does not match the state data type",
+        r"batching state .*(must specify '(input_name|data_type)'|dimension must be)",
+    ),
+    Deviation("`input_name` of an input or a control", r"^200 ", r"batching state '.*' has the name of"),
+    Deviation("`use_growable_memory` without a GPU", r"^200 ", r"use_growable_memory"),
+    Deviation("a text in which something is not closed", r": Expected ", r"closes this$"),
+    Deviation(
+        "a batch input without a data type", r"unexpected batch input data type 'TYPE_INVALID'", r": batch input "
+    ),
+    Deviation("`MAX_QUEUE_SIZE` (parameter)", r"^200 ", r"MAX_QUEUE_SIZE"),
+    Deviation(
+        "`BATCH_TENSORS` (parameter), `batch_input`, `batch_output`",
+        r"^200 ",
+        r"value for BATCH_TENSORS|has the name of|target name is empty|of two batch outputs|dimension \d+ is variable",
+    ),
+    Deviation("`SHARED_MEMORY_VIEWS` (parameter)", r"^200 ", r"Incorrect value for SHARED_MEMORY_VIEWS"),
+    Deviation("`BATCH_ANY_SHAPES` (parameter)", r"^200 ", r"Incorrect value for BATCH_ANY_SHAPES"),
+    Deviation(
+        "`EXECUTE_CONCURRENCY`, `CANCEL_COROUTINES` (parameters)",
+        r"^200 ",
+        r"Incorrect value for (EXECUTE_CONCURRENCY|CANCEL_COROUTINES)",
+    ),
+    Deviation("what can be seen without the model", "^200 ", r"warmup|\[request id: <id_unknown>\]", "passive: true"),
+    Deviation("`libtriton_<b>.so` beside a `model.py`", r"unable to find backend library '", r"searched: '[^']*' ;"),
+    Deviation("repository agents", r"libtritonrepoagent_", r"libtritonrepoagent_.*loads no native repository agents"),
+)
+"""Of `tests/differential_configs.py`."""
+
+_CANCELLED_ALONG = r"^(CANCELLED |400 error |OK )$"
+_CANCELS = r"\n    cancel r"
+
+SCHEDULERS = (
+    Deviation("cancelled requests in a queue that is full", "Exceeds maximum queue size", r"^(200|OK) ", _CANCELS),
+    Deviation(
+        "a cancelled request of a sequence, those before it", r"^(200|OK) \{|^no answer", _CANCELLED_ALONG, _CANCELS
+    ),
+    Deviation(
+        "a cancelled request of a sequence, those before it",
+        "timeout of the corresponding sequence",
+        _CANCELLED_ALONG,
+        _CANCELS,
+    ),
+    Deviation(
+        "a sequence that waited in the backlog for longer than it may be idle",
+        "must specify the START flag",
+        r"^(200|OK) \{",
+        "max_sequence_idle_microseconds: 700000",
+    ),
+)
+"""Of `tests/differential_schedulers.py`."""
+
+_SOME_OUTPUTS = "some outputs requested, of which one, or one left out, is also an input of another step"
+
+ENSEMBLES = (
+    Deviation(_SOME_OUTPUTS, r"unexpected deadlock", r""),
+    Deviation(_SOME_OUTPUTS, r"^OK $", r"", r"\noutputs \{"),
+    Deviation(
+        "a step, or outputs side by side, with tensors of a decoupled model and others",
+        r"^ $",
+        r"^READY ",
+        r"dec_|ens\d",
+    ),
+    Deviation("required input missing while an optional one fills the count", r"KeyError: 'IN0'", r"a step failed"),
+)
+"""Of `tests/differential_ensembles.py`."""
 
 
 def rows() -> set[str]:
@@ -84,9 +162,9 @@ def rows() -> set[str]:
     return {line.split("|")[1].strip() for line in PAGE.read_text().splitlines() if line.startswith("| ")}
 
 
-def row_for(asked: str, peer: str, ours: str) -> str | None:
-    """The row that explains a difference."""
-    for deviation in DEVIATIONS:
+def row_for(asked: str, peer: str, ours: str, deviations: Sequence[Deviation] = DEVIATIONS) -> str | None:
+    """The row of one of *deviations* that explains a difference."""
+    for deviation in deviations:
         if deviation.explains(asked, peer, ours):
             return deviation.row
     return None

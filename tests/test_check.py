@@ -230,6 +230,15 @@ def test_each_place_of_a_field_without_effect_is_named(tmp_path: Path) -> None:
     ]
 
 
+def test_a_list_of_no_gpus_has_a_hint(tmp_path: Path) -> None:
+    write_model(tmp_path, "a", CODE, MODEL + "instance_group { kind: KIND_GPU gpus: 0 }")
+    (finding,) = check(tmp_path)
+    assert finding.text.endswith("are: ")
+    assert finding.hint.startswith("this machine has none")
+    (finding,) = check(tmp_path, rules=Rules(gpu_ids=(1, 2)))
+    assert (finding.text[-4:], finding.hint) == ("1, 2", "")
+
+
 def test_a_model_of_passive_instances_is_a_warning(tmp_path: Path) -> None:
     write_model(tmp_path, "a", CODE, MODEL + "instance_group { passive: true }")
     assert said(check(tmp_path)) == ["model 'a' has only passive instances, which never execute"]
@@ -366,8 +375,23 @@ sequence_batching { state { input_name: "S" output_name: "T" data_type: TYPE_FP3
             6,
             "[request id: <id_unknown>] inference input 'I' data-type is 'INT32', but model 'a' expects 'FP32'",
         ),
-        (6, "failed to run warmup sample 'v': batch size 3, max allowed is 0; "),
+        (6, "failed to run warmup sample 'v': batch size 3 for 'a_0', max allowed is 0; "),
     ]
+
+
+def test_a_sample_that_cannot_be_made_does_not_hide_another(tmp_path: Path) -> None:
+    samples = (
+        f'model_warmup {{ batch_size: 1 inputs {{ key: "I" value {{ data_type: TYPE_{kind} dims: 4 {data} }} }} }}\n'
+        for kind, data in (("FP32", 'input_data_file: "nope"'), ("INT32", "zero_data: true"))
+    )
+    write_model(tmp_path, "a", CODE, MODEL + "".join(samples))
+    assert [finding.field for finding in check(tmp_path)] == ["model_warmup[0]", "model_warmup[1]"]
+
+
+def test_nothing_is_warmed_that_never_executes(tmp_path: Path) -> None:
+    sample = 'name: "w" batch_size: 3 inputs { key: "I" value { data_type: TYPE_FP32 dims: 4 zero_data: true } }'
+    write_model(tmp_path, "a", CODE, MODEL + f"model_warmup {{ {sample} }} instance_group {{ passive: true }}")
+    assert [finding.severity for finding in check(tmp_path)] == [Severity.WARNING]
 
 
 # Several models ------------------------------------------------------------------------------------------------------
@@ -393,6 +417,45 @@ def test_a_repository_that_is_none(tmp_path: Path) -> None:
         f"repository path is not a valid directory: {tmp_path}/a/config.pbtxt",
         "this directory has a config.pbtxt itself, and each of its directories is taken for a model",
     ]
+
+
+def test_a_repository_without_models_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    write_model(tmp_path / "models", "a", CODE, MODEL)
+    assert cli.main(["check", str(tmp_path / "models"), str(tmp_path / "empty")]) == 0
+    assert capsys.readouterr().out == (
+        f"{tmp_path}/empty: warning: there are no models (each model is a directory in it)\n1 model, 0 errors, 1 warning\n"
+    )
+
+
+def needs(*resources: str) -> str:
+    return MODEL + "".join(f"instance_group {{ rate_limiter {{ resources {{ {each} }} }} }}\n" for each in resources)
+
+
+def test_resources_that_the_rate_limiter_does_not_have_are_errors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_model(tmp_path, "a", CODE, needs('name: "R" count: 2', 'name: "R" count: 3', 'name: "S" count: 1'))
+    assert cli.main(["check", str(tmp_path), "--rate-limit-resource=R:2"]) == 0
+    assert cli.main(["check", str(tmp_path), "--rate-limit=execution_count"]) == 0
+    capsys.readouterr()
+    assert cli.main(["check", str(tmp_path), "--rate-limit=execution_count", "--rate-limit-resource=R:2"]) == 1
+    text = "will prevent scheduling of one or more model instances, the minimum required count is"
+    assert [line.partition(" (")[0] for line in capsys.readouterr().out.splitlines()] == [
+        f'{tmp_path}/a/config.pbtxt:5:18: error: Resource count for "R" is limited to 2 which {text} 3',
+        f'{tmp_path}/a/config.pbtxt:6:18: error: Resource count for "S" is limited to 0 which {text} 1',
+        "1 model, 2 errors, 0 warnings",
+    ]
+
+
+def test_a_resource_is_global_for_all_models_or_for_none(tmp_path: Path) -> None:
+    write_model(tmp_path, "a", CODE, needs('name: "R" count: 1 global: true', 'name: "R" count: 1'))
+    write_model(tmp_path, "b", CODE, needs('name: "R" count: 1'))
+    write_model(tmp_path, "c", CODE, needs('name: "R" count: 1 global: true') + "instance_group { passive: true }")
+    found = check(tmp_path, rules=Rules(resources=()))
+    both = 'Resource "R" is present as both global and device-specific resource in the model configuration.'
+    # What is refused takes part in nothing: b is not held against a.
+    assert [(finding.model, finding.line, finding.text) for finding in found] == [("a", 5, both), ("c", 4, both)]
 
 
 def ensemble(*steps: str) -> str:
@@ -427,6 +490,15 @@ def test_an_ensemble_is_held_against_its_models(tmp_path: Path) -> None:
         ("types", 6, "in ensemble types, ensemble tensor X"),
         ("versions", 5, "ensemble 'versions' depends on 'float' whose required version 7 is not loaded."),
         ("versions", 6, "ensemble versions contains models that are not available or ambiguous"),
+    ]
+
+
+def test_an_ensemble_that_is_wrong_itself_is_held_against_its_models_too(tmp_path: Path) -> None:
+    write_model(tmp_path, "of_it", "", ensemble(step("nowhere", "I", "O")).replace("dims: 4", "dims: 0", 1))
+    (tmp_path / "of_it" / "1").mkdir(exist_ok=True)
+    assert [finding.field for finding in check(tmp_path)] == [
+        "input[0].dims[0]",
+        "ensemble_scheduling.step[0].model_name",
     ]
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.differential_expected import DEVIATIONS, Deviation, row_for, rows
+from tests.differential_expected import CONFIGURATIONS, DEVIATIONS, ENSEMBLES, SCHEDULERS, Deviation, row_for, rows
 
 
-@pytest.mark.parametrize("deviation", DEVIATIONS, ids=lambda found: found.row)
+@pytest.mark.parametrize("deviation", DEVIATIONS + CONFIGURATIONS + ENSEMBLES + SCHEDULERS, ids=lambda found: found.row)
 def test_every_deviation_has_its_row_in_the_documentation(deviation: Deviation) -> None:
     assert deviation.row in rows()
 

@@ -16,7 +16,7 @@ from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.engine.backends import Backends
 from pytriton_lite.ipc import cuda
 from pytriton_lite.remote.url import RemoteUrl
-from pytriton_lite.settings import BY_FLAG, SWITCH, Group, Kind, Option, Settings, Standing, UsageError
+from pytriton_lite.settings import BY_FLAG, SWITCH, Group, Kind, Option, RateLimitMode, Settings, Standing, UsageError
 
 _OF_SERVE = (
     "model-repository",
@@ -28,6 +28,8 @@ _OF_SERVE = (
     "model-namespacing",
     "backend-directory",
     "allow-requirements",
+    "rate-limit",
+    "rate-limit-resource",
 )
 """Options of the server that decide about what is right."""
 
@@ -106,6 +108,7 @@ def _check(places: Sequence[Path | RemoteUrl], settings: Settings) -> tuple[list
         allow_requirements=settings.allow_requirements,
         backends=Backends(settings.backend_directory.resolve()).folders(),
         gpu_ids=cuda.visible_device_ids(),
+        resources=settings.rate_limit_resource if settings.rate_limit is not RateLimitMode.OFF else None,
     )
     return check([place for place in places if isinstance(place, Path)], rules)
 
@@ -122,9 +125,10 @@ def _check_remote(settings: Settings, urls: Sequence[RemoteUrl]) -> tuple[list[F
         return [Finding(Severity.ERROR, "", str(url), error.message) for url in urls], 0
     try:
         refreshed = remote.refresh()
-        copies = {url: remote.path_of(url) for url in urls}
-        places = [place if isinstance(place, Path) else copies[place] for place in settings.model_repository]
-        findings, models = _check(places, settings)
+        unread = {_named(text, urls) for text in refreshed.repositories}
+        copies = {url: remote.path_of(url) for url in urls if str(url) not in unread}
+        places = [place if isinstance(place, Path) else copies.get(place) for place in settings.model_repository]
+        findings, models = _check([place for place in places if place is not None], settings)
         failed = [Finding(Severity.ERROR, "", _named(text, urls), text) for text in refreshed.repositories]
         failed += [
             Finding(Severity.ERROR, name, f"{_named(text, urls)}/{name}", text)

@@ -189,6 +189,15 @@ _TABLE: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = tup
         (r"no GPUs are available", "this machine has none; KIND_AUTO takes GPUs where there are some"),
         (r"specifies one or more GPUs", "leave gpus out, or write kind: KIND_GPU"),
         (
+            r"unsupported gpu id \d+\..* are: $",
+            "this machine has none; KIND_AUTO without gpus takes GPUs where there are some",
+        ),
+        (
+            r"^Resource count for",
+            "raise --rate-limit-resource, or ask for less; with that option each resource must be named",
+        ),
+        (r"^Resource \".*\" is present as both", "write global: true everywhere, or nowhere"),
+        (
             r"^at least one version must be available",
             "a version is a directory with a number, such as 1, in the model's",
         ),

@@ -20,9 +20,11 @@ from pytriton_lite.config.errors import BrokenRule, cannot_open
 from pytriton_lite.config.every_rule import (
     Surroundings,
     broken_after_completion,
+    broken_samples,
     broken_while_loading,
     broken_while_polling,
 )
+from pytriton_lite.config.instances import instances_of
 from pytriton_lite.config.model_config import ModelConfig, config_path
 from pytriton_lite.config.text import ConfigText, read_config_text
 from pytriton_lite.config.warm_up import sample_tensors
@@ -47,6 +49,7 @@ from pytriton_lite.repository.index import (
     scan_repositories,
 )
 from pytriton_lite.repository.version_policy import missing_version_text, no_version_error, select_versions
+from pytriton_lite.scheduling.rate_limit import Claim, RateLimiter, ResourceSize
 
 _MAY_COMPLETE = "auto_complete_config of the model may still put it right"
 
@@ -61,11 +64,15 @@ class Rules:
     allow_requirements: bool = False
     backends: Mapping[str, Path] = field(default_factory=dict)
     gpu_ids: Sequence[int] = ()
+    resources: Sequence[ResourceSize] | None = None
+    """Of what the rate limiter has to give, as for `RateLimiter`; None without one."""
 
 
 @dataclass
 class _Model:
-    """A model under examination. ``config`` is there when every rule for it alone was kept."""
+    """A model under examination. ``config`` is there when every rule for it alone was kept, and that of an ensemble when it
+    could be read: its models are looked at in any case.
+    """
 
     directory: ModelDirectory
     file: Path
@@ -127,23 +134,26 @@ def check(roots: Sequence[Path], rules: Rules) -> tuple[list[Finding], int]:
             findings.append(Finding(Severity.ERROR, "", str(root), error.message, hint="name a directory of models"))
         else:
             readable.append(root)
-            findings += _check_root(root)
-    scan = scan_repositories(readable, namespacing=rules.namespacing)
+    scan = scan_repositories(readable, namespaces={root: str(root) for root in readable} if rules.namespacing else None)
     twice = [directory for name in scan.duplicates for directory in find_model(readable, name)]
     models = [_check_alone(directory, rules) for directory in (*scan.models.values(), *twice)]
+    for root in readable:
+        findings += _check_root(root, is_empty=all(model.directory.repository != root for model in models))
     for model in models:
         if model.directory in twice:
             model.add_about(
                 model.directory.path,
                 f"failed to poll model '{model.directory.name}': not unique across all model repositories",
             )
+    if rules.resources is not None:
+        _check_resources(models, RateLimiter(rules.resources))
     _check_ensembles([model for model in models if model.directory not in twice])
     for model in sorted(models, key=lambda model: (roots.index(model.directory.repository), model.directory.name)):
         findings += sorted(model.findings, key=lambda finding: (finding.file, finding.line, finding.column))
     return findings, len(models)
 
 
-def _check_root(root: Path) -> Iterator[Finding]:
+def _check_root(root: Path, *, is_empty: bool) -> Iterator[Finding]:
     if (root / "config.pbtxt").is_file():
         yield Finding(
             Severity.WARNING,
@@ -152,6 +162,8 @@ def _check_root(root: Path) -> Iterator[Finding]:
             "this directory has a config.pbtxt itself, and each of its directories is taken for a model",
             hint=f"a repository is a directory of models: {root.parent}",
         )
+    elif is_empty:
+        yield Finding(Severity.WARNING, "", str(root), "there are no models", hint="each model is a directory in it")
 
 
 # One model ----------------------------------------------------------------------------------------------------------
@@ -207,12 +219,14 @@ def _check_message(model: _Model, message: model_config_pb.ModelConfig, rules: R
     is_broken = model.add_broken(broken_while_loading(message, around))
     model.may_complete = _check_code(model, message, rules) and not rules.strict_config
     is_broken |= model.add_broken(broken_after_completion(message, around), may_be_repaired=model.may_complete)
-    if is_broken:
+    model.add_broken(broken_samples(message, directory.path), may_be_repaired=model.may_complete)
+    config = ModelConfig.from_message(message)
+    if is_broken and config.ensemble is None:
         return
-    model.config = ModelConfig.from_message(message)
-    if model.config.ensemble is None:
-        _check_environment(model, model.config, rules)
-        _check_warm_up(model, model.config)
+    model.config = config
+    if config.ensemble is None:
+        _check_environment(model, config, rules)
+        _check_warm_up(model, config)
 
 
 def _warn(model: _Model, written: model_config_pb.ModelConfig, message: model_config_pb.ModelConfig) -> None:
@@ -296,17 +310,18 @@ def _check_environment(model: _Model, config: ModelConfig, rules: Rules) -> None
 
 
 def _check_warm_up(model: _Model, config: ModelConfig) -> None:
-    """Whether the samples, which can be made, are requests that the model takes."""
+    """Whether the samples that can be made are requests that the model takes."""
     if model.may_complete:
         return
     admission = Admission(config)
+    executing = next((spec.name for spec in instances_of(config.instance_groups) if not spec.passive), None)
     numbers = (at for at, sample in enumerate(config.message.model_warmup) if sample.batch_size)
     for at, sample in zip(numbers, config.warm_up):
         where = f"model_warmup[{at}]"
-        if sample.batch_size > max(1, config.max_batch_size):
+        if sample.batch_size > max(1, config.max_batch_size) and executing is not None:
             model.add(
-                f"failed to run warmup sample '{sample.name}': batch size {sample.batch_size}, max allowed is "
-                f"{config.max_batch_size}; ",
+                f"failed to run warmup sample '{sample.name}': batch size {sample.batch_size} for '{executing}', max allowed "
+                f"is {config.max_batch_size}; ",
                 f"{where}.batch_size",
             )
         try:
@@ -317,9 +332,35 @@ def _check_warm_up(model: _Model, config: ModelConfig) -> None:
                 model_name=config.name,
                 model_dir=model.directory.path,
             )
+        except InferenceError:
+            continue  # it has been told what is wrong
+        try:
             admission.check(InferenceRequest(config.name, None, inputs=inputs))
         except InferenceError as error:
             model.add(error.message, where)
+
+
+# Models together ----------------------------------------------------------------------------------------------------
+
+
+def _check_resources(models: Iterable[_Model], limiter: RateLimiter) -> None:
+    """Whether there is enough for each instance. Of two that take a resource for global and not, the later one is refused."""
+    for model in models:
+        if model.config is None or model.has_errors:
+            continue
+        claims: list[Claim] = []
+        for at, group in enumerate(model.config.instance_groups):
+            # One instance on each device stands for all of them.
+            of_group = [Claim.of(spec) for spec in instances_of([replace(group, count=1)]) if not spec.passive]
+            try:
+                limiter.register(of_group)
+            except InferenceError as error:
+                model.add(error.message, f"instance_group[{at}].rate_limiter")
+            else:
+                claims += of_group
+        if model.has_errors:  # none of its instances takes part
+            for claim in claims:
+                limiter.unregister(claim)
 
 
 # Ensembles ----------------------------------------------------------------------------------------------------------

@@ -22,6 +22,8 @@ from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import BugError
 from pytriton_lite.core.tensor import format_shape
 
+_NO_NAMESPACES: Mapping[str, str] = {}
+
 FindConfig = Callable[[str, "int | None"], "ModelConfig | None"]
 """The completed configuration of a composing model by name and version, None for the newest ready version."""
 
@@ -52,14 +54,16 @@ class Route:
     """What runs for requests that ask for the same ``outputs``, which are in the order of the configuration.
 
     There is a response for each one of the decoupled step ``iterates``, or one for the request where it is None. ``steps`` are
-    those that are needed, by their own ``iterates``. So are ``uses``: how many steps take a tensor, of those tensors that are
-    of no use to anybody else.
+    those that are needed, by their own ``iterates``. So are ``takers``, the steps that take a tensor, and ``uses``: how many
+    these are, of those tensors that are of no use to anybody else. ``wanted`` are the tensors that are of use at all.
     """
 
     outputs: tuple[str, ...]
     iterates: int | None
     steps: Mapping[int | None, tuple[PlannedStep, ...]]
+    takers: Mapping[int | None, Mapping[str, tuple[PlannedStep, ...]]]
     uses: Mapping[int | None, Mapping[str, int]]
+    wanted: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -87,11 +91,14 @@ class EnsemblePlan:
         for step in self.steps:
             if step.number in needed:
                 steps.setdefault(step.iterates, []).append(step)
+        takers = {iterates: _takers(group) for iterates, group in steps.items()}
         return Route(
             wanted,
             self._common_iterations(wanted),
             {iterates: tuple(group) for iterates, group in steps.items()},
-            self._uses(wanted, steps),
+            takers,
+            self._uses(wanted, takers),
+            frozenset(wanted).union(*takers.values()),
         )
 
     def _iterates(self, tensor: str) -> int | None:
@@ -102,21 +109,28 @@ class EnsemblePlan:
         return next((found for found in map(self._iterates, tensors) if found is not None), None)
 
     def _uses(
-        self, outputs: Sequence[str], steps: Mapping[int | None, Sequence[PlannedStep]]
+        self, outputs: Sequence[str], takers: Mapping[int | None, Mapping[str, Sequence[PlannedStep]]]
     ) -> dict[int | None, dict[str, int]]:
         uses: dict[int | None, dict[str, int]] = {}
-        for iterates, group in steps.items():
-            counted = uses.setdefault(iterates, {})
-            for step in group:
-                for tensor in step.inputs.values():
-                    counted[tensor] = counted.get(tensor, 0) + 1
-        for iterates, counted in uses.items():
-            for tensor in list(counted):
-                is_from_outside = self._iterates(tensor) != iterates
-                is_for_inside = any(tensor in other for at, other in uses.items() if at != iterates)
-                if tensor in outputs or is_from_outside or is_for_inside:
-                    del counted[tensor]
+        for iterates, own in takers.items():
+            others = [inside for at, inside in takers.items() if at != iterates]
+            uses[iterates] = {
+                tensor: len(steps)
+                for tensor, steps in own.items()
+                if self._iterates(tensor) == iterates
+                and tensor not in outputs
+                and not any(tensor in inside for inside in others)
+            }
         return uses
+
+
+def _takers(steps: Iterable[PlannedStep]) -> dict[str, tuple[PlannedStep, ...]]:
+    """Of *steps* those that take a tensor, as often as they do, by its name."""
+    takers: dict[str, list[PlannedStep]] = {}
+    for step in steps:
+        for tensor in step.inputs.values():
+            takers.setdefault(tensor, []).append(step)
+    return {tensor: tuple(found) for tensor, found in takers.items()}
 
 
 def check_ensemble_for_load(config: ModelConfig, *, model_dir: Path) -> ModelConfig:
@@ -131,9 +145,12 @@ def check_ensemble_for_load(config: ModelConfig, *, model_dir: Path) -> ModelCon
     return replace(config, labels=labels)
 
 
-def plan_ensemble(config: ModelConfig, find: FindConfig) -> EnsemblePlan:
+def plan_ensemble(
+    config: ModelConfig, find: FindConfig, namespaces: Mapping[str, str] = _NO_NAMESPACES
+) -> EnsemblePlan:
     """The plan of the ensemble *config*, whose composing models *find* knows, every one of them.
 
+    *namespaces*, of those that have one by the models' names, are shown in the JSON form, whatever is written in the file.
     Raises InferenceError(INVALID_ARG) with the texts of section 6.5.
     """
     assert config.ensemble is not None
@@ -143,6 +160,8 @@ def plan_ensemble(config: ModelConfig, find: FindConfig) -> EnsemblePlan:
     steps = _plan_steps(config, config.ensemble, models, producers)
     message = copy.deepcopy(config.message)
     message.model_transaction_policy.decoupled = any(step.is_decoupled for step in steps)
+    for written in message.ensemble_scheduling.step:
+        written.model_namespace = namespaces.get(written.model_name, "")
     labels = {**_inherited_labels(config.ensemble, models, producers, config.outputs), **config.labels}
     served = replace(ModelConfig.from_message(message), labels=labels)
     return EnsemblePlan(served, steps, producers)
@@ -268,12 +287,12 @@ def _plan_steps(
 def _in_order(ensemble: EnsembleScheduling, producers: Mapping[str, int]) -> list[int]:
     """The numbers of the steps, each after those whose outputs it takes: `validate_ensemble` has seen to it that it goes."""
     order: list[int] = []
-    left = list(range(len(ensemble.steps)))
+    left = dict.fromkeys(range(len(ensemble.steps)))
     while left:
         for number in left:
             if all(producers.get(tensor) not in left for tensor in ensemble.steps[number].inputs.values()):
                 order.append(number)
-                left.remove(number)
+                del left[number]
                 break
         else:
             raise BugError("the steps of an ensemble go round in a circle")

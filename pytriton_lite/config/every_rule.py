@@ -77,10 +77,9 @@ def broken_after_completion(message: model_config_pb.ModelConfig, around: Surrou
     if is_whole:
         yield from broken_batch_tensors(message)
     yield from load_checks.broken_labels(message, around.model_dir)
-    yield from _broken_samples(message, around.model_dir)
 
 
-def _broken_samples(message: model_config_pb.ModelConfig, model_dir: Path) -> Iterator[BrokenRule]:
+def broken_samples(message: model_config_pb.ModelConfig, model_dir: Path) -> Iterator[BrokenRule]:
     """Warm-up samples that cannot be made."""
     make = partial(
         sample_tensors,

@@ -5,18 +5,21 @@ As in `validate`, functions called ``broken_…`` yield what is wrong, in Triton
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pytriton_lite.config.complete import BACKEND_FILE, ENSEMBLE, PYTHON
+from pytriton_lite.config.data_file import path_inside
 from pytriton_lite.config.errors import BrokenRule, cannot_open, invalid
 from pytriton_lite.core.errors import ErrorCode
 from pytriton_lite.proto import model_config_pb
 
 # The label is `_<key>`. Prometheus keeps names that begin with two underscores for itself.
 _METRIC_TAG = re.compile(r"(?!_)[a-zA-Z0-9_]*", re.ASCII)
+
+_MOST_DIGITS = 18
+"""Of a number in a parameter. Python refuses to convert thousands of them."""
 
 
 def broken_backend(
@@ -45,7 +48,7 @@ def broken_parameters(message: model_config_pb.ModelConfig) -> Iterator[BrokenRu
         text = f"Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: {value}'"
         yield BrokenRule(ErrorCode.UNSUPPORTED, text, _place("FORCE_CPU_ONLY_INPUT_TENSORS"))
     value = _parameter(message, "EXECUTE_CONCURRENCY")
-    if value is not None and not (_is_number(value) and int(value) > 0):
+    if value is not None and not (is_number(value) and int(value) > 0):
         yield invalid(
             f"Incorrect value for EXECUTE_CONCURRENCY: expected a number from 1 on, got '{value}'",
             _place("EXECUTE_CONCURRENCY"),
@@ -62,7 +65,7 @@ def _broken_max_queue_size(message: model_config_pb.ModelConfig) -> Iterator[Bro
     if value is None:
         return
     place = _place("MAX_QUEUE_SIZE")
-    if not _is_number(value):
+    if not is_number(value):
         yield invalid(f"Incorrect value for MAX_QUEUE_SIZE: expected a number, 0 for no limit, got '{value}'", place)
     if message.HasField("dynamic_batching"):
         yield invalid(
@@ -117,10 +120,8 @@ def broken_labels(message: model_config_pb.ModelConfig, model_dir: Path) -> Iter
 
 def _read_label_file(output: model_config_pb.ModelOutput, at: int, model_name: str, model_dir: Path) -> tuple[str, ...]:
     place = f"output[{at}].label_filename"
-    # By the letters of the path: a link inside the directory may lead out of it, as a mounted ConfigMap's files do.
-    inside = Path(os.path.normpath(model_dir))
-    path = Path(os.path.normpath(inside / output.label_filename))
-    if inside not in path.parents:
+    path = path_inside(model_dir, output.label_filename)
+    if path is None:
         raise BrokenRule(
             ErrorCode.UNSUPPORTED,
             f"label file path '{output.label_filename}' for output '{output.name}' in model '{model_name}' is outside "
@@ -155,5 +156,6 @@ def _place(parameter: str) -> str:
     return f'parameters["{parameter}"]'
 
 
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()
+def is_number(text: str) -> bool:
+    """Whether a parameter has a number for its value."""
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS

@@ -260,7 +260,7 @@ class ModelConfig:
     @property
     def execute_concurrency(self) -> int:
         """How many coroutines of ``execute`` may run at a time on an instance in default mode; 1 is Triton's."""
-        return int(self.parameters.get("EXECUTE_CONCURRENCY", "1"))
+        return self._number("EXECUTE_CONCURRENCY", 1)
 
     @property
     def cancels_coroutines(self) -> bool:
@@ -275,7 +275,12 @@ class ModelConfig:
     @property
     def max_queue_size(self) -> int:
         """How many requests may wait for a model without dynamic batching; for an ensemble, be under way. 0 is no limit."""
-        return int(self.parameters.get("MAX_QUEUE_SIZE", "0"))
+        return self._number("MAX_QUEUE_SIZE", 0)
+
+    def _number(self, parameter: str, default: int) -> int:
+        """*default*, too, for what `check_for_load` refuses: a version that will never serve is outlined all the same."""
+        value = self.parameters.get(parameter, "")
+        return int(value) if load_checks.is_number(value) else default
 
     @property
     def batches_any_shapes(self) -> bool:

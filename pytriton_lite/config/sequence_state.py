@@ -79,19 +79,14 @@ def initial_states(message: model_config_pb.ModelConfig, model_dir: Path) -> dic
     *message* has its instance groups decided. Raises InferenceError for the first rule that is broken, in Triton's order.
     """
     raise_first(broken_states(message, model_dir))
-    values: dict[str, bytes] = {}
-    for state in message.sequence_batching.state:
-        if state.initial_state and state.initial_state[0].WhichOneof("state_data") == "data_file":
-            values[state.input_name] = _from_file(state, model_dir)
-    return values
-
-
-def _from_file(state: _Batching.State, model_dir: Path) -> bytes:
-    content = read_data_file(model_dir, _FOLDER, state.initial_state[0].data_file)
-    known = _state(state)
-    if known.datatype is dtypes.BYTES:
-        return content
-    return content[: element_count(known.initial_dims) * known.datatype.itemsize]
+    repeated = {at for at, _ in _repetitions(message.sequence_batching)}
+    return {
+        state.input_name: _from_file(
+            state, f"sequence_batching.state[{at}].initial_state[0].data_file", message.name, model_dir
+        )
+        for at, state in enumerate(message.sequence_batching.state)
+        if at not in repeated and state.initial_state and state.initial_state[0].WhichOneof("state_data") == "data_file"
+    }
 
 
 def broken_states(message: model_config_pb.ModelConfig, model_dir: Path) -> Iterator[BrokenRule]:
@@ -104,6 +99,7 @@ def broken_states(message: model_config_pb.ModelConfig, model_dir: Path) -> Iter
         broken = (
             _broken_state(state, where, message.name, taken)
             or _broken_initial(state, where, message.name, model_dir, initialised)
+            or _broken_size(state, where, message.name)
             or _broken_memory(state, where, message)
         )
         if broken is not None:
@@ -189,21 +185,47 @@ def _broken_data(
         return invalid(f"initial_state setting expects state'{state.input_name}' to have state_data set", where)
     if choice == "zero_data":
         return None
-    where = f"{where}.data_file"
+    try:
+        _from_file(state, f"{where}.data_file", model_name, model_dir)
+    except BrokenRule as broken:
+        return broken
+    return None
+
+
+def _from_file(state: _Batching.State, where: str, model_name: str, model_dir: Path) -> bytes:
+    """What *state* begins with. Raises BrokenRule."""
+    initial = state.initial_state[0]
+    datatype = dtypes.BY_NUMBER[state.data_type]
     count = element_count(tuple(initial.dims))
     try:
         content = read_data_file(model_dir, _FOLDER, initial.data_file)
-        if dtypes.BY_NUMBER[state.data_type] is dtypes.BYTES:
+        if datatype is dtypes.BYTES:
             # Triton finds it at each request.
             bytes_tensor.check(content, count=count, input_name=state.input_name, model_name=model_name, prefix="")
+            return content
     except InferenceError as error:
-        return BrokenRule(error.code, error.message, where)
-    expected = count * dtypes.BY_NUMBER[state.data_type].itemsize
+        raise BrokenRule(error.code, error.message, where) from None
+    expected = count * datatype.itemsize
     if len(content) < expected:
-        return invalid(
+        raise invalid(
             f"initial_state setting expects {expected} bytes, but the data provided from {initial.data_file}only has "
             f"{len(content)} bytes.",
             where,
+        )
+    return content[:expected]
+
+
+def _broken_size(state: _Batching.State, where: str, model_name: str) -> BrokenRule | None:
+    """A first value for which there is no memory: no sequence could ever begin."""
+    known = _state(state)
+    nbytes = element_count(known.initial_dims) * (known.datatype.itemsize or 4)  # an empty string is its length
+    try:
+        bytes(nbytes)  # memory that nobody writes to is not taken
+    except (MemoryError, OverflowError):
+        return invalid(
+            f"sequence batching state '{state.input_name}' of model '{model_name}' begins with {nbytes} bytes, more than "
+            "there is memory for",
+            f"{where}.dims",
         )
     return None
 

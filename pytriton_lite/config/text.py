@@ -42,7 +42,8 @@ _LARGEST_ENUM = (1 << 31) - 1
 
 @dataclass(frozen=True)
 class ConfigText:
-    """A file that was read to its end. ``message`` lacks the fields of ``errors``, which are in the order of the file.
+    """A file that was read to its end. ``message`` lacks the fields of ``errors``, of which the first is the one that Triton's
+    parser finds first.
 
     ``places`` has the line and the column, from 1, of every field by its path: ``input[1].dims``, and ``input[1].dims[0]`` of
     an element, ``parameters["A"]`` of what a map has. That of a field is its name's.
@@ -75,21 +76,31 @@ def read_config_text(text: str, *, source: str) -> ConfigText:
         before = bisect.bisect_left(line_ends, offset)
         return before + 1, offset - (line_ends[before - 1] if before else -1)
 
-    try:
-        parser = _Parser(list(tokens_of(text)))
-        parser.read(message)
-        refused = parser.refused
-    except Refused as error:  # what is no token: nobody knows how it goes on
-        return ConfigText(message, {}, (TextError(source, *place(error.offset), error.message),))
+    tokens, stopped_by = _tokens_until_refused(text)
+    parser = _Parser(tokens)
+    parser.read(message)
+    end = tokens[-1].offset
+    # As a parser finds them: that a message is not closed shows at the end, and explains what else is missing there.
+    refused = sorted(parser.refused, key=lambda error: (end, 0) if isinstance(error, _Unclosed) else (error.offset, 1))
+    if stopped_by is not None:  # nobody knows how it goes on there
+        refused = [error for error in refused if not isinstance(error, _Unclosed) and error.offset < stopped_by.offset]
+        refused.append(stopped_by)
     return ConfigText(
         message,
         {path: place(offset) for path, offset in parser.offsets.items()},
-        tuple(TextError(source, *place(error.offset), error.message) for error in sorted(refused, key=_offset)),
+        tuple(TextError(source, *place(error.offset), error.message) for error in refused),
     )
 
 
-def _offset(error: Refused) -> int:
-    return error.offset
+def _tokens_until_refused(text: str) -> tuple[list[Token], Refused | None]:
+    """The tokens of *text*, as if it ended before what is none."""
+    tokens: list[Token] = []
+    try:
+        for token in tokens_of(text):
+            tokens.append(token)
+    except Refused as error:
+        return [*tokens, Token(Kind.END, "", error.offset)], error
+    return tokens, None
 
 
 class _Unclosed(Refused):
@@ -179,6 +190,9 @@ class _Parser:
             self._read_element(message, field, path, name.offset)
 
     def _refuse_extension(self, message: Any) -> Refused:
+        if self.tokens[self._at + 1].kind is not Kind.IDENTIFIER:
+            self._take()
+            return self._refuse(f"Expected identifier, got: {self._token.text}")
         ahead = itertools.takewhile(lambda token: token.text not in ("]", ""), self.tokens[self._at + 1 :])
         name = "".join(token.text for token in ahead)
         return self._refuse(

@@ -83,7 +83,9 @@ def _next(text: str, at: int) -> re.Match[str]:
     if found is None:
         _refuse_character(text[at], at)
     if found.group() in ("'", '"'):
-        raise Refused(at, "String literals cannot cross line boundaries.")
+        raise Refused(
+            at, "String literals cannot cross line boundaries." if "\n" in text[at:] else "Unexpected end of string."
+        )
     if found.lastgroup in ("integer", "float"):
         _check_number(text, found)
     return found

@@ -61,6 +61,10 @@ def test_batch_tensors_are_there_for_a_model_that_asks_for_them(load: Load) -> N
             "Incorrect value for MAX_QUEUE_SIZE: expected a number, 0 for no limit, got 'many'",
         ),
         (
+            parameter("MAX_QUEUE_SIZE", "9" * 5000),  # more than Python makes a number of
+            f"Incorrect value for MAX_QUEUE_SIZE: expected a number, 0 for no limit, got '{'9' * 5000}'",
+        ),
+        (
             BATCHING + parameter("MAX_QUEUE_SIZE", "3"),
             "MAX_QUEUE_SIZE of model 'm' is for models without dynamic_batching: use default_queue_policy.max_queue_size, "
             "or that of a priority level",

@@ -182,7 +182,18 @@ OPEN = 'Expected identifier, got: the end of the file; no "}" closes this'
         ),
         pytest.param('input {\n name: "x"\n', "1:7", OPEN, id="unterminated message"),
         pytest.param("input {\n name:\n", "1:7", OPEN, id="unterminated field"),
-        pytest.param('name: "m', "1:7", "String literals cannot cross line boundaries.", id="unterminated string"),
+        pytest.param(
+            "input {\n foo: 1\n", "2:2", NO_FIELD.format("ModelInput", "foo"), id="error in a message that is open"
+        ),
+        pytest.param('name: "m', "1:7", "Unexpected end of string.", id="unterminated string"),
+        pytest.param('name: "m\n', "1:7", "String literals cannot cross line boundaries.", id="string over lines"),
+        pytest.param("[ ]", "1:3", "Expected identifier, got: ]", id="extension without a name"),
+        pytest.param(
+            "max_batch_size: x data_type: 0x1G", "1:17", "Expected integer, got: x", id="error before a bad token"
+        ),
+        pytest.param(
+            "input { dims: [ 0x1G", "1:20", "Need space between number and identifier.", id="bad token inside"
+        ),
         pytest.param(r'name: "a\q"', "1:9", NO_ESCAPE, id="escape"),
         pytest.param(r'name: "a\xg"', "1:9", "Expected hex digits for escape sequence.", id="hexadecimal escape"),
         pytest.param(r'name: "\ud83d"', "1:8", NO_ESCAPE, id="half a surrogate pair"),

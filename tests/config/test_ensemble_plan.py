@@ -328,3 +328,18 @@ def test_tensors_that_somebody_else_wants_are_not_counted_among_those_to_let_go_
     assert uses[None] == {"X": 1, "S": 2}  # U is an output, T is wanted in every iteration
     assert uses[2] == {"V": 1}
     assert made.route(("Y",)).uses[None] == {"X": 1, "S": 2, "U": 1}
+
+
+def test_namespaces_of_steps_are_the_servers_and_not_what_is_written(
+    tmp_path: Path, models: Callable[[str, int | None], ModelConfig | None]
+) -> None:
+    """Section 2.1."""
+    config = read_ensemble(tmp_path, ("single", "IN0=X", "OUT0=T"), ("single", "IN0=T", "OUT0=Y"))
+    for step in config.message.ensemble_scheduling.step:
+        step.model_namespace = "written"
+
+    def shown(plan: EnsemblePlan) -> list[str]:
+        return [step["model_namespace"] for step in plan.config.json["ensemble_scheduling"]["step"]]
+
+    assert shown(plan_ensemble(config, models)) == ["", ""]
+    assert shown(plan_ensemble(config, models, {"single": "/models"})) == ["/models", "/models"]

@@ -117,6 +117,16 @@ def load_states(write_model: WriteModel) -> Callable[..., ModelConfig]:
             id="dims -2, 2.51 dies of it",
         ),
         pytest.param(
+            state().replace("dims: 2", f"dims: {1 << 60}"),
+            f"sequence batching state 'SI' of model 'm' begins with {1 << 62} bytes, more than there is memory for",
+            id="more than there is memory",
+        ),
+        pytest.param(
+            state().replace("dims: 2", "dims: [ 9000000000000000000, 9 ]"),
+            "sequence batching state 'SI' of model 'm' begins with 324000000000000000000 bytes, more than there is memory for",
+            id="more than a number can say",
+        ),
+        pytest.param(
             state(INITIAL.replace("FP32", "STRING") + 'data_file: "strings"').replace("FP32", "STRING"),
             "expected 2 string elements for inference input 'SI' for model 'm', got 1",
             id="too few strings, 2.51 tells each request",
@@ -141,6 +151,16 @@ def test_a_file_that_is_not_there_fails_the_load(load_states: Callable[..., Mode
     assert (caught.value.code, caught.value.message) == (
         ErrorCode.INTERNAL,
         f"failed to open text file for read {path}: No such file or directory",
+    )
+
+
+def test_a_file_outside_the_model_fails_the_load(load_states: Callable[..., ModelConfig], tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(bytes(64))
+    with pytest.raises(InferenceError) as caught:
+        load_states(state(INITIAL + 'data_file: "/../../secret"'))
+    assert (caught.value.code, caught.value.message) == (
+        ErrorCode.UNSUPPORTED,
+        "data file path '/../../secret' in the model's directory initial_state is outside model directory",
     )
 
 
@@ -189,3 +209,17 @@ def test_the_later_of_two_states_of_one_name_is_ignored(
     assert config.sequence_batching.repeated_states == (
         f"Detected duplicate '{field}' in the state configuration: '{value}.' This state configuration will be ignored.",
     )
+
+
+def test_what_an_ignored_state_would_begin_with_is_nobodys(load_states: Callable[..., ModelConfig]) -> None:
+    ignored = state(INITIAL + 'data_file: "f"', output="S2")
+    assert load_states(state() + ignored, f=bytes(range(8))).initial_states == {}
+
+
+def test_a_file_that_is_cut_off_while_it_is_read_fails_the_load(
+    load_states: Callable[..., ModelConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = iter([bytes(8), bytes(4)])
+    monkeypatch.setattr("pytriton_lite.config.sequence_state.read_data_file", lambda *_: next(contents))
+    with pytest.raises(InferenceError, match="expects 8 bytes, but the data provided from fonly has 4 bytes"):
+        load_states(state(INITIAL + 'data_file: "f"'))
