@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -27,24 +27,24 @@ class EnsembleLimit:
     def __init__(self, most: int) -> None:
         self.most = most
         self._inside: dict[Limited, None] = {}
-        self._waiting: deque[Limited] = deque()
+        self._waiting: OrderedDict[Limited, None] = OrderedDict()
 
     def take(self, step: Limited) -> bool:
         """Whether *step* may begin at once. If not, it hears `Limited.begin` later. `give_back` must follow either way."""
         if len(self._inside) < self.most:
             self._inside[step] = None
             return True
-        self._waiting.append(step)
+        self._waiting[step] = None
         return False
 
     def give_back(self, step: Limited) -> None:
         """*step* has ended, or does not want to wait any more."""
         if step not in self._inside:
-            self._waiting.remove(step)
+            del self._waiting[step]
             return
         del self._inside[step]
         if self._waiting:
-            following = self._waiting.popleft()
+            following, _ = self._waiting.popitem(last=False)
             self._inside[following] = None
             following.begin()
 

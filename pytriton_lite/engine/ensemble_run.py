@@ -24,7 +24,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -81,6 +81,7 @@ class _Iteration:
         "lacks_response",
         "opened_by",
         "running",
+        "takers",
         "tensors",
         "uses",
         "waiting",
@@ -91,7 +92,8 @@ class _Iteration:
         self.opened_by = opened_by
         self.around: _Iteration | None = None if opened_by is None else opened_by.iteration
         self.tensors: dict[str, EnsembleTensor | None] = {}
-        self.waiting: list[PlannedStep] = list(route.steps.get(number, ()))
+        self.waiting = {step.number: step for step in route.steps.get(number, ())}
+        self.takers = route.takers.get(number, {})
         self.uses = dict(route.uses.get(number, {}))
         """How many steps are still to take a tensor that nobody else wants."""
         self.running = 0
@@ -120,6 +122,12 @@ class _Iteration:
             if not self.uses[name]:
                 holder.tensors[name] = None
         return tensor
+
+    def waiting_for(self, names: Iterable[str]) -> list[PlannedStep]:
+        """The steps of this iteration that may be able to begin now that there are tensors of these *names*."""
+        if not self.waiting:
+            return []
+        return [step for name in names for step in self.takers.get(name, ()) if step.number in self.waiting]
 
     def within(self) -> Iterator[_Iteration]:
         """This one and all inside."""
@@ -193,8 +201,8 @@ class EnsembleRun:
         """Those that have not ended, waiting ones included."""
         self._admitted: list[_StepCall] = []
         """Those that have waited, and for which there is room now."""
-        self._grown: list[_Iteration] = []
-        """Where a step may be able to begin."""
+        self._grown: dict[_Iteration, list[PlannedStep]] = {}
+        """Where steps may be able to begin, and which."""
         self._turn_is_due = False
         self._unread: deque[_Iteration] = deque()
         """Of the responses that the client has not taken yet, in order."""
@@ -222,11 +230,12 @@ class EnsembleRun:
         given = {tensor.name: tensor for tensor in self._request.inputs}
         for spec in self._ensemble.config.inputs:
             iteration.tensors[spec.name] = self._given(given[spec.name]) if spec.name in given else None
+        steps = list(iteration.waiting.values())
         if isinstance(self._waiter, PendingAnswer):
-            self._begin_steps(iteration)
+            self._begin_steps(iteration, steps)
         if not self._calls:
             # Of a stream it is not known before the next turn whose model has made the request.
-            self._grown.append(iteration)
+            self._grown[iteration] = steps
             self._turn_soon()
 
     def _hold_versions(self) -> None:
@@ -270,19 +279,20 @@ class EnsembleRun:
         for call in admitted:
             if call in self._calls:
                 self._submit(call)
-        grown, self._grown = self._grown, []
-        for iteration in dict.fromkeys(grown):
-            self._begin_steps(iteration)
-        self._respond_if_complete(grown)  # nothing needs to be executed for an input that is an output
+        grown, self._grown = self._grown, {}
+        for iteration, steps in grown.items():
+            self._begin_steps(iteration, steps)
+        self._respond_if_complete(list(grown))  # nothing needs to be executed for an input that is an output
         self._end_if_idle()
 
-    def _begin_steps(self, iteration: _Iteration) -> None:
-        """Begin with those of which all inputs exist."""
-        for step in list(iteration.waiting):
+    def _begin_steps(self, iteration: _Iteration, steps: list[PlannedStep]) -> None:
+        """Begin with those of *steps* that have not begun and of which all inputs exist."""
+        for step in steps:
             if self._failure is not None:
                 return
-            if all(iteration.where(tensor) is not None for tensor in step.inputs.values()):
-                iteration.waiting.remove(step)
+            is_waiting = step.number in iteration.waiting
+            if is_waiting and all(iteration.where(tensor) is not None for tensor in step.inputs.values()):
+                del iteration.waiting[step.number]
                 iteration.running += 1
                 call = _StepCall(self, step, iteration)
                 self._calls[call] = None
@@ -437,11 +447,13 @@ class EnsembleRun:
         is_batched = self._served[step.number].config.max_batch_size > 0
         given = {tensor.name: tensor for tensor in response.outputs}
         for name, ensemble_name in step.outputs.items():
-            iteration.tensors[ensemble_name] = (
-                EnsembleTensor(given[name], is_batched, sequence) if name in given else None
-            )
+            is_kept = name in given and ensemble_name in self._route.wanted
+            iteration.tensors[ensemble_name] = EnsembleTensor(given[name], is_batched, sequence) if is_kept else None
         inside = list(iteration.within())
-        self._grown += [grown for grown in inside if grown.waiting]
+        for grown in inside:
+            steps = grown.waiting_for(step.outputs.values())
+            if steps:
+                self._grown.setdefault(grown, []).extend(steps)
         if self._grown:
             self._turn_soon()
         self._respond_if_complete(inside)

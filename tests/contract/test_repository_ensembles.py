@@ -36,13 +36,14 @@ NOT_LOADED: dict[str, tuple[str, str]] = {}
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The models *a* and *b*, the ensemble *e* of both, and *outer* of *e* and *b*; and some that do not load."""
+    """The models *a* and *b*, the ensemble *e* of both, *outer* of *e* and *b*, *begins* of *a* and *e*; some do not load."""
     repository = tmp_path_factory.mktemp("ensembles") / "models"
     write_model(repository, "a", adder(1), ADDER_CONFIG)
     write_model(repository, "b", adder(10), ADDER_CONFIG)
     write_model(repository, "bad", BROKEN, ADDER_CONFIG)
     write_model(repository, "e", config=ensemble("a", "b"))
     write_model(repository, "outer", config=ensemble("e", "b"))
+    write_model(repository, "begins", config=ensemble("a", "e"))
     write_model(repository, "seventh", config=ensemble("a", version=7))
     write_model(repository, "incomplete", config=ensemble("nope", "a", "neither"))
     write_model(repository, "one", config=ensemble("two"))
@@ -66,7 +67,7 @@ def server(running: RunningServer, repository: Path) -> RunningServer:
     """The server without any model that serves."""
     for name in sorted(path.name for path in repository.iterdir()):
         assert unload(running, name).status == 200
-    for name in ("a", "b", "e", "outer"):
+    for name in ("a", "b", "e", "outer", "begins"):
         wait_unloaded(running, name)
     return running
 
@@ -243,25 +244,28 @@ def test_an_ensemble_without_a_version_is_refused_and_keeps_the_server_from_bein
         assert not is_ready(server)
 
 
+@pytest.mark.parametrize(("name", "value"), [("e", 11), ("begins", 12)], ids=["ensemble", "ensemble in an ensemble"])
 @pytest.mark.parametrize("leave", [unload, load], ids=["unload", "reload"])
 def test_a_request_of_an_ensemble_ends_with_the_models_that_it_began_with(
     server: RunningServer,
     repository: Path,
     tmp_path: Path,
     leave: Callable[[RunningServer, str], object],
+    name: str,
+    value: int,
 ) -> None:
-    """Row 61 of repository.md: the first step holds the request, the second model goes meanwhile."""
+    """Row 61 of repository.md: the first step holds the request, the last model goes meanwhile."""
     try:
         with closed_gate(tmp_path) as gate, ThreadPoolExecutor(1) as pool:
             write_model(repository, "a", adder(1, execute=waits(gate)))
-            must_load(server, "e")
-            answer = pool.submit(value_of, server, "e", IN=0)
+            must_load(server, name)
+            answer = pool.submit(value_of, server, name, IN=0)
             gate.wait_held(server)
             write_model(repository, "b", adder(1000))
             leave(server, "b")
-            assert states(server, "e") == ["UNLOADING" if leave is unload else "READY"]
+            assert states(server, name) == ["UNLOADING" if leave is unload else "READY"]
             gate.open()
-            assert answer.result(30) == 11
+            assert answer.result(30) == value
     finally:
         write_model(repository, "a", adder(1))
         write_model(repository, "b", adder(10))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
 import weakref
-from collections.abc import Callable, Coroutine
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
@@ -14,183 +13,17 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from pytriton_lite.config.ensemble_plan import check_ensemble_for_load, plan_ensemble
-from pytriton_lite.config.model_config import ModelConfig, check_for_load, read_model_config
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.request import SEQUENCE_END, InferenceRequest, InferenceResponse, ParameterValue
+from pytriton_lite.core.request import SEQUENCE_END, InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine import ensemble_run
 from pytriton_lite.engine.ensemble_run import EnsembleStream
 from pytriton_lite.engine.ensemble_version import EnsembleVersion
-from pytriton_lite.engine.observation import Observation
-from pytriton_lite.engine.response_stream import Caller, ResponseReceiver, ResponseStream
+from pytriton_lite.engine.response_stream import Caller
 from pytriton_lite.engine.statistics import FailureReason
 from pytriton_lite.scheduling.queue import Ticket
-from tests.contract.ensemble_models import DECOUPLED, write_ensemble, write_step_model
-
-Outcome = InferenceResponse | InferenceError | None
-Test = Callable[..., Coroutine[Any, Any, None]]
-
-
-def in_loop(test: Test) -> Callable[..., None]:
-    @functools.wraps(test)
-    def run(*args: Any, **named: Any) -> None:
-        asyncio.run(test(*args, **named))
-
-    return run
-
-
-async def turns() -> None:
-    """Let everything happen that is due: an answer and the step after it take a turn each."""
-    for _ in range(4):
-        await asyncio.sleep(0)
-
-
-class CountedStream(ResponseStream):
-    """Of a request to a step."""
-
-    __slots__ = ("credits",)
-
-    def __init__(self, receiver: ResponseReceiver) -> None:
-        super().__init__(receiver)
-        self.credits = 0
-
-    def consumed(self, count: int = 1) -> None:
-        super().consumed(count)
-        self.credits += count
-
-
-class Asked:
-    """A request that a step has got."""
-
-    def __init__(self, model: Step, request: InferenceRequest, receiver: ResponseReceiver) -> None:
-        self.model = model
-        self.request = request
-        self.stream = CountedStream(receiver)
-
-    def answer(
-        self, value: float = 0, *, is_final: bool = True, parameters: dict[str, ParameterValue] | None = None
-    ) -> None:
-        """Every output is *value*."""
-        outputs = [tensor(name, value) for name in self.model.config.outputs_by_name]
-        response = InferenceResponse(self.model.config.name, 1, self.request.request_id, outputs, parameters or {})
-        self.stream.deliver(response, is_final=is_final)
-
-    def fail(self, text: str, code: ErrorCode = ErrorCode.INTERNAL, *, is_final: bool = True) -> None:
-        self.stream.deliver(InferenceError(code, text), is_final=is_final)
-
-    def end(self) -> None:
-        """With its last flag alone."""
-        self.stream.deliver(None, is_final=True)
-
-
-class Step:
-    """In the place of a version that serves a step."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        self.config = config
-        self.asked: list[Asked] = []
-        self.holders = 0
-        self.inside: list[bool] = []
-        self.is_ready = True
-        self.is_willing = True
-        self.refusal: Exception | None = None
-
-    def infer_stream(
-        self, request: InferenceRequest, receiver: ResponseReceiver, *, is_inside: bool = False
-    ) -> ResponseStream:
-        self.inside.append(is_inside)
-        if self.refusal is not None:
-            raise self.refusal
-        self.asked.append(Asked(self, request, receiver))
-        return self.asked[-1].stream
-
-    def hold(self) -> None:
-        self.holders += 1
-
-    def release(self) -> None:
-        self.holders -= 1
-
-    async def says_ready(self) -> bool:
-        return self.is_ready and self.is_willing
-
-    @property
-    def last(self) -> Asked:
-        return self.asked[-1]
-
-
-class Services:
-    """Knows the steps by the name of their model."""
-
-    def __init__(self, steps: dict[str, Step]) -> None:
-        self.steps = steps
-        self.observation = Observation()
-
-    def find(self, name: str, version: int | None, namespace: str = "") -> Step:
-        if name not in self.steps:
-            raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' has no available versions")
-        return self.steps[name]
-
-
-class Heard:
-    """A client that takes streams."""
-
-    def __init__(self) -> None:
-        self.outcomes: list[tuple[Outcome, bool]] = []
-
-    def on_response(self, response: Outcome, *, is_final: bool) -> None:
-        self.outcomes.append((response, is_final))
-
-    @property
-    def values(self) -> list[float | str | None]:
-        """What the first outputs are, or the texts of errors."""
-        return [first_value(outcome) for outcome, _ in self.outcomes]
-
-    @property
-    def has_ended(self) -> bool:
-        return bool(self.outcomes) and self.outcomes[-1][1]
-
-
-def first_value(outcome: Outcome) -> float | str | None:
-    if isinstance(outcome, InferenceError):
-        return outcome.message
-    if outcome is None:
-        return None
-    return float(np.frombuffer(outcome.outputs[0].content(), np.float32)[0])
-
-
-def tensor(name: str, value: float = 0) -> Tensor:
-    return Tensor(name, dtypes.BY_CONFIG_NAME["TYPE_FP32"], (4,), np.full(4, value, np.float32).tobytes())
-
-
-class World:
-    """Step models ``a``, ``b``, ``two`` (of two inputs), ``d`` and ``e`` (decoupled), and one ensemble of some of them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.steps: dict[str, Step] = {}
-        for name in ("a", "b", "two", "d", "e"):
-            inputs = "IN0:FP32:4 IN1:FP32:4" if name == "two" else "IN0:FP32:4"
-            path = write_step_model(
-                folder, name, DECOUPLED if name in "de" else "", inputs=inputs, outputs="OUT0:FP32:4"
-            )
-            config = check_for_load(read_model_config(path, versions=(1,)), model_dir=path, gpu_ids=())
-            self.steps[name] = Step(config)
-        self.services = Services(self.steps)
-
-    def __getattr__(self, name: str) -> Step:
-        return self.steps[name]
-
-    def ensemble(self, *steps: tuple[str, str, str], patience_s: float = 300.0, **fields: str) -> EnsembleVersion:
-        """READY."""
-        path = write_ensemble(self.folder, "ens", *steps, **fields)  # type: ignore[arg-type]
-        config = check_ensemble_for_load(read_model_config(path, versions=(1,)), model_dir=path)
-        plan = plan_ensemble(config, lambda name, version: self.steps[name].config)
-        made = EnsembleVersion(1, plan=plan, services=cast(Any, self.services), patience_s=patience_s)
-        made.begin_load()
-        made.open()
-        return made
+from tests.engine.ensemble_world import Heard, Step, World, first_value, in_loop, tensor, turns
 
 
 @pytest.fixture
@@ -285,6 +118,41 @@ async def test_versions_are_chosen_when_the_request_begins_and_held_until_it_end
 
 
 @in_loop
+async def test_the_versions_of_an_ensemble_inside_are_held_from_the_beginning_and_let_go_at_the_end(
+    world: World,
+) -> None:
+    inner = world.ensemble(("b", "IN0=X", "OUT0=Y"), name="inner")
+    world.steps["inner"] = cast(Step, inner)
+    answer = world.ensemble(("a", "IN0=X", "OUT0=T"), ("inner", "X=T", "Y=Y")).infer(request())
+    chosen = world.b
+    assert chosen.holders == 1
+    world.steps["b"] = Step(chosen.config)
+    inner.begin_unload()
+    unloading = asyncio.ensure_future(inner.unload())
+    world.a.last.answer()
+    await turns()
+    await turns()
+    assert (len(chosen.asked), len(world.b.asked)) == (1, 0)
+    chosen.last.answer(5)
+    assert first_value(await answer) == 5
+    assert await unloading
+    assert (chosen.holders, world.b.holders) == (0, 0)
+
+
+@in_loop
+async def test_a_request_that_does_not_come_to_its_ensemble_inside_lets_go_of_the_models_of_that(world: World) -> None:
+    world.steps["inner"] = cast(Step, world.ensemble(("b", "IN0=X", "OUT0=Y"), name="inner"))
+    outer = world.ensemble(("a", "IN0=X", "OUT0=T"), ("inner", "X=T", "Y=Y"))
+    answers = [outer.infer(request()) for _ in range(2)]
+    for asked in world.a.asked:
+        assert world.b.holders == 1
+        asked.fail("no")
+        await turns()
+    assert all(answer.exception() is not None for answer in answers)
+    assert world.b.holders == 0
+
+
+@in_loop
 async def test_a_model_that_has_gone_fails_the_request(world: World) -> None:
     ensemble = world.ensemble(*CHAIN)
     del world.steps["b"]
@@ -326,6 +194,49 @@ async def test_a_tensor_is_let_go_when_the_last_step_that_takes_it_has_begun(wor
     assert alive() is None
     world.b.last.answer()
     await answer
+
+
+@in_loop
+async def test_a_tensor_that_this_request_has_no_use_for_is_not_kept(world: World) -> None:
+    """It is an output of the ensemble that the client did not ask for."""
+    ensemble = world.ensemble(
+        ("two", "IN0=X IN1=X", "OUT0=T OUT1=Z"), ("b", "IN0=T", "OUT0=Y"), outputs="Y:FP32:4 Z:FP32:4"
+    )
+    answer = ensemble.infer(request(requested_outputs=["Y"]))
+    array = np.zeros(4, np.float32)
+    alive = weakref.ref(array)
+    unwanted = Tensor("OUT1", dtypes.BY_CONFIG_NAME["TYPE_FP32"], (4,), memoryview(array).cast("B"))  # type: ignore[arg-type]
+    given = InferenceResponse("two", 1, "", [tensor("OUT0", 3), unwanted], {})
+    world.two.last.stream.deliver(given, is_final=True)
+    del array, unwanted, given
+    await turns()
+    assert alive() is None
+    world.b.last.answer()
+    await answer
+
+
+@in_loop
+async def test_what_a_step_gives_is_not_looked_for_by_steps_that_do_not_take_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a request costs grows with the number of steps, and not with its square."""
+    looks = 0
+    where = ensemble_run._Iteration.where
+
+    def counted(iteration: ensemble_run._Iteration, name: str) -> ensemble_run._Iteration | None:
+        nonlocal looks
+        looks += 1
+        return where(iteration, name)
+
+    monkeypatch.setattr(ensemble_run._Iteration, "where", counted)
+    names = ["X", *(f"T{at}" for at in range(39)), "Y"]
+    chain = [("a", f"IN0={taken}", f"OUT0={given}") for taken, given in pairwise(names)]
+    answer = world.ensemble(*chain).infer(request())
+    while not answer.done():
+        world.a.last.answer()
+        await turns()
+    assert len(world.a.asked) == 40
+    assert looks <= 5 * 40
 
 
 @pytest.mark.parametrize("steps", [CHAIN, STREAM], ids=["one response", "decoupled"])
@@ -726,3 +637,23 @@ async def test_an_ensemble_is_as_ready_as_its_models(world: World) -> None:
     assert not ensemble.is_ready and not await ensemble.says_ready()
     del world.steps["b"]
     assert not ensemble.is_ready and not await ensemble.says_ready()
+
+
+@in_loop
+async def test_every_model_is_asked_once_whether_it_is_ready_however_many_ensembles_have_it_inside(
+    world: World,
+) -> None:
+    """Each ensemble has the two before it inside: there are 2¹² ways to every model."""
+    steps = (("a", "IN0=X", "OUT0=T"), ("b", "IN0=T", "OUT0=Y"))
+    for level in range(12):
+        names = [f"left{level}", f"right{level}"]
+        made = [world.ensemble(*steps, name=name) for name in names]
+        world.steps |= {name: cast(Step, ensemble) for name, ensemble in zip(names, made)}
+        steps = ((names[0], "X=X", "Y=T"), (names[1], "X=T", "Y=Y"))
+    assert await made[0].says_ready()
+    assert (world.a.questions, world.b.questions) == (1, 1)
+    world.a.is_willing = False
+    assert not await made[0].says_ready()
+    assert made[0].is_ready
+    world.b.is_ready = False
+    assert not made[0].is_ready
