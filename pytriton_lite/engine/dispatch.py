@@ -207,7 +207,7 @@ class Dispatcher:
         """The waiter of *ticket* was cancelled: drop it from the queue, or tell the model that has it."""
         self._statistics.cancellations += 1
         if len(self._scheduler):
-            self._scheduler.notice_cancelled()
+            self._scheduler.notice_cancelled(ticket)
             self._turn_soon()
         for instance in self.everybody:
             if instance.cancel(ticket):

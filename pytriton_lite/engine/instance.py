@@ -202,6 +202,8 @@ class Instance:
         """Whether its model has no other instance that takes requests."""
         self.claim = claim
         self._is_retired = False
+        self._has_sequences = config.sequence_batching is not None
+        """Whether no other instance could take what was sent here."""
         self._makes_calls = False
         """Whether its model calls others, and may therefore wait for one of them."""
         self._in_flight: dict[int, Batch] = {}
@@ -567,7 +569,7 @@ class Instance:
         if is_in_execute and self.capacity > 1:
             self.capacity = 1
             self._update_room()
-        if is_new and not self.is_alone:
+        if is_new and not self.is_alone and not self._has_sequences:
             self.recall()
 
     def recall(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from pytriton_lite.scheduling.queue import Decision, Ticket, queue_is_full
+from pytriton_lite.scheduling.queue import FEW, Decision, Ticket, keep_queued, queue_is_full
 
 
 class DefaultScheduler:
@@ -16,7 +16,8 @@ class DefaultScheduler:
     def __init__(self, *, max_queue_size: int = 0) -> None:
         self._queue: deque[Ticket] = deque()
         self._limit = max_queue_size
-        self._may_have_leavers = False
+        self._leavers: list[Ticket] = []
+        """Whose waiters went away, and who may still be in the queue; kept until the next decision, where there is a limit."""
         self._cancelled: list[Ticket] = []
 
     def __len__(self) -> int:
@@ -24,24 +25,34 @@ class DefaultScheduler:
 
     def enqueue(self, ticket: Ticket, now_ns: int) -> None:
         if self._limit and len(self._queue) >= self._limit:
-            self._make_room(ticket)
+            self._drop_leavers()
+            if len(self._queue) >= self._limit:
+                raise queue_is_full(ticket.request)
         ticket.enqueued_ns = now_ns
+        ticket.is_queued = True
         self._queue.append(ticket)
 
-    def notice_cancelled(self) -> None:
-        self._may_have_leavers = True
+    def notice_cancelled(self, ticket: Ticket) -> None:
+        if self._limit and ticket.is_queued:
+            self._leavers.append(ticket)
 
     def put_back(self, tickets: list[Ticket]) -> None:
         self._queue.extendleft(reversed(tickets))
-        self._may_have_leavers = True  # nobody says again that they were cancelled on their way
+        for ticket in tickets:
+            ticket.is_queued = True
+        if self._limit:  # nobody says again that they were cancelled on their way
+            self._leavers += [ticket for ticket in tickets if ticket.waiter.cancelled()]
 
     def drain(self) -> list[Ticket]:
         waiting = [*self._cancelled, *self._queue]
         self._cancelled.clear()
+        self._leavers.clear()
         self._queue.clear()
         return waiting
 
     def decide(self, now_ns: int, *, idle: int, ahead: int) -> Decision:
+        if self._leavers:
+            self._drop_leavers()
         decision = Decision(cancelled=self._cancelled)
         self._cancelled = []
         queue = self._queue
@@ -49,6 +60,7 @@ class DefaultScheduler:
         room = idle if self._limit else idle + ahead
         while queue and room:
             ticket = queue.popleft()
+            ticket.is_queued = False
             if ticket.waiter.cancelled():
                 decision.cancelled.append(ticket)
                 continue
@@ -56,11 +68,15 @@ class DefaultScheduler:
             room -= 1
         return decision
 
-    def _make_room(self, ticket: Ticket) -> None:
-        """Drop what was cancelled. Raises InferenceError when nothing was, and *ticket* finds no place."""
-        if self._may_have_leavers:
-            self._may_have_leavers = False
-            self._cancelled += [waiting for waiting in self._queue if waiting.waiter.cancelled()]
-            self._queue = deque(waiting for waiting in self._queue if not waiting.waiter.cancelled())
-        if len(self._queue) >= self._limit:
-            raise queue_is_full(ticket.request)
+    def _drop_leavers(self) -> None:
+        """Take cancelled requests out of the queue; the next decision reports them."""
+        leavers = list(dict.fromkeys(ticket for ticket in self._leavers if ticket.is_queued))
+        self._leavers = []
+        self._cancelled += leavers
+        for ticket in leavers:
+            ticket.is_queued = False
+        if len(leavers) <= FEW:
+            for ticket in leavers:
+                self._queue.remove(ticket)
+        else:
+            keep_queued(self._queue)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Sequence
-from itertools import chain, islice
+from itertools import chain
 from typing import NamedTuple
 
 from pytriton_lite.config.model_config import DynamicBatching, TimeoutAction
+from pytriton_lite.scheduling.deadlines import Deadlines
 from pytriton_lite.scheduling.policy_queues import queues_for, timeout_us
-from pytriton_lite.scheduling.queue import Decision, Ticket, queue_is_full
+from pytriton_lite.scheduling.queue import FEW, Decision, Ticket, keep_queued, queue_is_full
 
 
 class _Prefix(NamedTuple):
@@ -45,9 +45,9 @@ class DynamicBatchScheduler:
         self._delay_ns = options.max_queue_delay_us * 1000
         self._queues = queues_for(options)
         self._lines: Sequence[deque[Ticket]] = self._queues.lines
-        self._deadlines: list[tuple[int, int, Ticket]] = []
-        self._pushes = 0
-        self._may_have_leavers = False
+        self._deadlines: Deadlines[Ticket] = Deadlines(_has_deadline)
+        self._leavers: list[Ticket] = []
+        """Whose waiters went away, and who may still be in a line."""
         self._cancelled: list[Ticket] = []
 
     def __len__(self) -> int:
@@ -65,8 +65,7 @@ class DynamicBatchScheduler:
         policy = queue.policy
         limit = policy.max_queue_size
         if limit and len(queue) >= limit:
-            if self._may_have_leavers:
-                self._drop_cancelled()
+            self._drop_leavers()
             if len(queue) >= limit:
                 raise queue_is_full(ticket.request)
         ticket.enqueued_ns = now_ns
@@ -75,13 +74,15 @@ class DynamicBatchScheduler:
             self._watch(ticket, now_ns + timeout_us(policy, ticket.request) * 1000)
         queue.unexpired.append(ticket)
 
-    def notice_cancelled(self) -> None:
-        self._may_have_leavers = True
+    def notice_cancelled(self, ticket: Ticket) -> None:
+        if ticket.is_queued:
+            self._leavers.append(ticket)
 
     def put_back(self, tickets: list[Ticket]) -> None:
-        self._may_have_leavers = True  # nobody says again that they were cancelled on their way
         for ticket in tickets:
             ticket.is_queued = True
+            if ticket.waiter.cancelled():  # nobody says it again
+                self._leavers.append(ticket)
             if ticket.deadline_ns is not None:
                 self._watch(ticket, ticket.deadline_ns)
         for ticket in reversed(tickets):
@@ -90,6 +91,7 @@ class DynamicBatchScheduler:
     def drain(self) -> list[Ticket]:
         waiting = [*self._cancelled, *chain.from_iterable(self._lines)]
         self._cancelled = []
+        self._leavers = []
         for line in self._lines:
             line.clear()
         self._deadlines.clear()
@@ -97,56 +99,53 @@ class DynamicBatchScheduler:
             ticket.is_queued = False
         return waiting
 
+    def remove(self, ticket: Ticket) -> None:
+        """Take one that waits out of the queue."""
+        ticket.is_queued = False
+        queue = self._queues.of(ticket.request)
+        try:
+            queue.unexpired.remove(ticket)
+        except ValueError:
+            queue.delayed.remove(ticket)
+
     def decide(self, now_ns: int, *, idle: int, ahead: int) -> Decision:
+        if self._leavers:
+            self._drop_leavers()
         decision = Decision(cancelled=self._cancelled)
         self._cancelled = []
         if self._deadlines:
             self._expire(now_ns, decision)
         wait_until_ns: int | None = None
         while idle and self:
-            batch, wait_until_ns = self._take_batch(now_ns, decision)
+            batch, wait_until_ns = self._take_batch(now_ns)
             if not batch:
                 break
             decision.batches.append(batch)
             idle -= 1
         if not idle and self._queues.may_go_ahead:
             self._take_ahead(now_ns, ahead, decision)
-        decision.next_check_ns = _earliest(wait_until_ns, self._next_deadline())
+        decision.next_check_ns = _earliest(wait_until_ns, self._deadlines.next_ns())
         return decision
 
     def _watch(self, ticket: Ticket, deadline_ns: int) -> None:
         ticket.deadline_ns = deadline_ns
-        self._pushes += 1
-        heapq.heappush(self._deadlines, (deadline_ns, self._pushes, ticket))
-
-    def _next_deadline(self) -> int | None:
-        deadlines = self._deadlines
-        # Stale: taken since, or put back while its first entry was still in here and delayed by that one.
-        while deadlines and (not deadlines[0][2].is_queued or deadlines[0][2].deadline_ns is None):
-            heapq.heappop(deadlines)
-        return deadlines[0][0] if deadlines else None
+        self._deadlines.add(deadline_ns, ticket)
 
     def _expire(self, now_ns: int, decision: Decision) -> None:
         """Reject, or put behind the others, what has waited too long."""
-        while (deadline_ns := self._next_deadline()) is not None and deadline_ns <= now_ns:
-            ticket = heapq.heappop(self._deadlines)[2]
+        while (ticket := self._deadlines.take_over(now_ns)) is not None:
             queue = self._queues.of(ticket.request)
             queue.unexpired.remove(ticket)
-            if ticket.waiter.cancelled():
-                ticket.is_queued = False
-                decision.cancelled.append(ticket)
-            elif queue.policy.timeout_action is TimeoutAction.DELAY:
+            if queue.policy.timeout_action is TimeoutAction.DELAY:
                 ticket.deadline_ns = None
                 queue.delayed.append(ticket)
             else:
                 ticket.is_queued = False
                 decision.expired.append(ticket)
 
-    def _take_batch(self, now_ns: int, decision: Decision) -> tuple[list[Ticket], int | None]:
+    def _take_batch(self, now_ns: int) -> tuple[list[Ticket], int | None]:
         """A batch that is due, or [] and when the one that is forming will be."""
-        prefix = self._pending(decision)
-        if not prefix.tickets:
-            return [], None
+        prefix = self._pending()
         is_late = prefix.is_late(now_ns, self._delay_ns)
         if prefix.best and not is_late:
             return self._take(prefix.tickets[: prefix.best]), None
@@ -160,7 +159,7 @@ class DynamicBatchScheduler:
         Nobody can join them, and where a preferred size is smaller, it is known whether the delay will have passed.
         """
         while room and self:
-            prefix = self._pending(decision)
+            prefix = self._pending()
             if not (prefix.is_flushed or prefix.size >= self._max):
                 return
             batch = prefix.tickets
@@ -171,9 +170,8 @@ class DynamicBatchScheduler:
             decision.batches.append(self._take(batch))
             room -= 1
 
-    def _pending(self, decision: Decision) -> _Prefix:
-        """Collect from the head, in order, never skipping (3.2); cancelled requests met on the way leave the queue."""
-        self._shed_cancelled(decision)
+    def _pending(self) -> _Prefix:
+        """Collect from the head of what waits, in order, never skipping (3.2)."""
         tickets: list[Ticket] = []
         size = best = 0
         for ticket in chain.from_iterable(self._lines):
@@ -188,31 +186,19 @@ class DynamicBatchScheduler:
                 best = len(tickets)
         return _Prefix(tickets, size, best, is_flushed=False)
 
-    def _shed_cancelled(self, decision: Decision) -> None:
-        """Drop cancelled requests if there is one among the first that could make a batch, of whichever level.
-
-        The turn of a low level may not come for long, and its clients give up, the first ones first.
-        """
-        for line in self._lines:
-            for ticket in islice(line, self._max + 1):
-                if ticket.waiter.cancelled():
-                    self._drop_cancelled()
-                    decision.cancelled += self._cancelled
-                    self._cancelled = []
-                    return
-
-    def _drop_cancelled(self) -> None:
+    def _drop_leavers(self) -> None:
         """Take every cancelled request out of the queue; the next decision reports them."""
-        self._may_have_leavers = False
+        leavers = list(dict.fromkeys(ticket for ticket in self._leavers if ticket.is_queued))
+        self._leavers = []
+        self._cancelled += leavers
+        if len(leavers) <= FEW:
+            for ticket in leavers:
+                self.remove(ticket)
+            return
+        for ticket in leavers:
+            ticket.is_queued = False
         for line in self._lines:
-            waiting = list(line)
-            line.clear()
-            for ticket in waiting:
-                if ticket.waiter.cancelled():
-                    ticket.is_queued = False
-                    self._cancelled.append(ticket)
-                else:
-                    line.append(ticket)
+            keep_queued(line)
 
     def _take(self, tickets: list[Ticket]) -> list[Ticket]:
         """Take *tickets*, which are the first in service order, out of their lines."""
@@ -222,6 +208,11 @@ class DynamicBatchScheduler:
                 line.popleft().is_queued = False
                 left -= 1
         return tickets
+
+
+def _has_deadline(ticket: Ticket, deadline_ns: int) -> bool:
+    """Not when it was taken since, or put back while it had a deadline here, and delayed by that one."""
+    return ticket.is_queued and ticket.deadline_ns == deadline_ns
 
 
 def _earliest(*times_ns: int | None) -> int | None:

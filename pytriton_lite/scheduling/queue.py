@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -90,11 +91,8 @@ class Scheduler(Protocol):
     def enqueue(self, ticket: Ticket, now_ns: int) -> None:
         """Take a request. Raises InferenceError when the queue is full; the request never waited then."""
 
-    def notice_cancelled(self) -> None:
-        """A waiter went away: a request that waits may be one that does not count any more.
-
-        Without this, a cancelled request is found when its turn comes.
-        """
+    def notice_cancelled(self, ticket: Ticket) -> None:
+        """The waiter of *ticket*, which may be here, went away. To be called for each of them, and `decide` after it."""
 
     def put_back(self, tickets: list[Ticket]) -> None:
         """Return requests of a dead worker that no execution had begun with, to the head of the queue, in order."""
@@ -107,6 +105,17 @@ class Scheduler(Protocol):
 
         Only a batch that waiting could not improve may go ahead of a free instance.
         """
+
+
+FEW = 8
+"""So many are faster taken out of a long queue one by one, which `deque.remove` does, than by looking at all of it."""
+
+
+def keep_queued(line: deque[Ticket]) -> None:
+    """Take those out of *line* that are not queued any more."""
+    staying = [ticket for ticket in line if ticket.is_queued]
+    line.clear()
+    line.extend(staying)
 
 
 def queue_is_full(request: InferenceRequest) -> InferenceError:

@@ -91,26 +91,24 @@ class SequenceBatchScheduler:
         # Open sequences with a slot, the one first that was silent for longest.
         self._silent: OrderedDict[Sequence, None] = OrderedDict()
         self._in_hand: dict[Ticket, tuple[Sequence, Slot]] = {}
-        self._waiting = 0
+        self._waiting: dict[Ticket, Sequence] = {}
         self._between_iterations: set[Ticket] = set()
         """Those that wait to be executed once more."""
         self._made_up_ids = 0
-        self._has_leavers = False
+        self._leavers: list[Ticket] = []
+        """Whose waiters went away since the last decision."""
         # For the next decision to report.
         self._cancelled: list[Ticket] = []
         self._failed: list[tuple[Ticket, InferenceError]] = []
 
     def __len__(self) -> int:
         """Requests that wait, in slots and in the backlog, and those whose end the next decision reports."""
-        return self._waiting + len(self._cancelled) + len(self._failed)
+        return len(self._waiting) + len(self._cancelled) + len(self._failed)
 
     def instance_of(self, ticket: Ticket) -> int | None:
         """The only instance that can take *ticket*, which waits: where its sequence has a slot; None in the backlog."""
-        for sequence in self._slots.seated():
-            if ticket in sequence.waiting:
-                assert sequence.slot is not None
-                return sequence.slot.instance
-        return None
+        sequence = self._waiting.get(ticket)
+        return sequence.slot.instance if sequence is not None and sequence.slot is not None else None
 
     # ------------------------------------------------------------------------------------------ instances (4.8)
 
@@ -157,11 +155,11 @@ class SequenceBatchScheduler:
         request = ticket.request
         self._check(ticket)
         if self._limit and self._counted >= self._limit:
-            self._make_room(request)
+            self._make_room(request, now_ns)
         sequence = self._sequence_of(request, now_ns)
         ticket.enqueued_ns = now_ns
         sequence.waiting.append(ticket)
-        self._waiting += 1
+        self._waiting[ticket] = sequence
         if sequence.slot is not None:
             self._heard(sequence, now_ns)
             self._strategy.offer(sequence, now_ns)
@@ -175,8 +173,9 @@ class SequenceBatchScheduler:
     def rescheduled(self, ticket: Ticket, now_ns: int) -> None:
         """The model wants to execute *ticket*, which is in hand, once more (section 5).
 
-        Raises InferenceError where it cannot: the model is not iterative, or the sequence was cut off since. The request
-        has ended with that error then; `released` has nothing more to do for it.
+        Raises InferenceError where it cannot: the model is not iterative, or the sequence was silent for too long. The
+        request has ended with that error then; `released` has nothing more to do for it. A request that was accepted behind
+        it, with START or without, waits until it is done.
         """
         if not self._is_iterative:
             self.released(ticket, now_ns)
@@ -185,17 +184,17 @@ class SequenceBatchScheduler:
         if ticket not in self._in_hand:  # its worker died
             raise self._start_missing(ticket.request)
         sequence, slot = self._in_hand.pop(ticket)
-        slot.in_hand -= 1
-        if not sequence.is_open or sequence.is_taken_over:
-            self._go_on(sequence, slot, now_ns)
+        self._slots.ended(slot)
+        if not sequence.is_open:
+            self._go_on(slot, now_ns)
             raise self._start_missing(ticket.request)
         ticket.request.sequence_flags = 0
         ticket.enqueued_ns = now_ns
         sequence.waiting.appendleft(ticket)
-        self._waiting += 1
+        self._waiting[ticket] = sequence
         self._between_iterations.add(ticket)
-        # Nobody says again that it was cancelled while it executed.
-        self._has_leavers = self._has_leavers or ticket.waiter.cancelled()
+        if ticket.waiter.cancelled():  # while it executed, and nobody says it again
+            self._leavers.append(ticket)
         self._heard(sequence, now_ns)
         self._strategy.offer(sequence, now_ns)
 
@@ -204,17 +203,15 @@ class SequenceBatchScheduler:
         if ticket not in self._in_hand:
             return
         sequence, slot = self._in_hand.pop(ticket)
-        slot.in_hand -= 1
-        if self._is_iterative and not sequence.is_taken_over:
+        self._slots.ended(slot)
+        if self._is_iterative and not sequence.waiting:
             self._close(sequence)
-        self._go_on(sequence, slot, now_ns)
+        self._go_on(slot, now_ns)
 
-    def notice_cancelled(self) -> None:
-        """A waiter went away: the next decision looks through everything that waits.
-
-        Without this, a cancelled request is found no later than when its turn comes.
-        """
-        self._has_leavers = True
+    def notice_cancelled(self, ticket: Ticket) -> None:
+        """The waiter of *ticket*, which may be here, went away. The next decision ends what goes with it (4.7)."""
+        if ticket in self._waiting:
+            self._leavers.append(ticket)
 
     def put_back(self, tickets: list[Ticket]) -> None:
         """Return requests of a dead worker that no execution had begun with.
@@ -226,7 +223,9 @@ class SequenceBatchScheduler:
                 continue
             sequence, _ = self._in_hand.pop(ticket)
             sequence.waiting.appendleft(ticket)
-            self._waiting += 1
+            self._waiting[ticket] = sequence
+            if ticket.waiter.cancelled():  # while it was away, and nobody says it again
+                self._leavers.append(ticket)
             if sequence.slot is None:  # it was over, so its slot is another's
                 self._return(sequence)
 
@@ -270,8 +269,7 @@ class SequenceBatchScheduler:
         decision = Decision(expired_text=EXPIRED_TEXT)
         for index in free:
             self._slots.reopen(index)
-        if self._has_leavers:
-            self._cancel_leavers()
+        self._cancel_leavers(now_ns)
         self._cut_silent(now_ns)
         for sequence in self._backlog.take_expired(now_ns):
             self._close(sequence)
@@ -287,18 +285,13 @@ class SequenceBatchScheduler:
         return decision
 
     def _form_batch(self, index: int, now_ns: int, decision: Decision, checks: list[int]) -> None:
-        while True:
-            pick = self._strategy.pick(index, now_ns)
-            for sequence in pick.cancelled:
-                self._cancel(sequence)
-            if pick.rows:
-                decision.batches.append(self._take(pick.rows, now_ns))
-                decision.instances.append(index)
-            if pick.next_check_ns is not None:
-                checks.append(pick.next_check_ns)
-            self._seat_waiting(now_ns)
-            if pick.rows or not pick.cancelled:
-                return
+        pick = self._strategy.pick(index, now_ns)
+        if pick.rows:
+            decision.batches.append(self._take(pick.rows, now_ns))
+            decision.instances.append(index)
+        if pick.next_check_ns is not None:
+            checks.append(pick.next_check_ns)
+        self._seat_waiting(now_ns)
 
     def _take(self, rows: list[Sequence | None], now_ns: int) -> list[Ticket]:
         """The next request of each sequence, and a null request for each None."""
@@ -311,15 +304,16 @@ class SequenceBatchScheduler:
 
     def _take_next(self, sequence: Sequence) -> Ticket:
         ticket = sequence.waiting.popleft()
-        self._waiting -= 1
+        del self._waiting[ticket]
         self._between_iterations.discard(ticket)
         assert sequence.slot is not None
-        sequence.slot.in_hand += 1
+        self._slots.taken(sequence.slot)
         self._in_hand[ticket] = (sequence, sequence.slot)
         ticket.controls = self._controls.of(ticket.request)
         if self._states is not None:
             self._give_states(sequence, ticket, self._states)
-        self._leave_if_over(sequence)
+        if ticket.request.sequence_flags & SEQUENCE_END or not self._strategy.one_at_a_time:
+            self._leave_if_over(sequence, at_once=True)
         return ticket
 
     def _give_states(self, sequence: Sequence, ticket: Ticket, states: StateTensors) -> None:
@@ -356,12 +350,11 @@ class SequenceBatchScheduler:
     @property
     def _counted(self) -> int:
         """Requests that wait, as far as they count for the limit."""
-        return self._waiting - len(self._between_iterations)
+        return len(self._waiting) - len(self._between_iterations)
 
-    def _make_room(self, request: InferenceRequest) -> None:
+    def _make_room(self, request: InferenceRequest, now_ns: int) -> None:
         """Drop what was cancelled. Raises InferenceError when *request* finds no place even so."""
-        if self._has_leavers:
-            self._cancel_leavers()
+        self._cancel_leavers(now_ns)
         sequence = self._open.get(request.correlation_id)
         if sequence is None and not request.sequence_flags & SEQUENCE_START:
             raise self._start_missing(request)
@@ -441,15 +434,23 @@ class SequenceBatchScheduler:
             del self._open[sequence.correlation_id]
             self._silent.pop(sequence, None)
 
-    def _leave_if_over(self, sequence: Sequence) -> None:
-        """Free the slot of a closed sequence of which nothing waits. The backlog is not looked at yet."""
-        if sequence.slot is not None and not sequence.is_open and not sequence.waiting:
-            sequence.states = None  # they may be large, and somebody may remember the sequence
-            self._slots.free(sequence.slot)
+    def _leave_if_over(self, sequence: Sequence, *, at_once: bool = False) -> None:
+        """Free the slot of a closed sequence of which nothing waits. The backlog is not looked at yet.
 
-    def _go_on(self, sequence: Sequence, slot: Slot, now_ns: int) -> None:
-        """A request of *sequence*, from *slot*, is not in hand any more: whatever is next there may go."""
-        self._leave_if_over(sequence)
+        What executes keeps the slot, but for END (*at_once*): who was given it would wait here, whatever becomes free
+        elsewhere.
+        """
+        slot = sequence.slot
+        if slot is None or sequence.is_open or sequence.waiting:
+            return
+        if at_once or not (slot.in_hand and self._strategy.one_at_a_time):
+            sequence.states = None  # they may be large, and somebody may remember the sequence
+            self._slots.free(slot)
+
+    def _go_on(self, slot: Slot, now_ns: int) -> None:
+        """A request from *slot* is not in hand any more: whatever is next there may go."""
+        if slot.sequence is not None:
+            self._leave_if_over(slot.sequence)
         if slot.sequence is not None:
             self._strategy.offer(slot.sequence, now_ns)
         self._seat_waiting(now_ns)
@@ -464,10 +465,15 @@ class SequenceBatchScheduler:
         else:
             self._close(sequence)
 
-    def _cancel_leavers(self) -> None:
-        self._has_leavers = False
-        for sequence in [*self._slots.seated(), *self._backlog.entries()]:
-            if sequence.has_leavers():
+    def _cancel_leavers(self, now_ns: int) -> None:
+        leavers, self._leavers = self._leavers, []
+        for ticket in leavers:
+            sequence = self._waiting.get(ticket)
+            if sequence is None:  # taken along by another
+                continue
+            if self._is_iterative:
+                self._cancel_iterative(sequence, ticket, now_ns)
+            else:
                 self._cancel(sequence)
 
     def _cancel(self, sequence: Sequence) -> None:
@@ -479,22 +485,40 @@ class SequenceBatchScheduler:
             self._backlog.remove(sequence)
         self._leave_if_over(sequence)
 
+    def _cancel_iterative(self, sequence: Sequence, ticket: Ticket, now_ns: int) -> None:
+        """End *ticket*, and not others that are under way: they may be other clients', with an id that we made up for one."""
+        is_in_hand = sequence.slot is not None and sequence.slot.in_hand > 0
+        if len(sequence.waiting) == 1 and not is_in_hand:
+            self._cancel(sequence)
+            return
+        if sequence.waiting[0] is ticket:
+            self._strategy.withdraw(sequence)
+        sequence.waiting.remove(ticket)
+        self._forget([ticket])
+        self._cancelled.append(ticket)
+        if sequence.slot is not None:
+            self._strategy.offer(sequence, now_ns)
+
     def _empty(self, sequence: Sequence) -> list[Ticket]:
         tickets = list(sequence.waiting)
         sequence.waiting.clear()
-        self._waiting -= len(tickets)
-        self._between_iterations.difference_update(tickets)
+        self._forget(tickets)
         return tickets
+
+    def _forget(self, tickets: list[Ticket]) -> None:
+        """*tickets* do not wait any more."""
+        for ticket in tickets:
+            del self._waiting[ticket]
+        self._between_iterations.difference_update(tickets)
 
     def _fail_up_to_start(self, sequence: Sequence) -> None:
         """Fail what waits for a state that is gone."""
         while sequence.waiting and not sequence.waiting[0].request.sequence_flags & SEQUENCE_START:
-            self._waiting -= 1
             error = InferenceError(
                 ErrorCode.UNAVAILABLE,
                 f"sequence {sequence.correlation_id} of model '{self._model}' has ended: the worker that held its state died. "
                 "The next request of the sequence must specify the START flag",
             )
             ticket = sequence.waiting.popleft()
-            self._between_iterations.discard(ticket)
+            self._forget([ticket])
             self._failed.append((ticket, error))

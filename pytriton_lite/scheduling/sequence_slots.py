@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict, deque
 
-from pytriton_lite.core.request import SEQUENCE_START
+from pytriton_lite.scheduling.deadlines import Deadlines
 from pytriton_lite.scheduling.queue import Ticket
 from pytriton_lite.scheduling.sequence_state import SequenceStates
 
@@ -32,14 +32,6 @@ class Sequence:
         self.states: SequenceStates | None = None
         """Of a model with implicit state, from START on, until nothing of it waits any more."""
 
-    @property
-    def is_taken_over(self) -> bool:
-        """A newer START waits in it; what is in hand belongs to a sequence that was cut off."""
-        return any(ticket.request.sequence_flags & SEQUENCE_START for ticket in self.waiting)
-
-    def has_leavers(self) -> bool:
-        return any(ticket.waiter.cancelled() for ticket in self.waiting)
-
     def __repr__(self) -> str:
         return f"Sequence({self.correlation_id!r}, {len(self.waiting)} waiting, {self.slot})"
 
@@ -63,6 +55,9 @@ class Slot:
 class Slots:
     """As many slots on each instance, taken in the order of their index over all instances, so that sequences spread.
 
+    Of equal index that is taken whose instance has least in hand: a slot is free while the last request of its sequence
+    executes, and a new one would wait there for the end.
+
     Instances are numbers that are never used twice. Only slots that were ever taken exist: a configuration may ask for a
     million.
     """
@@ -72,6 +67,8 @@ class Slots:
         self._slots: dict[int, list[Slot]] = {}
         self._free: list[tuple[int, int]] = []
         """A heap of index and instance: those that became free, and the first of each instance that was never taken."""
+        self._in_hand: dict[int, int] = {}
+        """Of all slots of an instance."""
         self._closed: set[int] = set()
         """Instances that have no slots until they are free again."""
         self._retired: set[int] = set()
@@ -91,6 +88,7 @@ class Slots:
     def add(self, instance: int) -> None:
         """There is a new instance, all of whose slots are free."""
         self._slots[instance] = []
+        self._in_hand[instance] = 0
         heapq.heappush(self._free, (0, instance))
 
     def retire(self, instance: int) -> None:
@@ -100,12 +98,13 @@ class Slots:
 
     def is_vacant(self, instance: int) -> bool:
         """Whether no sequence has a slot there, and nothing that was taken from one is in hand."""
-        return all(slot.sequence is None and not slot.in_hand for slot in self._slots[instance])
+        return not self._in_hand[instance] and all(slot.sequence is None for slot in self._slots[instance])
 
     def remove(self, instance: int) -> None:
         """A vacant instance that was retired is gone."""
         assert instance in self._retired and self.is_vacant(instance)
         del self._slots[instance]
+        del self._in_hand[instance]
         self._retired.remove(instance)
         self._closed.discard(instance)
 
@@ -113,9 +112,20 @@ class Slots:
         self._free = [place for place in self._free if place[1] != instance]
         heapq.heapify(self._free)
 
+    def _take_free(self) -> tuple[int, int]:
+        """Index and instance."""
+        equal = [heapq.heappop(self._free)]
+        while self._free and self._free[0][0] == equal[0][0]:
+            equal.append(heapq.heappop(self._free))
+        best = min(equal, key=lambda place: self._in_hand[place[1]])
+        for place in equal:
+            if place is not best:
+                heapq.heappush(self._free, place)
+        return best
+
     def seat(self, sequence: Sequence) -> None:
         """Give *sequence* the free slot with the lowest index, of which there must be one."""
-        index, instance = heapq.heappop(self._free)
+        index, instance = self._take_free()
         slots = self._slots[instance]
         if index == len(slots):
             slots.append(Slot(instance, index))
@@ -132,12 +142,23 @@ class Slots:
         if slot.instance not in self._retired:
             heapq.heappush(self._free, (slot.index, slot.instance))
 
+    def taken(self, slot: Slot) -> None:
+        """A request from *slot* is in hand."""
+        slot.in_hand += 1
+        self._in_hand[slot.instance] += 1
+
+    def ended(self, slot: Slot) -> None:
+        """One that was `taken` is not any more."""
+        slot.in_hand -= 1
+        self._in_hand[slot.instance] -= 1
+
     def close(self, instance: int) -> list[Sequence]:
         """Drop every slot of *instance*; there are none until `reopen`. Returns the sequences that lost theirs."""
         lost = [slot.sequence for slot in self._slots[instance] if slot.sequence is not None]
         for sequence in lost:
             sequence.slot = None
         self._slots[instance] = []
+        self._in_hand[instance] = 0
         self._withhold(instance)
         self._closed.add(instance)
         return lost
@@ -154,8 +175,7 @@ class Backlog:
 
     def __init__(self) -> None:
         self._entries: OrderedDict[Sequence, None] = OrderedDict()
-        self._deadlines: list[tuple[int, int, Sequence]] = []
-        self._pushes = 0
+        self._deadlines: Deadlines[Sequence] = Deadlines(_has_deadline)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -187,19 +207,19 @@ class Backlog:
         """*sequence* expires at *deadline_ns* if it did not before and is still here (4.6)."""
         if sequence.deadline_ns is None or deadline_ns < sequence.deadline_ns:
             sequence.deadline_ns = deadline_ns
-            self._pushes += 1
-            heapq.heappush(self._deadlines, (deadline_ns, self._pushes, sequence))
+            self._deadlines.add(deadline_ns, sequence)
 
     def next_deadline(self) -> int | None:
-        deadlines = self._deadlines
-        while deadlines and deadlines[0][2].deadline_ns != deadlines[0][0]:
-            heapq.heappop(deadlines)  # it has left, or has an earlier one
-        return deadlines[0][0] if deadlines else None
+        return self._deadlines.next_ns()
 
     def take_expired(self, now_ns: int) -> list[Sequence]:
         expired: list[Sequence] = []
-        while (deadline_ns := self.next_deadline()) is not None and deadline_ns <= now_ns:
-            sequence = heapq.heappop(self._deadlines)[2]
+        while (sequence := self._deadlines.take_over(now_ns)) is not None:
             self.remove(sequence)
             expired.append(sequence)
         return expired
+
+
+def _has_deadline(sequence: Sequence, deadline_ns: int) -> bool:
+    """Not when it has left, or has an earlier one."""
+    return sequence.deadline_ns == deadline_ns

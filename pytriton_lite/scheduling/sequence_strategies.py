@@ -17,17 +17,18 @@ from pytriton_lite.scheduling.sequence_slots import Sequence, Slots
 class Pick:
     """``rows`` are the sequences whose next requests make a batch, None for a row with a null request.
 
-    The next request of those in ``cancelled`` was cancelled; without rows, ask again when they are out of the way.
     ``next_check_ns`` is when there will be a batch if nothing else happens first.
     """
 
     rows: list[Sequence | None] = field(default_factory=list)
-    cancelled: list[Sequence] = field(default_factory=list)
     next_check_ns: int | None = None
 
 
 class Strategy(Protocol):
     """Picks among the sequences that have a slot. Whoever asks takes their requests out of those that were picked."""
+
+    one_at_a_time: bool
+    """A slot sends nothing while a request of it is in hand."""
 
     def add_instance(self, instance: int) -> None:
         """There will be sequences on *instance*."""
@@ -48,13 +49,13 @@ class Strategy(Protocol):
 class Direct:
     """Every slot is a row of the batch, and keeps its place.
 
-    *one_at_a_time*: a slot sends nothing while a request of it is in hand, whatever else the instance could execute.
-    Otherwise it is enough that the instance is free: a decoupled model may still be answering then.
+    *one_at_a_time*: a slot waits whatever else the instance could execute. Otherwise it is enough that the instance is free:
+    a decoupled model may still be answering then.
     """
 
     def __init__(self, options: DirectStrategy, slots: Slots, *, max_batch_size: int, one_at_a_time: bool) -> None:
         self._slots = slots
-        self._one_at_a_time = one_at_a_time
+        self.one_at_a_time = one_at_a_time
         self._delay_ns = options.max_queue_delay_us * 1000
         self._enough = _rows_for(options.minimum_slot_utilization, of=max(1, max_batch_size))
         # Sequences whose shapes did not fit into the last batches, by instance. The first of them decides on the shape
@@ -78,9 +79,6 @@ class Direct:
         ready = [sequence for sequence in rows if sequence is not None and self._may_send(sequence)]
         if not ready:
             return Pick()
-        cancelled = [sequence for sequence in ready if sequence.waiting[0].waiter.cancelled()]
-        if cancelled:
-            return Pick(cancelled=cancelled)
         if len(ready) < self._enough:
             due_ns = min(sequence.waiting[0].enqueued_ns for sequence in ready) + self._delay_ns
             if now_ns < due_ns:
@@ -91,7 +89,7 @@ class Direct:
 
     def _may_send(self, sequence: Sequence) -> bool:
         assert sequence.slot is not None
-        return bool(sequence.waiting) and not (self._one_at_a_time and sequence.slot.in_hand)
+        return bool(sequence.waiting) and not (self.one_at_a_time and sequence.slot.in_hand)
 
     def _shape_key(self, instance: int, ready: list[Sequence]) -> Hashable:
         """That of the lowest row which is ready, or which was passed over first; remembers who is passed over now."""
@@ -111,6 +109,8 @@ class Oldest:
     That is so also where the next is the first of another sequence. D counts from that moment, and the statistics from the
     arrival (seen in Triton 2.51).
     """
+
+    one_at_a_time = True
 
     def __init__(self, options: OldestStrategy, *, max_batch_size: int) -> None:
         self._max_batch_size = max_batch_size
@@ -147,14 +147,12 @@ class Oldest:
             assert sequence.slot is not None
             ticket = sequence.waiting[0]
             self._leave(ticket)
-            batcher = self._batchers[sequence.slot.instance]
-            batcher.put_back([other for other in batcher.drain() if other is not ticket])
+            self._batchers[sequence.slot.instance].remove(ticket)
 
     def pick(self, instance: int, now_ns: int) -> Pick:
         decision = self._batchers[instance].decide(now_ns, idle=1, ahead=0)
         return Pick(
             rows=[self._leave(ticket) for batch in decision.batches for ticket in batch],
-            cancelled=[self._leave(ticket) for ticket in decision.cancelled],
             next_check_ns=decision.next_check_ns,
         )
 

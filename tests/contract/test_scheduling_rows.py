@@ -500,6 +500,7 @@ def test_answers_overtake_each_other_otherwise(traffic_to: Open) -> None:
 @pytest.fixture(scope="module")
 def stub(server: RunningServer) -> Iterator[Any]:
     with grpc.insecure_channel(server.grpc_url) as channel:
+        grpc.channel_ready_future(channel).result(30)  # no deadline passes meanwhile
         yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 

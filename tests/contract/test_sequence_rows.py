@@ -30,7 +30,8 @@ from tests.contract.wire_models import (
 from tests.harness import Reply, RunningServer, tensor, write_model
 
 # Reports, for each request, the rows of its execution and of all before it. GATE holds an execution as that of
-# wire_models.RECORDING does; the parameter "rounds" says how often a request is executed, and "raise" that it fails.
+# wire_models.RECORDING does; the parameter "rounds" says how often a request is executed, and "calls" which model such an
+# execution calls before it goes on.
 CODE = """
     import json
     import numpy as np
@@ -50,7 +51,15 @@ CODE = """
                 with open(path.decode()) as gate:
                     print(f"holding {path.decode()}", flush=True)
                     gate.read()
+                self.call_other(requests[paths.index(path)])
             return [self.answer(request, rows) for request in requests]
+
+        def call_other(self, request):
+            name = json.loads(request.parameters() or "{}").get("calls")
+            if name:
+                gate = pb_utils.Tensor("GATE", np.array([[b""]], np.object_))
+                call = pb_utils.InferenceRequest(model_name=name, requested_output_names=["REPORT"], inputs=[gate])
+                assert not call.exec().has_error()
 
         def row(self, request):
             tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
@@ -136,6 +145,12 @@ MODELS = {
     "silent": sequences("max_sequence_idle_microseconds: 1"),
     "idle": sequences("max_sequence_idle_microseconds: 300000"),
     "dying": sequences(LONG, rows=1),
+    "calling": sequences(
+        LONG + "oldest { max_candidate_sequences: 2 }",
+        rows=1,
+        beside='instance_group { count: 2 } parameters { key: "EXECUTE_CONCURRENCY" value { string_value: "4" } }',
+    ),
+    "called": "max_batch_size: 1",
     "again": sequences(ITERATIVE + CONTROLS),
     "again_direct": sequences(ITERATIVE, rows=3),
     "again_oldest": sequences(ITERATIVE + "oldest { preferred_batch_size: [ 1 ] }"),
@@ -564,6 +579,18 @@ def test_open_sequences_end_with_their_worker_and_their_slots_are_free(server: R
     assert batch(next_in_line) == ["b1"]
     assert refusal(traffic.ask("a3", 1)) == start_missing(1, "dying")
     assert batch(traffic.ask("c", 1, "SE")) == ["c"]
+
+
+def test_a_request_behind_one_whose_model_calls_another_stays_with_its_sequence(traffic_to: Open) -> None:
+    """Where sequences are none, it would be given back for another instance."""
+    traffic = traffic_to("calling")
+    held = traffic.hold("a", 1, "S", parameters={"calls": "called"})
+    others = [traffic.ask("b", 2, "S"), traffic.ask("d", 4, "S")]  # which have the slots of the other instance
+    assert len({report(other)["instance"] for other in others}) == 1
+    behind = traffic.wait("c", 3, "S")
+    traffic.open_gates()
+    assert [batch(held), batch(behind), batch(traffic.ask("c2", 3, "E"))] == [["a"], ["c"], ["c2"]]
+    assert report(behind)["instance"] == report(held)["instance"]
 
 
 # ---------------------------------------------------------------------------------------------- iterative

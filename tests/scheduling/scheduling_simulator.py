@@ -187,7 +187,7 @@ class Simulation:
 
     def _cancel(self, ticket: Ticket) -> None:
         go_away(ticket)
-        self._scheduler.notice_cancelled()
+        self._scheduler.notice_cancelled(ticket)
 
     def _enqueue(self, ticket: Ticket) -> None:
         try:

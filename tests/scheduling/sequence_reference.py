@@ -50,11 +50,6 @@ class Sequence:
     heard_ns: int = 0
     deadline_ns: int | None = None
 
-    @property
-    def is_cut_off(self) -> bool:
-        """A START waits: what is in hand belongs to the sequence before."""
-        return any(request.starts for request in self.waiting)
-
 
 @dataclass
 class Outcome:
@@ -70,11 +65,13 @@ class ReferenceSequences:
         self, options: SequenceBatching, *, max_batch_size: int, instances: int, is_decoupled: bool, limit: int
     ) -> None:
         self.options = options
+        self.is_decoupled = is_decoupled
         self.rows = max(1, max_batch_size)
         self.max_batch_size = max_batch_size
-        self.is_decoupled = is_decoupled
         self.limit = limit
         self.idle_ns = options.max_sequence_idle_us * 1000
+        is_direct = isinstance(options.strategy, DirectStrategy)
+        self.one_at_a_time = not is_direct or options.is_iterative or not is_decoupled
         self.sequences: list[Sequence] = []
         """All of which something waits or that are open, in the order of their first requests."""
         self.slots: list[Slot] = []
@@ -116,15 +113,20 @@ class ReferenceSequences:
             free = [slot for slot in self.slots if slot.sequence is None and slot.instance not in self.retired]
             if not free:
                 return
-            slot = min(free, key=lambda slot: (slot.index, slot.instance))
+            slot = min(free, key=lambda slot: (slot.index, self.hands_full(slot.instance), slot.instance))
             sequence = self.backlog[0]
             slot.sequence, sequence.slot = sequence, slot
             sequence.deadline_ns = None
             sequence.heard_ns = now_ns
             self.enter(sequence, now_ns)
 
-    def leave_if_over(self, sequence: Sequence) -> None:
-        if not sequence.is_open and not sequence.waiting and sequence in self.sequences:
+    def hands_full(self, instance: int) -> int:
+        return sum(slot.in_hand for slot in self.slots if slot.instance == instance)
+
+    def leave_if_over(self, sequence: Sequence, *, at_once: bool = False) -> None:
+        """What executes keeps its slot, but for END."""
+        is_held = sequence.slot is not None and sequence.slot.in_hand and self.one_at_a_time and not at_once
+        if not sequence.is_open and not sequence.waiting and not is_held and sequence in self.sequences:
             self.sequences.remove(sequence)
             if sequence.slot is not None:
                 sequence.slot.sequence = None
@@ -164,7 +166,7 @@ class ReferenceSequences:
                     self.made_up_ids += 1
                 request.correlation_id, request.starts = self.made_up_ids, True
         if self.limit and len(self.counted()) >= self.limit:
-            self.drop_cancelled()
+            self.drop_cancelled(now_ns)
         sequence = self.open_sequence(request.correlation_id)
         if sequence is None and not request.starts:
             return "no start"
@@ -190,30 +192,35 @@ class ReferenceSequences:
     def counted(self) -> list[Request]:
         return [request for s in self.sequences for request in s.waiting if not request.is_again]
 
-    def drop_cancelled(self) -> None:
+    def drop_cancelled(self, now_ns: int) -> None:
         for sequence in list(self.sequences):
-            if any(request.is_cancelled for request in sequence.waiting):
-                self.left |= {request.name for request in sequence.waiting}
-                for line in self.lines.values():
-                    line[:] = [request for request in line if request not in sequence.waiting]
-                sequence.waiting = []
-                sequence.is_open = False
-                self.leave_if_over(sequence)
+            if not any(request.is_cancelled for request in sequence.waiting):
+                continue
+            gone = [r for r in sequence.waiting if r.is_cancelled or not self.options.is_iterative]
+            sequence.waiting = [request for request in sequence.waiting if request not in gone]
+            self.left |= {request.name for request in gone}
+            for line in self.lines.values():
+                line[:] = [request for request in line if request not in gone]
+            if self.options.is_iterative and (sequence.waiting or (sequence.slot and sequence.slot.in_hand)):
+                self.enter(sequence, now_ns)  # a request of another client may want its next iteration
+                continue
+            sequence.is_open = False
+            self.leave_if_over(sequence)
 
     def released(self, name: str, now_ns: int) -> None:
         sequence, slot, _ = self.in_hand.pop(name)
         slot.in_hand -= 1
-        if self.options.is_iterative and not sequence.is_cut_off:
+        if self.options.is_iterative and not sequence.waiting:
             sequence.is_open = False
-        self.go_on(sequence, slot, now_ns)
+        self.go_on(slot, now_ns)
 
     def rescheduled(self, name: str, now_ns: int) -> bool:
-        """Whether the request waits again; its sequence may have been cut off."""
+        """Whether the request waits again; its sequence may have been silent for too long."""
         self.cut_silent(now_ns)
         sequence, slot, request = self.in_hand.pop(name)
         slot.in_hand -= 1
-        if not sequence.is_open or sequence.is_cut_off:
-            self.go_on(sequence, slot, now_ns)
+        if not sequence.is_open:
+            self.go_on(slot, now_ns)
             return False
         request.starts, request.is_again, request.arrived_ns, request.entered_ns = False, True, now_ns, None
         request.passed_over = None
@@ -222,8 +229,9 @@ class ReferenceSequences:
         self.enter(sequence, now_ns)
         return True
 
-    def go_on(self, sequence: Sequence, slot: Slot, now_ns: int) -> None:
-        self.leave_if_over(sequence)
+    def go_on(self, slot: Slot, now_ns: int) -> None:
+        if slot.sequence is not None:
+            self.leave_if_over(slot.sequence)
         if slot.sequence is not None:
             self.enter(slot.sequence, now_ns)
         self.fill_slots(now_ns)
@@ -232,7 +240,7 @@ class ReferenceSequences:
 
     def decide(self, now_ns: int, free: Listed[int]) -> Outcome:
         outcome = Outcome()
-        self.drop_cancelled()
+        self.drop_cancelled(now_ns)
         self.cut_silent(now_ns)
         for sequence in self.backlog:
             if sequence.deadline_ns is not None and sequence.deadline_ns <= now_ns:
@@ -264,7 +272,7 @@ class ReferenceSequences:
         line = self.lines[sequence.slot.instance]
         if request in line:
             line.remove(request)
-        self.leave_if_over(sequence)
+        self.leave_if_over(sequence, at_once=request.ends)
         return request.name
 
     def pick(self, instance: int, now_ns: int) -> tuple[list[Sequence | None], int | None]:
@@ -276,9 +284,10 @@ class ReferenceSequences:
         self, options: DirectStrategy, instance: int, now_ns: int
     ) -> tuple[list[Sequence | None], int | None]:
         rows = [slot for slot in self.slots if slot.instance == instance]
-        one_at_a_time = self.options.is_iterative or not self.is_decoupled
         ready = [
-            slot for slot in rows if slot.sequence and slot.sequence.waiting and not (one_at_a_time and slot.in_hand)
+            slot
+            for slot in rows
+            if slot.sequence and slot.sequence.waiting and not (self.one_at_a_time and slot.in_hand)
         ]
         if not ready:
             return [], None

@@ -261,7 +261,7 @@ class World:
 
     def _cancel(self, ticket: Ticket) -> None:
         go_away(ticket)
-        self.scheduler.notice_cancelled()
+        self.scheduler.notice_cancelled(ticket)
 
     def _turn(self) -> int | None:
         free = [worker.number for worker in self._workers.values() if worker.batch is None]

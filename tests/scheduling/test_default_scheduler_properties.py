@@ -68,7 +68,7 @@ def test_requests_leave_one_by_one_in_the_order_in_which_they_came(story: list[H
             ticket = tickets[-1 - which % len(tickets)]
             gone.add(name_of(ticket))
             go_away(ticket)
-            ours.notice_cancelled()
+            ours.notice_cancelled(ticket)
         elif what == "die" and in_hand:
             ticket = in_hand.pop()
             ours.put_back([ticket])

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import pytest
-from scheduling_simulator import MS, S, Simulation, dynamic, go_away, make_ticket, names_of
+from scheduling_simulator import MS, S, Simulation, dynamic, go_away, make_ticket, name_of, names_of
 
 from pytriton_lite.config.model_config import QueuePolicy, TimeoutAction
 from pytriton_lite.core.errors import ErrorCode, InferenceError
@@ -213,7 +213,7 @@ def test_cancelled_requests_make_room_in_a_full_queue() -> None:
     world.run()
     assert world.refused == {}
     assert world.batches == [["blocker"], ["r1", "r2"]]
-    assert world.cancelled == {"r0": 30 * MS}
+    assert world.cancelled == {"r0": 20 * MS}
 
 
 def test_a_limit_keeps_requests_where_it_can_see_them() -> None:
@@ -366,13 +366,13 @@ def test_a_cancelled_request_does_not_count_for_a_batch_and_its_age_not_for_the_
     assert world.starts == {"a": 200 * MS + S}
 
 
-def test_a_request_that_expires_after_it_was_cancelled_counts_as_cancelled() -> None:
+def test_a_request_that_was_cancelled_does_not_expire() -> None:
     world = Simulation(dynamic(4, policy=timeout(200_000)))
     world.arrive("blocker")
     world.arrive("gone", at=1)
     world.go_away("gone", at=2)
     world.run()
-    assert (world.expired, world.cancelled) == ({}, {"gone": 200 * MS + 1})
+    assert (world.expired, world.cancelled) == ({}, {"gone": 2})
 
 
 # ---------------------------------------------------------------------------------------------- sending ahead
@@ -450,13 +450,24 @@ def test_a_refused_request_never_waited() -> None:
     assert names_of(scheduler.drain()) == ["a"]
 
 
-def test_cancelled_requests_deep_in_a_long_queue_are_found_in_time() -> None:
-    """The scheduler looks only at the head; what is further back is looked at when its turn comes."""
-    scheduler = dynamic(2)
-    tickets = [make_ticket(name) for name in numbered(9)]
-    for ticket in tickets:
+@pytest.mark.parametrize("leavers", [2, 20], ids=["few", "many"])
+def test_cancelled_requests_leave_a_long_queue_wherever_they_are(leavers: int) -> None:
+    """Those that were delayed among them; few and many leave in different ways."""
+    scheduler = dynamic(100, policy=timeout(1, delay=True))
+    names = numbered(60)
+    tickets = [make_ticket(name) for name in names]
+    for ticket in tickets[:30]:
         scheduler.enqueue(ticket, 0)
-    for ticket in tickets[5:7]:
-        go_away(ticket)
-    taken = [names_of(batch) for _ in range(4) for batch in scheduler.decide(0, idle=1, ahead=0).batches]
-    assert taken == [["r0", "r1"], ["r2", "r3"], ["r4", "r7"], ["r8"]]
+    scheduler.decide(MS, idle=0, ahead=0)
+    for ticket in tickets[30:]:
+        scheduler.enqueue(ticket, MS)
+    gone = [*names[5 : 5 + leavers // 2], *names[35 : 35 + leavers // 2]]
+    for ticket in tickets:
+        if name_of(ticket) in gone:
+            go_away(ticket)
+            scheduler.notice_cancelled(ticket)
+    decision = scheduler.decide(MS, idle=1, ahead=0)
+    assert names_of(decision.cancelled) == gone
+    assert [names_of(batch) for batch in decision.batches] == [
+        [name for name in [*names[30:], *names[:30]] if name not in gone]
+    ]

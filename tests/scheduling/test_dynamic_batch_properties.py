@@ -128,7 +128,7 @@ class SideBySide:
 
     def leave(self, name: str) -> None:
         go_away(self.tickets[name])
-        self.ours.notice_cancelled()
+        self.ours.notice_cancelled(self.tickets[name])
         self.waiting[name].is_cancelled = True
 
     def decide(self, *, idle: int) -> None:

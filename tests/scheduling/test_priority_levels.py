@@ -6,6 +6,8 @@ is silent the results are those of Triton 2.51.
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 from scheduling_simulator import MS, S, Simulation, batching, go_away, make_ticket, name_of, names_of
 
@@ -286,6 +288,7 @@ def test_a_cancelled_request_of_a_low_level_leaves_although_its_turn_does_not_co
     scheduler = leveled(1)
     tickets = queued(scheduler, *(f"1 {at}" for at in range(5)), "3 gone", "3")
     go_away(tickets["3 gone"])
+    scheduler.notice_cancelled(tickets["3 gone"])
     decision = scheduler.decide(0, idle=1, ahead=0)
     assert (names_of(decision.cancelled), names_of(decision.batches[0])) == (["3 gone"], ["1 0"])
     assert scheduler.depths() == {1: 4, 2: 0, 3: 1}
@@ -353,3 +356,17 @@ def test_levels_without_number_cost_nothing_until_they_are_asked_for(levels: int
     queued(scheduler, "0", f"{levels - 1}", "16", "1000000", "17")
     assert list(scheduler.depths()) == [*range(1, 18), 1_000_000, levels - 1, levels]
     assert [take(scheduler) for _ in range(5)] == [["16"], ["17"], ["1000000"], [f"{levels - 1}"], ["0"]]
+
+
+def test_deadlines_of_requests_that_have_left_are_forgotten() -> None:
+    """Behind one that waits for long, with the earliest deadline of all."""
+    scheduler = leveled(1, policy=timeout(3_600_000_000, override=True))
+    scheduler.enqueue(make_ticket("3 waits", timeout_us=1_000_000, priority=3), 0)
+    kept = []
+    for at in range(10_000):
+        ticket = make_ticket(str(at), priority=1)
+        kept.append(weakref.ref(ticket.waiter))
+        scheduler.enqueue(ticket, at)
+        assert len(scheduler.decide(at, idle=1, ahead=0).batches) == 1
+    del ticket
+    assert sum(ref() is not None for ref in kept) < 2000

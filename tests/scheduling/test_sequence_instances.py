@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 from scheduling_simulator import MS
-from sequence_simulator import NULL, World, make_ticket, scheduler_for
+from sequence_simulator import NULL, World, make_ticket, names_of, scheduler_for
 from test_sequence_properties import MODELS, SENT, Model, Sent, check_batches, check_order, check_slots, simulate
 
 both = pytest.mark.parametrize("strategy", ["direct {}", "oldest {}"])
@@ -68,6 +68,15 @@ def test_the_sequences_of_a_surplus_instance_that_dies_go_on_elsewhere_from_thei
     assert world.left == {1: 30 * MS}
     assert list(world.refused) == ["b2"]
     assert world.where["b3"] == 0
+
+
+@both
+def test_sequences_of_one_request_do_not_queue_behind_a_slow_one_while_another_instance_is_free(strategy: str) -> None:
+    """END frees the slot when it is taken, and equal slots are free on both (4.2)."""
+    scheduler = scheduler_for(strategy, max_batch_size=1, instances=2)
+    world = World(scheduler, instances=2, execution_ns=lambda batch: 9000 * MS if names_of(batch) == ["slow"] else MS)
+    world.send("slow", 1, "SE").send("a", 2, "SE", at=1 * MS).send("b", 3, "SE", at=5 * MS).run()
+    assert [world.starts[name] // MS for name in ("slow", "a", "b")] == [0, 1, 5]
 
 
 @both

@@ -176,11 +176,34 @@ def test_a_made_up_id_is_its_digits_where_the_model_wants_a_text() -> None:
 
 
 @both
-def test_a_start_with_the_id_of_a_request_that_iterates_takes_its_place(strategy: str) -> None:
-    world = World(scheduler_for(ITERATIVE + strategy), iterations={"a": 100, "b": 2})
-    world.send("a", 9, "S").send("b", 9, "S", at=15 * MS).run()
-    assert world.batches == [["a"], ["a"], ["b"], ["b"]]
-    assert world.failed == {"a": start_error(9)}
+@pytest.mark.parametrize("flags", ["S", ""])
+def test_a_request_with_the_id_of_one_that_iterates_waits_until_that_is_done(strategy: str, flags: str) -> None:
+    """So a client that chooses an id which was made up for another one does no harm."""
+    world = World(scheduler_for(ITERATIVE + strategy), iterations={"a": 3, "b": 2})
+    world.send("a", 0).send("b", 1, flags, at=15 * MS).run()
+    assert world.batches == [["a"], ["a"], ["a"], ["b"], ["b"]]
+    assert world.answered == {"a": 30 * MS, "b": 50 * MS}
+
+
+@both
+@pytest.mark.parametrize("when", [15 * MS, 25 * MS], ids=["between", "in execute"])
+def test_who_is_cancelled_behind_one_that_iterates_takes_nobody_along(strategy: str, when: int) -> None:
+    world = World(scheduler_for(ITERATIVE + strategy, max_batch_size=1), iterations={"a": 4, "c": 2})
+    world.send("a", 0).send("gone", 1, "S", at=15 * MS).send("c", 1, at=15 * MS)
+    world.go_away("gone", at=when)
+    world.run()
+    assert world.cancelled == {"gone": when}
+    assert world.answered == {"a": 40 * MS, "c": 60 * MS}
+
+
+@both
+def test_who_is_cancelled_between_two_iterations_leaves_the_slot_to_those_behind(strategy: str) -> None:
+    """Two candidates take turns on an instance that takes one at a time."""
+    world = World(scheduler_for(ITERATIVE + strategy, max_batch_size=1), iterations={"a": 9, "b": 2})
+    world.send("a", 9, "S").send("b", 9, "S", at=1)
+    world.go_away("a", at=15 * MS)
+    world.run()
+    assert world.cancelled == {"a": 20 * MS}
     assert world.answered == {"b": 40 * MS}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from scheduling_simulator import MS, S
+from scheduling_simulator import MS, S, go_away
 from sequence_simulator import World, make_ticket, names_of, scheduler_for, start_error
 
 HALF_A_SECOND_IDLE = "max_sequence_idle_microseconds: 500000 "
@@ -167,17 +167,29 @@ def test_the_slot_of_a_cancelled_sequence_is_free(strategy: str) -> None:
 
 
 @both
-def test_a_cancelled_request_is_never_executed_even_if_nobody_said_so(strategy: str) -> None:
+def test_a_request_that_was_cancelled_in_the_hands_of_a_worker_that_died_is_not_executed(strategy: str) -> None:
     scheduler = scheduler_for(strategy)
     tickets = [make_ticket(name, 1, "S" if name == "a1" else "") for name in ("a1", "a2")]
-    other = make_ticket("b1", 2, "S")
-    for ticket in [*tickets, other]:
+    for ticket in tickets:
         scheduler.enqueue(ticket, 0)
-    tickets[0].waiter.has_gone = True  # type: ignore[attr-defined]
-    decision = scheduler.decide(0, free=[0])
-    assert names_of(decision.cancelled) == ["a1", "a2"]
-    assert decision.batches[0][-1] is other
+    (batch,) = scheduler.decide(0, free=[0]).batches
+    go_away(tickets[0])
+    scheduler.notice_cancelled(tickets[0])
+    scheduler.put_back(batch)
+    scheduler.instance_lost(0, 1)
+    decision = scheduler.decide(1, free=[0])
+    assert (names_of(decision.cancelled), decision.batches) == (["a1", "a2"], [])
     assert len(scheduler) == 0
+
+
+@both
+def test_who_waits_gets_no_slot_of_an_instance_that_executes_for_an_idle_sequence(strategy: str) -> None:
+    """It would wait there for a slow execution, while another instance has become free."""
+    scheduler = scheduler_for(HALF_A_SECOND_IDLE + strategy, max_batch_size=1, instances=2)
+    world = World(scheduler, instances=2, execution_ns=lambda batch: 9000 * MS if names_of(batch) == ["a"] else MS)
+    world.send("a", 1, "S").send("b", 2, "S", at=300 * MS).send("c", 3, "SE", at=301 * MS).run()
+    assert world.starts["c"] == 800 * MS
+    assert world.where["c"] == world.where["b"]
 
 
 # ---------------------------------------------------------------------------------------------- dying workers

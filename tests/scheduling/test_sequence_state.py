@@ -288,7 +288,7 @@ def test_the_memory_of_a_state_is_given_back_when_nobody_will_see_it(how: str) -
         scheduler.enqueue(following, 2)
         if how == "cancelled":
             go_away(following)
-            scheduler.notice_cancelled()
+            scheduler.notice_cancelled(following)
             scheduler.decide(3, free=[0])
         elif how == "drained":
             assert scheduler.drain() == [following]

@@ -190,7 +190,7 @@ class SideBySide:
 
     def leave(self, name: str) -> None:
         go_away(self.tickets[name])
-        self.ours.notice_cancelled()
+        self.ours.notice_cancelled(self.tickets[name])
         self.requests[name].is_cancelled = True
 
     def decide(self, but_for: int = -1) -> None:
