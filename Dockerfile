@@ -23,6 +23,6 @@ EXPOSE 8000 8001 8002
 STOPSIGNAL SIGTERM
 # Nothing answers while models load; give large ones time before failures count.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
-  CMD ["python", "-c", "import os, urllib.request as u; u.urlopen('http://127.0.0.1:%s/v2/health/ready' % os.environ.get('PYTRITON_LITE_HTTP_PORT', '8000'), timeout=4)"]
+  CMD ["python", "-c", "import os, urllib.request as u; u.build_opener(u.ProxyHandler({})).open('http://127.0.0.1:%s/v2/health/ready' % os.environ.get('PYTRITON_LITE_HTTP_PORT', '8000'), timeout=4)"]
 ENTRYPOINT ["pytriton-lite", "serve"]
 CMD ["/models"]

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
 import signal
+import tempfile
+from collections.abc import Generator, Iterator
+from pathlib import Path
 from types import FrameType
+from typing import Any
+
+import pytest
+
+HANG_S = 450
+"""pytest-timeout fails a test after 300 s. What hangs even then, as a thread may that the test waits for, is cut off."""
+END_S = 120
+"""When all tests are done: a thread that waits for ever would keep the process."""
 
 
 def _pass_over(number: int, frame: FrameType | None) -> None:
@@ -15,3 +28,65 @@ def _pass_over(number: int, frame: FrameType | None) -> None:
 for _number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _pass_over)
+
+_SAID_TO_OTHERS = ("FORCE_COLOR", "PYTEST_ADDOPTS", "PYTHONWARNINGS")
+# What whoever runs the tests has said to other programs, and to servers in earnest. Programs that tests start would heed it.
+for _name in list(os.environ):
+    if _name.startswith(("AWS_", "OTEL_", "PYTRITON_LITE_", "TRITON")) or _name in _SAID_TO_OTHERS:
+        del os.environ[_name]
+for _name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+    os.environ[_name] = os.devnull  # not those of a home
+
+# Servers of tests are on the loopback, where no proxy reaches them; installers may need the one that there is.
+_DIRECT = ("localhost", "127.0.0.1", "127.0.0.2", "::1")
+for _name in ("no_proxy", "NO_PROXY"):
+    os.environ[_name] = ",".join(filter(None, (os.environ.get(_name), *_DIRECT)))
+
+
+class _EndOfWaiting:
+    """Ends the process, with every thread's stack on the terminal, when a test or the end takes too long."""
+
+    def __init__(self) -> None:
+        self._terminal = os.dup(2)  # pytest puts something else into its place
+
+    def begin(self, limit_s: int) -> None:
+        faulthandler.dump_traceback_later(limit_s, exit=True, file=self._terminal)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self) -> Generator[None, Any, Any]:
+        self.begin(HANG_S)
+        try:
+            return (yield)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_exception_interact(self) -> None:
+        self.begin(HANG_S)  # pytest has just called it off
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if not hasattr(
+            session.config, "workerinput"
+        ):  # one of several waits for the others, and is ended by pytest-xdist
+            self.begin(END_S)
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder of the test's own. Its name leaves room for that of a Unix socket, whose path has at most 107 bytes."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(_EndOfWaiting())
+    if config.pluginmanager.hasplugin("hypothesispytest"):  # which the tests of frameworks do without
+        _never_mind_the_time()
+
+
+def _never_mind_the_time() -> None:
+    """Hypothesis fails what takes longer than 200 ms, or long to generate: on a busy machine anything may."""
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("busy", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy")

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
+import socket
+import subprocess
 import sys
 import textwrap
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +41,31 @@ def write_model(
     if config:
         (folder / "config.pbtxt").write_text(textwrap.dedent(config))
     return folder
+
+
+@contextmanager
+def child(command: list[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
+    """A process that has ended in the end: what a test gives up on is killed, where `subprocess.Popen` would wait for it."""
+    with subprocess.Popen(command, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def free_ports(count: int) -> list[int]:
+    """Of 127.0.0.1, for who has to know them before he listens. Not those that the system gives to clients meanwhile."""
+    found: list[int] = []
+    with ExitStack() as taken:
+        for port in random.Random().sample(range(20_000, 32_000), 1000):
+            try:
+                taken.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                continue
+            found.append(port)
+            if len(found) == count:
+                return found
+    raise AssertionError("there are no free ports from 20000 to 32000")
 
 
 class Reply:
@@ -109,6 +139,14 @@ def process_name_and_parent(pid: int) -> tuple[str, int]:
     """Raises OSError when there is no such process."""
     name, _, fields = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
     return name, int(fields.split()[1])
+
+
+def is_running(pid: int) -> bool:
+    """Not when it has ended, and only waits for its parent to ask how."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def tensor(name: str, datatype: str, shape: list[int], data: list[Any]) -> dict[str, Any]:

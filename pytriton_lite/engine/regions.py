@@ -326,7 +326,7 @@ def _shm_open(component: str) -> int:
     """shm_open, which on Linux is a file's open. Not blocking, since anybody can put a pipe there."""
     if sys.platform == "linux":
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-        return os.open(f"{_SHM_FOLDER}/{component}", flags)
+        return os.open(f"{_SHM_FOLDER}/{component}".encode(), flags)  # whatever the locale: clients say it in UTF-8
     import _posixshmem
 
     return int(_posixshmem.shm_open(f"/{component}", os.O_RDWR, 0o600))

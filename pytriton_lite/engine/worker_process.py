@@ -44,6 +44,9 @@ Result = TypeVar("Result")
 _SOCKET_BUFFER_BYTES = 1 << 20
 """Room for a burst of coalesced requests, so that the loop seldom has to wait for the worker to read."""
 
+_SLOW_START_S = 60
+"""After so long somebody wonders what the server is doing: it listens only when its models are loaded."""
+
 _EXIT_GRACE_S = 0.5
 """How long a process whose channel has ended may take to end itself before it is killed."""
 
@@ -283,11 +286,25 @@ class _Process:
         try:
             await self._within(self._hello, self.options.hello_timeout_s, "say that its process is up")
             self.send(self.options.start_frame())
-            return await self._within(self._answer, self.options.ready_timeout_s, self._goal.verb)
+            slow = asyncio.get_running_loop().call_later(_SLOW_START_S, self._tell_slow_start)
+            try:
+                return await self._within(self._answer, self.options.ready_timeout_s, self._goal.verb)
+            finally:
+                slow.cancel()
         except BaseException:
             self.kill()
             self._end()
             raise
+
+    def _tell_slow_start(self) -> None:
+        logger.info(
+            "still waiting, after %d s, for this instance to %s; it is killed after %g s "
+            "(--backend-config=python,ready-timeout-seconds)",
+            _SLOW_START_S,
+            self._goal.verb,
+            self.options.ready_timeout_s,
+            extra=self._log_fields(),
+        )
 
     async def _within(self, condition: Awaitable[Result], timeout_s: float, what: str) -> Result:
         try:
@@ -479,7 +496,7 @@ class WorkerProcess(_Process):
         if self._exited is None or self._has_ended:
             return True
         self.send(frame(Kind.STOP, []))
-        return await self._wait_exit(timeout_s, "finalize did not end in time, killing the worker")
+        return await self._wait_exit(timeout_s, "execute or finalize did not end in time, killing the worker")
 
     def _on_exit(self, exited: asyncio.Future[WorkerExit]) -> None:
         super()._on_exit(exited)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import selectors
 import signal
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from pytriton_lite.cli import only_model
 Server = TypeVar("Server", bound="RunningServer")
 
 _START_TIMEOUT_S = 60.0
+_LAST_LINES_TIMEOUT_S = 5.0
+"""What the server has left behind may have its output open, which then has no end."""
 _CONFIG = "config.pbtxt"
 _ADDRESS = re.compile(r"Started (GRPCInferenceService|HTTPService|Metrics Service) at ([^\s\"]+):(\d+)")
 
@@ -66,6 +69,8 @@ class RunningServer:
         ]  # fmt: skip
         self._environ = {**os.environ, **(environ or {})}
         self._lines: list[str] = []
+        self._unended = b""
+        self._has_ended = False
         self._grew = threading.Condition()
         self._ports: dict[str, int] = {}
         self.exit_code: int | None = None
@@ -81,9 +86,10 @@ class RunningServer:
             user=self._user,
             group=self._user,
             extra_groups=None if self._user is None else [],
-            text=True,
-            errors="replace",
+            bufsize=0,
         )
+        assert self.process.stdout is not None
+        os.set_blocking(self.process.stdout.fileno(), False)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         try:
@@ -100,20 +106,34 @@ class RunningServer:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            found = _ADDRESS.search(line)
-            with self._grew:
-                self._lines.append(line)
-                if found:
-                    self._ports[found.group(1)] = int(found.group(3))
-                self._grew.notify_all()
-        with self._grew:
-            self._lines.append("")
+        with self.process.stdout as output, selectors.DefaultSelector() as selector:
+            selector.register(output, selectors.EVENT_READ)
+            while not self._has_ended:
+                selector.select()
+                with self._grew:
+                    self._take()
+
+    def _take(self) -> None:
+        """All that has been written; of a line that has not ended the rest is waited for. The caller has the lock."""
+        assert self.process.stdout is not None
+        while not self._has_ended and (data := self.process.stdout.read(1 << 16)) is not None:
+            self._has_ended = not data
+            *lines, self._unended = (self._unended + data).split(b"\n")
+            if self._has_ended and self._unended:
+                lines.append(self._unended)
+            for line in lines:
+                self._add(line.decode(errors="replace") + "\n")
             self._grew.notify_all()
+
+    def _add(self, line: str) -> None:
+        self._lines.append(line)
+        if found := _ADDRESS.search(line):
+            self._ports[found.group(1)] = int(found.group(3))
 
     @property
     def log(self) -> str:
         with self._grew:
+            self._take()
             return "".join(self._lines)
 
     def wait_for_log(self, pattern: str, *, timeout_s: float = 20) -> re.Match[str]:
@@ -124,7 +144,7 @@ class RunningServer:
         def found_or_over() -> bool:
             nonlocal match
             match = expression.search("".join(self._lines))
-            return match is not None or not self._reader.is_alive() or self._lines[-1:] == [""]
+            return match is not None or self._has_ended
 
         with self._grew:
             self._grew.wait_for(found_or_over, timeout_s)
@@ -145,18 +165,14 @@ class RunningServer:
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(f"the server did not end within {timeout_s} s:\n{self.log}") from None
-        self._reader.join(5)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self._reader.join(_LAST_LINES_TIMEOUT_S)
         return self.exit_code
 
     def kill(self) -> None:
         """kill -9, and wait."""
         self.process.kill()
         self.process.wait()
-        self._reader.join(5)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self._reader.join(_LAST_LINES_TIMEOUT_S)
 
     @property
     def http_port(self) -> int:

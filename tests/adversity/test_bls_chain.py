@@ -168,14 +168,16 @@ def test_every_request_ends_while_workers_of_a_chain_are_killed_in_turn(server: 
     threads = [threading.Thread(target=run, args=(client,)) for client in range(CLIENTS)]
     for thread in threads:
         thread.start()
-    for name in CHAIN * 3:
+    try:
+        for name in CHAIN * 3:
+            for _ in range(40):
+                assert ended.acquire(timeout=30), f"no request ended for 30 s: {outcomes}"
+            wait_until(lambda name=name: len(server.worker_pids(f"{name}_0_0")) == 1)  # type: ignore[misc]
+            kill_worker(server, name)
         for _ in range(40):
             assert ended.acquire(timeout=30), f"no request ended for 30 s: {outcomes}"
-        wait_until(lambda name=name: len(server.worker_pids(f"{name}_0_0")) == 1)  # type: ignore[misc]
-        kill_worker(server, name)
-    for _ in range(40):
-        assert ended.acquire(timeout=30), f"no request ended for 30 s: {outcomes}"
-    is_over.set()
+    finally:
+        is_over.set()
     for thread in threads:
         thread.join(30)
         assert not thread.is_alive(), f"a client still waits: {outcomes}"

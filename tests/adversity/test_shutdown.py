@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pytriton_lite.ipc.segment import DEFAULT_PREFIX
-from tests.harness import MODEL_REPOSITORY, RunningServer, process_name_and_parent, tensor, write_model
+from tests.harness import MODEL_REPOSITORY, RunningServer, is_running, process_name_and_parent, tensor, write_model
 
 HOLDS = """
     import os, time
@@ -52,7 +51,7 @@ class HeldRequest:
     def __init__(self, server: RunningServer, gate: Path) -> None:
         self._gate = gate
         self.status: int | None = None
-        self._thread = threading.Thread(target=self._ask, args=(server,))
+        self._thread = threading.Thread(target=self._ask, args=(server,), daemon=True)
         self._thread.start()
         server.wait_for_log("holding")
 
@@ -68,14 +67,23 @@ class HeldRequest:
         self.join()
 
     def join(self) -> None:
-        self._thread.join()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
 
 
-def our_segments() -> set[str]:
-    return {entry.name for entry in Path("/dev/shm").iterdir() if entry.name.startswith(DEFAULT_PREFIX)}
+class Segments:
+    """Of one server: others that run meanwhile have names of their own in /dev/shm."""
+
+    def __init__(self, test: str) -> None:
+        self._prefix = f"{test}_{os.getpid()}_"
+        self.flag = f"--backend-config=python,shm-region-prefix-name={self._prefix}"
+
+    @property
+    def names(self) -> list[str]:
+        return [entry.name for entry in Path("/dev/shm").iterdir() if entry.name.startswith(self._prefix)]
 
 
-def wait_gone(pids: list[int], *, limit_s: float) -> None:
+def wait_gone(pids: list[int], *, limit_s: float = 5) -> None:
     """Return when none of *pids* is a running process; fail after *limit_s*."""
     begin = time.monotonic()
     while pids:
@@ -94,13 +102,6 @@ def wait_refused(port: int, *, limit_s: float) -> None:
         assert time.monotonic() - begin < limit_s, "still accepting connections"
 
 
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def all_processes(server: RunningServer) -> list[int]:
     """The server, its fork servers, its workers."""
     workers = server.worker_pids()
@@ -110,14 +111,15 @@ def all_processes(server: RunningServer) -> list[int]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_idle_server_ends_with_0_after_finalize_and_leaves_nothing(repository: Path, number: signal.Signals) -> None:
     """repository.md row 78."""
-    with RunningServer(repository) as server:
+    segments = Segments("idle")
+    with RunningServer(repository, flags=(segments.flag,)) as server:
         processes = all_processes(server)
         server.process.send_signal(number)
         assert server.wait() == 0
     assert f"Signal ({int(number)}) received." in server.log
     assert "finalized" in server.log
-    wait_gone(processes, limit_s=1)
-    assert our_segments() == set()
+    wait_gone(processes)
+    assert segments.names == []
 
 
 def test_a_request_in_flight_is_answered_before_the_server_ends(repository: Path, tmp_path: Path) -> None:
@@ -144,11 +146,10 @@ def test_an_idle_keep_alive_connection_does_not_hold_the_server_up(repository: P
         connection.close()
 
 
-def test_readiness_turns_false_while_requests_drain(repository: Path, tmp_path: Path) -> None:
+def test_a_request_that_has_only_begun_to_come_is_not_waited_for(repository: Path, tmp_path: Path) -> None:
     with RunningServer(repository) as server:
-        # Two connections that are in use when the signal comes; the second asks again on the same one.
         held = HeldRequest(server, tmp_path / "gate")
-        half = socket.create_connection(("127.0.0.1", server.http_port))
+        half = socket.create_connection(("127.0.0.1", server.http_port), 30)
         half.sendall(b"GET /v2/health/ready HTTP/1.1\r\n")
         # A complete request behind it on another connection: when that is answered, the half one has been read.
         assert server.get("/v2/health/ready").status == 200
@@ -156,7 +157,8 @@ def test_readiness_turns_false_while_requests_drain(repository: Path, tmp_path: 
         server.wait_for_log("Waiting for in-flight requests")
         metrics = server.get(server.metrics_url)
         assert metrics.status == 200
-        half.close()
+        with half:
+            assert half.recv(4096) == b""
         held.let_go()
         assert server.wait() == 0
 
@@ -171,7 +173,7 @@ def test_the_exit_timeout_cuts_what_is_still_running_and_ends_with_1(repository:
         held.join()
     assert held.status != 200
     assert "Exit timeout expired. Exiting immediately." in server.log
-    wait_gone(processes, limit_s=1)
+    wait_gone(processes)
 
 
 def test_without_time_to_exit_a_loaded_model_makes_it_a_failure(repository: Path) -> None:
@@ -180,7 +182,7 @@ def test_without_time_to_exit_a_loaded_model_makes_it_a_failure(repository: Path
         processes = all_processes(server)
         assert server.stop() == 1
     assert "Exit timeout expired. Exiting immediately." in server.log
-    wait_gone(processes, limit_s=5)
+    wait_gone(processes)
 
 
 def test_a_second_signal_ends_the_server_now(repository: Path, tmp_path: Path) -> None:
@@ -194,7 +196,7 @@ def test_a_second_signal_ends_the_server_now(repository: Path, tmp_path: Path) -
         assert server.wait() == 1
         held.join()
     assert held.status is None
-    wait_gone(processes, limit_s=5)
+    wait_gone(processes)
 
 
 def test_kill_9_of_the_server_takes_workers_and_segments_with_it_within_five_seconds(tmp_path: Path) -> None:
@@ -202,12 +204,13 @@ def test_kill_9_of_the_server_takes_workers_and_segments_with_it_within_five_sec
     models.mkdir()
     for name in ("add_sub", "image_preprocessing"):
         (models / name).symlink_to(MODEL_REPOSITORY / name)
-    with RunningServer(models) as server:
+    segments = Segments("killed")
+    with RunningServer(models, flags=(segments.flag,)) as server:
         processes = all_processes(server)
         assert len(processes) == 1 + 1 + 1 + 2
         server.kill()
-    wait_gone(processes, limit_s=5)
-    assert our_segments() == set()
+    wait_gone(processes)
+    assert segments.names == []
 
 
 def test_children_of_a_model_end_with_the_server(tmp_path: Path) -> None:
@@ -227,4 +230,4 @@ def test_children_of_a_model_end_with_the_server(tmp_path: Path) -> None:
     with RunningServer(tmp_path) as server:
         child = int(server.wait_for_log(r"child (\d+)").group(1))
         server.kill()
-    wait_gone([child], limit_s=5)
+    wait_gone([child])

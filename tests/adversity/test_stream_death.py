@@ -25,7 +25,7 @@ from tests.contract.scripted_model import (
     value_of,
     write_script_model,
 )
-from tests.harness import PROJECT, RunningServer
+from tests.harness import PROJECT, RunningServer, child
 
 STREAMS = 8
 NOT_HEALTHY = r"Stub process '{}_0_0' is not healthy\."
@@ -189,7 +189,7 @@ def test_a_client_that_is_killed_cancels_its_requests(server: RunningServer, sen
         thread(send)
         """
         command = [sys.executable, "-c", CLIENT, server.grpc_url, textwrap.dedent(code)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=PROJECT) as client:
+        with child(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=PROJECT) as client:
             assert client.stdout is not None
             assert client.stdout.readline() == b"a response\n"
             client.kill()

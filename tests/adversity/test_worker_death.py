@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.wire_models import Gate, wait_pending
 from tests.harness import MODEL_REPOSITORY, RunningServer, tensor, write_model
 
 CLIENTS = 32
@@ -39,6 +40,9 @@ DIES_ON_DEMAND = """
     import triton_python_backend_utils as pb_utils
 
     class TritonPythonModel:
+        def initialize(self, args):
+            INITIALIZE
+
         def execute(self, requests):
             value = requests[0].inputs()[0].as_numpy()
             if value[0] < 0:
@@ -53,12 +57,16 @@ def add_sub(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def dies_on_demand(initialize: str = "pass") -> str:
+    return DIES_ON_DEMAND.replace("INITIALIZE", initialize)
+
+
 def only_pid(server: RunningServer, instance: str) -> int:
     (pid,) = server.worker_pids(instance)
     return pid
 
 
-def wait_ready_again(server: RunningServer, instance: str, old_pid: int, *, limit_s: float) -> float:
+def wait_ready_again(server: RunningServer, instance: str, old_pid: int, *, limit_s: float = 20) -> float:
     """Seconds until another worker than *old_pid* serves; fails after *limit_s*."""
     begin = time.monotonic()
     while True:
@@ -110,10 +118,10 @@ def test_every_request_ends_while_the_worker_is_killed_ten_times(add_sub: Path) 
         with Load(server.http_port) as load:
             for _ in range(KILLS):
                 for _ in range(REQUESTS // (KILLS + 1)):
-                    load.ended.acquire()
+                    assert load.ended.acquire(timeout=30), f"no request ended for 30 s: {load.outcomes}"
                 pid = only_pid(server, "add_sub")
                 os.kill(pid, signal.SIGKILL)
-                back_after_s.append(wait_ready_again(server, "add_sub", pid, limit_s=1.0))
+                back_after_s.append(wait_ready_again(server, "add_sub", pid))
         statistics = server.get("/v2/models/add_sub/stats").json["model_stats"][0]["inference_stats"]
         metrics = server.get(server.metrics_url).body.decode()
     assert load.outcomes.total() == REQUESTS
@@ -127,7 +135,7 @@ def test_every_request_ends_while_the_worker_is_killed_ten_times(add_sub: Path) 
 
 def test_the_request_in_hand_fails_with_the_exit_code_and_the_next_one_is_served(tmp_path: Path) -> None:
     """model_api.md rows 103 and 104, and section 3.6."""
-    write_model(tmp_path, "m", DIES_ON_DEMAND, ONE_INPUT)
+    write_model(tmp_path, "m", dies_on_demand(), ONE_INPUT)
     with RunningServer(tmp_path) as server:
         assert server.infer("m", [tensor("IN", "INT32", [1], [1])]).status == 200
         died = server.infer("m", [tensor("IN", "INT32", [1], [-7])])
@@ -139,8 +147,13 @@ def test_the_request_in_hand_fails_with_the_exit_code_and_the_next_one_is_served
 
 
 def test_a_model_that_dies_before_it_ever_served_becomes_not_ready_with_the_reason(tmp_path: Path) -> None:
-    write_model(tmp_path, "m", DIES_ON_DEMAND, ONE_INPUT)
-    with RunningServer(tmp_path) as server:
+    gate, starts = Gate(tmp_path / "gate"), tmp_path / "starts"
+    # The fourth worker, behind which the version is ready again, comes up when everything has been looked at.
+    initialize = (
+        f"open({str(starts)!r}, 'a').write('x'); os.path.getsize({str(starts)!r}) > 3 and open({gate.path!r}).read()"
+    )
+    write_model(tmp_path / "models", "m", dies_on_demand(initialize), ONE_INPUT)
+    with RunningServer(tmp_path / "models") as server:
         seen = [server.infer("m", [tensor("IN", "INT32", [1], [-9])]) for _ in range(3)]
         assert [reply.status for reply in seen] == [503, 503, 503]
         row = server.post("/v2/repository/index").json[0]
@@ -152,6 +165,7 @@ def test_a_model_that_dies_before_it_ever_served_becomes_not_ready_with_the_reas
         assert refused.status == 503
         assert refused.error == "Request for unknown model: 'm' version 1 is not at ready state"
         assert 'pytriton_lite_worker_restarts{model="m",version="1"}' in server.get(server.metrics_url).body.decode()
+        gate.open()
         server.wait_for_log(
             r"instance 'm_0' is back .*\n(.*\n)*.*instance 'm_0' is back .*\n(.*\n)*.*instance 'm_0' is back"
         )
@@ -188,10 +202,7 @@ def test_requests_that_the_dead_worker_had_not_begun_with_are_served_by_the_next
         server.wait_for_log("holding")
         for thread in threads[1:]:
             thread.start()
-        while server.get("/v2/models/m/stats").status == 200:
-            page = server.get(server.metrics_url).body.decode()
-            if 'nv_inference_pending_request_count{model="m",version="1"} 4' in page:
-                break
+        wait_pending(server, "m", 4)
         os.kill(only_pid(server, "m"), signal.SIGKILL)
         for thread in threads:
             thread.join()
@@ -236,5 +247,5 @@ def test_a_dead_fork_server_is_replaced_with_its_workers(add_sub: Path) -> None:
         worker = only_pid(server, "add_sub")
         fork_server = int(Path(f"/proc/{worker}/stat").read_text().rsplit(")", 1)[1].split()[1])
         os.kill(fork_server, signal.SIGKILL)
-        wait_ready_again(server, "add_sub", worker, limit_s=20)
+        wait_ready_again(server, "add_sub", worker)
         assert server.post("/v2/models/add_sub/infer", BODY.encode()).status == 200

@@ -39,7 +39,7 @@ class OtlpReceiver:
         self._grew = threading.Condition()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
 
     @property
     def url(self) -> str:
@@ -51,7 +51,7 @@ class OtlpReceiver:
 
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
-        self._thread.join()
+        self._thread.join(_WAIT_S)
         self._server.server_close()
 
     def wait_trace(self, trace: str, spans: int) -> list[Span]:

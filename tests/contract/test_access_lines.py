@@ -132,11 +132,11 @@ return None
         assert line["client"].startswith("127.0.0.1:")
 
 
-def test_a_grpc_client_whose_unix_socket_has_a_name_is_served(repository: Path, tmp_path: Path) -> None:
-    flags = ("--access-log=true", "--log-format=json", f"--grpc-address=unix:{tmp_path}/grpc")
+def test_a_grpc_client_whose_unix_socket_has_a_name_is_served(repository: Path, short_path: Path) -> None:
+    flags = ("--access-log=true", "--log-format=json", f"--grpc-address=unix:{short_path}/grpc")
     with RunningServer(repository, flags=flags) as server, socket.socket(socket.AF_UNIX) as client:
-        client.bind(f"{tmp_path}/c")
-        client.connect(f"{tmp_path}/grpc")
+        client.bind(f"{short_path}/c")
+        client.connect(f"{short_path}/grpc")
         peer = Http2Peer(client)
         peer.send(PREFACE + settings())
         peer.request(1, request_message("script", ANSWER, request_id="named").SerializeToString())

@@ -118,6 +118,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture
 def stub(server: RunningServer) -> Iterator[Any]:
     with grpc.insecure_channel(server.grpc_url) as channel:
+        grpc.channel_ready_future(channel).result(WAIT_S)  # no deadline passes meanwhile
         yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.harness import RunningServer, tensor, write_model
+from tests.contract.wire_models import wait_until
+from tests.harness import RunningServer, is_running, tensor, write_model
 
 CONFIG = """
 backend: "python"
@@ -275,7 +276,7 @@ def test_the_method_runs_in_a_process_that_is_thrown_away(server: RunningServer)
     assert completed != initialized
     assert re.findall(r'"module code in (\d+)"', server.log) == [completed, initialized]
     assert server.worker_pids("two_processes") == [int(initialized)]
-    assert not Path(f"/proc/{completed}").exists()
+    wait_until(lambda: not is_running(int(completed)))
 
 
 def test_it_is_called_for_a_complete_configuration_too(server: RunningServer) -> None:
@@ -331,7 +332,7 @@ def test_a_process_that_dies_fails_the_load_with_its_status(server: RunningServe
     assert reason(server, model) == (
         f"Internal: Stub process '{model}_auto_complete' is not healthy. It {how} before auto_complete_config returned."
     )
-    assert server.worker_pids(model) == []
+    wait_until(lambda: server.worker_pids(model) == [])
 
 
 @pytest.mark.parametrize(
@@ -451,4 +452,4 @@ def test_a_method_that_does_not_return_meets_the_deadline(tmp_path: Path) -> Non
             "Internal: Stub process 'waits_auto_complete' is not healthy: it did not return from auto_complete_config "
             "within 1 s."
         )
-        assert server.worker_pids("waits") == []
+        wait_until(lambda: server.worker_pids("waits") == [])

@@ -6,10 +6,11 @@ Rows 101 and 102, about unloading, are in test_model_life.py.
 from __future__ import annotations
 
 import json
+import queue
 import re
 import socket
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -34,6 +35,7 @@ from tests.contract.scripted_model import (
     value_of,
     write_script_model,
 )
+from tests.contract.wire_models import wait_until
 from tests.harness import Reply, RunningServer, tensor
 
 
@@ -54,6 +56,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def stub(server: RunningServer) -> Iterator[service_pb2_grpc.GRPCInferenceServiceStub]:
     """Its calls share one connection, so the server hears of them, and of their cancellation, in order."""
     with grpc.insecure_channel(server.grpc_url) as channel:
+        grpc.channel_ready_future(channel).result(WAIT_S)  # no deadline passes meanwhile
         yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 
@@ -78,17 +81,16 @@ TOLD = [False, False, True, True, True]
 
 def test_a_cancelled_call_is_seen_by_the_model_and_ends_at_once_for_its_client(server: RunningServer) -> None:
     """model_api.md row 99: the client has its end before the model knows anything."""
-    ended: list[InferenceServerException] = []
+    ended: queue.SimpleQueue[InferenceServerException] = queue.SimpleQueue()
     with Gate() as gate, Gate() as tells, triton_grpc.InferenceServerClient(server.grpc_url) as client:
         given = triton_grpc.InferInput("IN", [1], "BYTES")
         given.set_data_from_numpy(np.array([ASK.format(gate=gate.port, tells=tells.port)], dtype=object))
-        call = client.async_infer("script", [given], callback=lambda result, error: ended.append(error))
+        call = client.async_infer("script", [given], callback=lambda result, error: ended.put(error))
         gate.wait()
         call.cancel()
         gate.open()
         assert tells.told() == TOLD
-    (error,) = ended
-    assert error.status() == str(grpc.StatusCode.CANCELLED)
+        assert ended.get(timeout=WAIT_S).status() == str(grpc.StatusCode.CANCELLED)
     assert value_of(script(server, "return [response('next')]")) == "next"
 
 
@@ -98,7 +100,7 @@ def test_a_call_whose_deadline_passes_is_cancelled(
     """model_api.md row 100."""
     with Gate() as gate, Gate() as tells:
         code = ASK.format(gate=gate.port, tells=tells.port)
-        call = stub.ModelInfer.future(request_message("script", code), timeout=0.5)
+        call = stub.ModelInfer.future(request_message("script", code), timeout=1)
         gate.wait()
         assert call.exception().code() is grpc.StatusCode.DEADLINE_EXCEEDED
         gate.open()
@@ -223,14 +225,6 @@ def metric(server: RunningServer, name: str, model: str, **labels: str) -> float
         if line.startswith(f"{name}{{") and all(label in line for label in wanted):
             return float(line.rpartition(" ")[2])
     raise AssertionError(f"no {name} of {model}")
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Ask the server again until *condition* holds; there is nothing to wait for it with."""
-    for _ in range(2000):
-        if condition():
-            return
-    raise AssertionError("it never came true")
 
 
 @pytest.mark.parametrize(("model", "instances"), [("queue", 1), ("one_of_two", 2)])

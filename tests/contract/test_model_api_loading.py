@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.contract.wire_models import wait_until
 from tests.harness import RunningServer, tensor, write_model
 
 CONFIG = """
@@ -356,7 +357,7 @@ def test_a_process_that_ends_in_initialize_is_not_healthy(server: RunningServer,
 def test_one_instance_that_fails_fails_the_version(server: RunningServer) -> None:
     """Model API, 3.2; the other instance's process does not stay."""
     assert reason(server, "one_instance_fails").startswith("Internal: AssertionError: not this one\n\nAt:\n")
-    assert server.worker_pids("one_instance_fails") == []
+    wait_until(lambda: server.worker_pids("one_instance_fails") == [])
 
 
 def test_a_constructor_with_an_argument_fails(server: RunningServer) -> None:

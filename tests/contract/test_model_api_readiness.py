@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -62,9 +63,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 def ready(server: RunningServer, model: str) -> tuple[int, bool]:
-    """(HTTP status, what gRPC says) of the model's readiness."""
-    with triton_grpc.InferenceServerClient(server.grpc_url) as client:
-        return server.get(f"/v2/models/{model}/ready").status, client.is_model_ready(model)
+    """(HTTP status, what gRPC says) of the model's readiness. Both wait for a model that does not say."""
+    with triton_grpc.InferenceServerClient(server.grpc_url) as client, ThreadPoolExecutor(1) as thread:
+        by_http = thread.submit(server.get, f"/v2/models/{model}/ready")
+        is_ready = client.is_model_ready(model)
+        return by_http.result().status, is_ready
 
 
 def infer(server: RunningServer, model: str, **fields: object) -> Reply:

@@ -21,9 +21,11 @@ PACKAGES = ("pytriton_lite", "triton_python_backend_utils", "c_python_backend_ut
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clean environment with the wheel and what its ``examples`` extra brings, outside the checkout; its folder."""
     folder = tmp_path_factory.mktemp("installed")
+    umask = os.umask(0o022)  # the ordinary user has to read it
+    request.addfinalizer(lambda: os.umask(umask))
     # The copy keeps build artefacts out of the checkout; the image is built from the same files.
     source = folder / "src"
     source.mkdir()
@@ -93,9 +95,11 @@ def check_health(server: RunningServer) -> None:
     assert found is not None
     command = json.loads(found.group(1))
     command[0] = sys.executable
-    ready = subprocess.run(command, env={**os.environ, "PYTRITON_LITE_HTTP_PORT": str(server.http_port)})
+    # Docker gives containers the proxy of its configuration.
+    environ = {**os.environ, "http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
+    ready = subprocess.run(command, env={**environ, "PYTRITON_LITE_HTTP_PORT": str(server.http_port)}, timeout=60)
     assert ready.returncode == 0
-    nobody = subprocess.run(command, env={**os.environ, "PYTRITON_LITE_HTTP_PORT": "9"}, capture_output=True, text=True)
+    nobody = subprocess.run(command, env={**environ, "PYTRITON_LITE_HTTP_PORT": "9"}, capture_output=True, timeout=60)
     assert nobody.returncode != 0
 
 

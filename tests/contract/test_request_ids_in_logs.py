@@ -142,15 +142,17 @@ def test_a_batch_of_several_says_all_ids_up_to_a_bound(server: RunningServer) ->
 
 
 def test_an_id_that_is_long_or_strange_makes_no_line_of_its_own(server: RunningServer) -> None:
-    for request_id, said in (
-        ("x" * 200, "x" * 128 + "…"),
-        ('q"uote', 'q"uote'),
-        ("new\nline", "new\\nline"),
-        ("\x1e\x1f", "\\u001e\\u001f"),
-        ("ünï", "ünï"),
+    for number, (request_id, said) in enumerate(
+        (
+            ("x" * 200, "x" * 128 + "…"),
+            ('q"uote', 'q"uote'),
+            ("new\nline", "new\\nline"),
+            ("\x1e\x1f", "\\u001e\\u001f"),
+            ("ünï", "ünï"),
+        )
     ):
         ask(server, "print('epsilon'); pb_utils.Logger.log_info('zeta'); return [response(0)]", request_id)
-        end(server, "epsilon")
+        end(server, f"epsilon {number}")
         assert (lines(server, "epsilon")["epsilon"], lines(server, "zeta")["zeta"]) == (said, said)
 
 

@@ -290,9 +290,9 @@ def test_compressed_answers_are_decoded_by_the_client(grpc_client: Any) -> None:
 
 @transports
 def test_unix_sockets_serve_everything_and_are_gone_at_the_end(
-    repository: Path, tmp_path: Path, transport: str
+    repository: Path, short_path: Path, transport: str
 ) -> None:
-    paths = {name: tmp_path / f"{name}.sock" for name in ("http", "grpc", "metrics")}
+    paths = {name: short_path / f"{name}.sock" for name in ("http", "grpc", "metrics")}
     with socket.socket(socket.AF_UNIX) as killed:  # a server that left its file behind
         killed.bind(str(paths["http"]))
     flags = (*(f"--{name}-address=unix:{path}" for name, path in paths.items()), f"--grpc-transport={transport}")
@@ -308,7 +308,7 @@ def test_unix_sockets_serve_everything_and_are_gone_at_the_end(
         with tritonclient.grpc.InferenceServerClient(f"unix:{paths['grpc']}") as client:
             assert parameters_of(client, tritonclient.grpc) == {}
         assert server.stop() == 0
-    assert list(tmp_path.iterdir()) == []
+    assert list(short_path.iterdir()) == []
 
 
 def over_unix(path: Path, target: str) -> bytes:

@@ -372,7 +372,7 @@ def test_an_error_response_fails_the_load_and_the_model_may_finalize(models: Mod
     )
     wait_until(lambda: models.server.log.count("finalized") == finalized + 1)
     assert models.server.log.count("acted") == 1
-    assert models.server.worker_pids("answers_errors_0") == []
+    wait_until(lambda: models.server.worker_pids("answers_errors_0") == [])
 
 
 def test_an_execute_that_raises_fails_the_load(models: Models) -> None:

@@ -36,8 +36,8 @@ def test_prefixes_and_brackets_of_ipv6_are_taken_off() -> None:
     assert [bare_host(host) for host in ("::1", "[::1]", "ipv6:[::1]", "localhost")] == ["::1"] * 3 + ["localhost"]
 
 
-def test_a_socket_file_is_left_by_nobody(tmp_path: Path) -> None:
-    path = tmp_path / "a.sock"
+def test_a_socket_file_is_left_by_nobody(short_path: Path) -> None:
+    path = short_path / "a.sock"
     with bind(f"unix:{path}"):
         file = socket_file(f"unix:{path}")
         assert file is not None
@@ -47,26 +47,26 @@ def test_a_socket_file_is_left_by_nobody(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_the_umask_says_who_may_connect(tmp_path: Path) -> None:
+def test_the_umask_says_who_may_connect(short_path: Path) -> None:
     before = os.umask(0o117)
     try:
-        with bind(f"unix:{tmp_path / 'a.sock'}"):
-            assert stat.S_IMODE((tmp_path / "a.sock").stat().st_mode) == 0o660
+        with bind(f"unix:{short_path / 'a.sock'}"):
+            assert stat.S_IMODE((short_path / "a.sock").stat().st_mode) == 0o660
     finally:
         os.umask(before)
 
 
-def test_a_socket_that_nobody_serves_is_replaced(tmp_path: Path) -> None:
+def test_a_socket_that_nobody_serves_is_replaced(short_path: Path) -> None:
     """What a server leaves that was killed."""
-    path = tmp_path / "a.sock"
+    path = short_path / "a.sock"
     bind(f"unix:{path}").close()
     assert path.exists()
     with bind(f"unix:{path}"), socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
 
 
-def test_a_socket_that_is_served_is_in_use_and_stays(tmp_path: Path) -> None:
-    path = tmp_path / "a.sock"
+def test_a_socket_that_is_served_is_in_use_and_stays(short_path: Path) -> None:
+    path = short_path / "a.sock"
     with bind(f"unix:{path}"):
         with pytest.raises(ListenError) as caught:
             bind(f"unix:{path}")
@@ -75,20 +75,20 @@ def test_a_socket_that_is_served_is_in_use_and_stays(tmp_path: Path) -> None:
             client.connect(str(path))
 
 
-def test_another_file_is_not_touched(tmp_path: Path) -> None:
-    path = tmp_path / "notes"
+def test_another_file_is_not_touched(short_path: Path) -> None:
+    path = short_path / "notes"
     path.write_text("mine")
     with pytest.raises(ListenError, match=f"^Socket 'unix:{path}' cannot be bound: {path} is there, and is no socket$"):
         bind(f"unix:{path}")
     assert path.read_text() == "mine"
 
 
-def test_a_socket_that_somebody_else_has_put_there_meanwhile_stays(tmp_path: Path) -> None:
-    path = tmp_path / "a.sock"
+def test_a_socket_that_somebody_else_has_put_there_meanwhile_stays(short_path: Path) -> None:
+    path = short_path / "a.sock"
     with bind(f"unix:{path}"):
         file = socket_file(f"unix:{path}")
         assert file is not None
-        path.rename(tmp_path / "moved")  # so that its number is not given again
+        path.rename(short_path / "moved")  # so that its number is not given again
         with bind(f"unix:{path}"):
             file.remove()
             assert path.exists()
@@ -97,7 +97,7 @@ def test_a_socket_that_somebody_else_has_put_there_meanwhile_stays(tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "reason"), [("no-such-folder/a.sock", "No such file or directory"), ("a" * 200, "AF_UNIX path too long")]
 )
-def test_a_path_that_cannot_be_is_told(tmp_path: Path, name: str, reason: str) -> None:
+def test_a_path_that_cannot_be_is_told(short_path: Path, name: str, reason: str) -> None:
     with pytest.raises(ListenError) as caught:
-        bind(f"unix:{tmp_path / name}")
-    assert str(caught.value) == f"Socket 'unix:{tmp_path / name}' cannot be bound: {reason}"
+        bind(f"unix:{short_path / name}")
+    assert str(caught.value) == f"Socket 'unix:{short_path / name}' cannot be bound: {reason}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
@@ -42,7 +44,7 @@ class Piece:
     def __init__(self, memory: Memory, nbytes: int, fd: int) -> None:
         self.fd = fd
         self.nbytes = nbytes
-        self.view = memoryview(bytearray(nbytes))
+        self.view = memoryview(mmap.mmap(-1, nbytes))  # whose pages cost nothing until they are written
         self._memory = memory
 
     def close(self) -> None:

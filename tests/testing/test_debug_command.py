@@ -68,15 +68,15 @@ class Debugging:
     def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.wait()
-        self.until_end()  # the server has it open as well: it sees our end, and ends
-        os.close(self._terminal)
+        try:
+            self.until_end()  # the server has it open as well: it sees our end, and ends
+        finally:
+            os.close(self._terminal)
 
     def until(self, pattern: str, *, timeout_s: float = 30) -> re.Match[str]:
         """The next match of *pattern* on the screen."""
         while (found := re.search(pattern, self._seen)) is None:
-            ready, _, _ = select.select([self._terminal], [], [], timeout_s)
-            assert ready, f"{pattern!r} did not appear:\n{self.screen}"
-            assert self._read(), f"the command ended before {pattern!r} appeared:\n{self.screen}"
+            assert self._read(timeout_s), f"the command ended before {pattern!r} appeared:\n{self.screen}"
         self._seen = self._seen[found.end() :]
         return found
 
@@ -86,7 +86,10 @@ class Debugging:
             pass
         return self.screen
 
-    def _read(self) -> bool:
+    def _read(self, timeout_s: float = 30) -> bool:
+        """What the screen shows next; not at its end."""
+        ready, _, _ = select.select([self._terminal], [], [], timeout_s)
+        assert ready, f"nothing was written for {timeout_s} s, behind:\n{self.screen}"
         try:
             data = os.read(self._terminal, 4096)
         except OSError:  # what Linux says at the end of a terminal
@@ -141,7 +144,7 @@ def test_a_breakpoint_in_execute_stops_in_the_terminal_and_the_client_gets_its_a
         command.press_ctrl_c()
         command.until("finalized")
         assert command.process.wait(30) == 0
-        assert "All models are stopped and unloaded" in command.until_end()
+        assert "Found 0 live models" in command.until_end()
 
 
 def test_leaving_the_debugger_fails_the_request_and_the_model_serves_on(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +15,7 @@ import numpy as np
 import pytest
 
 from pytriton_lite.testing import ModelUnderTest, RunningServer, StandIns
+from pytriton_lite.testing import server as testing_server
 from pytriton_lite.testing.server import repository_arguments
 from pytriton_lite.worker.process import Phase, host
 from tests.harness import MODEL_REPOSITORY, PROJECT, write_model
@@ -88,6 +92,29 @@ def test_a_folder_of_models_is_a_repository_also_when_a_model_has_a_number_for_a
     write_model(tmp_path, "7", "code = 1", CONFIG)
     assert repository_arguments(tmp_path) == [str(tmp_path)]
     assert repository_arguments(tmp_path / "nowhere") == [str(tmp_path / "nowhere")]
+
+
+def test_the_log_has_what_was_written_before_it_is_looked_at(triton_server: Callable[..., RunningServer]) -> None:
+    server = triton_server(MODEL_REPOSITORY / "add_sub")
+    with server._grew:  # the thread that reads it does not come to do so
+        request = urllib.request.Request(f"http://{server.http_url}/v2/repository/models/nobody/load", data=b"")
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request)
+        refused.value.close()
+        assert "failed to poll model 'nobody'" in server.log
+
+
+def test_what_a_server_leaves_behind_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that some model has started still has the server's output open: there is no end to it to wait for."""
+    monkeypatch.setattr(testing_server, "_LAST_LINES_TIMEOUT_S", 0.1)
+    leaves = ("/bin/sh", "-c", 'sleep 600 & echo left $!; exec "$0" "$@"', sys.executable)
+    with RunningServer(tmp_path, python=leaves) as server:
+        left = int(server.wait_for_log(r"left (\d+)").group(1))
+    try:
+        assert server.exit_code == 0
+    finally:
+        os.kill(left, signal.SIGKILL)
+    server._reader.join(30)  # it reads no more from now on
 
 
 def test_a_server_that_does_not_start_fails_with_its_log(tmp_path: Path) -> None:

@@ -154,5 +154,13 @@ class Http2Peer:
                 return Answer(blocks[0], blocks[-1], body)
         raise AssertionError("the server closed before the end of the answer")
 
+    def wait_end(self, stream: int) -> None:
+        """Return when the server has ended *stream*, with trailers or a reset."""
+        for found in self.frames():
+            is_end = found.kind == RST_STREAM or (found.kind == HEADERS and found.flags & END_STREAM)
+            if found.stream == stream and is_end:
+                return
+        raise AssertionError("the server closed before the end of the stream")
+
     def until_closed(self) -> list[Frame]:
         return list(self.frames())

@@ -417,7 +417,7 @@ class TestEnds:
 
     def test_deadline_comes_behind_the_answers(self, engine: FakeServer, peer: Http2Peer) -> None:
         """The second header block of a stream is trailers, without a status of HTTP."""
-        open_stream(peer, grpc_timeout="300m")
+        open_stream(peer, grpc_timeout="800m")
         peer.send(data(message(request_id="a") + message("waiting")))
         answer = peer.answer(1)
         assert ids(answer.body) == ["a"]
@@ -425,7 +425,7 @@ class TestEnds:
         assert entered(engine, 2).was_cancelled.wait(WAIT_S)
 
     def test_deadline_before_any_answer_is_trailers_alone(self, engine: FakeServer, peer: Http2Peer) -> None:
-        open_stream(peer, grpc_timeout="200m")
+        open_stream(peer, grpc_timeout="400m")
         peer.send(data(message("waiting")))
         answer = peer.answer(1)
         assert answer.headers[":status"] == "200" and answer.headers["grpc-status"] == "4"

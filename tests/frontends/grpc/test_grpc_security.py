@@ -374,9 +374,9 @@ class TestConnections:
             assert channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"")
 
     def test_a_unix_socket_is_served_and_its_file_removed(
-        self, listen: Listening, tmp_path: Path, loop: LoopThread, caplog: pytest.LogCaptureFixture
+        self, listen: Listening, short_path: Path, loop: LoopThread, caplog: pytest.LogCaptureFixture
     ) -> None:
-        path = tmp_path / "g.sock"
+        path = short_path / "g.sock"
         with caplog.at_level("INFO", logger="pytriton_lite"):
             listener = listen(address=f"unix:{path}", port=8001)
         assert f"Started GRPCInferenceService at unix:{path}" in caplog.text
@@ -389,8 +389,8 @@ class TestConnections:
         assert loop.run(listener.stop(10)) is True
         assert not path.exists()
 
-    def test_a_stale_unix_socket_is_replaced_and_another_file_is_not(self, listen: Listening, tmp_path: Path) -> None:
-        stale, notes = tmp_path / "stale.sock", tmp_path / "notes"
+    def test_a_stale_unix_socket_is_replaced_and_another_file_is_not(self, listen: Listening, short_path: Path) -> None:
+        stale, notes = short_path / "stale.sock", short_path / "notes"
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(stale))
         with connected(listen(address=f"unix:{stale}")) as channel:
@@ -400,8 +400,8 @@ class TestConnections:
             listen(address=f"unix:{notes}")
         assert notes.read_text() == "mine"
 
-    def test_tls_over_a_unix_socket(self, listen: Listening, certificates: Certificates, tmp_path: Path) -> None:
-        listener = listen(address=f"unix:{tmp_path / 'g.sock'}", tls=certificates.options())
+    def test_tls_over_a_unix_socket(self, listen: Listening, certificates: Certificates, short_path: Path) -> None:
+        listener = listen(address=f"unix:{short_path / 'g.sock'}", tls=certificates.options())
         credentials = grpc.ssl_channel_credentials(certificates.root.read_bytes())
         arguments = (("grpc.ssl_target_name_override", "localhost"),)
         with grpc.secure_channel(listener.address, credentials, options=arguments) as channel:

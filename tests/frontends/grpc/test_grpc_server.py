@@ -440,10 +440,11 @@ class TestEndsOfARequest:
         call.cancel()
         assert engine.cancelled.wait(10)
 
-    def test_deadline_cancels_the_request(self, engine: FakeServer, stub: Any) -> None:
+    def test_deadline_cancels_the_request(self, engine: FakeServer, stub: Any, channel: grpc.Channel) -> None:
         """Row 75, up to the engine's door."""
+        grpc.channel_ready_future(channel).result(10)
         with pytest.raises(grpc.RpcError) as caught:
-            stub.ModelInfer(request("waiting"), timeout=0.2)
+            stub.ModelInfer(request("waiting"), timeout=0.5)
         assert caught.value.code() is Status.DEADLINE_EXCEEDED
         assert engine.cancelled.wait(10)
 

@@ -367,9 +367,10 @@ class TestEnds:
             stream.next()
         assert caught.value.code() is Status.CANCELLED
 
-    def test_deadline_cancels_every_request_in_it(self, engine: Any, talk: Any) -> None:
+    def test_deadline_cancels_every_request_in_it(self, engine: Any, talk: Any, channel: grpc.Channel) -> None:
         """Row 75, of a stream."""
-        stream = talk(request("decoupled"), request("waiting"), timeout=0.5)
+        grpc.channel_ready_future(channel).result(WAIT_S)
+        stream = talk(request("decoupled"), request("waiting"), timeout=1)
         entered(engine, 2)
         with pytest.raises(grpc.RpcError) as caught:
             stream.next()

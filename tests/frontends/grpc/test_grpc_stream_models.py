@@ -118,6 +118,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture
 def stub(server: RunningServer) -> Iterator[Any]:
     with grpc.insecure_channel(server.grpc_url, [("grpc.http2.bdp_probe", 0)]) as channel:
+        grpc.channel_ready_future(channel).result(WAIT_S)  # no deadline passes meanwhile
         yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 
@@ -225,7 +226,7 @@ class TestCancellation:
     def test_deadline_of_a_unary_call(self, server: RunningServer, stub: Any) -> None:
         """Row 100; grpc.md row 75."""
         with pytest.raises(grpc.RpcError) as caught:
-            stub.ModelInfer(ask(-1, "late", model="polite"), timeout=0.5)
+            stub.ModelInfer(ask(-1, "late", model="polite"), timeout=1)
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         server.wait_for_log(r"cancelled late\"")
 

@@ -50,7 +50,7 @@ class Running:
         self.server = FakeServer()
         self._options = options
         self._loop = loop
-        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._listener = self._call(self._open())
         self.port = self._listener.port
@@ -72,7 +72,7 @@ class Running:
     def close(self) -> None:
         self._call(self._listener.close_gracefully(5))
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        self._thread.join(30)
         self._loop.close()
 
 
