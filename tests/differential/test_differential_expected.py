@@ -1,10 +1,10 @@
-"""The list of deviations that `tests/differential.py` lets pass, and the page that gives the reasons."""
+"""The list of deviations that `tests/differential/wire.py` lets pass, and the page that gives the reasons."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.differential_expected import CONFIGURATIONS, DEVIATIONS, ENSEMBLES, SCHEDULERS, Deviation, row_for, rows
+from tests.differential.expected import CONFIGURATIONS, DEVIATIONS, ENSEMBLES, SCHEDULERS, Deviation, row_for, rows
 
 
 @pytest.mark.parametrize("deviation", DEVIATIONS + CONFIGURATIONS + ENSEMBLES + SCHEDULERS, ids=lambda found: found.row)

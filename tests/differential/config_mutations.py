@@ -1,6 +1,6 @@
 """Configurations of many kinds, most of them spoilt in a place or two, always the same ones for a seed.
 
-`tests/differential_configs.py` has a Triton load them, and `tests/test_check_and_load.py` the command ``check`` and a
+`tests/differential/configs.py` has a Triton load them, and `test_check_and_load.py` the command ``check`` and a
 server. A spoilt configuration is most often a valid text with wrong contents; a few are no text of protobuf any more.
 """
 

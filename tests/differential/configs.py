@@ -1,13 +1,13 @@
 """Have a real Triton and us load the same configurations, and print where the two differ.
 
-    python tests/differential_configs.py --peer-command 'tritonserver --model-repository={models} --http-port={http_port} \\
+    python -m tests.differential.configs --peer-command 'tritonserver --model-repository={models} --http-port={http_port} \\
         --grpc-port={grpc_port} --metrics-port={metrics_port} --model-control-mode=explicit' --configurations 500 --seed 1
 
 Each configuration of `tests/config_mutations.py` is a model of one repository that both serve, in mode explicit. Each is
 loaded, looked at, and unloaded. Compared are the answer to the load, what the log says of one that could not be polled, the
 versions in the index with their reasons, and, of one that loads, its configuration and its metadata.
 
-A difference that ``CONFIGURATIONS`` of `tests/differential_expected.py` explains, by a row of docs/compatibility.md, is
+A difference that ``CONFIGURATIONS`` of `tests/differential/expected.py` explains, by a row of docs/compatibility.md, is
 counted; any other is printed with the configuration, and the exit code is 1. A configuration that ends the peer, or that it
 never answers to, is listed and not compared.
 
@@ -30,11 +30,9 @@ from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that it runs as a file, too
-
-from tests.config_mutations import generated, write_models
-from tests.differential import Peer, Sent, Tally, ask, told
-from tests.differential_expected import CONFIGURATIONS
+from tests.differential.config_mutations import generated, write_models
+from tests.differential.expected import CONFIGURATIONS
+from tests.differential.peers import Peer, Sent, Tally, ask, told
 from tests.harness import RunningServer
 
 SEED = 1

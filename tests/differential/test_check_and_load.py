@@ -1,11 +1,11 @@
-"""What ``pytriton-lite check`` says of configurations, and what a server does: `tests/differential_configs.py` has more."""
+"""What ``pytriton-lite check`` says of configurations, and what a server does: `tests/differential/configs.py` has more."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from pytriton_lite.check.repositories import Rules, check
-from tests.config_mutations import PYTHON, generated, write_models
+from tests.differential.config_mutations import PYTHON, generated, write_models
 from tests.harness import RunningServer
 
 SEED = 5

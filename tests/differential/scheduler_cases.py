@@ -1,4 +1,4 @@
-"""Configurations of schedulers, and requests for them, made from a seed: what `tests/differential_schedulers.py` compares by.
+"""Configurations of schedulers, and requests for them, made from a seed: what `tests/differential/schedulers.py` compares by.
 
 A model is held in ``execute`` by a blocker while requests are queued, so that the batches behind it follow from the
 configuration alone. What must not depend on the speed of a machine is far from every limit of time: `SHORT_US` is over after

@@ -1,4 +1,4 @@
-"""The gRPC half of `tests/differential.py`: messages made from a seed, unary and in streams, to two servers."""
+"""The gRPC half of `tests/differential/wire.py`: messages made from a seed, unary and in streams, to two servers."""
 
 from __future__ import annotations
 

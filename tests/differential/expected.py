@@ -1,6 +1,6 @@
 """Where a Triton and this server may differ: what differs, and the row of docs/compatibility.md that says why.
 
-`tests/test_differential_expected.py` holds the rows against the page.
+`tests/differential/test_differential_expected.py` holds the rows against the page.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "compatibility.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ CONFIGURATIONS = (
     Deviation("`libtriton_<b>.so` beside a `model.py`", r"unable to find backend library '", r"searched: '[^']*' ;"),
     Deviation("repository agents", r"libtritonrepoagent_", r"libtritonrepoagent_.*loads no native repository agents"),
 )
-"""Of `tests/differential_configs.py`."""
+"""Of `tests/differential/configs.py`."""
 
 _CANCELLED_ALONG = r"^(CANCELLED |400 error |OK )$"
 _CANCELS = r"\n    cancel r"
@@ -139,7 +139,7 @@ SCHEDULERS = (
         "max_sequence_idle_microseconds: 700000",
     ),
 )
-"""Of `tests/differential_schedulers.py`."""
+"""Of `tests/differential/schedulers.py`."""
 
 _SOME_OUTPUTS = "some outputs requested, of which one, or one left out, is also an input of another step"
 
@@ -154,7 +154,7 @@ ENSEMBLES = (
     ),
     Deviation("required input missing while an optional one fills the count", r"KeyError: 'IN0'", r"a step failed"),
 )
-"""Of `tests/differential_ensembles.py`."""
+"""Of `tests/differential/ensembles.py`."""
 
 
 def rows() -> set[str]:

@@ -1,6 +1,6 @@
 """Give a real Triton and us the same models and the same queues, and print where the outcomes differ.
 
-    python tests/differential_schedulers.py --peer-command 'tritonserver --model-repository={models} \\
+    python -m tests.differential.schedulers --peer-command 'tritonserver --model-repository={models} \\
         --http-port={http_port} --grpc-port={grpc_port} --metrics-port={metrics_port}' --cases 200 --seed 1
 
 Each case is a model with a configuration of its own and a script (`tests/scheduler_cases.py`): requests over HTTP, gRPC and
@@ -9,7 +9,7 @@ everything that the model saw (batches, their order, control tensors, null reque
 statistics and the failures by reason.
 
 A case that differs is done again; what is not the same then is told as unsteady, and not compared further. A difference that
-`tests/differential_expected.py` explains is counted; any other is printed with its case, and the exit code is 1.
+`tests/differential/expected.py` explains is counted; any other is printed with its case, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -37,12 +37,10 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that it runs as a file, too
-
-from tests.differential import Peer, Tally, in_order
-from tests.differential_expected import SCHEDULERS
+from tests.differential.expected import SCHEDULERS
+from tests.differential.peers import Peer, Tally, in_order
+from tests.differential.scheduler_cases import CODE, PAUSE_S, Case, Request, made_case
 from tests.harness import RunningServer, write_model
-from tests.scheduler_cases import CODE, PAUSE_S, Case, Request, made_case
 
 EXPLICIT = "--model-control-mode=explicit"
 SETTLED_S = 10.0
@@ -364,7 +362,7 @@ def both_started(command: str, port: int) -> Iterator[tuple[Peer, Address, Addre
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compare the schedulers of two servers.")
-    parser.add_argument("--peer-command", required=True, help="starts a Triton, as for differential.py")
+    parser.add_argument("--peer-command", required=True, help="starts a Triton, as for `tests.differential.wire`")
     parser.add_argument("--peer-port", type=int, default=18600, help="its first; two more follow (default 18600)")
     parser.add_argument("--cases", type=int, default=100)
     parser.add_argument(

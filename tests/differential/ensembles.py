@@ -1,6 +1,6 @@
 """Make ensembles from a seed, send them the same requests on a real Triton and here, and print where the answers differ.
 
-    python tests/differential_ensembles.py --peer-command 'tritonserver --model-repository={models} --http-port={http_port} \\
+    python -m tests.differential.ensembles --peer-command 'tritonserver --model-repository={models} --http-port={http_port} \\
         --grpc-port={grpc_port} --metrics-port={metrics_port} --exit-on-error=false' --ensembles 60 --requests 20 --seed 1
 
 The models of the steps add to numbers, take one or two inputs, leave out outputs, fail, repeat, batch or do not; the ensembles
@@ -9,7 +9,7 @@ why not; for each request the status, the error or the outputs, shapes, bytes an
 requests of an ensemble how often each model was executed, and for what batches. Where a request fails, how much ran besides
 is a matter of time, and is not compared.
 
-Differences that are meant are in `tests/differential_expected.py`. Any other is printed with the request and the configuration,
+Differences that are meant are in `tests/differential/expected.py`. Any other is printed with the request and the configuration,
 and the exit code is 1. Where a model of Triton's hangs it is started again.
 """
 
@@ -30,14 +30,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that it runs as a file, too
-
 from google.protobuf import json_format
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from tests.differential import Peer, Sent, Server, Tally, ask
-from tests.differential_expected import ENSEMBLES
+from tests.differential.expected import ENSEMBLES
+from tests.differential.peers import Peer, Sent, Server, Tally, ask
 from tests.harness import RunningServer, write_model
 
 _TYPES = {"FP32": "f", "INT32": "i"}
