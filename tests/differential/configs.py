@@ -3,7 +3,7 @@
     python -m tests.differential.configs --peer-command 'tritonserver --model-repository={models} --http-port={http_port} \\
         --grpc-port={grpc_port} --metrics-port={metrics_port} --model-control-mode=explicit' --configurations 500 --seed 1
 
-Each configuration of `tests/config_mutations.py` is a model of one repository that both serve, in mode explicit. Each is
+Each configuration of `config_mutations.py` is a model of one repository that both serve, in mode explicit. Each is
 loaded, looked at, and unloaded. Compared are the answer to the load, what the log says of one that could not be polled, the
 versions in the index with their reasons, and, of one that loads, its configuration and its metadata.
 

@@ -1,9 +1,10 @@
 """Give a real Triton and us the same models and the same queues, and print where the outcomes differ.
 
     python -m tests.differential.schedulers --peer-command 'tritonserver --model-repository={models} \\
-        --http-port={http_port} --grpc-port={grpc_port} --metrics-port={metrics_port}' --cases 200 --seed 1
+        --http-port={http_port} --grpc-port={grpc_port} --metrics-port={metrics_port} --model-control-mode=explicit' \\
+        --cases 200 --seed 1
 
-Each case is a model with a configuration of its own and a script (`tests/scheduler_cases.py`): requests over HTTP, gRPC and
+Each case is a model with a configuration of its own and a script (`scheduler_cases.py`): requests over HTTP, gRPC and
 streams that are queued while the model is held, cancellations, pauses in which time-outs pass. Compared are the answers with
 everything that the model saw (batches, their order, control tensors, null requests), error texts and codes, the counts of the
 statistics and the failures by reason.
