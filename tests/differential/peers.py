@@ -179,7 +179,6 @@ class Peer:
 
     def __enter__(self) -> Peer:
         with open(self.log, "ab") as log:
-            # A group of its own: its workers outlive it when it is killed.
             self._process = subprocess.Popen(self._arguments, stdout=log, stderr=log, start_new_session=True)
         end = time.monotonic() + 120
         while ask(self.server.http, Sent("live", "GET", "/v2/health/live")).status != 200:
@@ -194,10 +193,12 @@ class Peer:
         try:
             self._process.wait(30)
         except subprocess.TimeoutExpired:
-            self._kill()
+            pass
+        self._kill()
 
     def _kill(self) -> None:
-        with suppress(ProcessLookupError):  # it has ended already
+        """What is left of it: its workers outlive it when it dies."""
+        with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
@@ -207,6 +208,7 @@ class Peer:
             self._process.wait(0.5)
         except subprocess.TimeoutExpired:
             return False
+        self._kill()
         self.__enter__()
         return True
 
