@@ -278,7 +278,7 @@ class ModelConfig:
         return self._number("MAX_QUEUE_SIZE", 0)
 
     def _number(self, parameter: str, default: int) -> int:
-        """*default*, too, for what `check_for_load` refuses: a version that will never serve is outlined all the same."""
+        """*default*, too, for what `check_for_load` refuses: a version that will never serve is made all the same."""
         value = self.parameters.get(parameter, "")
         return int(value) if load_checks.is_number(value) else default
 

@@ -174,7 +174,7 @@ class ModelLoader:
     ) -> ServedVersion:
         directory = polled.directory.path
         # What is seen while the model is asked how its configuration goes on.
-        fresh[version] = place[version] = served = self._factory.outline(
+        fresh[version] = place[version] = served = self._factory.make(
             polled.config, version=version, directory=directory, namespace=polled.id.namespace
         )
         served.begin_load()
@@ -187,6 +187,7 @@ class ModelLoader:
         fresh[version] = place[version] = served = self._factory.make(
             config, version=version, directory=directory, namespace=polled.id.namespace
         )
+        self._factory.equip(served, directory)
         if polled.files is not None:
             self._generations.hold_files(served, polled.files)
         served.begin_load(began_ns)
@@ -303,18 +304,21 @@ class ModelLoader:
         for version in definition.polled.selection.selected:
             logger.info("loading: %s:%d", known.id, version)
             # There is nothing to wait for in the `load` of an ensemble, so it can be left out.
-            fresh[version] = served = self._factory.make(
-                plan.config,
-                version=version,
-                directory=definition.polled.directory.path,
-                namespace=known.id.namespace,
-                plan=plan,
-            )
+            fresh[version] = served = self._make_version(known.id, definition, plan, version)
+            self._factory.equip(served, definition.polled.directory.path)
             served.begin_load()
         self._serve(self._models.see(known.id), (), fresh)
         known.ensemble = definition
         known.problem = ""
         known.made_of = self._generations_of(known.id, definition)
+
+    def _make_version(
+        self, model: ModelId, definition: EnsembleDefinition, plan: EnsemblePlan, version: int
+    ) -> ServedVersion:
+        directory = definition.polled.directory.path
+        return self._factory.make(
+            plan.config, version=version, directory=directory, namespace=model.namespace, plan=plan
+        )
 
     def _generations_of(self, model: ModelId, definition: EnsembleDefinition) -> frozenset[ServedVersion]:
         parts = self._models.parts(model, definition.steps)
@@ -340,13 +344,7 @@ class ModelLoader:
             logger.error("failed to load '%s' version %d: %s", known.id, version, reason)
             current = model.versions.get(version)
             if current is None or not current.is_loaded:
-                failed = model.versions[version] = self._factory.outline(
-                    plan.config,
-                    version=version,
-                    directory=definition.polled.directory.path,
-                    namespace=known.id.namespace,
-                    plan=plan,
-                )
+                failed = model.versions[version] = self._make_version(known.id, definition, plan, version)
                 failed.begin_load()
                 failed.fail_load(error)
         return self._failed(known.id, dict.fromkeys(definition.polled.selection.selected, reason))

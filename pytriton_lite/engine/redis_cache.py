@@ -32,6 +32,7 @@ from pytriton_lite.core.tensor import Tensor, element_count
 from pytriton_lite.engine.cache_options import RedisCacheOptions
 from pytriton_lite.engine.response_cache import CachedOutput, CacheSpace, Found, Outputs, ResponseCache, copied
 from pytriton_lite.repository.changes import is_bytecode
+from pytriton_lite.repository.index import is_version
 from pytriton_lite.repository.walk import walk
 
 logger = logging.getLogger(__name__)
@@ -353,7 +354,7 @@ def _files(directory: Path, version: int) -> list[Path]:
         for found in walk(directory, is_bytecode)
         if not found.is_directory
         and found.path != "config.pbtxt"
-        and (found.entry == str(version) or not found.entry.isdigit())
+        and (found.entry == str(version) or not is_version(found.entry))
     ]
 
 

@@ -105,26 +105,10 @@ class VersionFactory:
         namespace: str = "",
         plan: EnsemblePlan | None = None,
     ) -> ServedVersion:
-        """A generation that is to be loaded, with a *config* from `complete`.
+        """A generation that can be seen. One that is to be loaded needs a *config* from `complete`, and `equip`.
 
         *plan* is an ensemble's, and its configuration the plan's.
         """
-        served = self.outline(config, version=version, directory=directory, namespace=namespace, plan=plan)
-        # An ensemble may be decoupled although its configuration did not say so, and is not cached then.
-        if self._cache is not None and served.config.uses_response_cache:
-            served.use_cache(self._cache.space(served.config, version, directory))
-        return served
-
-    def outline(
-        self,
-        config: ModelConfig,
-        *,
-        version: int,
-        directory: Path,
-        namespace: str = "",
-        plan: EnsemblePlan | None = None,
-    ) -> ServedVersion:
-        """What can be seen of a generation that will never serve. Arguments as of `make`, but *config* need not be complete."""
         if plan is not None:
             return EnsembleVersion(
                 version,
@@ -147,6 +131,12 @@ class VersionFactory:
             latencies=self._latencies,
             grants=self._grants,
         )
+
+    def equip(self, served: ServedVersion, directory: Path) -> None:
+        """Give a generation that is to be loaded what one that can only be seen has no use for."""
+        # An ensemble may be decoupled although its configuration did not say so, and is not cached then.
+        if self._cache is not None and served.config.uses_response_cache:
+            served.use_cache(self._cache.space(served.config, served.version, directory))
 
     def _advise_on_cache(self, config: ModelConfig, version: int) -> None:
         if config.uses_response_cache and self._cache is None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytriton_lite.repository.index import ModelDirectory
+from pytriton_lite.repository.index import ModelDirectory, is_version
 from pytriton_lite.repository.walk import walk
 
 _BYTECODE_FOLDER = "__pycache__"
@@ -33,7 +33,7 @@ class ChangeTimes:
         """What to remember where something in *entries* of the model's directory has changed, whatever the times say."""
         if not entries:
             return self
-        is_shared = any(not _is_version(entry) and entry not in _CONFIGURATIONS for entry in entries)
+        is_shared = any(not is_version(entry) and entry not in _CONFIGURATIONS for entry in entries)
         kept = {} if is_shared else {at: ns for at, ns in self.version_ns.items() if str(at) not in entries}
         return ChangeTimes(NEVER.model_ns, kept)
 
@@ -63,7 +63,7 @@ def change_times(
         time_ns = max(found.time_ns, found.link_time_ns)
         if found.entry == config_entry:
             config_ns = max(config_ns, time_ns)
-        elif _is_version(found.entry):
+        elif is_version(found.entry):
             of_versions[found.entry] = max(of_versions.get(found.entry, 0), time_ns)
         else:
             shared_ns = max(shared_ns, time_ns)
@@ -71,10 +71,6 @@ def change_times(
     model_ns = max(_mtime_ns(model.path), shared_ns, config_ns, *of_versions.values(), 0)
     version_ns = {version: max(of_versions.get(str(version), 0), shared_ns) for version in model.versions}
     return ChangeTimes(model_ns, version_ns)
-
-
-def _is_version(entry: str) -> bool:
-    return entry.isascii() and entry.isdigit()
 
 
 def _mtime_ns(path: Path) -> int:

@@ -125,6 +125,11 @@ def is_model_name(name: str) -> bool:
     return bool(name) and not name.startswith(".") and "/" not in name and "\0" not in name
 
 
+def is_version(entry: str) -> bool:
+    """Whether an entry of a model's directory, by its name, is a version's."""
+    return entry.isascii() and entry.isdigit()
+
+
 def find_model(
     roots: Sequence[Path], name: str, *, namespaces: Mapping[Path, str] | None = None
 ) -> list[ModelDirectory]:
@@ -185,7 +190,7 @@ def _versions(model_dir: Path, notices: list[Notice]) -> Iterator[int]:
 def _version_problem(name: str) -> str | None:
     if len(name) > 1 and name[0] == "0":
         return "contains leading zeros in its directory name"
-    if not (name.isascii() and name.isdigit()) or int(name) > _LARGEST_VERSION:
+    if not is_version(name) or int(name) > _LARGEST_VERSION:
         return "fails to convert to integral number"
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from pytriton_lite.scheduling.queue import FEW, Decision, Ticket, keep_queued, queue_is_full
+from pytriton_lite.scheduling.queue import FEW, Decision, Ticket, keep_queued, queue_is_full, still_queued
 
 
 class DefaultScheduler:
@@ -70,7 +70,7 @@ class DefaultScheduler:
 
     def _drop_leavers(self) -> None:
         """Take cancelled requests out of the queue; the next decision reports them."""
-        leavers = list(dict.fromkeys(ticket for ticket in self._leavers if ticket.is_queued))
+        leavers = still_queued(self._leavers)
         self._leavers = []
         self._cancelled += leavers
         for ticket in leavers:

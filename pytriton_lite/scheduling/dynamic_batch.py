@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pytriton_lite.config.model_config import DynamicBatching, TimeoutAction
 from pytriton_lite.scheduling.deadlines import Deadlines
 from pytriton_lite.scheduling.policy_queues import queues_for, timeout_us
-from pytriton_lite.scheduling.queue import FEW, Decision, Ticket, keep_queued, queue_is_full
+from pytriton_lite.scheduling.queue import FEW, Decision, Ticket, keep_queued, queue_is_full, still_queued
 
 
 class _Prefix(NamedTuple):
@@ -188,7 +188,7 @@ class DynamicBatchScheduler:
 
     def _drop_leavers(self) -> None:
         """Take every cancelled request out of the queue; the next decision reports them."""
-        leavers = list(dict.fromkeys(ticket for ticket in self._leavers if ticket.is_queued))
+        leavers = still_queued(self._leavers)
         self._leavers = []
         self._cancelled += leavers
         if len(leavers) <= FEW:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -109,6 +109,11 @@ class Scheduler(Protocol):
 
 FEW = 8
 """So many are faster taken out of a long queue one by one, which `deque.remove` does, than by looking at all of it."""
+
+
+def still_queued(tickets: Iterable[Ticket]) -> list[Ticket]:
+    """Those of *tickets* that are in a queue, each once."""
+    return list(dict.fromkeys(ticket for ticket in tickets if ticket.is_queued))
 
 
 def keep_queued(line: deque[Ticket]) -> None:
