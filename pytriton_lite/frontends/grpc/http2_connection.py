@@ -27,6 +27,7 @@ from pytriton_lite.frontends.grpc import http2_frames as frames
 from pytriton_lite.frontends.grpc.http2_call import OK_TRAILERS, Call, Endpoint, Head, MalformedRequest
 from pytriton_lite.frontends.grpc.http2_frames import ConnectionFault, Http2Error
 from pytriton_lite.frontends.grpc.options import GrpcOptions
+from pytriton_lite.frontends.work_share import share_of
 
 MAX_CONCURRENT_STREAMS = 1024
 STREAM_WINDOW = 4 << 20
@@ -107,8 +108,15 @@ class Http2Connection(asyncio.Protocol):
         self._on_made = on_made
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
+        self._share = share_of(self._loop)
         self._rest = b""
-        """The beginning of a frame, or of the preface, whose end has not come."""
+        """The beginning of a frame, or of the preface, whose end has not come; frames, too, while `_is_waiting`."""
+        self._rest_at = 0
+        """Where in `_rest` it begins: to cut off what is done with would be to copy the rest in every slice of time."""
+        self._is_waiting = False
+        """For the loop's time: `go_on` is called when it is our turn."""
+        self._is_reading_paused = False
+        """Because more came while we waited."""
         self._data_left: tuple[int, int, int] | None = None
         """Of a frame of data whose beginning was handed on: bytes that are to come, flags, stream."""
         self._state = ConnectionState.EXPECTING_PREFACE
@@ -193,13 +201,43 @@ class Http2Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._state is _CLOSED:
             return
-        self._read_at = self._loop.time()
-        if self._rest:
-            data = self._rest + data
+        share = self._share
+        if self._is_waiting:
+            self._keep(data)
+            self._pause_reading()
+        elif share.begin():
+            try:
+                self._read_at = share.began_at
+                if self._rest:
+                    data = self._rest + data
+                    self._rest = b""
+                self._work(data, 0)
+            finally:
+                share.end()
+        else:
+            self._keep(data)
+            self._is_waiting = True
+            share.wait(self, is_new=True)
+
+    def go_on(self) -> None:
+        """It is our turn again: work on what was kept."""
+        self._is_waiting = False
+        if self._state is _CLOSED:
             self._rest = b""
+            self._resume_reading()  # what comes is dropped, and the end of it has to be seen
+            return
+        self._read_at = self._share.began_at
+        data, begin = self._rest, self._rest_at
+        self._rest, self._rest_at = b"", 0
+        self._work(data, begin)
+        if not self._is_waiting:
+            self._resume_reading()
+
+    def _work(self, data: bytes, begin: int) -> None:
+        """Read the frames in *data* from *begin* on, as long as the slice of time lasts."""
         try:
             if self._state is not _EXPECTING_PREFACE:
-                self._read_frames(data, 0)
+                self._read_frames(data, begin)
             elif self._read_preface(data):
                 self._read_frames(data, len(frames.PREFACE))
             else:
@@ -210,6 +248,21 @@ class Http2Connection(asyncio.Protocol):
         if self._has_room:
             self._has_room = False
             self._send_unsent()
+
+    def _keep(self, data: bytes) -> None:
+        self._read_at = self._loop.time()
+        self._rest = self._rest[self._rest_at :] + data
+        self._rest_at = 0
+
+    def _pause_reading(self) -> None:
+        if not self._is_reading_paused and not self._transport.is_closing():
+            self._is_reading_paused = True
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self._is_reading_paused and not self._transport.is_closing():
+            self._is_reading_paused = False
+            self._transport.resume_reading()
 
     def _read_preface(self, data: bytes) -> bool:
         """Whether *data* begins with the whole of it; False as long as that is possible."""
@@ -244,6 +297,11 @@ class Http2Connection(asyncio.Protocol):
                 self._handlers[kind](data, payload, begin, flags, stream_id & frames.MAX_STREAM_ID)
             else:
                 self._count_nuisance()  # an extension, to be ignored
+            if end - begin >= frames.FRAME_HEAD_BYTES and self._share.is_over():
+                self._rest, self._rest_at = data, begin
+                self._is_waiting = True
+                self._share.wait(self, is_new=False)
+                return
         self._rest = data[begin:]
 
     def _go_on_with_data(self, data: bytes, begin: int, left: int, flags: int, stream_id: int) -> int:

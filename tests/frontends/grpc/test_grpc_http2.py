@@ -15,8 +15,11 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +129,28 @@ def infer_message(model: str = "echo", size: int = 4, **fields: Any) -> bytes:
 def echoed(message: bytes) -> bytes:
     response = service_pb2.ModelInferResponse.FromString(message)
     return bytes(response.raw_output_contents[0])
+
+
+@contextmanager
+def standing(loop: LoopThread) -> Iterator[None]:
+    """The loop does nothing, and what clients send meanwhile waits in their sockets."""
+    stands, goes_on = threading.Event(), threading.Event()
+
+    def stand() -> None:
+        stands.set()
+        assert goes_on.wait(30)
+
+    loop.loop.call_soon_threadsafe(stand)
+    assert stands.wait(30)
+    try:
+        yield
+    finally:
+        goes_on.set()
+
+
+def on_stream(data: bytes, stream: int) -> bytes:
+    """A frame as *data*, on *stream*."""
+    return data[:5] + struct.pack(">L", stream) + data[9:]
 
 
 def resolve(loop: LoopThread, engine: FakeServer, index: int = 0) -> None:
@@ -845,6 +870,64 @@ class TestHostilePeers:
             wild.until_closed()
         peer.request(1, infer_message())
         assert peer.answer(1).trailers["grpc-status"] == "0"
+
+
+class TestShareOfTheLoop:
+    """No connection has the loop to itself, whatever it sends at once."""
+
+    COUNT = 900
+
+    def test_thousand_requests_of_one_connection_do_not_go_before_one_of_another(
+        self, loop: LoopThread, engine: FakeServer, peer: Http2Peer, listener: Http2Listener
+    ) -> None:
+        peer.request(1, infer_message(id="first"))
+        peer.answer(1)
+        begun = [frame(HEADERS, END_HEADERS, stream, peer.encoder.encode(headers_of())) for stream in self.streams()]
+        data = frame(DATA, END_STREAM, 0, prefixed(infer_message(id="many")))
+        with Http2Peer.connect(listener) as other:
+            other.request(1, infer_message(id="first"))
+            other.answer(1)
+            with standing(loop):  # so that the loop finds both when it looks again
+                peer.send(*(block + on_stream(data, stream) for block, stream in zip(begun, self.streams())))
+                other.request(3, infer_message(id="honest"))
+            other.answer(3)
+        ids = [request.request_id for request in engine.seen]
+        assert ids.index("honest") < self.COUNT // 2
+        peer.wait_end(self.streams()[-1])
+        assert len(engine.seen) == self.COUNT + 3
+
+    def streams(self) -> range:
+        return range(3, 3 + 2 * self.COUNT, 2)
+
+    def test_what_comes_while_a_connection_waits_is_read_later_and_in_order(
+        self, engine: FakeServer, peer: Http2Peer
+    ) -> None:
+        total = 1000
+        with ThreadPoolExecutor(1) as writer:
+            writing = writer.submit(self._write, peer, total)
+            peer.wait_end(2 * total - 1)
+            writing.result()
+        assert [int(request.request_id) for request in engine.seen] == list(range(total))
+
+    @staticmethod
+    def _write(peer: Http2Peer, total: int) -> None:
+        """Requests of a kilobyte, which is several reads of the server's."""
+        block = _headers_block(headers_of())
+        peer.send(window_update(0, 1 << 30))
+        for number in range(total):
+            body = prefixed(infer_message(id=str(number), size=1000))
+            stream = 2 * number + 1
+            peer.send(frame(HEADERS, END_HEADERS, stream, block), frame(DATA, END_STREAM, stream, body))
+
+    def test_connection_that_is_closed_while_it_waits_ends(
+        self, loop: LoopThread, engine: FakeServer, listener: Http2Listener
+    ) -> None:
+        with Http2Peer.connect(listener) as peer:
+            with standing(loop):
+                self._write(peer, 500)
+                peer.send(b"\xff" * 20)  # a frame that is too long
+            assert peer.next(GOAWAY).code == FRAME_SIZE_ERROR
+            peer.until_closed()
 
 
 class TestCompression:
