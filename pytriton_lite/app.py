@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytriton_lite import __version__, logs
 from pytriton_lite.access_log import AccessLog, LineFile
-from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.memory_limit import memory_limit
 from pytriton_lite.engine.backends import Backends
 from pytriton_lite.engine.cache_options import CacheOptions, cache_options
 from pytriton_lite.engine.foreground import Foreground
@@ -43,7 +44,7 @@ from pytriton_lite.frontends.metrics import MetricsOptions, metrics_app
 from pytriton_lite.frontends.tls import TlsOptions, server_context
 from pytriton_lite.ipc import cuda
 from pytriton_lite.ipc.segment import DEFAULT_PREFIX
-from pytriton_lite.settings import GrpcTransport, ModelControlMode, RateLimitMode, Settings
+from pytriton_lite.settings import GrpcTransport, ModelControlMode, OverloadStatus, RateLimitMode, Settings
 
 if TYPE_CHECKING:
     from pytriton_lite.frontends.grpc.server import GrpcListener
@@ -101,6 +102,17 @@ def _keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, 64 << 20)
         mallopt(_M_TOP_PAD, 8 << 20)
         mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+
+
+_OVERLOAD_CODES = {
+    OverloadStatus.UNAVAILABLE: ErrorCode.UNAVAILABLE,
+    OverloadStatus.TOO_MANY_REQUESTS: ErrorCode.RESOURCE_EXHAUSTED,
+}
+
+
+def _limit(given: int | None, derived: int) -> int | None:
+    """A limit of the server: what was *given*, of which 0 is none at all, or else what was *derived*."""
+    return derived if given is None else given or None
 
 
 class StartError(Exception):
@@ -233,6 +245,8 @@ class App:
             allow_client_shm=settings.allow_client_shm,
             region_limits=RegionLimits(settings.client_shm_key_prefix, settings.client_shm_max_byte_size),
             resource_sizes=settings.rate_limit_resource if settings.rate_limit is not RateLimitMode.OFF else None,
+            max_receiving_bytes=_limit(settings.max_receiving_bytes, memory_limit() // 4),
+            overload_code=_OVERLOAD_CODES[settings.overload_status],
         )
 
     def _cache_options(self) -> CacheOptions | None:

@@ -57,6 +57,11 @@ class GrpcTransport(enum.Enum):
     GRPCIO = "grpcio"
 
 
+class OverloadStatus(enum.Enum):
+    UNAVAILABLE = "503"
+    TOO_MANY_REQUESTS = "429"
+
+
 class RateLimitMode(enum.Enum):
     OFF = "off"
     EXECUTION_COUNT = "execution_count"
@@ -398,6 +403,24 @@ class Settings:
             Group.SERVER,
             COUNT,
             "Seconds that a shutdown may take in all: closing connections, finishing requests, unloading models.",
+        ),
+    )
+    max_receiving_bytes: int | None = field(
+        default=None,
+        metadata=_option(
+            Group.SERVER,
+            BYTE_SIZE,
+            "Bytes of requests that have begun to come in and are not yet whole, over all connections; what would go over it "
+            "is refused as --overload-status says. 0 is no limit.",
+            shown_default="a quarter of the memory that the server may use",
+        ),
+    )
+    overload_status: OverloadStatus = field(
+        default=OverloadStatus.UNAVAILABLE,
+        metadata=_option(
+            Group.SERVER,
+            _choice("overload-status", OverloadStatus),
+            "Status of what is refused because too much waits: 503 and UNAVAILABLE, or 429 and RESOURCE_EXHAUSTED.",
         ),
     )
 

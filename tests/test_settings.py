@@ -67,6 +67,7 @@ FLAGS_OF_OURS = """
     client-shm-key-prefix client-shm-max-byte-size
     access-log access-log-file
     watch
+    max-receiving-bytes overload-status
 """
 
 
@@ -110,6 +111,7 @@ EXAMPLES = (
     "a=b",
     "rate=1",
     "a:1",
+    "429",
 )
 
 

@@ -16,6 +16,8 @@ class ErrorCode(enum.IntEnum):
     UNSUPPORTED = 5
     ALREADY_EXISTS = 6
     CANCELLED = 7
+    RESOURCE_EXHAUSTED = 9
+    """Too much waits, where the server is to say so in this way (``--overload-status=429``); not one of Triton's."""
 
     @property
     def label(self) -> str:
@@ -32,16 +34,21 @@ _LABELS = {
     ErrorCode.UNSUPPORTED: "Unsupported",
     ErrorCode.ALREADY_EXISTS: "Already exists",
     ErrorCode.CANCELLED: "<invalid code>",  # Triton has no name for it in this place
+    ErrorCode.RESOURCE_EXHAUSTED: "Resource exhausted",
 }
 
 
 class InferenceError(Exception):
-    """A failure that a caller is told about: a category and a sentence that names model, field, expected and got."""
+    """A failure that a caller is told about: a category and a sentence that names model, field, expected and got.
 
-    def __init__(self, code: ErrorCode, message: str) -> None:
+    ``retry_after_s`` is when to try again where that may help soon: too much waits. None otherwise.
+    """
+
+    def __init__(self, code: ErrorCode, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.retry_after_s = retry_after_s
 
     def __str__(self) -> str:
         return self.message

@@ -32,6 +32,7 @@ from pytriton_lite.engine.model_store import ModelStore, StoreOptions
 from pytriton_lite.engine.models import Model
 from pytriton_lite.engine.observation import Observation
 from pytriton_lite.engine.poller import Poller
+from pytriton_lite.engine.receive_budget import ReceiveBudget
 from pytriton_lite.engine.redis_cache import RedisCache
 from pytriton_lite.engine.regions import RegionLimits, Regions
 from pytriton_lite.engine.resource_grants import ResourceGrants
@@ -119,6 +120,10 @@ class ServerOptions:
     """Of the response cache; None without one."""
     resource_sizes: tuple[ResourceSize, ...] | None = None
     """Of what the rate limiter has to give; None without one."""
+    max_receiving_bytes: int | None = None
+    """Of requests that are not yet whole; None without a limit."""
+    overload_code: ErrorCode = ErrorCode.UNAVAILABLE
+    """Of what is refused because too much waits."""
 
 
 class Server:
@@ -147,6 +152,8 @@ class Server:
         self.custom_metrics = CustomMetrics()
         self.request_counts = RequestCounts()
         """The front ends count here what they have answered."""
+        self.receive_budget = ReceiveBudget(options.max_receiving_bytes, options.overload_code)
+        """The front ends take from it what they buffer of requests that are not yet whole."""
         self.observation = Observation()
         self.tracer = Tracer(options.trace, self.observation, self.is_model_known)
         self.regions = Regions(

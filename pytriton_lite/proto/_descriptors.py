@@ -489,4 +489,14 @@ FILES: tuple[bytes, ...] = (
         b'CheckRequest\x1a#.grpc.health.v1.HealthCheckRespons'
         b'e0\x01b\x06proto3'
     ),
+    # status.proto
+    (
+        b'\n\x0cstatus.proto\x12\ngoogle.rpc"\xa6\x01\n\x06Status\x12\x12\n\x04code\x18\x01 '
+        b'\x01(\x05R\x04code\x12\x18\n\x07message\x18\x02 \x01(\tR\x07message\x123\n\x07details\x18\x03'
+        b' \x03(\x0b2\x19.google.rpc.Status.PackedR\x07details\x1a9\n\x06Pack'
+        b'ed\x12\x19\n\x08type_url\x18\x01 \x01(\tR\x07typeUrl\x12\x14\n\x05value\x18\x02 \x01(\x0cR\x05va'
+        b'lue"\x82\x01\n\tRetryInfo\x12<\n\x0bretry_delay\x18\x01 \x01(\x0b2\x1b.google.'
+        b'rpc.RetryInfo.DelayR\nretryDelay\x1a7\n\x05Delay\x12\x18\n\x07seco'
+        b'nds\x18\x01 \x01(\x03R\x07seconds\x12\x14\n\x05nanos\x18\x02 \x01(\x05R\x05nanosb\x06proto3'
+    ),
 )

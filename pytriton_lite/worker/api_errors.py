@@ -91,5 +91,9 @@ class TritonError:
 
 
 def error_of(code: int, message: str) -> TritonError:
-    """The error that the server tells of, with its code."""
-    return TritonError(message, _ErrorCode(code))
+    """The error that the server tells of, with its code, or the nearest that models know."""
+    return TritonError(message, _ErrorCode(_NEAREST.get(code, code)))
+
+
+_NEAREST: dict[int, int] = {ErrorCode.RESOURCE_EXHAUSTED: ErrorCode.UNAVAILABLE}
+"""``TritonError`` has no names for these."""

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from pytriton_lite.core import dtypes
+from pytriton_lite.core.errors import ErrorCode
 from pytriton_lite.worker import pb_utils
+from pytriton_lite.worker.api_errors import error_of
 from pytriton_lite.worker.loader import install_pb_utils
 from pytriton_lite.worker.pb_utils import (
     InferenceRequest,
@@ -572,6 +574,11 @@ def test_other_response_parameters_are_refused(parameters: Any, text: str) -> No
 
 
 # ---------------------------------------------------------------------------------------------- errors
+
+
+def test_error_of_the_server_that_triton_has_no_code_for_has_the_nearest() -> None:
+    assert error_of(ErrorCode.RESOURCE_EXHAUSTED, "too much waits").code() == TritonError.UNAVAILABLE
+    assert error_of(ErrorCode.NOT_FOUND, "no").code() == TritonError.NOT_FOUND
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
+from typing import NamedTuple
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.proto import status_pb
 from pytriton_lite.proto.message import DecodeError
 
 logger = logging.getLogger(__name__)
@@ -35,6 +38,7 @@ STATUS = {
     ErrorCode.UNSUPPORTED: Status.UNIMPLEMENTED,
     ErrorCode.ALREADY_EXISTS: Status.ALREADY_EXISTS,
     ErrorCode.CANCELLED: Status.CANCELLED,
+    ErrorCode.RESOURCE_EXHAUSTED: Status.RESOURCE_EXHAUSTED,
 }
 
 UNDECODABLE = "Unable to parse request"
@@ -44,15 +48,42 @@ BUG = "internal error of the server; its log has the details"
 # RESOURCE_EXHAUSTED in place of the error; Triton's answers to a model error of 20,000 characters end so.
 MAX_DETAILS_BYTES = 7 * 1024
 
+_RETRY_INFO_URL = "type.googleapis.com/google.rpc.RetryInfo"
+_COPIED_TEXT = 500
 
-def failure_of(method: str, error: BaseException) -> tuple[Status, str]:
-    """Status and details of an RPC that ended with *error*. It is the edge: what nobody expected is logged, and INTERNAL."""
+
+RICH_DETAILS = "grpc-status-details-bin"
+"""The trailer in which a `google.rpc.Status` travels."""
+
+
+class Failure(NamedTuple):
+    """How an RPC fails. ``rich_details`` are the bytes of the trailer ``grpc-status-details-bin``; empty without one."""
+
+    status: Status
+    text: str
+    rich_details: bytes = b""
+
+
+def failure_of(method: str, error: BaseException) -> Failure:
+    """What an RPC fails with that ended with *error*. It is the edge: what nobody expected is logged, and INTERNAL."""
     if isinstance(error, InferenceError):
-        return STATUS[error.code], details(error.message)
+        status, text = STATUS[error.code], details(error.message)
+        if error.retry_after_s is None:
+            return Failure(status, text)
+        return Failure(status, text, _retry_info(status, text, error.retry_after_s))
     if isinstance(error, DecodeError):
-        return Status.INTERNAL, UNDECODABLE
+        return Failure(Status.INTERNAL, UNDECODABLE)
     logger.error("%s failed", method, exc_info=error)
-    return Status.INTERNAL, BUG
+    return Failure(Status.INTERNAL, BUG)
+
+
+def _retry_info(status: Status, text: str, retry_after_s: float) -> bytes:
+    """A `google.rpc.Status` that says when to try again. Its text is cut: both copies share the room for headers."""
+    milliseconds = math.ceil(retry_after_s * 1000)
+    delay = status_pb.RetryInfo.Delay(seconds=milliseconds // 1000, nanos=milliseconds % 1000 * 1_000_000)
+    info = status_pb.RetryInfo(retry_delay=delay)
+    packed = status_pb.Status.Packed(type_url=_RETRY_INFO_URL, value=info.SerializeToString())
+    return status_pb.Status(code=status, message=text[:_COPIED_TEXT], details=[packed]).SerializeToString()
 
 
 def details(text: str) -> str:

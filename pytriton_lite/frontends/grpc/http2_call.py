@@ -7,6 +7,7 @@ There are two kinds of call: `UnaryCall` takes one message and gives one answer,
 from __future__ import annotations
 
 import asyncio
+import base64
 import struct
 import time
 from collections import deque
@@ -22,7 +23,7 @@ from pytriton_lite.core.timeline import CLIENT_GONE
 from pytriton_lite.frontends.grpc import compression
 from pytriton_lite.frontends.grpc.calls import CallsInFlight
 from pytriton_lite.frontends.grpc.codec import LARGE_BYTES, encode_response_parts, parse_request
-from pytriton_lite.frontends.grpc.errors import Status, failure_of
+from pytriton_lite.frontends.grpc.errors import RICH_DETAILS, Failure, Status, failure_of
 from pytriton_lite.frontends.grpc.forwarding import Forwarded, HeaderForwarding
 from pytriton_lite.frontends.grpc.http2_frames import STATUS_200, field
 from pytriton_lite.frontends.grpc.infer_stream import METHOD as STREAM_METHOD
@@ -166,20 +167,20 @@ class Endpoint:
         path = fields[b":path"]
         restriction = self._restrictions.get(path)
         if restriction is not None and not restriction.permits(fields.get(restriction.name)):
-            status, text = failure_of(path.decode(), refusal(restriction))
-            return Head(None, error_block(status, text), status)
+            failure = failure_of(path.decode(), refusal(restriction))
+            return Head(None, error_block(failure), failure.status)
         route = self._routes.get(path)
         if route is None:
-            return Head(None, error_block(Status.UNIMPLEMENTED, ""), Status.UNIMPLEMENTED)
+            return Head(None, error_block(Failure(Status.UNIMPLEMENTED, "")), Status.UNIMPLEMENTED)
         encoding = fields.get(b"grpc-encoding", b"identity")
         if encoding not in compression.WBITS and encoding != b"identity":
             text = f"grpc-encoding '{encoding.decode('latin-1')}' is not supported, expected one of identity, deflate, gzip"
-            block = error_block(Status.UNIMPLEMENTED, text)
+            block = error_block(Failure(Status.UNIMPLEMENTED, text))
             return Head(route, block + field(b"grpc-accept-encoding", compression.ACCEPTED), Status.UNIMPLEMENTED)
         try:
             timeout_s = _read_timeout(fields.get(b"grpc-timeout"))
         except ValueError as error:
-            return Head(route, error_block(Status.INTERNAL, str(error)), Status.INTERNAL)
+            return Head(route, error_block(Failure(Status.INTERNAL, str(error))), Status.INTERNAL)
         accepted = fields.get(b"grpc-accept-encoding", b"")
         is_stream = route is self._stream_route
         is_inference = is_stream or route is self.infer_route
@@ -339,11 +340,11 @@ class Call:
             assert self._head.route is not None
             self._end_with(*failure_of(self._head.route.name, error))
 
-    def _end_with(self, status: Status, text: str) -> None:
+    def _end_with(self, status: Status, text: str, rich_details: bytes = b"") -> None:
         if self.timeline is not None:
             self.timeline.sending(status, 0, text)
         self._endpoint.counts[status.name] += 1
-        self._close_with(error_block(status, text))
+        self._close_with(error_block(Failure(status, text, rich_details)))
 
     def _close_with(self, block: bytes) -> None:
         self._end()
@@ -731,9 +732,10 @@ class StreamCall(Call):
             self._endpoint.counts["OK"] += 1
             self._close_with(OK_TRAILERS if self._is_opened else _PLAIN_OPENING + OK_TRAILERS)
 
-    def _end_with(self, status: Status, text: str) -> None:
+    def _end_with(self, status: Status, text: str, rich_details: bytes = b"") -> None:
         self._endpoint.counts[status.name] += 1
-        self._close_with(_status_fields(status, text) if self._is_opened else error_block(status, text))
+        failure = Failure(status, text, rich_details)
+        self._close_with(_status_fields(failure) if self._is_opened else error_block(failure))
 
     def _end(self) -> None:
         super()._end()
@@ -757,14 +759,18 @@ def _cut_short(received: int, size: int) -> str:
     return f"the message is cut short: {max(received, 0)} of {size} bytes were sent"
 
 
-def error_block(status: Status, text: str) -> bytes:
-    """The header block of an answer that is nothing but trailers. *text* must fit (`errors.details`)."""
-    return _PLAIN_OPENING + _status_fields(status, text)
+def error_block(failure: Failure) -> bytes:
+    """The header block of an answer that is nothing but trailers. The text must fit (`errors.details`)."""
+    return _PLAIN_OPENING + _status_fields(failure)
 
 
-def _status_fields(status: Status, text: str) -> bytes:
-    fields = field(b"grpc-status", b"%d" % status)
-    return fields + field(b"grpc-message", _percent_encode(text)) if text else fields
+def _status_fields(failure: Failure) -> bytes:
+    fields = field(b"grpc-status", b"%d" % failure.status)
+    if failure.text:
+        fields += field(b"grpc-message", _percent_encode(failure.text))
+    if failure.rich_details:
+        fields += field(RICH_DETAILS.encode(), base64.b64encode(failure.rich_details).rstrip(b"="))
+    return fields
 
 
 def _percent_encode(text: str) -> bytes:

@@ -27,7 +27,7 @@ from pytriton_lite.frontends.addresses import (
 )
 from pytriton_lite.frontends.grpc.calls import CallsInFlight
 from pytriton_lite.frontends.grpc.codec import MAX_MESSAGE_BYTES, parse_request
-from pytriton_lite.frontends.grpc.errors import Status, failure_of
+from pytriton_lite.frontends.grpc.errors import RICH_DETAILS, Status, failure_of
 from pytriton_lite.frontends.grpc.forwarding import Forwarded, HeaderForwarding
 from pytriton_lite.frontends.grpc.infer_stream import METHOD as STREAM_METHOD
 from pytriton_lite.frontends.grpc.infer_stream import InferStream, StreamOrigin
@@ -401,9 +401,10 @@ async def _fail(
     context: Any, counts: Counts, method: str, error: Exception, timeline: Timeline | None = None
 ) -> NoReturn:
     """End the RPC with what *error* says."""
-    status, text = failure_of(method, error)
+    status, text, rich_details = failure_of(method, error)
     if timeline is not None:
         timeline.sending(status, 0, text)
     counts[status.name] += 1
-    await context.abort(_STATUS_CODES[status], text)
+    trailers = ((RICH_DETAILS, rich_details),) if rich_details else ()
+    await context.abort(_STATUS_CODES[status], text, trailers)
     raise AssertionError("abort returned")

@@ -23,7 +23,7 @@ from pytriton_lite.engine.statistics import Duration, ModelStatistics, ResponseS
 from pytriton_lite.engine.views import IndexEntry, ModelMetadata, TensorMetadata
 from pytriton_lite.frontends.http import json_dialect, json_values, openapi
 from pytriton_lite.frontends.http.bodies import decode_base64, read_body
-from pytriton_lite.frontends.http.errors import BUG, METHOD_NOT_ALLOWED, NOT_FOUND, STATUS, error_body
+from pytriton_lite.frontends.http.errors import BUG, METHOD_NOT_ALLOWED, NOT_FOUND, STATUS, error_body, retry_headers
 from pytriton_lite.frontends.http.log_routes import add_logging
 from pytriton_lite.frontends.http.options import HttpOptions
 from pytriton_lite.frontends.http.routes import is_version, parse_version
@@ -74,7 +74,9 @@ def admin_app(server: Server, options: HttpOptions) -> FastAPI:
 def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(InferenceError)
     async def refused(request: Request, error: InferenceError) -> Response:
-        return _error(STATUS[error.code], error.message)
+        answer = _error(STATUS[error.code], error.message)
+        answer.raw_headers.extend(retry_headers(error))
+        return answer
 
     @app.exception_handler(HTTPException)
     async def not_routed(request: Request, error: HTTPException) -> Response:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import orjson
 
-from pytriton_lite.core.errors import ErrorCode
+from pytriton_lite.core.errors import ErrorCode, InferenceError
 
 STATUS = {
     ErrorCode.UNKNOWN: 400,
@@ -15,6 +17,7 @@ STATUS = {
     ErrorCode.UNSUPPORTED: 501,
     ErrorCode.ALREADY_EXISTS: 400,
     ErrorCode.CANCELLED: 400,
+    ErrorCode.RESOURCE_EXHAUSTED: 429,
 }
 
 NOT_FOUND = "Not Found"
@@ -28,3 +31,10 @@ def error_body(text: str) -> bytes:
         return orjson.dumps({"error": text})
     except orjson.JSONEncodeError:
         return orjson.dumps({"error": text.encode("utf-8", "replace").decode()})
+
+
+def retry_headers(error: InferenceError) -> tuple[tuple[bytes, bytes], ...]:
+    """``Retry-After`` where *error* says when to try again: whole seconds, at least one; 0 would be a storm."""
+    if error.retry_after_s is None:
+        return ()
+    return ((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s))),)

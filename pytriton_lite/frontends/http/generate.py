@@ -30,7 +30,7 @@ from pytriton_lite.frontends.http.bodies import (
     read_up_to,
     wait_disconnected,
 )
-from pytriton_lite.frontends.http.errors import BUG, STATUS, error_body
+from pytriton_lite.frontends.http.errors import BUG, STATUS, error_body, retry_headers
 from pytriton_lite.frontends.http.infer import send_error
 from pytriton_lite.frontends.http.json_tensors import refuse
 from pytriton_lite.frontends.http.observed import Observed, begin_timeline
@@ -75,7 +75,7 @@ def generate_app(server: Server, options: HttpOptions) -> GenerateApp:
             stream = server.infer_stream(served, request, responses)
         except InferenceError as error:
             error_text = error.message
-            await send_error(send, STATUS[error.code], error.message)
+            await send_error(send, STATUS[error.code], error.message, *retry_headers(error))
         except Disconnected:
             error_text = CLIENT_GONE
         except Exception:

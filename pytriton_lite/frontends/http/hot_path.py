@@ -30,7 +30,7 @@ from pytriton_lite.frontends.addresses import format_address
 from pytriton_lite.frontends.http import codec
 from pytriton_lite.frontends.http.bodies import LargeDocuments, is_large
 from pytriton_lite.frontends.http.codec import OutputForms
-from pytriton_lite.frontends.http.errors import BUG, STATUS, error_body
+from pytriton_lite.frontends.http.errors import BUG, STATUS, error_body, retry_headers
 from pytriton_lite.frontends.http.infer import Reading, find_served, join_small
 from pytriton_lite.frontends.http.options import HttpOptions
 from pytriton_lite.frontends.http.routes import split_infer_path
@@ -219,7 +219,7 @@ class InferProtocol(ListenerProtocol):
                 request.timeline = timeline
             self._answer = self._server.infer(served, request)
         except InferenceError as error:
-            self._write_error(STATUS[error.code], error.message)
+            self._write_refusal(error)
             return
         except Exception:
             logger.exception("infer request to model '%s' failed inside the server", model)
@@ -311,7 +311,7 @@ class InferProtocol(ListenerProtocol):
 
     def _write_failure(self, error: BaseException) -> None:
         if isinstance(error, InferenceError):
-            self._write_error(STATUS[error.code], error.message)
+            self._write_refusal(error)
         else:
             logger.error("infer request failed inside the server", exc_info=error)
             self._write_error(500, BUG)
@@ -327,11 +327,15 @@ class InferProtocol(ListenerProtocol):
         )
         self._write(start, join_small(head, tensors))
 
-    def _write_error(self, status: int, text: str) -> None:
+    def _write_refusal(self, error: InferenceError) -> None:
+        headers = b"".join(b"%b: %b\r\n" % header for header in retry_headers(error))
+        self._write_error(STATUS[error.code], error.message, headers)
+
+    def _write_error(self, status: int, text: str, headers: bytes = b"") -> None:
         self._counts[status] += 1
         if self._timeline is not None:
             self._timeline.sending(status, 0, text)
-        self._write(STATUS_LINE[status] + b"content-type: application/json\r\n", [error_body(text)])
+        self._write(STATUS_LINE[status] + b"content-type: application/json\r\n" + headers, [error_body(text)])
 
     def _write(self, start: bytes, body: list[Any]) -> None:
         length = len(body[0]) if len(body) == 1 else sum(map(len, body))

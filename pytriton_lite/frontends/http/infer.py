@@ -34,7 +34,7 @@ from pytriton_lite.frontends.http.bodies import (
     wait_disconnected,
 )
 from pytriton_lite.frontends.http.codec import OutputForms
-from pytriton_lite.frontends.http.errors import BUG, STATUS, error_body
+from pytriton_lite.frontends.http.errors import BUG, STATUS, error_body, retry_headers
 from pytriton_lite.frontends.http.observed import Observed, begin_timeline
 from pytriton_lite.frontends.http.options import HttpOptions
 from pytriton_lite.frontends.http.raw import decode_raw
@@ -101,7 +101,7 @@ def infer_app(server: Server, options: HttpOptions) -> InferApp:
             await send_error(send, 501, error.message, (b"accept-encoding", b"gzip, deflate"))
         except InferenceError as error:
             error_text = error.message
-            await send_error(send, STATUS[error.code], error.message)
+            await send_error(send, STATUS[error.code], error.message, *retry_headers(error))
         except Disconnected:
             error_text = CLIENT_GONE
             return

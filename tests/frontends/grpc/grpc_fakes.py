@@ -15,6 +15,7 @@ from pytriton_lite.core.states import VersionState
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine import views
 from pytriton_lite.engine.observation import Observation
+from pytriton_lite.engine.receive_budget import ReceiveBudget
 from pytriton_lite.engine.regions import Regions
 from pytriton_lite.engine.response_stream import ResponseReceiver, ResponseStream
 from pytriton_lite.engine.statistics import FailureReason, ModelStatistics, RequestCounts
@@ -121,6 +122,7 @@ class FakeServer:
     error: Exception | None = None
     """Raised by `find` when set."""
     request_counts: RequestCounts = field(default_factory=RequestCounts)
+    receive_budget: ReceiveBudget = field(default_factory=lambda: ReceiveBudget(1 << 30))
     parameters: dict[str, bool | int | float | str] = field(default_factory=dict)
     """Of every response."""
     seen: list[InferenceRequest] = field(default_factory=list)

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from google.rpc import error_details_pb2, status_pb2
 from grpc_fakes import FakeServer, LoopThread
 from tritonclient.grpc import InferenceServerClient, InferInput, service_pb2
 from tritonclient.utils import InferenceServerException
@@ -31,6 +32,20 @@ Status = grpc.StatusCode
 LOCAL = GrpcOptions(address="127.0.0.1", port=0)
 
 Listener = Http2Listener | GrpcListener
+
+
+@contextmanager
+def retry_told(seconds: int, nanos: int) -> Iterator[None]:
+    """What is done inside fails with a `google.rpc.Status` that has one detail: the delay."""
+    with pytest.raises(grpc.RpcError) as caught:
+        yield
+    told = status_pb2.Status.FromString(dict(caught.value.trailing_metadata())["grpc-status-details-bin"])
+    assert (told.code, told.message) == (caught.value.code().value[0], caught.value.details())
+    (packed,) = told.details
+    info = error_details_pb2.RetryInfo()
+    assert packed.Unpack(info)
+    assert (info.retry_delay.seconds, info.retry_delay.nanos) == (seconds, nanos)
+    raise caught.value
 
 
 @contextmanager
@@ -400,6 +415,23 @@ class TestInfer:
         assert caught.value.code() is Status.INTERNAL
         assert caught.value.details().startswith("Traceback:\nTraceback:\n")
         assert caught.value.details().endswith("(cut, 55000 bytes in all)")
+
+    def test_overload_says_when_to_try_again(self, engine: FakeServer, stub: Any) -> None:
+        """Read with the messages that clients have for it."""
+        engine.error = InferenceError(ErrorCode.UNAVAILABLE, "too much waits", retry_after_s=1.25)
+        with failing(Status.UNAVAILABLE, "too much waits"), retry_told(1, 250_000_000):
+            stub.ModelInfer(request())
+
+    def test_overload_may_be_told_as_resource_exhausted(self, engine: FakeServer, stub: Any) -> None:
+        engine.error = InferenceError(ErrorCode.RESOURCE_EXHAUSTED, "too much waits", retry_after_s=1)
+        with failing(Status.RESOURCE_EXHAUSTED, "too much waits"), retry_told(1, 0):
+            stub.ModelInfer(request())
+
+    def test_what_is_refused_otherwise_has_no_details(self, engine: FakeServer, stub: Any) -> None:
+        engine.error = InferenceError(ErrorCode.UNAVAILABLE, "gone")
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.ModelInfer(request())
+        assert "grpc-status-details-bin" not in dict(caught.value.trailing_metadata())
 
     def test_message_that_cannot_be_parsed(self, channel: grpc.Channel) -> None:
         for method in ("ModelInfer", "ModelReady"):

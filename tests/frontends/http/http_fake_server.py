@@ -16,6 +16,7 @@ from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.states import VersionState
 from pytriton_lite.core.tensor import Tensor, element_count, format_shape
 from pytriton_lite.engine.observation import Observation
+from pytriton_lite.engine.receive_budget import ReceiveBudget
 from pytriton_lite.engine.regions import Regions
 from pytriton_lite.engine.statistics import ModelStatistics, RequestCounts
 from pytriton_lite.engine.views import IndexEntry, ModelMetadata, ServerMetadata, TensorMetadata
@@ -96,6 +97,7 @@ class FakeServer:
         self.models = {(model.name, model.version): model for model in (models or default_models())}
         self.requests: list[InferenceRequest] = []
         self.request_counts = RequestCounts()
+        self.receive_budget = ReceiveBudget(1 << 30)
         self.asked = asyncio.Event()
         self.regions = Regions(is_allowed=True)
         self.observation = Observation()

@@ -13,6 +13,7 @@ from http_fake_server import FakeServer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.regions import Regions
 from pytriton_lite.frontends.http import codec
 from pytriton_lite.frontends.http.hot_path import hot_path
@@ -325,3 +326,35 @@ def test_documents_with_json_tensors_are_not_remembered() -> None:
     )
     templates.keep(text, request, forms)
     assert templates.get(text, 0) is None
+
+
+class OverloadedServer(FakeServer):
+    """Too much waits, whatever comes."""
+
+    def __init__(self, retry_after_s: float | None, code: ErrorCode = ErrorCode.UNAVAILABLE) -> None:
+        super().__init__()
+        self._error = InferenceError(code, "too much waits", retry_after_s=retry_after_s)
+
+    def infer(self, served: Any, request: Any) -> Any:
+        raise self._error
+
+
+@pytest.mark.parametrize("head", ["", "Accept-Encoding: identity\r\n"], ids=["hot path", "application"])
+@pytest.mark.parametrize(("retry_after_s", "header"), [(0.02, "1"), (1.0, "1"), (2.1, "3"), (None, None)])
+def test_refusal_says_in_whole_seconds_when_to_try_again(head: str, retry_after_s: float | None, header: Any) -> None:
+    async def scenario(session: Session) -> None:
+        session.send(message(vector(1, 1, 1, 1), vector(0, 0, 0, 0), head=head))
+        status, headers, answer = await session.reply()
+        assert (status, headers.get("retry-after"), answer) == (503, header, {"error": "too much waits"})
+
+    in_session(scenario, OverloadedServer(retry_after_s))
+
+
+@pytest.mark.parametrize("head", ["", "Accept-Encoding: identity\r\n"], ids=["hot path", "application"])
+def test_overload_may_be_told_as_429(head: str) -> None:
+    async def scenario(session: Session) -> None:
+        session.send(message(vector(1, 1, 1, 1), vector(0, 0, 0, 0), head=head))
+        status, headers, _ = await session.reply()
+        assert (status, headers["retry-after"]) == (429, "1")
+
+    in_session(scenario, OverloadedServer(1.0, ErrorCode.RESOURCE_EXHAUSTED))
