@@ -3,7 +3,7 @@
 #   docker build -t pytriton-lite .
 #   docker run --rm -p 8000-8002:8000-8002 -v "$PWD/model_repository:/models:ro" pytriton-lite
 #
-# Docker's 64 MB of /dev/shm are enough: larger tensors go through memory files.
+# Docker's 64 MB of /dev/shm are enough: tensors go through memory files.
 FROM python:3.11-slim AS build
 WORKDIR /src
 RUN pip install --no-cache-dir build

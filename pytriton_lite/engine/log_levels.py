@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pytriton_lite.ipc.messages import CONTROL_LOG_LEVELS
+from pytriton_lite.ipc.segment import Words
 
 
 class LogLevels:
@@ -10,7 +11,7 @@ class LogLevels:
 
     def __init__(self, levels: int = 0b0111) -> None:
         self._levels = levels
-        self._pages: dict[object, memoryview] = {}
+        self._pages: dict[object, Words] = {}
 
     def set(self, levels: int) -> None:
         """Seen by the workers with the next line that their models log."""
@@ -18,7 +19,7 @@ class LogLevels:
         for page in self._pages.values():
             page[CONTROL_LOG_LEVELS] = levels
 
-    def enter(self, worker: object, page: memoryview) -> None:
+    def enter(self, worker: object, page: Words) -> None:
         """Keep *page*, 64-bit numbers, up to date until `leave`."""
         self._pages[worker] = page
         page[CONTROL_LOG_LEVELS] = self._levels

@@ -35,7 +35,7 @@ from pytriton_lite.ipc.channel import (
 )
 from pytriton_lite.ipc.line_mark import LineMark
 from pytriton_lite.ipc.messages import Kind, Task
-from pytriton_lite.ipc.segment import Segment
+from pytriton_lite.ipc.segment import Segment, words_of
 
 logger = logging.getLogger("pytriton_lite.model")
 
@@ -149,9 +149,9 @@ class _Process:
         self._descriptors.setblocking(False)
         self._unsent_descriptors: deque[int] = deque()
         """Copies of descriptors for which the socket has no room: it holds some hundreds."""
-        self._control_segment = Segment.create(messages.CONTROL_BYTES, prefix=options.shm_prefix)
+        self._control_segment = Segment.create(messages.CONTROL_BYTES, prefix=options.shm_prefix, may_shrink=True)
         stack.callback(self._control_segment.close)
-        self._control = self._control_segment.view.cast("Q")
+        self._control = words_of(self._control_segment)
         self._control[messages.CONTROL_LINE_MARK] = number = secrets.randbits(64)
         self._line_mark = LineMark(number)
         options.log_levels.enter(self, self._control)

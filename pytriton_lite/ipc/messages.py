@@ -31,6 +31,7 @@ from __future__ import annotations
 import enum
 import json
 import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -38,13 +39,17 @@ from typing import Any, NamedTuple
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.ipc.channel import ProtocolError, frame
+from pytriton_lite.ipc.channel import LARGEST_FRAME, ProtocolError, frame
+from pytriton_lite.ipc.segment import HAS_MEMORY_FILES
 
 VERSION = 3
 """Raised with every change of a layout below; the handshake compares it."""
 
-INLINE_BYTES = 4096
-"""Tensors up to here travel inside the message: for so few bytes a slot costs more than the two copies through a socket."""
+INLINE_BYTES = 4096 if HAS_MEMORY_FILES or sys.platform != "linux" else LARGEST_FRAME // 2
+"""Tensors up to here travel inside the message: for so few bytes a slot costs more than the two copies through a socket.
+
+All of them, where the system has no memory that the server could map without fear (segment.py).
+"""
 
 
 class Kind(enum.IntEnum):

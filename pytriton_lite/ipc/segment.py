@@ -2,10 +2,16 @@
 
 Guarantees:
 
-* No name outlives `Segment.create`: POSIX shared memory is unlinked before anybody else hears of it, and a memory file
-  never had a name. ``kill -9`` of any process, in any order, leaves nothing in ``/dev/shm``.
-* The pages exist when `create` returns. ``ftruncate`` succeeds on a full ``/dev/shm`` and the first write is a SIGBUS;
-  ``posix_fallocate`` fails instead.
+* No name outlives `Segment.create`: a memory file never had one, and POSIX shared memory is unlinked before anybody else
+  hears of it. ``kill -9`` of any process, in any order, leaves nothing in ``/dev/shm``.
+* The pages exist when `create` returns. ``ftruncate`` succeeds where there is no memory left and the first write is a
+  SIGBUS; ``posix_fallocate`` fails instead.
+* Nobody can change the size of what the server maps: whoever has a descriptor may truncate a file, and the next look at
+  what was cut off is a SIGBUS for everybody who has it mapped. So memory files are sealed before anybody hears of them, and
+  `attach` maps only what is. A hole that is punched reads as zeros, and does no harm. macOS has neither memory files nor
+  seals, but the size of its shared memory can be set only once.
+* Where Linux offers no memory files (a seccomp filter) tensors travel in messages (`messages.INLINE_BYTES`), and the one
+  segment that is left, the control page, is read by system call (`SharedWords`).
 
 ``multiprocessing.shared_memory.SharedMemory`` stands on the same kernel objects, but it starts a resource-tracker
 process beside every process that uses it and, before Python 3.13, unlinks what it merely attached to.
@@ -13,19 +19,30 @@ process beside every process that uses it and, before Python 3.13, unlinks what 
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import fcntl
 import mmap
 import os
 import secrets
 import sys
-from collections.abc import Callable
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.ipc.channel import ProtocolError
 
 DEFAULT_PREFIX = "pytriton_lite_shm_region_"
 _SHM_FOLDER = "/dev/shm"
 
-FreeSpace = Callable[[], int]
+# linux/fcntl.h and linux/memfd.h: an interpreter that was built for an old C library, as those of conda are, has no names
+# for them.
+_F_ADD_SEALS = 1033
+_F_GET_SEALS = 1034
+_F_SEAL_SEAL = 1
+_F_SEAL_SHRINK = 2
+_F_SEAL_GROW = 4
+_MFD_CLOEXEC = 1
+_MFD_ALLOW_SEALING = 2
+_FIXED_SIZE = _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_SEAL
 
 
 def shm_free_bytes() -> int:
@@ -35,6 +52,20 @@ def shm_free_bytes() -> int:
     except OSError:
         return 0 if sys.platform == "linux" else sys.maxsize
     return status.f_bavail * status.f_frsize
+
+
+def has_fixed_size(fd: int) -> bool:
+    """Whether nobody can change the size of the file of *fd* any more, so that a mapping of it is safe to look at."""
+    if sys.platform != "linux":
+        return True
+    try:
+        return fcntl.fcntl(fd, _F_GET_SEALS) & _F_SEAL_SHRINK != 0
+    except OSError:  # not a file in memory at all
+        return False
+
+
+class UnsafeSegment(ProtocolError):
+    """What another process passed cannot be mapped: it is no sealed memory, or smaller than was said."""
 
 
 class Segment:
@@ -55,19 +86,16 @@ class Segment:
         self.fd = fd  # ours only now: whoever calls closes it when the mapping fails
 
     @classmethod
-    def create(cls, nbytes: int, *, prefix: str = DEFAULT_PREFIX, free_bytes: FreeSpace = shm_free_bytes) -> Segment:
-        """Reserve *nbytes*: POSIX shared memory if it takes at most half of what is free there, else a memory file.
+    def create(cls, nbytes: int, *, prefix: str = DEFAULT_PREFIX, may_shrink: bool = False) -> Segment:
+        """Reserve *nbytes* in a sealed memory file, whose size no ``/dev/shm`` limits; on macOS in POSIX shared memory.
 
-        Half, because clients put their own regions into the same 64 MB that Docker gives by default.
-        Raises InferenceError(INTERNAL) in the words of Triton when neither has room.
+        *may_shrink* is for what the server never looks at through its mapping: POSIX shared memory will do on Linux, too.
+        Raises InferenceError(INTERNAL) in the words of Triton when there is no room.
         """
-        if nbytes * 2 <= free_bytes():
-            try:
-                return cls._reserved(_open_shm(prefix + secrets.token_hex(12)), nbytes, "shm")
-            except OSError:
-                pass  # full after all, not mounted, not allowed: whatever it is, a memory file may do
         try:
-            return cls._reserved(_open_memory_file(prefix), nbytes, "memfd")
+            if HAS_MEMORY_FILES or not (may_shrink or sys.platform != "linux"):
+                return cls._reserved(_open_memory_file(prefix), nbytes, "memfd")
+            return cls._reserved(_open_shm(prefix + secrets.token_hex(12)), nbytes, "shm")
         except OSError as error:
             advice = (
                 "The limit of open files is reached: raise it with 'ulimit -n'."
@@ -85,6 +113,8 @@ class Segment:
             os.ftruncate(fd, nbytes)
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(fd, 0, nbytes)
+            if backing == "memfd":
+                fcntl.fcntl(fd, _F_ADD_SEALS, _FIXED_SIZE)
             return cls(fd, nbytes, backing)
         except BaseException:
             os.close(fd)
@@ -92,8 +122,18 @@ class Segment:
 
     @classmethod
     def attach(cls, fd: int, nbytes: int) -> Segment:
-        """Map what another process created; *fd* belongs to the segment from now on."""
+        """Map what another process created; *fd* belongs to the segment from now on.
+
+        Raises UnsafeSegment for what that process could still make smaller, or has made smaller than it said.
+        """
         try:
+            if not has_fixed_size(fd):
+                raise UnsafeSegment(
+                    "shared memory came whose size is not sealed: it could be cut off while the server reads it"
+                )
+            size = os.fstat(fd).st_size
+            if not 0 < nbytes <= size:
+                raise UnsafeSegment(f"shared memory came that has {size} bytes, expected {nbytes}")
             return cls(fd, nbytes, "attached")
         except BaseException:
             os.close(fd)
@@ -108,6 +148,33 @@ class Segment:
 
     def __del__(self) -> None:
         self.close()
+
+
+class SharedWords:
+    """64-bit words of a segment by system call, for memory that another process could truncate under a mapping.
+
+    Words that were cut off read as 0.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __getitem__(self, index: int) -> int:
+        return int.from_bytes(os.pread(self._fd, 8, index * 8), sys.byteorder)
+
+    def __setitem__(self, index: int, value: int) -> None:
+        os.pwrite(self._fd, value.to_bytes(8, sys.byteorder), index * 8)
+
+    def release(self) -> None:
+        """As of a memoryview; the descriptor is the segment's."""
+
+
+Words = memoryview | SharedWords
+
+
+def words_of(segment: Segment) -> Words:
+    """The 64-bit words of *segment* by index, mapped where that is safe."""
+    return segment.view.cast("Q") if has_fixed_size(segment.fd) else SharedWords(segment.fd)
 
 
 def _open_shm(name: str) -> int:
@@ -127,6 +194,28 @@ def _open_shm(name: str) -> int:
 
 
 def _open_memory_file(name: str) -> int:
-    if not hasattr(os, "memfd_create"):
-        raise OSError(errno.ENOSPC, "No space left, and this system has no memory files")
-    return os.memfd_create(name, os.MFD_CLOEXEC)
+    flags = _MFD_CLOEXEC | _MFD_ALLOW_SEALING
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name, flags)
+    # The interpreter was built without it; the C library that it runs on may have it all the same.
+    library = ctypes.CDLL(None, use_errno=True)
+    create = getattr(library, "memfd_create", None)
+    fd = -1 if create is None else int(create(name.encode(), flags))
+    if fd < 0:
+        number = ctypes.get_errno() if create is not None else errno.ENOSYS
+        raise OSError(number, os.strerror(number))
+    return fd
+
+
+def _has_memory_files() -> bool:
+    if sys.platform != "linux":
+        return False
+    try:
+        os.close(_open_memory_file("probe"))
+    except OSError as error:
+        return error.errno in (errno.EMFILE, errno.ENFILE)  # there are some, not now
+    return True
+
+
+HAS_MEMORY_FILES = _has_memory_files()
+"""Whether this system has memory that can be sealed."""

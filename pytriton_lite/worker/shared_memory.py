@@ -7,7 +7,7 @@ from pytriton_lite.worker.api_errors import COMPILED
 
 
 class SharedMemory:
-    """Has room as long as ``/dev/shm`` has; beyond that, tensors travel in memory files."""
+    """Has room as long as ``/dev/shm`` has; tensors travel in memory files, which need none of it."""
 
     __module__ = COMPILED
     __slots__ = ()

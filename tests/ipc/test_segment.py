@@ -15,22 +15,17 @@ from pathlib import Path
 import pytest
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.ipc.segment import Segment, shm_free_bytes
+from pytriton_lite.ipc.segment import Segment, SharedWords, UnsafeSegment, shm_free_bytes, words_of
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/shm and /proc")
 
 SHM = Path("/dev/shm")
-PLENTY = 1 << 40
 
 
 @pytest.fixture
 def prefix() -> str:
     """What nobody else's segments begin with."""
     return f"segment_test_{secrets.token_hex(6)}_"
-
-
-def create(nbytes: int, prefix: str, *, free: int = PLENTY) -> Segment:
-    return Segment.create(nbytes, prefix=prefix, free_bytes=lambda: free)
 
 
 def named(prefix: str) -> list[str]:
@@ -50,9 +45,9 @@ def run_python(code: str, *arguments: str, fds: tuple[int, ...] = (), before: tu
     return done.stdout.strip()
 
 
-@pytest.fixture(params=[PLENTY, 0], ids=["shm", "memfd"])
-def segment(request: pytest.FixtureRequest, prefix: str) -> Iterator[Segment]:
-    made = create(8192, prefix, free=request.param)
+@pytest.fixture
+def segment(prefix: str) -> Iterator[Segment]:
+    made = Segment.create(8192, prefix=prefix)
     yield made
     made.close()
 
@@ -64,15 +59,55 @@ def test_no_name_is_left_when_create_returns(segment: Segment, prefix: str) -> N
 
 
 @linux
-@pytest.mark.parametrize(
-    ("free", "backing"),
-    [(PLENTY, "shm"), (2 * 8192, "shm"), (2 * 8192 - 1, "memfd"), (0, "memfd")],
-)
-def test_posix_shared_memory_is_left_half_of_its_room(free: int, backing: str, prefix: str) -> None:
-    made = create(8192, prefix, free=free)
-    assert made.backing == backing
-    assert os.readlink(f"/proc/self/fd/{made.fd}").startswith(f"/dev/shm/{prefix}" if backing == "shm" else "/memfd:")
-    made.close()
+def test_nobody_who_has_the_descriptor_can_change_the_size(segment: Segment) -> None:
+    said = run_python(
+        """
+        import os, sys
+        for nbytes in (0, 4096, 1 << 20):
+            try:
+                os.ftruncate(int(sys.argv[1]), nbytes)
+            except PermissionError:
+                print("refused")
+        """,
+        str(segment.fd),
+        fds=(segment.fd,),
+    )
+    assert said.split() == ["refused"] * 3
+    assert os.fstat(segment.fd).st_size == 8192
+
+
+@linux
+def test_what_another_process_could_cut_off_is_not_mapped(tmp_path: Path) -> None:
+    """A file of another kind, and a memory file without seals."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(8192))
+    for fd in (os.open(path, os.O_RDWR), os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)):
+        os.ftruncate(fd, 8192)
+        with pytest.raises(UnsafeSegment, match="size is not sealed"):
+            Segment.attach(fd, 8192)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+
+
+@linux
+def test_words_that_were_cut_off_read_as_zero(tmp_path: Path) -> None:
+    """Where there are no memory files: what is read by system call cannot kill who reads."""
+    path = tmp_path / "page"
+    path.write_bytes((7).to_bytes(8, sys.byteorder) + (9).to_bytes(8, sys.byteorder))
+    with path.open("r+b") as page:
+        words = SharedWords(page.fileno())
+        words[1] += 1
+        assert (words[0], words[1]) == (7, 10)
+        page.truncate(0)
+        assert (words[0], words[1]) == (0, 0)
+
+
+@linux
+def test_words_of_sealed_memory_are_mapped(segment: Segment) -> None:
+    words = words_of(segment)
+    words[1] = 5
+    assert isinstance(words, memoryview)
+    assert segment.view[8:16] == (5).to_bytes(8, sys.byteorder)
 
 
 @linux
@@ -122,7 +157,7 @@ def test_after_close_views_stay_valid_and_the_memory_goes_with_the_last(segment:
 
 def test_attach_owns_the_descriptor_even_when_it_fails(segment: Segment) -> None:
     fd = os.dup(segment.fd)
-    with pytest.raises(ValueError, match="mmap length is greater than file size"):
+    with pytest.raises(UnsafeSegment, match="has 8192 bytes, expected 1048576"):
         Segment.attach(fd, 1 << 20)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
@@ -135,17 +170,16 @@ LITTLE = """
     from pytriton_lite.ipc.segment import Segment
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
     try:
-        Segment.create(1 << 21, prefix=sys.argv[1], free_bytes=lambda: int(sys.argv[2]))
+        Segment.create(1 << 21, prefix=sys.argv[1])
     except InferenceError as error:
         print(error.code.name, error.message)
 """
 
 
 @linux
-@pytest.mark.parametrize("free", [PLENTY, 0], ids=["shm fails first", "memfd alone"])
-def test_where_nothing_has_room_the_text_is_tritons(free: int, prefix: str) -> None:
-    """A limit on the size of files makes both fail, in a process of its own."""
-    assert run_python(LITTLE, prefix, str(free)) == (
+def test_where_nothing_has_room_the_text_is_tritons(prefix: str) -> None:
+    """A limit on the size of files, in a process of its own."""
+    assert run_python(LITTLE, prefix) == (
         "INTERNAL Failed to increase the shared memory pool size to 2097152 bytes. If you are running inside docker, use "
         "'--shm-size' flag to control the shared memory region size. Error: File too large"
     )
@@ -160,7 +194,7 @@ def test_failures_leave_no_descriptors(prefix: str) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
     try:
         with pytest.raises(InferenceError, match="Error: Too many open files") as caught:
-            create(8192, prefix)
+            Segment.create(8192, prefix=prefix)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert caught.value.code is ErrorCode.INTERNAL
@@ -172,21 +206,17 @@ def test_failures_leave_no_descriptors(prefix: str) -> None:
 IN_A_SMALL_SHM = """
     import sys
     from pathlib import Path
-    from pytriton_lite.ipc.segment import Segment, shm_free_bytes
+    from pytriton_lite.ipc.segment import Segment, SharedWords, UnsafeSegment, shm_free_bytes, words_of
 
     assert shm_free_bytes() == 1 << 20, shm_free_bytes()
-    small = Segment.create(1 << 18)
-    honest = Segment.create(1 << 22)
-    # The probe is only a guess: others may take the room between it and the reservation.
-    deceived = Segment.create(1 << 22, free_bytes=lambda: 1 << 40)
-    for segment in (small, honest, deceived):
-        segment.view[:] = bytes([7]) * segment.nbytes
-    print(small.backing, honest.backing, deceived.backing, list(Path("/dev/shm").iterdir()))
+    large = Segment.create(1 << 22)
+    large.view[:] = bytes([7]) * large.nbytes
+    print(large.backing, list(Path("/dev/shm").iterdir()))
 """
 
 
 @linux
-def test_in_a_dev_shm_of_one_megabyte_large_segments_are_memory_files() -> None:
+def test_a_dev_shm_of_one_megabyte_does_not_limit_segments() -> None:
     """Every byte of them can be written: no SIGBUS."""
     unshare = ("unshare", "--mount") if os.getuid() == 0 else ("unshare", "--mount", "--map-root-user")
     mount = (*unshare, "sh", "-c", 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"', "sh")
@@ -196,7 +226,7 @@ def test_in_a_dev_shm_of_one_megabyte_large_segments_are_memory_files() -> None:
         pytest.skip(f"no private mount namespace: {error}")
     if probe.returncode:
         pytest.skip(f"no private mount namespace: {probe.stderr.strip()}")
-    assert run_python(IN_A_SMALL_SHM, before=mount) == "shm memfd memfd []"
+    assert run_python(IN_A_SMALL_SHM, before=mount) == "memfd []"
 
 
 @linux
