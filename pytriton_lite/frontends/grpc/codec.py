@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from pytriton_lite.frontends.grpc.parameters import (
     read_request_parameters,
     region_place,
 )
+from pytriton_lite.frontends.grpc.parsing import NOTHING_TYPED, Typed
 from pytriton_lite.proto.grpc_service_pb import (
     InferParameter,
     InferTensorContents,
@@ -27,7 +28,6 @@ from pytriton_lite.proto.grpc_service_pb import (
     ModelInferResponse,
     ModelStreamInferResponse,
 )
-from pytriton_lite.proto.message import DecodeError
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.regions import Regions
@@ -40,13 +40,12 @@ MAX_MESSAGE_BYTES = (1 << 31) - 1
 
 _MAX_INT64 = (1 << 63) - 1
 _RAW_OUTPUT_CONTENTS_TAG = 0x32  # field 6, length-delimited
-_RAW_INPUT_CONTENTS_TAG = 0x3A  # field 7 of ModelInferRequest
 _INFER_RESPONSE_TAG = 0x12  # field 2 of ModelStreamInferResponse
-_VARINT, _LENGTH_DELIMITED = 0, 2
-_FIXED_BYTES = {1: 8, 5: 4}
 
-LARGE_BYTES = 64 << 10
-"""From here on tensors are not copied where it can be helped."""
+MAX_TENSORS = 4096
+"""Inputs, and requested outputs, that a request may have; each takes the loop some microseconds."""
+MAX_DIMENSIONS = 256
+"""Of an input. The product of a million large dimensions, of which the size is made, takes hours."""
 
 
 @dataclass(frozen=True)
@@ -69,68 +68,17 @@ _CONTENTS = {
 }
 
 
-def parse_request(data: bytes | memoryview) -> tuple[ModelInferRequest, Sequence[Buffer]]:
-    """A serialized ModelInferRequest, and its ``raw_input_contents``, which of a large one are views of *data*.
-
-    Protobuf copies them twice, once when it parses and once when they are asked for: for 4 MiB 3 ms, most of them page
-    faults. So they are cut out before, and the message that is returned has none. Raises DecodeError.
-    """
-    if len(data) < LARGE_BYTES:
-        return _parse_whole(data)
-    view = memoryview(data)
-    rest: list[memoryview] = []
-    raw: list[Buffer] = []
-    at, size = 0, len(view)
-    while at < size:
-        begin = at
-        tag, at = _read_varint(view, at)
-        kind = tag & 7
-        if kind == _LENGTH_DELIMITED:
-            nbytes, at = _read_varint(view, at)
-            if nbytes > size - at:
-                raise DecodeError("a field ends behind its message")
-            at += nbytes
-            if tag == _RAW_INPUT_CONTENTS_TAG:
-                raw.append(view[at - nbytes : at])
-                continue
-        elif kind == _VARINT:
-            _, at = _read_varint(view, at)
-        elif kind in _FIXED_BYTES:
-            at += _FIXED_BYTES[kind]
-        else:  # a group, of which protobuf knows the end; or nothing at all, and it says so
-            return _parse_whole(data)
-        rest.append(view[begin:at])
-    return ModelInferRequest.FromString(b"".join(rest)), raw
-
-
-def _parse_whole(data: bytes | memoryview) -> tuple[ModelInferRequest, Sequence[Buffer]]:
-    message = ModelInferRequest.FromString(data)
-    return message, message.raw_input_contents
-
-
-def _read_varint(view: memoryview, at: int) -> tuple[int, int]:
-    """The number that begins at *at*, and where it ends. Raises DecodeError for one that is cut off, or has no end."""
-    number = shift = 0
-    while at < len(view) and shift < 64:
-        octet = view[at]
-        at += 1
-        number |= (octet & 0x7F) << shift
-        if not octet & 0x80:
-            return number, at
-        shift += 7
-    raise DecodeError("a number is cut off")
-
-
 def decode_request(
     message: ModelInferRequest,
     version: int | None,
     regions: Regions,
     raw: Sequence[Buffer] | None = None,
+    typed: Mapping[int, Typed] = NOTHING_TYPED,
 ) -> InferenceRequest:
     """The request in *message*; *version* is its ``model_version``, parsed.
 
-    *regions* are the clients' shared memory. *raw* are the ``raw_input_contents`` as
-    `parse_request` gives them; without them they are the message's.
+    *regions* are the clients' shared memory. *raw* and *typed* are what `parsing.parse_request` cuts out; without them
+    the contents are the message's.
 
     Refuses, in Triton's order (gRPC spec, 3.1), what cannot be understood. Whether the tensors are what the model
     expects is for the core to say. Raises InferenceError.
@@ -142,9 +90,16 @@ def decode_request(
         raw = message.raw_input_contents
     raw_count = len(raw)
     taken = 0
-    for tensor in message.inputs:
+    _check_count("inputs", len(message.inputs))
+    _check_count("outputs", len(message.outputs))
+    for index, tensor in enumerate(message.inputs):
         name = tensor.name
         datatype = dtypes.BY_NAME.get(tensor.datatype, dtypes.INVALID)
+        if len(tensor.shape) > MAX_DIMENSIONS:
+            raise InferenceError(
+                ErrorCode.INVALID_ARG,
+                f"tensor '{name}' has {len(tensor.shape)} dimensions, the limit is {MAX_DIMENSIONS}",
+            )
         shape = tuple(tensor.shape)
         place = _place(tensor, message.model_name) if tensor.parameters else None
         data: Buffer
@@ -157,7 +112,12 @@ def decode_request(
                     f"contents field must not be specified when using raw_input_contents for '{name}' for model "
                     f"'{message.model_name}'",
                 )
-            data = _typed_data(tensor.contents, datatype, name, message.model_name)
+            found = typed.get(index)
+            data = (
+                _typed_data(tensor.contents, datatype, name, message.model_name)
+                if found is None
+                else _numbers(found, datatype, name, message.model_name)
+            )
         elif taken < raw_count:
             data = raw[taken]
             taken += 1
@@ -287,18 +247,40 @@ def _place(tensor: ModelInferRequest.InferInputTensor, model_name: str) -> Regio
 def _typed_data(contents: InferTensorContents, datatype: DataType, name: str, model_name: str) -> bytes:
     """The elements of *contents* in the raw encoding; nothing where no field is filled."""
     data = b""
-    where = f"unexpected explicit tensor data for input tensor '{name}' for model '{model_name}'"
     for field, values in contents.ListFields():  # the filled ones, by number, the order in which Triton looks at them
         kind = _CONTENTS[field.name]
         if data:
+            where = _unexpected(name, model_name)
             raise InferenceError(ErrorCode.INVALID_ARG, f"{where}, binary data was already supplied.")
-        if datatype not in kind.accepts:
-            raise InferenceError(
-                ErrorCode.INVALID_ARG,
-                f"{where} of type '{kind.datatype.name}', expected datatype '{datatype.name}'",
-            )
+        _check_kind(kind, datatype, name, model_name)
         data = bytes_tensor.encode(values) if datatype is dtypes.BYTES else _packed(values, kind.datatype, datatype)
     return data
+
+
+def _numbers(typed: Typed, datatype: DataType, name: str, model_name: str) -> Buffer:
+    """The same of numbers that were cut out, as a view where they have the right width."""
+    if not typed.values.size:
+        return b""
+    field = InferTensorContents.DESCRIPTOR.fields_by_number[typed.number]
+    _check_kind(_CONTENTS[field.name], datatype, name, model_name)
+    return typed.values.astype(datatype.numpy, copy=False).view(np.uint8).data
+
+
+def _check_kind(kind: _Contents, datatype: DataType, name: str, model_name: str) -> None:
+    if datatype not in kind.accepts:
+        raise InferenceError(
+            ErrorCode.INVALID_ARG,
+            f"{_unexpected(name, model_name)} of type '{kind.datatype.name}', expected datatype '{datatype.name}'",
+        )
+
+
+def _unexpected(name: str, model_name: str) -> str:
+    return f"unexpected explicit tensor data for input tensor '{name}' for model '{model_name}'"
+
+
+def _check_count(what: str, count: int) -> None:
+    if count > MAX_TENSORS:
+        raise InferenceError(ErrorCode.INVALID_ARG, f"request has {count} {what}, the limit is {MAX_TENSORS}")
 
 
 def _packed(values: Any, sent: DataType, wanted: DataType) -> bytes:

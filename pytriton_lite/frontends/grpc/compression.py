@@ -13,6 +13,16 @@ THREAD_BYTES = 64 << 10
 """From here on a thread does the work: it takes longer than to start one, and zlib lets go of the interpreter lock."""
 
 
+STEP_BYTES = 4 << 20
+"""What a thread decompresses at a time."""
+QUICK_BYTES = 256 << 10
+"""What becomes of a small message without a thread: a tenth of a millisecond."""
+MAX_RATIO = 100
+MAX_FREE_BYTES = 16 << 20
+"""Up to here a message may be any number of times as large as what was sent: deflate makes it up to 1030 times."""
+_INPUT_BYTES = 256 << 10  # what zlib does not take of its input it copies
+
+
 class Undecompressable(Exception):
     """The text is for the client."""
 
@@ -21,18 +31,63 @@ class TooLarge(Undecompressable):
     """The message is, once it is decompressed."""
 
 
-def decompress(data: bytes, encoding: bytes, limit: int) -> bytes:
-    """The message in *data*. No more than *limit* bytes and one are ever made of it. Raises Undecompressable."""
-    inflater = zlib.decompressobj(WBITS[encoding])
-    try:
-        message = inflater.decompress(data, limit + 1)
-    except zlib.error as error:
-        raise Undecompressable(f"message cannot be decompressed as {encoding.decode()}: {error}") from error
-    if len(message) > limit:
-        raise TooLarge(f"Received message larger than max (decompressed, {limit} bytes)")
-    if not inflater.eof:
-        raise Undecompressable(f"message cannot be decompressed as {encoding.decode()}: it ends too early")
-    return message
+class Inflater:
+    """Decompresses one message, in steps that are as long as the caller wants them. `step`, until it says that it is done."""
+
+    def __init__(self, data: bytes, encoding: bytes, limit: int) -> None:
+        """No more than *limit* bytes and one are ever made of *data*, nor more than `allowed_bytes` says."""
+        self._encoding = encoding.decode()
+        self._inflater = zlib.decompressobj(WBITS[encoding])
+        self._data = memoryview(data)
+        self._at = 0
+        self._limit = min(limit, allowed_bytes(len(data)))
+        self._is_ratio = self._limit < limit
+        self._parts: list[bytes] = []
+        self.size = 0
+        """Of what has been made so far."""
+
+    def step(self, nbytes: int) -> bool:
+        """Make up to *nbytes* more; True when the message is whole. Raises Undecompressable.
+
+        It may run in a thread: zlib lets go of the interpreter.
+        """
+        target = self.size + nbytes
+        while self.size < target:
+            piece: bytes | memoryview = self._inflater.unconsumed_tail
+            if not piece:
+                piece = self._data[self._at : self._at + _INPUT_BYTES]
+                self._at += len(piece)
+            try:
+                part = self._inflater.decompress(piece, min(target, self._limit + 1) - self.size)
+            except zlib.error as error:
+                raise Undecompressable(f"message cannot be decompressed as {self._encoding}: {error}") from error
+            self.size += len(part)
+            self._parts.append(part)
+            if self.size > self._limit:
+                raise TooLarge(self._refusal())
+            if self._inflater.eof:
+                return True
+            if not part and not piece:
+                raise Undecompressable(f"message cannot be decompressed as {self._encoding}: it ends too early")
+        return False
+
+    def message(self) -> bytes:
+        """All of it, once."""
+        parts, self._parts = self._parts, []
+        return b"".join(parts)
+
+    def _refusal(self) -> str:
+        if not self._is_ratio:
+            return f"Received message larger than max (decompressed, {self._limit} bytes)"
+        return (
+            f"Received message larger than max (decompressed, {self._limit} bytes: what is larger than {MAX_FREE_BYTES} may "
+            f"be {MAX_RATIO} times as large as what was sent)"
+        )
+
+
+def allowed_bytes(sent: int) -> int:
+    """What *sent* compressed bytes may become: of tensors that are hardly more than zeros only so many."""
+    return max(MAX_FREE_BYTES, MAX_RATIO * sent)
 
 
 def compress(message: bytes, encoding: bytes) -> bytes:

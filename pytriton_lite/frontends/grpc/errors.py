@@ -89,7 +89,10 @@ def _retry_info(status: Status, text: str, retry_after_s: float) -> bytes:
 def details(text: str) -> str:
     """*text* as it can be sent: valid Unicode, and cut where its percent-encoding would be too long for a header."""
     data = text.encode("utf-8", "replace")
-    if 3 * len(data) <= MAX_DETAILS_BYTES or _encoded_length(data) <= MAX_DETAILS_BYTES:
+    if 3 * len(data) <= MAX_DETAILS_BYTES:
+        return data.decode()
+    # The length first: texts name what clients sent, and to look at each of a million bytes takes 0.1 s.
+    if len(data) <= MAX_DETAILS_BYTES and _encoded_length(data) <= MAX_DETAILS_BYTES:
         return data.decode()
     note = f" ... (cut, {len(data)} bytes in all)"
     room = MAX_DETAILS_BYTES - len(note)

@@ -18,17 +18,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.tensor import Buffer
 from pytriton_lite.core.timeline import CLIENT_GONE
 from pytriton_lite.frontends.grpc import compression
 from pytriton_lite.frontends.grpc.calls import CallsInFlight
-from pytriton_lite.frontends.grpc.codec import LARGE_BYTES, encode_response_parts, parse_request
+from pytriton_lite.frontends.grpc.codec import encode_response_parts
 from pytriton_lite.frontends.grpc.errors import RICH_DETAILS, Failure, Status, failure_of
 from pytriton_lite.frontends.grpc.forwarding import Forwarded, HeaderForwarding
 from pytriton_lite.frontends.grpc.http2_frames import STATUS_200, field
 from pytriton_lite.frontends.grpc.infer_stream import METHOD as STREAM_METHOD
 from pytriton_lite.frontends.grpc.infer_stream import StreamOrigin
 from pytriton_lite.frontends.grpc.options import GrpcOptions
+from pytriton_lite.frontends.grpc.parsing import LARGE_BYTES, Parsed, parse_quickly, parse_request
 from pytriton_lite.frontends.grpc.restricted import refusal, restrictions_by_path
 from pytriton_lite.frontends.grpc.servicer import (
     HEALTH_SERVICE,
@@ -47,6 +49,7 @@ PREFIX_BYTES = 5  # whether it is compressed, and its length
 _read_prefix = struct.Struct(">BL").unpack_from
 make_prefix = struct.Struct(">BL").pack
 
+_BUDGET_STEP_BYTES = 1 << 20
 _CONTENT_TYPE = field(b"content-type", b"application/grpc")
 _PLAIN_OPENING = STATUS_200 + _CONTENT_TYPE
 _TIMEOUT_UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
@@ -77,6 +80,8 @@ class Route(NamedTuple):
     start: Callable[[Any], bytes | asyncio.Future[InferenceResponse] | asyncio.Future[bytes]] | None
     """Takes a serialized message, of an inference method perhaps as a view; answers with one, or promises to. Raises what
     `failure_of` maps. None for ModelStreamInfer, the one method that takes any number of them."""
+    max_message_bytes: int
+    """What one message may have, decompressed."""
 
 
 class Head(NamedTuple):
@@ -133,12 +138,13 @@ class Endpoint:
         self.servicer = servicer
         self.observation = servicer.observation
         self.counts = servicer.counts
+        self.receive_budget = servicer.receive_budget
         self.max_message_bytes = options.max_message_bytes
         self._level = options.infer_response_compression_level
         self._restrictions = {path.encode(): one for path, one in restrictions_by_path(options.restricted).items()}
         pattern = options.header_forward_pattern
         self._forwarding = HeaderForwarding(pattern) if pattern else None
-        self._routes = _routes(servicer)
+        self._routes = _routes(servicer, options.max_message_bytes)
         self.infer_route = self._routes[f"/{INFERENCE_SERVICE}/ModelInfer".encode()]
         self._stream_route = self._routes[f"/{INFERENCE_SERVICE}/{STREAM_METHOD}".encode()]
 
@@ -200,7 +206,8 @@ class Endpoint:
     def _forwarding_route(self, forwarded: Forwarded) -> Route:
         """ModelInfer for calls that all forward the same; others do not pay for it."""
         start_infer = self.servicer.start_infer
-        return Route(self.infer_route.name, lambda data: start_infer(*parse_request(data), forwarded=forwarded))
+        parse = ModelInferRequest.FromString
+        return self.infer_route._replace(start=lambda data: start_infer(parse(data), forwarded=forwarded))
 
     def new_call(self, link: Link, stream_id: int, head: Head, *, send_window: int, receive_window: int) -> Call:
         """The call that *head* begins, of the kind that it needs."""
@@ -225,6 +232,7 @@ class Call:
         "_head",
         "_link",
         "_pending",
+        "_taken_bytes",
         "_timer",
         "closing",
         "is_ended",
@@ -262,6 +270,8 @@ class Call:
         self._pending: asyncio.Future[Any] | None = None
         """What the call waits for: an answer of the engine, or a thread."""
         self._timer: asyncio.TimerHandle | None = None
+        self._taken_bytes = 0
+        """Of the budget for requests that are not whole."""
 
     def begin(self) -> None:
         """Call it once, when the connection knows the call: the answer may come at once."""
@@ -297,23 +307,62 @@ class Call:
         elif encoding == b"identity":
             self._fail(Refusal(Status.INTERNAL, "a message is compressed, and grpc-encoding does not say how"))
         else:
-            self._work(len(data), then, compression.decompress, data, encoding, self._endpoint.max_message_bytes)
-
-    def _work(self, size: int, then: Callable[[bytes], None], work: Callable[..., bytes], *arguments: Any) -> None:
-        """Hand the result of *work* to *then*; in a thread where *size* makes it long."""
-        if size < compression.THREAD_BYTES:
+            inflater = compression.Inflater(data, encoding, self._max_message_bytes)
+            if len(data) >= compression.THREAD_BYTES:
+                self._inflate(inflater, then)
+                return
             try:
-                result = work(*arguments)
+                is_done = inflater.step(compression.QUICK_BYTES)
             except compression.Undecompressable as error:
                 self._fail(error)
                 return
-            then(result)
-            return
+            if is_done:
+                then(inflater.message())
+            else:
+                self._inflate(inflater, then)
+
+    def _inflate(self, inflater: compression.Inflater, then: Callable[[bytes], None]) -> None:
+        """Go on in a thread, in steps between which the message's size is looked at here."""
+
+        def work() -> bytes | None:
+            return inflater.message() if inflater.step(compression.STEP_BYTES) else None
+
+        def on_step(message: bytes | None) -> None:
+            if not self._take_budget(inflater.size):
+                return
+            if message is None:
+                self._inflate(inflater, then)
+            else:
+                then(message)
+
+        self._work(on_step, work)
+
+    def _take_budget(self, nbytes: int) -> bool:
+        """Make what this call has of the server's budget for unfinished requests *nbytes*; False when that ended the call."""
+        budget = self._endpoint.receive_budget
+        more = nbytes - self._taken_bytes
+        if more > 0:
+            if nbytes < LARGE_BYTES:
+                return True
+            if not budget.try_take(more):
+                self._fail(budget.refusal(nbytes))
+                return False
+            self._taken_bytes = nbytes
+        return True
+
+    def _give_back_budget(self) -> None:
+        """The request was handed on, or nobody wants it any more."""
+        if self._taken_bytes:
+            self._endpoint.receive_budget.give_back(self._taken_bytes)
+            self._taken_bytes = 0
+
+    def _work(self, then: Callable[[Any], None], work: Callable[..., Any], *arguments: Any) -> None:
+        """Hand the result of *work*, which a thread does, to *then*, unless the call has ended meanwhile."""
         done = asyncio.get_running_loop().run_in_executor(None, work, *arguments)
         self._pending = done
         done.add_done_callback(partial(self._on_worked, then))
 
-    def _on_worked(self, then: Callable[[bytes], None], done: asyncio.Future[bytes]) -> None:
+    def _on_worked(self, then: Callable[[Any], None], done: asyncio.Future[Any]) -> None:
         error = None if done.cancelled() else done.exception()
         if self.is_ended:
             return
@@ -323,8 +372,13 @@ class Call:
         else:
             then(done.result())
 
+    @property
+    def _max_message_bytes(self) -> int:
+        route = self._head.route
+        return self._endpoint.max_message_bytes if route is None else route.max_message_bytes
+
     def _check_size(self, size: int) -> None:
-        limit = self._endpoint.max_message_bytes
+        limit = self._max_message_bytes
         if size > limit:
             text = f"Received message larger than max ({size} vs. {limit})"
             self._fail(Refusal(Status.RESOURCE_EXHAUSTED, text))
@@ -361,6 +415,7 @@ class Call:
 
     def _end(self) -> None:
         self.is_ended = True
+        self._give_back_budget()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -424,6 +479,10 @@ class UnaryCall(Call):
         if self._filled > len(buffer):
             self._check_sizes(len(buffer) - PREFIX_BYTES, self._filled - PREFIX_BYTES)
             return
+        if self._filled > self._taken_bytes and not self._take_budget(
+            min(self._filled + _BUDGET_STEP_BYTES, len(buffer))
+        ):
+            return
         buffer[begin : self._filled] = piece
         if self.is_received:
             self._body = self._buffer = None
@@ -471,36 +530,56 @@ class UnaryCall(Call):
     def _start(self, message: bytes | memoryview) -> None:
         route = self._head.route
         assert route is not None and route.start is not None
-        endpoint = self._endpoint
         try:
-            if endpoint.observation.is_on and self._takes_views:
-                answer: bytes | asyncio.Future[Any] = self._infer_observed(message)
-            else:
-                answer = route.start(message)
+            if len(message) >= LARGE_BYTES and self._takes_views:
+                parsed = parse_quickly(message)
+                if parsed is None:
+                    self._work(partial(self._infer, len(message)), parse_request, message)
+                else:
+                    self._infer(len(message), parsed)
+                return
+            if self._endpoint.observation.is_on and self._takes_views:
+                self._infer(len(message), parse_request(message))
+                return
+            answer = route.start(message)
         except Exception as error:
             self._fail(error)
             return
+        self._wait_for(answer)
+
+    def _infer(self, nbytes: int, parsed: Parsed) -> None:
+        """Begin what may be large, or is observed."""
+        try:
+            if self._endpoint.observation.is_on:
+                self._begin_timeline(nbytes, parsed)
+            answer = self._endpoint.servicer.start_infer(
+                *parsed, timeline=self.timeline, forwarded=self._head.forwarded
+            )
+        except Exception as error:
+            self._fail(error)
+            return
+        self._wait_for(answer)
+
+    def _wait_for(self, answer: bytes | asyncio.Future[Any]) -> None:
+        self._give_back_budget()
         if isinstance(answer, bytes):
             self._answer_with(_PLAIN_OPENING, make_prefix(0, len(answer)), answer)
             return
         self._pending = answer
         answer.add_done_callback(self._on_answer)
 
-    def _infer_observed(self, message: bytes | memoryview) -> asyncio.Future[InferenceResponse]:
-        now_ns = time.monotonic_ns()
-        request, raw = parse_request(message)
+    def _begin_timeline(self, nbytes: int, parsed: Parsed) -> None:
         timeline = self.timeline = self._endpoint.observation.begin(
             "grpc",
-            request.model_name,
+            parsed.message.model_name,
             header=self._head.metadata.get,
-            receiving_ns=self._receiving_ns or now_ns,
+            receiving_ns=self._receiving_ns or time.monotonic_ns(),
             peer=self._link.peer,
             method="ModelInfer",
         )
         if timeline is not None:
-            timeline.request_id = request.id
-            timeline.received(len(message))
-        return self._endpoint.servicer.start_infer(request, raw, timeline, self._head.forwarded)
+            timeline.request_id = parsed.message.id
+            timeline.received(nbytes)
 
     # ------------------------------------------------------------------------------------------ out
 
@@ -537,7 +616,10 @@ class UnaryCall(Call):
         def send(compressed: bytes) -> None:
             self._answer_with(_opening(encoding), *_smaller(message, compressed))
 
-        self._work(len(message), send, compression.compress, message, encoding)
+        if len(message) < compression.THREAD_BYTES:
+            send(compression.compress(message, encoding))
+        else:
+            self._work(send, compression.compress, message, encoding)
 
     def _answer_with(self, opening: bytes, prefix: bytes, message: bytes) -> None:
         if self.timeline is not None:
@@ -587,7 +669,7 @@ class StreamCall(Call):
         self._loop = asyncio.get_running_loop()
         self._body = bytearray()
         self._is_unpacking = False
-        """A message that came is being decompressed."""
+        """A message that came is being decompressed, or parsed, in a thread."""
         self._is_opened = False
         """The first header block was given to the connection."""
         self._unpacked: deque[bytes] = deque()
@@ -660,9 +742,22 @@ class StreamCall(Call):
 
     def _take(self, message: bytes) -> None:
         try:
-            self._requests.take(message)
+            parsed = parse_quickly(message)
+            if parsed is not None:
+                self._give_back_budget()
+                self._requests.take(parsed, len(message))
+                return
         except Exception as error:
             self._fail(error)
+            return
+        self._is_unpacking = True
+        self._work(partial(self._on_parsed, len(message)), _parse_or_refuse, message)
+
+    def _on_parsed(self, nbytes: int, parsed: Parsed | InferenceError) -> None:
+        self._is_unpacking = False
+        self._give_back_budget()
+        self._requests.take(parsed, nbytes)
+        self.on_room()
 
     def on_room(self) -> None:
         self._loop.call_soon(self._go_on)
@@ -744,6 +839,14 @@ class StreamCall(Call):
         self._unpacked.clear()
 
 
+def _parse_or_refuse(message: bytes) -> Parsed | InferenceError:
+    """A request of a stream that is too wide is answered there."""
+    try:
+        return parse_request(message)
+    except InferenceError as refusal:
+        return refusal
+
+
 def _opening(encoding: bytes | None) -> bytes:
     return _PLAIN_OPENING if encoding is None else _PLAIN_OPENING + field(b"grpc-encoding", encoding)
 
@@ -793,28 +896,29 @@ def _read_timeout(text: bytes | None) -> float | None:
     return min(int(digits) * _TIMEOUT_UNITS[unit], _LONGEST_TIMEOUT_S)
 
 
-def _routes(servicer: Servicer) -> dict[bytes, Route]:
+def _routes(servicer: Servicer, max_message_bytes: int) -> dict[bytes, Route]:
     parse = ModelInferRequest.FromString
     start_infer = servicer.start_infer
 
-    def infer(data: bytes | memoryview) -> asyncio.Future[InferenceResponse]:
-        return start_infer(parse(data)) if len(data) < LARGE_BYTES else start_infer(*parse_request(data))
+    def infer(data: bytes) -> asyncio.Future[InferenceResponse]:
+        return start_infer(parse(data))
 
     routes = {
-        f"/{INFERENCE_SERVICE}/ModelInfer".encode(): Route("ModelInfer", infer),
-        f"/{INFERENCE_SERVICE}/{STREAM_METHOD}".encode(): Route(STREAM_METHOD, None),
+        f"/{INFERENCE_SERVICE}/ModelInfer".encode(): Route("ModelInfer", infer, max_message_bytes),
+        f"/{INFERENCE_SERVICE}/{STREAM_METHOD}".encode(): Route(STREAM_METHOD, None, max_message_bytes),
     }
     for service, methods in (
         (INFERENCE_SERVICE, servicer.inference_methods()),
         (HEALTH_SERVICE, servicer.health_methods()),
     ):
         for name, method in methods.items():
-            routes[f"/{service}/{name}".encode()] = Route(name, partial(_serve_unary, method))
+            limit = min(max_message_bytes, method.max_message_bytes)
+            routes[f"/{service}/{name}".encode()] = Route(name, partial(_serve_unary, method), limit)
     return routes
 
 
 def _serve_unary(method: Method, data: bytes) -> bytes | asyncio.Future[bytes]:
-    answer = method.serve(method.request.FromString(data))
+    answer = method.answer(data)
     if not isinstance(answer, Coroutine):
         return answer.SerializeToString()
     serialized = asyncio.ensure_future(_serialized(answer))

@@ -18,13 +18,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceResponse, parse_version
-from pytriton_lite.core.tensor import Buffer
 from pytriton_lite.core.timeline import CLIENT_GONE
 from pytriton_lite.frontends.grpc.calls import CallsInFlight
 from pytriton_lite.frontends.grpc.codec import (
@@ -32,11 +31,11 @@ from pytriton_lite.frontends.grpc.codec import (
     decode_request,
     encode_stream_message,
     encode_stream_response,
-    parse_request,
 )
 from pytriton_lite.frontends.grpc.errors import BUG, STATUS, Status, failure_of
 from pytriton_lite.frontends.grpc.forwarding import Forwarded, forward
 from pytriton_lite.frontends.grpc.parameters import wants_empty_final
+from pytriton_lite.frontends.grpc.parsing import Parsed
 from pytriton_lite.proto.grpc_service_pb import ModelInferRequest, ModelInferResponse
 
 if TYPE_CHECKING:
@@ -118,22 +117,24 @@ class InferStream:
         self._is_held_back = self._is_full()
         return not self._is_held_back
 
-    def take(self, data: bytes) -> None:
-        """Begin one request. Raises DecodeError, upon which the RPC is to fail; any other error is answered in the stream.
+    def take(self, parsed: Parsed | InferenceError, nbytes: int) -> None:
+        """Begin one request, of *nbytes*; one that could not be taken is answered with why.
 
-        After the end it is passed over.
+        After the end it is passed over. Errors are answered in the stream.
         """
         if self._is_over:
             return
-        message, raw = parse_request(data)
+        message = ModelInferRequest() if isinstance(parsed, InferenceError) else parsed.message
         request = _Request(self, message)
         if self._observation.is_on:
-            request.timeline = self._begin_timeline(message, len(data))
+            request.timeline = self._begin_timeline(message, nbytes)
         self._open.add(request)
         self._calls.count += 1
         self._ordered.append(request)
         try:
-            self._begin(request, message, raw)
+            if isinstance(parsed, InferenceError):
+                raise parsed
+            self._begin(request, parsed)
         except Exception as error:
             known = _inference_error(error)
             request.note_error(known)
@@ -167,7 +168,8 @@ class InferStream:
             timeline.received(nbytes)
         return timeline
 
-    def _begin(self, request: _Request, message: ModelInferRequest, raw: Sequence[Buffer]) -> None:
+    def _begin(self, request: _Request, parsed: Parsed) -> None:
+        message, raw, typed = parsed
         server = self._server
         if server.is_exiting():
             raise InferenceError(ErrorCode.UNAVAILABLE, _SHUTTING_DOWN)
@@ -176,7 +178,7 @@ class InferStream:
         if served.config.decoupled:
             self._ordered.pop()
             request.is_ordered = False
-        decoded = decode_request(message, version, server.regions, raw)
+        decoded = decode_request(message, version, server.regions, raw, typed)
         if self._forwarded:
             forward(decoded, self._forwarded)
         request.wants_empty_final = not request.is_ordered and wants_empty_final(message.parameters)

@@ -26,12 +26,13 @@ from pytriton_lite.frontends.addresses import (
     socket_file,
 )
 from pytriton_lite.frontends.grpc.calls import CallsInFlight
-from pytriton_lite.frontends.grpc.codec import MAX_MESSAGE_BYTES, parse_request
+from pytriton_lite.frontends.grpc.codec import MAX_MESSAGE_BYTES
 from pytriton_lite.frontends.grpc.errors import RICH_DETAILS, Status, failure_of
 from pytriton_lite.frontends.grpc.forwarding import Forwarded, HeaderForwarding
 from pytriton_lite.frontends.grpc.infer_stream import METHOD as STREAM_METHOD
 from pytriton_lite.frontends.grpc.infer_stream import InferStream, StreamOrigin
 from pytriton_lite.frontends.grpc.options import CompressionLevel, GrpcOptions
+from pytriton_lite.frontends.grpc.parsing import Parsed, parse_quickly, parse_request
 from pytriton_lite.frontends.grpc.restricted import refusal, restrictions_by_path
 from pytriton_lite.frontends.grpc.servicer import (
     HEALTH_SERVICE,
@@ -244,11 +245,13 @@ def _infer_handler(servicer: Servicer, calls: CallsInFlight, pick: Pick | None) 
         calls.count += 1
         timeline: Timeline | None = None
         try:
-            request, raw = parse_request(data)
+            parsed = parse_quickly(data)
+            if parsed is None:
+                parsed = await asyncio.get_running_loop().run_in_executor(None, parse_request, data)
             if observation.is_on:
-                timeline = _begin_timeline(observation, request, len(data), context)
+                timeline = _begin_timeline(observation, parsed.message, len(data), context)
             forwarded = () if pick is None else pick(context.invocation_metadata())
-            answer = await model_infer(request, raw, timeline, forwarded)
+            answer = await model_infer(parsed, timeline, forwarded)
             if timeline is not None:
                 timeline.sending(0, len(answer))
             counts["OK"] += 1
@@ -298,12 +301,23 @@ async def _read_requests(requests: AsyncIterator[bytes], stream: InferStream, ou
     """Give *stream* what the client sends, as fast as it takes it; grpcio stops reading from a client that is too fast."""
     try:
         async for message in requests:
-            stream.take(message)
+            stream.take(await _parse_or_refuse(message), len(message))
             while not stream.has_room():
                 await outlet.wait_room()
         stream.finish()
     except Exception as error:
         stream.fail(error)
+
+
+async def _parse_or_refuse(message: bytes) -> Parsed | InferenceError:
+    """Raises DecodeError; a request that is too wide is answered in the stream."""
+    parsed = parse_quickly(message)
+    if parsed is not None:
+        return parsed
+    try:
+        return await asyncio.get_running_loop().run_in_executor(None, parse_request, message)
+    except InferenceError as refusal:
+        return refusal
 
 
 class _Outlet:
@@ -346,18 +360,17 @@ class _Outlet:
 
 
 def _unary(method: Method, counts: Counts) -> grpc.RpcMethodHandler:
-    parse = method.request.FromString
-    serve = method.serve
+    name = method.serve.__name__
 
     async def handle(data: bytes, context: Any) -> bytes:
         try:
             context.disable_next_message_compression()
-            answer = serve(parse(data))
+            answer = method.answer(data)
             message = (await answer if isinstance(answer, Awaitable) else answer).SerializeToString()
             counts["OK"] += 1
             return message
         except Exception as error:
-            await _fail(context, counts, serve.__name__, error)
+            await _fail(context, counts, name, error)
 
     return grpc.unary_unary_rpc_method_handler(handle)
 

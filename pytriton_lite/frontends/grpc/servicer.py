@@ -14,6 +14,8 @@ from pytriton_lite.frontends.grpc.calls import CallsInFlight
 from pytriton_lite.frontends.grpc.codec import decode_request, encode_response
 from pytriton_lite.frontends.grpc.forwarding import Forwarded, forward
 from pytriton_lite.frontends.grpc.infer_stream import InferStream, Outlet, StreamOrigin
+from pytriton_lite.frontends.grpc.options import LARGEST_MESSAGE_BYTES
+from pytriton_lite.frontends.grpc.parsing import NOTHING_TYPED, Parsed, Typed, check_width
 from pytriton_lite.frontends.grpc.shared_memory import SharedMemoryMethods
 from pytriton_lite.proto import grpc_service_pb as pb
 from pytriton_lite.proto import health_pb
@@ -28,11 +30,27 @@ INFERENCE_SERVICE = "inference.GRPCInferenceService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
 
 
+SMALL_MESSAGE_BYTES = 64 << 10
+"""The largest message of a method that needs no large ones. Protobuf takes up to 2 ms for that, whatever is in it."""
+_MAX_LOAD_PARAMETERS = 4096
+_MAX_LOAD_FIELDS = 16  # of a parameter: key, value, and what an encoder may add
+
+
 class Method(NamedTuple):
     """A unary method: ``serve`` answers at once, or returns what is to be awaited for the answer."""
 
     request: type[Message]
     serve: Callable[[Any], Message | Coroutine[Any, Any, Message]]
+    max_message_bytes: int = SMALL_MESSAGE_BYTES
+
+    def answer(self, data: bytes) -> Message | Coroutine[Any, Any, Message]:
+        """Serve a serialized request. Raises DecodeError, InferenceError for one that is too large, what ``serve`` raises."""
+        if len(data) > self.max_message_bytes:
+            text = f"Received message larger than max ({len(data)} vs. {self.max_message_bytes})"
+            raise InferenceError(ErrorCode.RESOURCE_EXHAUSTED, text)
+        if len(data) > SMALL_MESSAGE_BYTES:  # files, and a configuration
+            check_width(data, fields=_MAX_LOAD_PARAMETERS, nested_fields=_MAX_LOAD_FIELDS)
+        return self.serve(self.request.FromString(data))
 
 
 class Servicer:
@@ -47,6 +65,7 @@ class Servicer:
         self._server = server
         self.observation = server.observation
         self.counts = server.request_counts.grpc
+        self.receive_budget = server.receive_budget
 
     def inference_methods(self) -> Mapping[str, Method]:
         """The methods of the inference service by name, except ModelInfer and ModelStreamInfer."""
@@ -60,7 +79,9 @@ class Servicer:
             "ModelConfig": Method(pb.ModelConfigRequest, self.model_config),
             "ModelStatistics": Method(pb.ModelStatisticsRequest, self.model_statistics),
             "RepositoryIndex": Method(pb.RepositoryIndexRequest, self.repository_index),
-            "RepositoryModelLoad": Method(pb.RepositoryModelLoadRequest, self.repository_model_load),
+            "RepositoryModelLoad": Method(
+                pb.RepositoryModelLoadRequest, self.repository_model_load, LARGEST_MESSAGE_BYTES
+            ),
             "RepositoryModelUnload": Method(pb.RepositoryModelUnloadRequest, self.repository_model_unload),
             "SystemSharedMemoryStatus": Method(pb.SystemSharedMemoryStatusRequest, shared_memory.system_status),
             "SystemSharedMemoryRegister": Method(pb.SystemSharedMemoryRegisterRequest, shared_memory.system_register),
@@ -81,10 +102,12 @@ class Servicer:
         self,
         message: pb.ModelInferRequest,
         raw: Sequence[Buffer] | None = None,
+        typed: Mapping[int, Typed] = NOTHING_TYPED,
+        *,
         timeline: Timeline | None = None,
         forwarded: Forwarded = (),
     ) -> asyncio.Future[InferenceResponse]:
-        """Begin one request, of which *raw* is as in `codec.decode_request`.
+        """Begin one request, of which *raw* and *typed* are as in `codec.decode_request`.
 
         `encode_response` makes the answer; cancelling the future cancels the request.
         """
@@ -95,7 +118,7 @@ class Servicer:
             raise InferenceError(
                 ErrorCode.UNSUPPORTED, "ModelInfer RPC doesn't support models with decoupled transaction policy"
             )
-        request = decode_request(message, version, server.regions, raw)
+        request = decode_request(message, version, server.regions, raw, typed)
         if forwarded:
             forward(request, forwarded)
         if timeline is not None:
@@ -114,15 +137,9 @@ class Servicer:
         """Begin a ModelStreamInfer that answers through *outlet*. *origin* is told to those who watch requests."""
         return InferStream(self._server, outlet, calls, ends_on_error=ends_on_error, forwarded=forwarded, origin=origin)
 
-    async def model_infer(
-        self,
-        message: pb.ModelInferRequest,
-        raw: Sequence[Buffer] | None = None,
-        timeline: Timeline | None = None,
-        forwarded: Forwarded = (),
-    ) -> bytes:
+    async def model_infer(self, parsed: Parsed, timeline: Timeline | None = None, forwarded: Forwarded = ()) -> bytes:
         """Serve one request; returns the serialized ModelInferResponse."""
-        return encode_response(await self.start_infer(message, raw, timeline, forwarded))
+        return encode_response(await self.start_infer(*parsed, timeline=timeline, forwarded=forwarded))
 
     def server_live(self, message: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
         self._refuse_while_exiting("Server exiting")

@@ -24,7 +24,6 @@ from pytriton_lite.proto.grpc_service_pb import (
     ModelInferRequest,
     ModelInferResponse,
 )
-from pytriton_lite.proto.message import DecodeError
 
 Input = ModelInferRequest.InferInputTensor
 Output = ModelInferRequest.InferRequestedOutputTensor
@@ -470,55 +469,3 @@ class TestResponse:
         size = rest + 2 * (1 + 5 + (1 << 30))  # tag, varint, data
         with invalid(f"Response has byte size {size} which exceeds gRPC's byte size limit 2147483647."):
             encode_response(InferenceResponse("m", 1, "", outputs, {}))
-
-
-LARGE = codec.LARGE_BYTES
-
-
-@st.composite
-def large_requests(draw: st.DrawFn) -> ModelInferRequest:
-    """Requests of which `parse_request` cuts the raw contents out: some entries small, one large."""
-    message = ModelInferRequest(model_name=draw(st.text(max_size=8)), id=draw(st.text(max_size=8)))
-    for name in draw(st.lists(st.text(max_size=4), max_size=3)):
-        message.inputs.add(name=name, datatype="UINT8", shape=draw(st.lists(st.integers(-(1 << 63), (1 << 63) - 1))))
-        message.parameters[name].int64_param = draw(st.integers(-5, 5))
-    message.raw_input_contents.extend(draw(st.lists(st.binary(max_size=9), max_size=3)))
-    message.raw_input_contents.append(bytes(LARGE))
-    message.raw_input_contents.extend(draw(st.lists(st.binary(max_size=9), max_size=3)))
-    return message
-
-
-@given(large_requests(), st.booleans())
-def test_a_large_request_is_parsed_as_protobuf_parses_it(sent: ModelInferRequest, as_view: bool) -> None:
-    data = sent.SerializeToString()
-    message, raw = codec.parse_request(memoryview(data) if as_view else data)
-    assert [bytes(entry) for entry in raw] == list(sent.raw_input_contents)
-    del sent.raw_input_contents[:]
-    assert message == sent
-
-
-@given(large_requests(), st.data())
-def test_a_large_request_that_was_damaged_is_refused_or_read_as_protobuf_reads_it(
-    sent: ModelInferRequest, data: st.DataObject
-) -> None:
-    spoilt = bytearray(sent.SerializeToString())
-    for _ in range(data.draw(st.integers(1, 3))):
-        spoilt[data.draw(st.integers(0, min(len(spoilt) - 1, 200)))] = data.draw(st.integers(0, 255))
-    spoilt = spoilt[: data.draw(st.sampled_from([len(spoilt), LARGE + 3]))]
-    try:
-        expected = ModelInferRequest.FromString(bytes(spoilt))
-    except DecodeError:
-        with pytest.raises(DecodeError):
-            codec.parse_request(bytes(spoilt))
-        return
-    message, raw = codec.parse_request(bytes(spoilt))
-    assert [bytes(entry) for entry in raw] == list(expected.raw_input_contents)
-    del expected.raw_input_contents[:], message.raw_input_contents[:]
-    assert message == expected
-
-
-def test_the_raw_contents_of_a_large_request_are_not_copied() -> None:
-    data = ModelInferRequest(raw_input_contents=[b"a" * LARGE]).SerializeToString()
-    _, (entry,) = codec.parse_request(data)
-    assert isinstance(entry, memoryview)
-    assert entry.obj is data

@@ -930,6 +930,44 @@ class TestShareOfTheLoop:
             peer.until_closed()
 
 
+class TestUnfinishedRequests:
+    """What is received of requests, over all connections, is bounded by the server's budget."""
+
+    def test_request_over_the_budget_is_refused_and_says_when_to_come_again(
+        self, engine: FakeServer, peer: Http2Peer, listener: Http2Listener
+    ) -> None:
+        engine.receive_budget.limit = 3 << 20
+        beginning = struct.pack(">BL", 0, 2 << 20) + bytes(16_000)
+        with Http2Peer.connect(listener) as other:
+            for one in (other, peer):
+                one.send(one.headers(1, headers_of()), frame(DATA, 0, 1, beginning))
+                for _ in range(100):
+                    one.send(frame(DATA, 0, 1, bytes(16_000)))
+                one.request(3, b"", LIVE)
+                if one is other:
+                    one.answer(3)
+            trailers = peer.answer(1).trailers
+            assert (trailers["grpc-status"], "grpc-status-details-bin" in trailers) == ("14", True)
+            assert "bytes of unfinished requests are here" in trailers["grpc-message"]
+            assert engine.receive_budget.taken > 1 << 20
+            other.send(reset(1))
+            other.request(5, b"", LIVE)
+            other.answer(5)
+        assert engine.receive_budget.taken == 0
+
+    def test_budget_is_given_back_when_the_request_is_handed_on(self, engine: FakeServer, peer: Http2Peer) -> None:
+        body = prefixed(infer_message("waiting", size=300_000))
+        peer.send(peer.headers(1, headers_of()))
+        for begin in range(0, len(body), 16_384):
+            peer.send(frame(DATA, END_STREAM if begin + 16_384 >= len(body) else 0, 1, body[begin : begin + 16_384]))
+        assert engine.entered.wait(10)
+        peer.request(3, b"", LIVE)
+        peer.answer(3)
+        assert engine.receive_budget.taken == 0
+        peer.send(reset(1))
+        assert engine.cancelled.wait(10)
+
+
 class TestCompression:
     @pytest.mark.parametrize("size", [100, 200_000])
     @pytest.mark.parametrize(("encoding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
@@ -976,6 +1014,41 @@ class TestCompression:
         trailers = peer.answer(1).trailers
         assert trailers["grpc-status"] == "13"
         assert text in trailers["grpc-message"]
+
+    @pytest.mark.parametrize(("size", "noise", "status"), [(12, 0, "0"), (40, 1, "0"), (40, 0, "8")])
+    def test_zeros_may_become_much_and_only_so_many_times_what_was_sent(
+        self, engine: FakeServer, peer: Http2Peer, size: int, noise: int, status: str
+    ) -> None:
+        """Sizes in MiB."""
+        message = service_pb2.ModelInferRequest(model_name="waiting")
+        message.inputs.add(name="X", datatype="UINT8", shape=[size << 20])
+        message.raw_input_contents.append(os.urandom(noise << 20) + bytes(size - noise << 20))
+        self.send_compressed(peer, gzip.compress(message.SerializeToString(), 1))
+        if status == "0":
+            assert engine.entered.wait(20)
+            assert engine.seen[0].inputs[0].nbytes == size << 20
+            peer.send(reset(1))
+        else:
+            trailers = peer.answer(1).trailers
+            assert trailers["grpc-status"] == status
+            assert "may be 100 times as large as what was sent" in trailers["grpc-message"]
+        assert engine.receive_budget.taken == 0
+
+    @staticmethod
+    def send_compressed(peer: Http2Peer, body: bytes) -> None:
+        peer.send(peer.headers(1, headers_of(grpc_encoding="gzip")))
+        data = prefixed(body, flag=1)
+        for begin in range(0, len(data), 16_384):
+            peer.send(frame(DATA, 0, 1, data[begin : begin + 16_384]))
+        peer.send(frame(DATA, END_STREAM, 1))
+
+    def test_what_is_decompressed_counts_among_unfinished_requests(self, engine: FakeServer, peer: Http2Peer) -> None:
+        engine.receive_budget.limit = 6 << 20
+        self.send_compressed(peer, gzip.compress(infer_message(size=12 << 20)))
+        trailers = peer.answer(1).trailers
+        assert trailers["grpc-status"] == "14"
+        assert "(--max-receiving-bytes)" in trailers["grpc-message"]
+        assert engine.receive_budget.taken == 0
 
     @pytest.mark.parametrize(
         ("level", "accept", "chosen"),

@@ -1,0 +1,316 @@
+"""Serialized requests to messages, in bounded time: what is large is cut out first, what is wide is refused.
+
+Protobuf takes 35 ns for a field of two bytes that makes an object, and holds the interpreter for the whole of a message: two
+megabytes of them are 70 ms and 90 MB. So large messages are walked over before protobuf sees them. Tensors are cut out and
+stay where they are, numbers in typed contents are decoded by numpy, and of everything else there may only be so much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.tensor import Buffer
+from pytriton_lite.proto.grpc_service_pb import ModelInferRequest
+from pytriton_lite.proto.message import DecodeError
+
+LARGE_BYTES = 64 << 10
+"""From here on tensors are not copied where it can be helped, and messages are walked over."""
+
+MAX_FIELDS = 1 << 16
+"""Of a request: inputs, outputs, parameters, raw contents, elements of ``bytes_contents``, and what is inside of inputs. A
+message of `LARGE_BYTES` cannot have more."""
+MAX_WEIGHT_BYTES = 1 << 20
+"""What a request may hold beside tensors and texts of parameters, which count an eighth: 40 ms of protobuf's at worst."""
+_QUICK_FIELDS = 512
+_PARAMETER_SHARE = 8  # protobuf takes 5 ns for a field inside of a parameter, since none of them makes an object
+_LARGE_ELEMENT_BYTES = 1 << 10
+
+_VARINT, _LENGTH_DELIMITED = 0, 2
+_FIXED_BYTES = {1: 8, 5: 4}
+# Fields of ModelInferRequest, of its inputs and of their contents, all of them length-delimited.
+_PARAMETERS, _INPUTS, _RAW_INPUT_CONTENTS = 0x22, 0x2A, 0x3A
+_CONTENTS = 0x2A
+_BYTES_CONTENTS = 0x42
+_NUMBERS: dict[int, npt.DTypeLike] = {
+    0x0A: np.bool_,
+    0x12: np.int32,
+    0x1A: np.int64,
+    0x22: np.uint32,
+    0x2A: np.uint64,
+    0x32: np.float32,
+    0x3A: np.float64,
+}
+"""Packed fields of the contents, and what they are made of."""
+
+Numbers = npt.NDArray[np.generic]
+
+
+class Typed(NamedTuple):
+    """A field of `InferTensorContents` that was cut out."""
+
+    number: int
+    values: Numbers
+
+
+class Parsed(NamedTuple):
+    """A ModelInferRequest, and what was cut out of it."""
+
+    message: ModelInferRequest
+    raw: Sequence[Buffer]
+    """Its ``raw_input_contents``."""
+    typed: Mapping[int, Typed]
+    """Of inputs, by their place among them, of which the contents in the message are empty."""
+
+
+NOTHING_TYPED: Mapping[int, Typed] = {}
+
+
+def parse_request(data: bytes | memoryview) -> Parsed:
+    """Raises DecodeError for what is no request, InferenceError for one that is too wide.
+
+    It takes up to 100 ms, most of them without the interpreter: call it in a thread, or `parse_quickly` first.
+    """
+    if len(data) < LARGE_BYTES:
+        return _parse_whole(data)
+    try:
+        return _Cutter(memoryview(data), MAX_FIELDS, MAX_WEIGHT_BYTES, weighs_numbers=False).parse()
+    except _TooWide as error:
+        raise InferenceError(ErrorCode.INVALID_ARG, str(error)) from error
+
+
+def parse_quickly(data: bytes | memoryview) -> Parsed | None:
+    """The same within milliseconds; None for a message that takes `parse_request` longer. Raises DecodeError."""
+    if len(data) < LARGE_BYTES:
+        return _parse_whole(data)
+    try:
+        return _Cutter(memoryview(data), _QUICK_FIELDS, LARGE_BYTES, weighs_numbers=True).parse()
+    except _TooWide:
+        return None
+
+
+def check_width(data: bytes | memoryview, *, fields: int, nested_fields: int) -> None:
+    """Refuse a message of large entries where it has more than *fields*, or one of them more than *nested_fields*.
+
+    Raises InferenceError; what is no message is left to protobuf.
+    """
+    walk = _Walk(memoryview(data), fields)
+    try:
+        at, end = 0, len(data)
+        while at < end:
+            tag, begin, at = walk.next(at, end)
+            if tag & 7 == _LENGTH_DELIMITED:
+                nested = _Walk(walk.view, nested_fields)
+                while begin < at:
+                    _, _, begin = nested.next(begin, at)
+    except DecodeError:
+        return
+    except _TooWide as error:
+        raise InferenceError(ErrorCode.INVALID_ARG, str(error)) from error
+
+
+def _parse_whole(data: bytes | memoryview) -> Parsed:
+    message = ModelInferRequest.FromString(data)
+    return Parsed(message, message.raw_input_contents, NOTHING_TYPED)
+
+
+class _TooWide(Exception):
+    """The text is for the client."""
+
+
+class _Walk:
+    """Goes from field to field, so many times."""
+
+    def __init__(self, view: memoryview, max_fields: int) -> None:
+        self.view = view
+        self._left = self._limit = max_fields
+
+    def next(self, at: int, end: int) -> tuple[int, int, int]:
+        """Tag of the field at *at*, where its content begins and where it ends. Raises DecodeError, _TooWide, _Group."""
+        self._left -= 1
+        if self._left < 0:
+            raise _TooWide(
+                f"request has more than {self._limit} fields: inputs, outputs, parameters, and texts in contents; send "
+                "tensors in raw_input_contents"
+            )
+        tag, at = _read_varint(self.view, at, end)
+        kind = tag & 7
+        if kind == _LENGTH_DELIMITED:
+            nbytes, at = _read_varint(self.view, at, end)
+        elif kind == _VARINT:
+            return tag, at, _read_varint(self.view, at, end)[1]
+        elif kind in _FIXED_BYTES:
+            nbytes = _FIXED_BYTES[kind]
+        else:
+            raise _Group
+        if nbytes > end - at:
+            raise DecodeError("a field ends behind its message")
+        return tag, at, at + nbytes
+
+
+class _Group(DecodeError):
+    """A field of whose end only protobuf knows, or none at all."""
+
+
+class _Cutter:
+    """Parses one large request."""
+
+    def __init__(self, view: memoryview, max_fields: int, max_weight: int, *, weighs_numbers: bool) -> None:
+        self._view = view
+        self._walk = _Walk(view, max_fields)
+        self._max_weight = self._left = max_weight
+        self._weighs_numbers = weighs_numbers
+        self._raw: list[Buffer] = []
+        self._typed: dict[int, tuple[int, memoryview]] = {}
+        self._inputs = 0
+        self._kept: list[Buffer] = []
+        self._keep_from = 0
+        """What lies from here on is not in `_kept` yet, and is kept up to where something is cut out."""
+
+    def parse(self) -> Parsed:
+        view, end = self._view, len(self._view)
+        at = 0
+        try:
+            while at < end:
+                tag_at = at
+                tag, begin, at = self._walk.next(at, end)
+                if tag == _RAW_INPUT_CONTENTS:
+                    self._raw.append(view[begin:at])
+                    self._cut(tag_at, at)
+                elif tag == _INPUTS:
+                    self._input(tag_at, begin, at)
+                    self._inputs += 1
+                else:
+                    self._weigh(at - tag_at if tag != _PARAMETERS else (at - tag_at) // _PARAMETER_SHARE)
+        except _Group:
+            self._weigh(end)
+            return _parse_whole(view)
+        self._cut(end, end)
+        message = ModelInferRequest.FromString(b"".join(self._kept))
+        return Parsed(message, self._raw, {index: _numbers(*found) for index, found in self._typed.items()})
+
+    def _cut(self, begin: int, end: int) -> None:
+        """Keep what lies before *begin*, and go on from *end*."""
+        if self._keep_from < begin:
+            self._kept.append(self._view[self._keep_from : begin])
+        self._keep_from = end
+
+    def _weigh(self, nbytes: int) -> None:
+        self._left -= nbytes
+        if self._left < 0:
+            raise _TooWide(
+                f"request has more than {self._max_weight} bytes beside its tensors; send tensors in raw_input_contents"
+            )
+
+    def _input(self, tag_at: int, begin: int, end: int) -> None:
+        if end - begin < _LARGE_ELEMENT_BYTES:
+            self._weigh(end - tag_at)
+            return
+        contents: list[tuple[int, int, int]] = []
+        at = begin
+        while at < end:
+            field_at = at
+            tag, content, at = self._walk.next(at, end)
+            if tag == _CONTENTS:
+                contents.append((field_at, content, at))
+            else:
+                self._weigh(at - field_at)
+        if len(contents) != 1:  # protobuf would merge them; nobody sends several
+            self._weigh(sum(after - content for _, content, after in contents))
+            return
+        field_at, content, after = contents[0]
+        found = self._packed(content, after)
+        if found is None:
+            self._texts(content, after)
+            return
+        self._typed[self._inputs] = found
+        if self._weighs_numbers:
+            self._weigh(after - content)
+        # The input without its contents, whose place an empty one takes.
+        kept = end - begin - (after - field_at) + 2
+        self._cut(tag_at, begin)
+        self._kept.append(_field_header(_INPUTS, kept))
+        self._cut(field_at, after)
+        self._kept.append(bytes((_CONTENTS, 0)))
+        self._cut(end, end)
+
+    def _packed(self, begin: int, end: int) -> tuple[int, memoryview] | None:
+        """Number and bytes of the only field of contents, where that is packed numbers."""
+        if begin == end:
+            return None
+        tag, content, after = self._walk.next(begin, end)
+        return (tag >> 3, self._view[content:after]) if tag in _NUMBERS and after == end else None
+
+    def _texts(self, at: int, end: int) -> None:
+        while at < end:
+            begin = at
+            tag, content, at = self._walk.next(at, end)
+            is_large = tag == _BYTES_CONTENTS and at - content >= _LARGE_ELEMENT_BYTES
+            self._weigh(_LARGE_ELEMENT_BYTES // 8 if is_large else at - begin)
+
+
+def _numbers(number: int, packed: memoryview) -> Typed:
+    dtype = np.dtype(_NUMBERS[number << 3 | _LENGTH_DELIMITED])
+    if dtype.kind == "f":
+        if len(packed) % dtype.itemsize:
+            raise DecodeError("packed numbers end within one")
+        return Typed(number, np.frombuffer(packed, dtype.newbyteorder("<")))
+    values = _varints(np.frombuffer(packed, np.uint8))
+    return Typed(number, values != 0 if dtype.kind == "b" else values.astype(dtype))
+
+
+_CHUNK = 1 << 18  # numbers that are decoded at a time, so that what is computed in between stays small
+
+
+def _varints(octets: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64] | npt.NDArray[np.uint8]:
+    """The numbers of a packed field, of 64 bits where not all of them are of one octet. Raises DecodeError."""
+    last = np.flatnonzero(octets < 0x80)
+    if len(last) == len(octets):
+        return octets
+    if not len(last) or last[-1] != len(octets) - 1:
+        raise DecodeError("a number is cut off")
+    values = np.empty(len(last), np.uint64)
+    first = 0
+    for begin in range(0, len(last), _CHUNK):
+        lasts = last[begin : begin + _CHUNK]
+        firsts = np.empty_like(lasts)
+        firsts[0], firsts[1:] = first, lasts[:-1] + 1
+        lengths = lasts - firsts + 1
+        longest = int(lengths.max())
+        if longest > 10:
+            raise DecodeError("a number has no end")
+        part = (octets[firsts] & np.uint8(0x7F)).astype(np.uint64)
+        for index in range(1, longest):
+            goes_on = np.flatnonzero(lengths > index)
+            part[goes_on] |= (octets[firsts[goes_on] + index] & np.uint8(0x7F)).astype(np.uint64) << np.uint64(
+                7 * index
+            )
+        values[begin : begin + _CHUNK] = part
+        first = int(lasts[-1]) + 1
+    return values
+
+
+def _read_varint(view: memoryview, at: int, end: int) -> tuple[int, int]:
+    """The number that begins at *at*, and where it ends. Raises DecodeError for one that is cut off, or has no end."""
+    number = shift = 0
+    while at < end and shift < 64:
+        octet = view[at]
+        at += 1
+        number |= (octet & 0x7F) << shift
+        if not octet & 0x80:
+            return number, at
+        shift += 7
+    raise DecodeError("a number is cut off")
+
+
+def _field_header(tag: int, nbytes: int) -> bytes:
+    header = [tag]
+    while nbytes > 0x7F:
+        header.append(nbytes & 0x7F | 0x80)
+        nbytes >>= 7
+    header.append(nbytes)
+    return bytes(header)
