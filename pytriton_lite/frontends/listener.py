@@ -11,16 +11,22 @@ how long it may take to come (`ConnectionLimits`). Its timers are its own and en
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import math
+import re
 import select
+import socket
 import ssl
+import termios
+from array import array
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
 import httptools
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
@@ -32,6 +38,7 @@ from pytriton_lite.frontends.addresses import (
     is_unix,
     socket_file,
 )
+from pytriton_lite.frontends.work_share import share_of
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -43,6 +50,16 @@ HEADER_NAMES = "pytriton_lite.header_names"
 """``scope["extensions"][HEADER_NAMES]["names"]``: the names as received, parallel to ``scope["headers"]``, on request."""
 
 _MAX_HEADERS = 256  # of one request; servers allow between 100 and 2000
+_SMALLEST_SLICE, _LARGEST_SLICE = 2 << 10, 256 << 10
+"""Of what was read, that the parser is given at a time: from what 80 empty requests need to what one read brings."""
+_FEW_CALLS = 16
+"""Of the parser for a slice; then the next one is twice as long."""
+_NOTHING = memoryview(b"")
+_MALFORMED = "Invalid HTTP request received."
+_OTHER_VERSION = "only HTTP/1.1 and HTTP/1.0 are served here"
+_HOST = re.compile(rb"(?:\[[0-9A-Za-z:.%_~-]+\]|[A-Za-z0-9._~!$&'()*+;=%-]*)(?::[0-9]*)?")
+"""RFC 3986's host and port, but for a comma: two hosts would look so that a proxy has joined."""
+_ABSOLUTE = re.compile(rb"https?://([^/?#]*)([^#]*)", re.IGNORECASE)
 _LINGER_S = 1.0  # how long a client that was refused may take to read why
 
 logger = logging.getLogger(__name__)
@@ -122,20 +139,39 @@ class _UntilLost:
             self._transport.write(data)
 
 
+class _Flow(FlowControl):
+    """uvicorn's flow control, whose reading goes on when the connection says so and not before."""
+
+    def __init__(self, transport: asyncio.Transport, resume: Callable[[], bool]) -> None:
+        super().__init__(transport)
+        self._resume = resume
+
+    def resume_reading(self) -> None:
+        if self.read_paused and self._resume():
+            self.read_paused = False
+
+
 class _State(ServerState):
-    """uvicorn's shared state, and whether the listener is closing."""
+    """uvicorn's shared state, and how far the listener has come in ending."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         super().__init__()
         self.limits = limits
         self.resets = _ResetWatch()
+        self.draining = False
+        """Every answer that nothing is queued behind says ``connection: close``."""
         self.closing = False
+        """Idle connections are closed, too."""
         self.cut_off = False
         self.drained = asyncio.Event()
 
+    def protocols(self) -> list[ListenerProtocol]:
+        """Those of all connections."""
+        return list(self.connections)  # type: ignore[arg-type]  # uvicorn's has a union of its own classes
+
 
 class _Refused(Exception):
-    """A head that is not taken; the text is for the client."""
+    """A request that is not taken; the text is for the client."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -143,13 +179,74 @@ class _Refused(Exception):
         self.text = text
 
 
-class ListenerProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, with four differences.
+def _refusal_of(error: httptools.HttpParserError) -> _Refused:
+    """What to answer where the parser has given up."""
+    cause = error.__context__
+    if isinstance(cause, _Refused):
+        return cause
+    if isinstance(error, httptools.HttpParserCallbackError) and not isinstance(
+        cause, ValueError | httptools.HttpParserError
+    ):
+        logger.error("a request failed inside the server while it was parsed", exc_info=cause)
+        return _Refused(500, "internal error of the server; its log has the details")
+    if "Invalid HTTP version" in str(error):
+        return _Refused(505, _OTHER_VERSION)
+    return _Refused(400, _MALFORMED)
 
-    It says when the last connection of a closing listener is gone. It declines an offer to upgrade by carrying on
-    as if there had been none, as Triton does: Java's client offers h2c on every request, and httptools, made to hand
-    the connection over at that point, would lose the body. It answers a client that has ended its own side of the
-    connection behind its request. And it refuses heads that are too long, or too long in coming.
+
+def check_fields(fields: list[tuple[bytes, bytes]], version: str) -> None:
+    """Raises _Refused where *fields*, names in lower case, are not those of a request that can be told from the next one."""
+    hosts = [value for name, value in fields if name == b"host"]
+    if len(hosts) != 1:
+        if hosts:
+            raise _Refused(400, "a request has one Host header")
+        if version == "1.1":
+            raise _Refused(400, "a request of HTTP/1.1 has a Host header")
+    elif _HOST.fullmatch(hosts[0]) is None:
+        raise _Refused(400, "the Host header is no host and port")
+    if version not in ("1.1", "1.0"):
+        raise _Refused(505, _OTHER_VERSION)
+    codings = [value for name, value in fields if name == b"transfer-encoding"]
+    if codings:
+        _check_codings(b",".join(codings).lower(), version)
+
+
+def _check_codings(codings: bytes, version: str) -> None:
+    names = [name.strip(b" \t") for name in codings.split(b",")]
+    if version == "1.0" or names[-1] != b"chunked" or names.count(b"chunked") > 1:
+        raise _Refused(400, "the length of the body cannot be told from Transfer-Encoding")
+    if len(names) > 1:
+        raise _Refused(501, "of transfer codings only chunked is supported")
+
+
+def origin_form(target: bytes, method: bytes) -> bytes:
+    """The path and query of *target*, which is none itself (RFC 9112, section 3.2). Raises _Refused."""
+    if target == b"*" and method == b"OPTIONS":
+        return b"/*"  # which is no route
+    found = _ABSOLUTE.fullmatch(target)
+    if found is None or not found[1] or _HOST.fullmatch(found[1]) is None:
+        raise _Refused(400, "the request's target is no path and no URL")
+    return found[2] if found[2][:1] == b"/" else b"/" + found[2]
+
+
+def _has_unread(transport: asyncio.Transport) -> bool:
+    """Whether bytes have come that were not read yet."""
+    count = array("i", [0])
+    fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.FIONREAD, count)
+    return count[0] > 0
+
+
+class ListenerProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, with these differences.
+
+    * What comes in one read is parsed in slices. A connection with a request that waits behind another one, or whose
+      application does not take its body, keeps the rest unparsed and is not read from.
+    * A request that breaks the rules of RFC 9112 is refused behind the answers that are due, and the connection closed. So
+      are heads that are too long, or too long in coming.
+    * An offer to upgrade is declined by carrying on as if there had been none, as Triton does: Java's client offers h2c on
+      every request, and httptools, made to hand the connection over at that point, would lose the body.
+    * A client that has ended its own side of the connection behind its request is answered.
+    * A listener that drains has every answer say that the connection closes behind it, and is told of the last one.
     """
 
     server_state: _State
@@ -164,20 +261,33 @@ class ListenerProtocol(HttpToolsProtocol):
         self._fields_bytes = 0
         """Of the pieces that were nothing but the fields that are being read."""
         self._piece_bytes = 0
+        self._slice_bytes = _SMALLEST_SLICE
+        self._calls = 0
+        """Of the parser, in the slice that it is given."""
+        self._rest = _NOTHING
+        """Read and not yet parsed; while there is any, nothing is read."""
+        self._is_parsing = False
+        self._share = share_of(self.loop)
+        self._is_waiting = False
+        """`go_on` will be called."""
+        self._running: Any = None
+        """The cycle whose application was started last."""
         self._timer: asyncio.TimerHandle | None = None
         """Until the end of a head, or of the connection once it is refused."""
         self._is_refused = False
+        self._refusal: _Refused | None = None
+        """To be written behind the answers that are due."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
+        self.flow = _Flow(transport, self._resume_reading)
         self._timer = self.loop.call_later(self._limits.head_timeout_s, self._on_head_timeout)
-        if self.server_state.closing:  # accepted by the kernel before the socket was closed
-            transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.server_state.resets.discard(self.transport)
         self._unset_keepalive_if_required()
         self._stop_timer()
+        self._rest = _NOTHING
         super().connection_lost(exc)
         if self.server_state.closing and not self.server_state.connections:
             self.server_state.drained.set()
@@ -191,6 +301,8 @@ class ListenerProtocol(HttpToolsProtocol):
         """
         if self.scheme == "https":  # asyncio's TLS closes both sides, whatever is said here
             return False
+        if self._refusal is not None:
+            return True  # which closes behind the answers that are due
         if not self.close_behind_answers():
             return False
         self.server_state.resets.add(self.transport)
@@ -210,28 +322,104 @@ class ListenerProtocol(HttpToolsProtocol):
         return True
 
     def is_answer_due(self) -> bool:
-        """Whether a request is being answered."""
-        return self.cycle is not None and not self.cycle.response_complete
+        """Whether a request is being answered, or waits for that."""
+        return bool(self.pipeline) or (self._running is not None and not self._running.response_complete)
+
+    def is_between_requests(self) -> bool:
+        """Whether everything that has come was answered, and nothing of another request is there."""
+        return not self._is_in_head and not self._rest and not self.is_answer_due()
+
+    # ------------------------------------------------------------------------------------------ in
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         if self._is_refused:
             return
+        share = self._share
+        if self._rest or not share.begin():
+            self._keep(memoryview(bytes(self._rest) + data))
+            if not self._is_waiting and not self.flow.read_paused:
+                self._wait(is_new=True)
+            return
+        try:
+            self._work_on(data)
+        finally:
+            share.end()
+
+    def _work_on(self, data: bytes | memoryview) -> None:
+        """Parse *data* until its end, or until there is something that it has to wait for."""
+        self._is_parsing = True
+        try:
+            if len(data) <= self._slice_bytes:
+                at = self._parse(data)
+            else:
+                data = memoryview(data)
+                at = self._parse(data[: self._slice_bytes])
+            while at < len(data) and not self._is_refused:
+                if self.flow.read_paused:
+                    self._keep(memoryview(data)[at:])
+                    return
+                if self._share.is_over():
+                    self._keep(memoryview(data)[at:])
+                    self._wait(is_new=False)
+                    return
+                at += self._parse(data[at : at + self._slice_bytes])
+        except Exception:
+            logger.exception("a request failed inside the server while it was parsed")
+            self.transport.abort()
+        finally:
+            self._is_parsing = False
+
+    def _keep(self, rest: memoryview) -> None:
+        self._rest = rest
+        self.transport.pause_reading()
+
+    def _wait(self, *, is_new: bool) -> None:
+        self._is_waiting = True
+        self._share.wait(self, is_new=is_new)
+
+    def go_on(self) -> None:
+        """Work on what was kept; called by the share, where the connection may have ended meanwhile."""
+        self._is_waiting = False
+        if self._is_refused or self.flow.read_paused:
+            return
+        rest, self._rest = self._rest, _NOTHING
+        if rest:
+            self._work_on(rest)
+        if not self._rest and not self.flow.read_paused and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def _resume_reading(self) -> bool:
+        """Go on with what was kept, or read; False while a request waits behind another one."""
+        if self.pipeline:
+            return False
+        if not self._rest:
+            self.transport.resume_reading()
+        elif not self._is_waiting:
+            self._wait(is_new=False)
+        return True
+
+    def _parse(self, data: bytes | memoryview) -> int:
+        """Have *data* parsed, and anything answered that is not right; how much of it was."""
         begun = self._fields_begun
-        self._piece_bytes = len(data)
+        length = self._piece_bytes = len(data)
+        self._calls = 0
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
-            self._decline_upgrade(data[offer.args[0] :])
-            return
+            self._decline_upgrade()
+            return offer.args[0]  # type: ignore[no-any-return]
         except httptools.HttpParserError as error:
-            if isinstance(error.__context__, _Refused):
-                self._refuse(error.__context__)
-            else:
-                self.send_400_response("Invalid HTTP request received.")
-            return
+            self._refuse(_refusal_of(error))
+            return length
         if self._is_in_fields:
-            self._wait_for_fields(len(data) if begun == self._fields_begun else 0)
+            self._wait_for_fields(length if begun == self._fields_begun else 0)
+        if length == self._slice_bytes:
+            if self._calls <= _FEW_CALLS:
+                self._slice_bytes = min(2 * length, _LARGEST_SLICE)
+            else:
+                self._slice_bytes = _SMALLEST_SLICE
+        return length
 
     # ------------------------------------------------------------------------------------------ the parser's calls
 
@@ -240,6 +428,7 @@ class ListenerProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._calls += 1
         if not self._is_in_head:
             return  # a trailer: nobody asks for any, and what a proxy strips from a head it may pass there
         if len(self.headers) == _MAX_HEADERS:
@@ -253,10 +442,12 @@ class ListenerProtocol(HttpToolsProtocol):
 
     def on_chunk_header(self) -> None:
         """Of the last chunk, too, behind which trailers may come."""
+        self._calls += 1
         self._is_in_fields = True
         self._fields_begun += 1
 
     def on_body(self, body: bytes) -> None:
+        self._calls += 1
         self._is_in_fields = False
         super().on_body(body)
 
@@ -265,20 +456,28 @@ class ListenerProtocol(HttpToolsProtocol):
         if not self.parser.should_upgrade():
             super().on_message_complete()
 
-    # ------------------------------------------------------------------------------------------ limits
+    # ------------------------------------------------------------------------------------------ limits and rules
 
     def begin_head(self) -> None:
+        self._calls += 1
         self._is_in_head = self._is_in_fields = True
         self._fields_begun += 1
 
     def end_head(self) -> None:
-        """The head is complete. Raises _Refused, which the parser hands on, where it is too long."""
+        """The head is complete. Raises _Refused, which the parser hands on, where it is too long or against the rules."""
         self._is_in_head = self._is_in_fields = False
         if self._timer is not None:
             self._stop_timer()
         if self._fields_bytes + self._piece_bytes > self._limits.head_bytes:
             self._check_head(len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers))
         self._fields_bytes = 0
+        version = self.parser.get_http_version()
+        check_fields(self.headers, version)
+        if version != "1.1":
+            self.expect_100_continue = False  # RFC 9110, section 10.1.1
+        url = self.url
+        if (url[:1] != b"/" or b"#" in url) and self.parser.get_method() != b"CONNECT":
+            self.url = origin_form(url, self.parser.get_method())
 
     def _wait_for_fields(self, received: int) -> None:
         """*received* more bytes have come of the fields that are being read; 0 when they begin, somewhere in the piece."""
@@ -298,7 +497,7 @@ class ListenerProtocol(HttpToolsProtocol):
 
     def _on_head_timeout(self) -> None:
         self._timer = None
-        if self.flow.read_paused or self.is_answer_due():  # it may be our turn
+        if self.flow.read_paused or self._rest or self.is_answer_due():  # it may be our turn
             self._timer = self.loop.call_later(self._limits.head_timeout_s, self._on_head_timeout)
         elif self._is_in_head:
             self._refuse(_Refused(408, f"the request took longer than {self._limits.head_timeout_s:g} s to come"))
@@ -306,18 +505,42 @@ class ListenerProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, refusal: _Refused) -> None:
-        """Answer, and close when that could be read: to close upon unread data resets the connection, answer and all."""
+        """Answer with *refusal* behind the answers that are due; nothing more is taken from the client."""
         self._is_refused = True
         self._stop_timer()
-        if self.is_answer_due():  # it would come in place of that
+        self._rest = _NOTHING
+        if not self._drop_broken_request():
             self.transport.abort()
-            return
+        elif self.is_answer_due():
+            self._refusal = refusal
+        else:
+            self._send_refusal(refusal)
+
+    def _drop_broken_request(self) -> bool:
+        """Forget the request whose body is not right, if that is what was being read; False if its answer has begun."""
+        cycle = self.cycle
+        if cycle is None or self._is_in_head or not cycle.more_body or cycle.response_complete:
+            return True
+        if self.pipeline and self.pipeline[0][0] is cycle:
+            self.pipeline.popleft()
+            return True
+        if cycle.response_started:
+            return False
+        cycle.disconnected = True  # its application ends, and writes nothing
+        cycle.message_event.set()
+        self._running = None
+        return True
+
+    def _send_refusal(self, refusal: _Refused) -> None:
+        """Answer, and close when that could be read: to close upon unread data resets the connection, answer and all."""
+        self._unset_keepalive_if_required()
         body = b'{"error":"%s"}' % refusal.text.encode()
         self.transport.write(
             STATUS_LINE[refusal.status]
             + b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
             + body
         )
+        self._is_in_head = False
         if self.transport.can_write_eof():
             self.transport.write_eof()
             self._timer = self.loop.call_later(_LINGER_S, self.transport.abort)
@@ -329,17 +552,68 @@ class ListenerProtocol(HttpToolsProtocol):
             self._timer.cancel()
             self._timer = None
 
-    # ------------------------------------------------------------------------------------------ upgrades
+    # ------------------------------------------------------------------------------------------ answers and the end
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         cycle.transport = _UntilLost(self.transport)
-        super()._start_asgi_task(cycle, app)
+        self._running = cycle
+        chosen: Any = self._saying_close(cycle, app) if self.server_state.draining else app
+        super()._start_asgi_task(cycle, chosen)
 
-    def _decline_upgrade(self, rest: bytes) -> None:
-        """Parse the request again without its offer, and *rest*, what has come behind its head."""
+    def _saying_close(self, cycle: Any, app: AsgiApp) -> AsgiApp:
+        """*app*, whose answer says that the connection closes if nothing has come behind the request until it begins."""
+
+        async def closing_app(scope: Scope, receive: Receive, send: Send) -> None:
+            async def closing_send(message: Message) -> None:
+                if message["type"] == "http.response.start" and self.is_last_known():
+                    cycle.keep_alive = False
+                await send(message)
+
+            await app(scope, receive, closing_send)
+
+        return closing_app
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self.end_answer()
+
+    def end_answer(self) -> None:
+        """An answer is written, and the next request begun if there is one."""
+        if self._refusal is not None and not self.is_answer_due() and not self.transport.is_closing():
+            refusal, self._refusal = self._refusal, None
+            self._send_refusal(refusal)
+        elif self.server_state.closing and self.is_between_requests():
+            self.transport.close()
+
+    def is_last_known(self) -> bool:
+        """Whether nothing has come behind the request that is to be answered now, as far as can be told."""
+        return not (self.pipeline or self._rest or self._is_in_head or self._is_parsing or self._refusal is not None)
+
+    def begin_drain(self) -> None:
+        """Close behind the answer that is due, where it has not begun; an idle connection stays for one more request."""
+        cycle = self._running
+        if cycle is not None and not cycle.response_started and self.is_last_known():
+            cycle.keep_alive = False
+
+    def shutdown(self) -> None:
+        """Close, behind the answers that are due and that of a request which is just coming."""
+        if self.transport.is_closing():
+            return
+        if not self.is_between_requests():
+            self.begin_drain()
+            if self._is_in_head:
+                self._stop_timer()
+                self._timer = self.loop.call_later(_LINGER_S, self.transport.close)
+        elif not _has_unread(self.transport):
+            self.transport.close()
+
+    # ------------------------------------------------------------------------------------------ upgrades
+
+    def _decline_upgrade(self) -> None:
+        """Parse the head once more without its offer."""
         method = self.parser.get_method()
         if method == b"CONNECT":  # which is an upgrade without any header
-            self.send_400_response("Invalid HTTP request received.")
+            self._refuse(_Refused(400, "CONNECT is not served"))
             return
         head = [b"%s %s HTTP/%s\r\n" % (method, self.url, self.parser.get_http_version().encode())]
         for name, value in self.headers:
@@ -348,7 +622,12 @@ class ListenerProtocol(HttpToolsProtocol):
             if name != b"upgrade":
                 head.append(b"%s: %s\r\n" % (name, value))
         self.parser = httptools.HttpRequestParser(self)
-        self.data_received(b"".join([*head, b"\r\n", rest]))
+        try:
+            self.parser.feed_data(b"".join([*head, b"\r\n"]))
+        except httptools.HttpParserUpgrade:
+            self._refuse(_Refused(400, _MALFORMED))
+        except httptools.HttpParserError as error:
+            self._refuse(_refusal_of(error))
 
 
 class NameKeepingProtocol(ListenerProtocol):
@@ -379,6 +658,9 @@ class Listener:
         state: _State,
         address: tuple[str, int],
         file: SocketFile | None,
+        *,
+        listening: socket.socket,
+        connect: Callable[[socket.socket], Awaitable[object]],
     ) -> None:
         self.name = name
         self.host, self.port = address
@@ -386,9 +668,50 @@ class Listener:
         self._server = server
         self._state = state
         self._file = file
+        self._listening = listening
+        self._connect = connect
+        """Makes a connection of an accepted socket."""
+        self._serving: set[asyncio.Future[None]] = set()
 
     def __repr__(self) -> str:
         return f"Listener({self.name!r}, {format_address(self.host, self.port)!r})"
+
+    def begin_drain(self) -> None:
+        """Stop accepting, and have clients take their next requests elsewhere. Ends no request and no connection itself.
+
+        The order of an ending: the server says that it is not ready, and balancers get their time to see it; `begin_drain`;
+        what clients still ask on connections that they have is answered, each answer says ``connection: close`` and is the
+        connection's last; `close_gracefully`, which closes the idle ones. A connection that the kernel had accepted before
+        is served. Further calls do nothing.
+        """
+        if self._state.draining:
+            return
+        self._state.draining = True
+        waiting = self._listening.dup()  # the loop closes its own
+        self._server.close()
+        if self._file is not None:
+            self._file.remove()
+        self._take_accepted(waiting)
+        for connection in self._state.protocols():
+            connection.begin_drain()
+
+    def _take_accepted(self, waiting: socket.socket) -> None:
+        """Serve what the kernel has accepted and nobody has taken: closing the socket would reset these connections."""
+        with waiting:
+            while True:
+                try:
+                    accepted, _ = waiting.accept()
+                except OSError:  # there is none, or it has gone meanwhile
+                    return
+                self._serving.add(task := asyncio.ensure_future(self._serve_accepted(accepted)))
+                task.add_done_callback(self._serving.discard)
+
+    async def _serve_accepted(self, accepted: socket.socket) -> None:
+        accepted.setblocking(False)
+        try:
+            await self._connect(accepted)
+        except (OSError, asyncio.TimeoutError):  # it has gone, or does not speak TLS
+            accepted.close()
 
     async def close_gracefully(self, timeout_s: float) -> bool:
         """Stop accepting, close idle connections, let responses in flight finish for up to *timeout_s* seconds.
@@ -396,11 +719,11 @@ class Listener:
         True when every connection ended by itself; False when some were cut off. Call it once more to cut off sooner:
         the second call takes over with its own timeout.
         """
-        self._server.close()
-        if self._file is not None:
-            self._file.remove()
+        self.begin_drain()
+        if self._serving:
+            await asyncio.wait(list(self._serving), timeout=timeout_s)
         self._state.closing = True
-        for connection in list(self._state.connections):
+        for connection in self._state.protocols():
             connection.shutdown()
         if not self._state.connections:
             self._state.drained.set()
@@ -408,7 +731,7 @@ class Listener:
             left = len(self._state.connections)
             logger.warning("%s: %d connection%s cut off after %g s", self.name, left, "s"[: left != 1], timeout_s)
             self._state.cut_off = True
-            for connection in list(self._state.connections):
+            for connection in self._state.protocols():
                 connection.transport.abort()
             await self._state.drained.wait()
         self._state.resets.close()
@@ -466,14 +789,16 @@ async def start_listener(
     config.load()
     config.timeout_keep_alive = limits.idle_timeout_s  # type: ignore[assignment]  # whole seconds, in the signature
     state = _State(limits)
-    server = await accept_connections(
-        loop,
-        lambda: protocol(config=config, server_state=state, app_state={}),
-        listening,
-        tls,
-        limits.head_timeout_s,
-    )
+
+    def make_protocol() -> ListenerProtocol:
+        return protocol(config=config, server_state=state, app_state={})
+
+    def connect(accepted: socket.socket) -> Awaitable[object]:
+        timeout = None if tls is None else limits.head_timeout_s
+        return loop.connect_accepted_socket(make_protocol, accepted, ssl=tls, ssl_handshake_timeout=timeout)
+
+    server = await accept_connections(loop, make_protocol, listening, tls, limits.head_timeout_s)
     address = (host, 0) if is_unix(host) else listening.getsockname()[:2]
-    listener = Listener(name, server, state, address, socket_file(host))
+    listener = Listener(name, server, state, address, socket_file(host), listening=listening, connect=connect)
     logger.info("Started %s at %s", name, format_address(listener.host, listener.port))
     return listener

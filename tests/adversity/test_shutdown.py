@@ -146,11 +146,11 @@ def test_an_idle_keep_alive_connection_does_not_hold_the_server_up(repository: P
         connection.close()
 
 
-def test_a_request_that_has_only_begun_to_come_is_not_waited_for(repository: Path, tmp_path: Path) -> None:
+def test_a_request_that_has_only_begun_to_come_is_not_waited_for_long(repository: Path, tmp_path: Path) -> None:
     with RunningServer(repository) as server:
         held = HeldRequest(server, tmp_path / "gate")
         half = socket.create_connection(("127.0.0.1", server.http_port), 30)
-        half.sendall(b"GET /v2/health/ready HTTP/1.1\r\n")
+        half.sendall(b"GET /v2/health/ready HTTP/1.1\r\nHost: h\r\n")
         # A complete request behind it on another connection: when that is answered, the half one has been read.
         assert server.get("/v2/health/ready").status == 200
         server.process.send_signal(signal.SIGTERM)

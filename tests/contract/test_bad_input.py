@@ -453,7 +453,7 @@ def test_a_gigabyte_that_is_compressed_is_refused_by_its_announcement(server: Ru
     "sent",
     [
         b"nonsense\r\n\r\n",
-        b"POST /v2/models/add_sub/infer HTTP/1.1\r\nContent-Length: many\r\n\r\n",
+        b"POST /v2/models/add_sub/infer HTTP/1.1\r\nHost: h\r\nContent-Length: many\r\n\r\n",
         b"GET /v2 HTTP/9.9\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",

@@ -315,7 +315,7 @@ def over_unix(path: Path, target: str) -> bytes:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(30)
         sock.connect(str(path))
-        sock.sendall(f"GET {target} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
+        sock.sendall(f"GET {target} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n".encode())
         data = b""
         while piece := sock.recv(1 << 16):
             data += piece

@@ -203,6 +203,75 @@ def test_closing_lets_a_response_in_flight_finish_and_then_ends_its_connection()
     run(scenario)
 
 
+def test_a_drain_has_every_answer_say_close_and_serves_idle_connections_once_more() -> None:
+    async def scenario() -> None:
+        app = Held()
+        listener = await listen(app)
+        async with connect(listener) as (idle, idle_writer), connect(listener) as (busy, busy_writer):
+            busy_writer.write(REQUEST)
+            await app.entered.wait()
+            listener.begin_drain()
+            listener.begin_drain()
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection(listener.host, listener.port)
+            app.let_go.set()
+            idle_writer.write(REQUEST)
+            for reader in (busy, idle):
+                head, body = await read_answer(reader)
+                assert (b"connection: close\r\n" in head, body) == (True, b"hello")
+                assert await reader.read() == b""
+        assert await listener.close_gracefully(5)
+
+    run(scenario)
+
+
+def test_only_the_last_answer_of_pipelined_requests_says_close_in_a_drain() -> None:
+    async def scenario() -> None:
+        app = Held()
+        listener = await listen(app)
+        async with connect(listener) as (reader, writer):
+            writer.write(REQUEST * 200)  # more than are parsed at a time
+            await app.entered.wait()
+            listener.begin_drain()
+            app.let_go.set()
+            heads = [(await read_answer(reader))[0] for _ in range(200)]
+            assert [b"connection: close\r\n" in head for head in heads] == [False] * 199 + [True]
+            assert await reader.read() == b""
+        assert await listener.close_gracefully(5)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("loop_name", ["asyncio", "uvloop"])
+def test_what_comes_in_the_moment_of_closing_is_served(loop_name: str) -> None:
+    """A connection that the kernel has accepted and the loop has not, and a request on an idle connection that was not read."""
+
+    async def scenario() -> None:
+        listener = await listen()
+        async with connect(listener) as (idle, idle_writer):
+            idle_writer.write(REQUEST)
+            assert b"connection: close\r\n" not in (await read_answer(idle))[0]
+            idle_writer.write(REQUEST)
+            with socket.create_connection((listener.host, listener.port)) as waiting:
+                waiting.send(REQUEST)
+                closing = asyncio.ensure_future(listener.close_gracefully(5))
+                waiting.setblocking(False)
+                answer = b""
+                while piece := await asyncio.get_running_loop().sock_recv(waiting, 4096):
+                    answer += piece
+            assert b"connection: close\r\n" in answer
+            assert answer.endswith(b"hello")
+            assert b"connection: close\r\n" in (await read_answer(idle))[0]
+            assert await idle.read() == b""
+            assert await closing
+
+    loop = asyncio.new_event_loop() if loop_name == "asyncio" else pytest.importorskip("uvloop").new_event_loop()
+    try:
+        loop.run_until_complete(asyncio.wait_for(scenario(), 10))
+    finally:
+        loop.close()
+
+
 def test_a_response_that_takes_too_long_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         app = Held()
@@ -248,12 +317,13 @@ def test_header_names_are_kept_as_received_when_asked_for() -> None:
             listener = await listen(keep, protocol=protocol)
             async with connect(listener) as (reader, writer):
                 for name in (b"X-Foo", b"x-BAR"):
-                    writer.write(b"GET / HTTP/1.1\r\n%s: 1\r\n\r\n" % name)
+                    writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n%s: 1\r\n\r\n" % name)
                     await read_answer(reader)
             await listener.close_gracefully(1)
 
     run(scenario)
     kept = [scope["extensions"][HEADER_NAMES]["names"] for scope in seen[:2]]
-    assert kept == [[b"X-Foo"], [b"x-BAR"]]
-    assert [scope["headers"] for scope in seen] == [[(b"x-foo", b"1")], [(b"x-bar", b"1")]] * 2
+    assert kept == [[b"Host", b"X-Foo"], [b"Host", b"x-BAR"]]
+    host = (b"host", b"h")
+    assert [scope["headers"] for scope in seen] == [[host, (b"x-foo", b"1")], [host, (b"x-bar", b"1")]] * 2
     assert all("extensions" not in scope for scope in seen[2:])

@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match, Route
 
 import pytriton_lite
 from pytriton_lite.core.errors import ErrorCode, InferenceError
@@ -81,7 +82,10 @@ def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def not_routed(request: Request, error: HTTPException) -> Response:
         text = {404: NOT_FOUND, 405: METHOD_NOT_ALLOWED}.get(error.status_code, error.detail)
-        return _error(error.status_code, text)
+        answer = _error(error.status_code, text)
+        if error.status_code == 405:
+            answer.headers["allow"] = ", ".join(_allowed_methods(app, request))
+        return answer
 
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: ClientDisconnect) -> Response:
@@ -91,6 +95,15 @@ def _answer_errors(app: FastAPI) -> None:
     async def failed(request: Request, error: Exception) -> Response:
         logger.error("%s %s failed inside the server", request.method, request.url.path, exc_info=error)
         return _error(500, BUG)
+
+
+def _allowed_methods(app: FastAPI, request: Request) -> list[str]:
+    """Of all routes with the path of *request*: Starlette names those of the first alone."""
+    methods: set[str] = set()
+    for route in app.routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            methods |= route.methods or set()
+    return sorted(methods)
 
 
 def _add_health(app: FastAPI, server: Server) -> None:

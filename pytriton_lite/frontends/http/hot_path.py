@@ -101,7 +101,7 @@ class InferProtocol(ListenerProtocol):
         """A request has begun since `_watch_idleness` looked last."""
         self._idle_timer: asyncio.TimerHandle | None = None
         self._is_last = False
-        """Close when the answer is written: the listener is closing, or the client has ended its side."""
+        """Close when the answer is written: the listener drains, or the client has ended its side."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
@@ -119,7 +119,7 @@ class InferProtocol(ListenerProtocol):
             return
         was_between, messages = self._is_between, self._messages
         super().data_received(data)
-        if was_between and self._is_between and self._messages == messages + 1:
+        if was_between and self._is_between and self._messages == messages + 1 and not self._rest:
             self._remember_head(data)
 
     def _remember_head(self, data: bytes) -> None:
@@ -135,11 +135,14 @@ class InferProtocol(ListenerProtocol):
             self._answer is None
             and not self.pipeline
             and not self._is_last
-            and (self.cycle is None or self.cycle.response_complete)
+            and (self._running is None or self._running.response_complete)
         )
 
     def is_answer_due(self) -> bool:
         return self._answer is not None or super().is_answer_due()
+
+    def is_between_requests(self) -> bool:
+        return self._is_between and super().is_between_requests()
 
     def on_message_begin(self) -> None:
         self.begin_head()
@@ -341,6 +344,8 @@ class InferProtocol(ListenerProtocol):
         length = len(body[0]) if len(body) == 1 else sum(map(len, body))
         if self._timeline is not None:
             self._timeline.sending(self._timeline.status or 200, length)
+        if self.server_state.draining and self.is_last_known():
+            self._is_last = True
         ending = b"connection: close\r\n" if self._is_last else b""
         self.transport.write(b"".join((start, b"content-length: %d\r\n" % length, ending, b"\r\n", body[0])))
         for piece in body[1:]:
@@ -351,8 +356,12 @@ class InferProtocol(ListenerProtocol):
         if self._is_last:
             self.transport.close()
         elif self.pipeline:
+            cycle, app = self.pipeline.pop()
             self.flow.resume_reading()
-            super()._start_asgi_task(*self.pipeline.pop())
+            super()._start_asgi_task(cycle, app)
+        elif self._refusal is not None or self.flow.read_paused or self.server_state.closing:
+            self.flow.resume_reading()
+            self.end_answer()
 
     # ------------------------------------------------------------------------------------------ ends
 
@@ -382,8 +391,5 @@ class InferProtocol(ListenerProtocol):
         self._is_last = True
         return True
 
-    def shutdown(self) -> None:
-        if self._answer is not None or self._is_reading:
-            self._is_last = True
-        else:
-            super().shutdown()
+    def is_last_known(self) -> bool:
+        return not self._is_reading and super().is_last_known()

@@ -122,11 +122,11 @@ async def send_error(send: Send, status: int, text: str, *extra: tuple[bytes, by
     await _send(send, status, [_JSON_TYPE, (b"content-length", b"%d" % len(body)), *extra], [body])
 
 
-def refusing_app(status: int, text: str) -> AsgiApp:
-    """An application that answers whatever comes with ``{"error": text}``."""
+def refusing_app(status: int, text: str, *headers: tuple[bytes, bytes]) -> AsgiApp:
+    """An application that answers whatever comes with ``{"error": text}``, and *headers*."""
 
     async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
-        await send_error(send, status, text)
+        await send_error(send, status, text, *headers)
 
     return refuse
 

@@ -41,23 +41,25 @@ def restricted_app(
     *told* makes whoever logs requests hear of those that are refused.
     """
     guards = {
-        category: (one, told(refusing_app(403, f"This API is restricted, expecting header '{one.header}'")))
+        category: (
+            one,
+            told(refusing_app(403, f"This API is restricted, expecting header '{one.header}'")),
+            told(refusing_app(400, f"This API is restricted, expecting header '{one.header}' once")),
+        )
         for category, one in restrictions.items()
     }
 
     async def check(scope: Scope, receive: Receive, send: Send) -> None:
         category = category_of(scope["path"]) if scope["type"] == "http" else None
-        restriction, refuse = guards.get(category or "", (None, app))
-        is_permitted = restriction is None or restriction.permits(_header(scope, restriction.name))
-        await (app if is_permitted else refuse)(scope, receive, send)
+        guard = guards.get(category) if category is not None else None
+        if guard is None:
+            await app(scope, receive, send)
+            return
+        restriction, refuse, refuse_several = guard
+        values = [value for name, value in scope["headers"] if name == restriction.name]
+        if len(values) > 1:  # what stands in front of the server may have looked at another one
+            await refuse_several(scope, receive, send)
+        else:
+            await (app if restriction.permits(values[0] if values else None) else refuse)(scope, receive, send)
 
     return check
-
-
-def _header(scope: Scope, name: bytes) -> bytes | None:
-    """The first value of a header, as Triton takes it."""
-    for other, value in scope["headers"]:
-        if other == name:
-            found: bytes = value
-            return found
-    return None

@@ -43,7 +43,7 @@ def http_app(server: Server, options: HttpOptions) -> AsgiApp:
 
     admin = told(admin_app(server, options))
     not_found = told(refusing_app(404, NOT_FOUND))
-    not_allowed = told(refusing_app(405, METHOD_NOT_ALLOWED))
+    not_allowed = told(refusing_app(405, METHOD_NOT_ALLOWED, (b"allow", b"POST")))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -123,7 +123,24 @@ def test_every_other_method_on_a_known_route_is_not_allowed(app: AsgiApp, target
     for method in {"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"} - {right}:
         answer = asked(app, method, target, b"", {"Origin": "http://elsewhere"})
         assert (answer.status, answer.error) == (405, "Method Not Allowed")
+        assert answer.headers["allow"] == right
         assert not any(name.startswith("access-control") for name in answer.headers)
+
+
+@pytest.mark.parametrize(
+    ("target", "allowed"),
+    [
+        ("/v2/logging", "GET, POST"),
+        ("/v2/trace/setting", "GET, POST"),
+        ("/v2/models/m/trace/setting", "GET, POST"),
+        ("/v2/models/m/infer", "POST"),
+        ("/v2/models/m/versions/1/generate_stream", "POST"),
+        ("/v2/systemsharedmemory/region/r/register", "POST"),
+    ],
+)
+def test_a_method_that_is_not_allowed_is_told_those_that_are(app: AsgiApp, target: str, allowed: str) -> None:
+    answer = asked(app, "DELETE", target, b"", {})
+    assert (answer.status, answer.headers["allow"]) == (405, allowed)
 
 
 def test_server_metadata_has_its_keys_in_order(app: AsgiApp) -> None:

@@ -135,7 +135,7 @@ def test_heads_that_change_from_request_to_request_are_read_anew() -> None:
             assert await session.sums() == [1.0] * 4
             session.send(other)
             assert (await session.reply())[0] == 404
-            session.send(b"GET /v2/health/live HTTP/1.1\r\n\r\n")
+            session.send(b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n")
             assert (await session.reply())[0] == 200
 
     in_session(scenario)
@@ -172,7 +172,7 @@ def test_a_remembered_head_may_come_in_pieces(cut: int) -> None:
         await session.writer.drain()
         # The server has read the first piece when it has answered on another connection.
         reader, writer = await asyncio.open_connection("127.0.0.1", session.listener.port)
-        writer.write(b"GET /v2/health/live HTTP/1.1\r\nConnection: close\r\n\r\n")
+        writer.write(b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
         await reader.read()
         writer.close()
         session.send(whole[cut:])
@@ -188,7 +188,7 @@ def test_pipelined_requests_are_answered_in_order() -> None:
         messages = [message(vector(at, at, at, at), vector(0, 0, 0, 0)) for at in range(4)]
         session.send(messages[0])
         assert await session.sums() == [0.0] * 4
-        session.send(b"".join(messages) + b"GET /v2/health/live HTTP/1.1\r\n\r\n")
+        session.send(b"".join(messages) + b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n")
         for at in range(4):
             assert await session.sums() == [float(at)] * 4
         assert (await session.reply())[0] == 200
@@ -203,7 +203,7 @@ def test_a_request_behind_one_that_is_not_answered_waits_for_it() -> None:
         session.send(message(vector(1, 1, 1, 1), vector(0, 0, 0, 0)))
         await server.wait_held(1)
         session.send(message(vector(2, 2, 2, 2), vector(0, 0, 0, 0)))
-        session.send(b"GET /v2/health/live HTTP/1.1\r\n\r\n")
+        session.send(b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n")
         server.let_go()
         assert await session.sums() == [1.0] * 4
         await server.wait_held(1)
@@ -239,7 +239,7 @@ def test_a_client_that_goes_away_leaves_nothing_behind(caplog: pytest.LogCapture
         await server.wait_held(1)
         session.writer.close()
         reader, writer = await asyncio.open_connection("127.0.0.1", session.listener.port)
-        writer.write(b"GET /v2/health/live HTTP/1.1\r\nConnection: close\r\n\r\n")
+        writer.write(b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
         await reader.read()
         writer.close()
         held, _ = server.held.pop()

@@ -96,6 +96,13 @@ def test_without_its_header_every_route_is_refused_before_anything_else(path: st
             assert (answer.status, answer.error) == (403, REFUSED)
 
 
+@pytest.mark.parametrize("values", [("sesame", "sesame"), ("sesame", "x"), ("x", "sesame")])
+def test_a_header_that_is_given_twice_is_refused(values: tuple[str, str]) -> None:
+    """A proxy in front of the server may have looked at the other one."""
+    ((status, document),) = over_socket(ALL, infer_bytes(*(f"X-Key: {value}" for value in values)))
+    assert (status, document["error"]) == (400, "This API is restricted, expecting header 'X-Key' once")
+
+
 def test_with_its_header_a_route_is_served() -> None:
     """http.md row 115. The name of a header has no case."""
     app = http_app(FakeServer(), ALL)
@@ -154,7 +161,7 @@ def test_the_hot_path_stands_aside_where_headers_matter(options: HttpOptions, is
 def infer_bytes(*headers: str) -> bytes:
     inputs = [{"name": f"INPUT{i}", "shape": [4], "datatype": "FP32", "data": [1, 2, 3, 4]} for i in (0, 1)]
     body = json.dumps({"inputs": inputs}).encode()
-    lines = [f"POST {INFER} HTTP/1.1", *headers, f"Content-Length: {len(body)}", "", ""]
+    lines = [f"POST {INFER} HTTP/1.1", "Host: h", *headers, f"Content-Length: {len(body)}", "", ""]
     return "\r\n".join(lines).encode() + body
 
 

@@ -142,14 +142,14 @@ def test_a_connection_is_kept_alive_over_successes_and_errors(connection: socket
         response = read_reply(connection)
         assert response.status == 500
         assert response.error.startswith("failed to parse the request JSON buffer: ")
-        connection.sendall(b"GET /v2/health/ready HTTP/1.1\r\n\r\n")  # no Host either
+        connection.sendall(b"GET /v2/health/ready HTTP/1.1\r\nHost: h\r\n\r\n")  # no Host either
         response = read_reply(connection)
         assert (response.status, response.body) == (200, b"")
         assert set(response.headers) == {"content-type", "content-length"}
 
 
 def test_connection_close_is_honoured_and_echoed(connection: socket.socket) -> None:
-    connection.sendall(with_length(len(BODY)).replace(b"Host: h", b"Connection: close") + BODY)
+    connection.sendall(with_length(len(BODY)).replace(b"Host: h", b"Host: h\r\n" + b"Connection: close") + BODY)
     response = read_reply(connection)
     assert response.headers["connection"] == "close"
     assert sums_of(response) == SUMS
@@ -179,14 +179,16 @@ def test_a_chunked_body_is_understood(connection: socket.socket) -> None:
 
 
 def test_expect_100_continue_is_answered_first(connection: socket.socket) -> None:
-    connection.sendall(with_length(len(BODY)).replace(b"Host: h", b"Expect: 100-continue"))
+    connection.sendall(with_length(len(BODY)).replace(b"Host: h", b"Host: h\r\n" + b"Expect: 100-continue"))
     assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
     connection.sendall(BODY)
     assert sums_of(read_reply(connection)) == SUMS
 
 
 def test_a_body_that_nobody_wants_is_not_asked_for(connection: socket.socket) -> None:
-    connection.sendall(with_length(1 << 30).replace(b"Host: h", b"Expect: 100-continue").replace(b"add_sub", b"nope"))
+    connection.sendall(
+        with_length(1 << 30).replace(b"Host: h", b"Host: h\r\n" + b"Expect: 100-continue").replace(b"add_sub", b"nope")
+    )
     response = read_reply(connection)
     assert response.status == 404
     assert response.error == "Request for unknown model: 'nope' is not found"
@@ -250,7 +252,7 @@ def test_a_large_json_output_is_written_in_a_thread_and_what_comes_behind_it_wai
 
     monkeypatch.setattr(codec, "encode", noted)
     ordinary = with_length(len(BODY)) + BODY
-    last = ordinary.replace(b"Host: h", b"Connection: close")
+    last = ordinary.replace(b"Host: h", b"Host: h\r\n" + b"Connection: close")
     connection.sendall(ordinary.replace(b"add_sub", b"swell") + ordinary + last)
     answers = b"".join(iter(lambda: connection.recv(1 << 20), b""))
     bodies = [answer.partition(b"\r\n\r\n")[2] for answer in answers.split(b"HTTP/1.1 200 OK\r\n")[1:]]
@@ -269,10 +271,10 @@ def test_a_client_that_leaves_while_its_large_output_is_written_harms_nobody(run
 
 
 def test_an_absolute_target_and_a_head_request(connection: socket.socket) -> None:
-    connection.sendall(b"GET http://somewhere:1/v2?x=1 HTTP/1.1\r\n\r\n")
+    connection.sendall(b"GET http://somewhere:1/v2?x=1 HTTP/1.1\r\nHost: h\r\n\r\n")
     response = read_reply(connection)
     assert json.loads(response.body)["name"] == "triton"
-    connection.sendall(b"HEAD /v2/health/live HTTP/1.1\r\nConnection: close\r\n\r\n")
+    connection.sendall(b"HEAD /v2/health/live HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
     answer = b"".join(iter(lambda: connection.recv(4096), b""))
     assert answer.startswith(b"HTTP/1.1 405 ")
     assert answer.endswith(b"\r\n\r\n")
@@ -290,12 +292,16 @@ def test_a_fault_of_our_own_is_a_500_that_tells_nothing_and_a_log_that_tells_all
         running.server.failure = None
     assert response.status == 500
     assert json.loads(response.body) == {"error": "internal error of the server; its log has the details"}
-    connection.sendall(b"GET /v2/health/live HTTP/1.1\r\n\r\n")  # answered after the loop is through with the first
+    connection.sendall(
+        b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n"
+    )  # answered after the loop is through with the first
     assert read_reply(connection).body == b""
     assert "secret" in caplog.text
 
 
-@pytest.mark.parametrize("start", [b"\x00\x01\x02\r\n\r\n", b"POST /v2 HTTP/1.1\r\nContent-Length: x\r\n\r\n"])
+@pytest.mark.parametrize(
+    "start", [b"\x00\x01\x02\r\n\r\n", b"POST /v2 HTTP/1.1\r\nHost: h\r\nContent-Length: x\r\n\r\n"]
+)
 def test_what_is_no_http_is_closed(connection: socket.socket, start: bytes) -> None:
     connection.sendall(start)
     answer = b"".join(iter(lambda: connection.recv(4096), b""))
@@ -306,7 +312,7 @@ def test_what_is_no_http_is_closed(connection: socket.socket, start: bytes) -> N
 def test_an_offer_to_upgrade_is_declined_and_the_body_is_kept(connection: socket.socket, pieces: int) -> None:
     """What Java's client sends with every first request."""
     offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__"
-    sent = with_length(len(BODY)).replace(b"Host: h", offer) + BODY
+    sent = with_length(len(BODY)).replace(b"Host: h", b"Host: h\r\n" + offer) + BODY
     size = -(-len(sent) // pieces)
     for _ in range(2):
         for at in range(0, len(sent), size):
@@ -315,15 +321,15 @@ def test_an_offer_to_upgrade_is_declined_and_the_body_is_kept(connection: socket
 
 
 def test_connect_is_refused(connection: socket.socket) -> None:
-    connection.sendall(b"CONNECT elsewhere:80 HTTP/1.1\r\n\r\n")
+    connection.sendall(b"CONNECT elsewhere:80 HTTP/1.1\r\nHost: h\r\n\r\n")
     response = read_reply(connection)
-    assert (response.status, response.body) == (400, b"Invalid HTTP request received.")
+    assert (response.status, response.body) == (400, b'{"error":"CONNECT is not served"}')
 
 
 def test_forwarded_headers_keep_their_case(forwarding: Running) -> None:
     """http.md row 116."""
     with socket.create_connection(("127.0.0.1", forwarding.port), timeout=10) as connection:
-        connection.sendall(with_length(len(BODY)).replace(b"Host: h", b"X-Foo: bar") + BODY)
+        connection.sendall(with_length(len(BODY)).replace(b"Host: h", b"Host: h\r\n" + b"X-Foo: bar") + BODY)
         assert sums_of(read_reply(connection)) == SUMS
     assert forwarding.server.requests[-1].parameters == {"X-Foo": "bar"}
 
