@@ -33,6 +33,7 @@ from pytriton_lite.engine.latency_metrics import LatencyMetrics, read_latency_me
 from pytriton_lite.engine.regions import RegionLimits
 from pytriton_lite.engine.server import Server, ServerOptions
 from pytriton_lite.engine.trace_options import TraceMode, TraceOptions, trace_options
+from pytriton_lite.engine.unanswered import BYTES_FOR_EACH, UnansweredLimits
 from pytriton_lite.engine.worker_version import WorkerSettings
 from pytriton_lite.frontends.addresses import ListenError
 from pytriton_lite.frontends.grpc.http2 import Http2Listener, start_http2
@@ -246,8 +247,15 @@ class App:
             region_limits=RegionLimits(settings.client_shm_key_prefix, settings.client_shm_max_byte_size),
             resource_sizes=settings.rate_limit_resource if settings.rate_limit is not RateLimitMode.OFF else None,
             max_receiving_bytes=_limit(settings.max_receiving_bytes, memory_limit() // 4),
+            unanswered=self._unanswered_limits(),
             overload_code=_OVERLOAD_CODES[settings.overload_status],
         )
+
+    def _unanswered_limits(self) -> UnansweredLimits:
+        """Those that were given, and the others from the memory that there is."""
+        nbytes = _limit(self._settings.max_unanswered_bytes, memory_limit() // 4)
+        derived = (nbytes or memory_limit() // 4) // BYTES_FOR_EACH
+        return UnansweredLimits(_limit(self._settings.max_unanswered_requests, max(1, derived)), nbytes)
 
     def _cache_options(self) -> CacheOptions | None:
         """Raises StartError for what no cache can be made of."""

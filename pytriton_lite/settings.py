@@ -415,6 +415,25 @@ class Settings:
             shown_default="a quarter of the memory that the server may use",
         ),
     )
+    max_unanswered_requests: int | None = field(
+        default=None,
+        metadata=_option(
+            Group.SERVER,
+            COUNT,
+            "Inference requests that may have been accepted and not yet answered, of all models; one more is refused as "
+            "--overload-status says. 0 is no limit. A model has half of it, or what its configuration says.",
+            shown_default="one for each 16 KiB of --max-unanswered-bytes",
+        ),
+    )
+    max_unanswered_bytes: int | None = field(
+        default=None,
+        metadata=_option(
+            Group.SERVER,
+            BYTE_SIZE,
+            "Bytes of the inputs of these requests. 0 is no limit. A model has half of it, or what its configuration says.",
+            shown_default="a quarter of the memory that the server may use",
+        ),
+    )
     overload_status: OverloadStatus = field(
         default=OverloadStatus.UNAVAILABLE,
         metadata=_option(

@@ -67,7 +67,7 @@ FLAGS_OF_OURS = """
     client-shm-key-prefix client-shm-max-byte-size
     access-log access-log-file
     watch
-    max-receiving-bytes overload-status
+    max-receiving-bytes max-unanswered-requests max-unanswered-bytes overload-status
 """
 
 

@@ -57,6 +57,11 @@ def broken_parameters(message: model_config_pb.ModelConfig) -> Iterator[BrokenRu
         value = _parameter(message, name)
         if value not in (None, "yes", "no"):
             yield invalid(f"Incorrect value for {name}: expected 'yes' or 'no', got '{value}'", _place(name))
+    for name in ("MAX_UNANSWERED_REQUESTS", "MAX_UNANSWERED_BYTES"):
+        value = _parameter(message, name)
+        if value is not None and not is_number(value):
+            text = f"Incorrect value for {name}: expected a number, 0 for no limit, got '{value}'"
+            yield invalid(text, _place(name))
     yield from _broken_max_queue_size(message)
 
 

@@ -277,10 +277,24 @@ class ModelConfig:
         """How many requests may wait for a model without dynamic batching; for an ensemble, be under way. 0 is no limit."""
         return self._number("MAX_QUEUE_SIZE", 0)
 
+    @property
+    def max_unanswered_requests(self) -> int | None:
+        """How many clients' requests may be accepted and not yet answered; 0 is no limit, None is what the server says."""
+        return self._given_number("MAX_UNANSWERED_REQUESTS")
+
+    @property
+    def max_unanswered_bytes(self) -> int | None:
+        """As `max_unanswered_requests`, for the bytes of their inputs."""
+        return self._given_number("MAX_UNANSWERED_BYTES")
+
     def _number(self, parameter: str, default: int) -> int:
-        """*default*, too, for what `check_for_load` refuses: a version that will never serve is made all the same."""
+        given = self._given_number(parameter)
+        return default if given is None else given
+
+    def _given_number(self, parameter: str) -> int | None:
+        """None, too, for what `check_for_load` refuses: a version that will never serve is made all the same."""
         value = self.parameters.get(parameter, "")
-        return int(value) if load_checks.is_number(value) else default
+        return int(value) if load_checks.is_number(value) else None
 
     @property
     def batches_any_shapes(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import re
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
@@ -16,6 +17,16 @@ SEQUENCE_START = 1
 SEQUENCE_END = 2
 
 
+class Origin(enum.Enum):
+    """Whose request it is. Those that are not a client's belong to one that was accepted before."""
+
+    CLIENT = "client"
+    MODEL = "model"
+    """A call of a model that is executing (BLS)."""
+    ENSEMBLE = "ensemble"
+    """A step of a request to an ensemble."""
+
+
 class InferenceRequest:
     """One inference request. Front ends build it, the engine checks it and ends it exactly once.
 
@@ -23,7 +34,7 @@ class InferenceRequest:
     ``parameters`` are the custom ones only, in the client's order. ``timeout_us`` and ``priority`` are 0 when absent.
     ``output_windows`` says which outputs go into shared memory of the client, and where; ``classes`` of which outputs only so
     many of the largest elements are wanted (the classification extension). None where there are no such outputs. ``timeline``
-    is there for a request that is traced or logged.
+    is there for a request that is traced or logged. ``origin`` is `Origin.CLIENT` unless the engine made it itself.
     """
 
     __slots__ = (
@@ -31,6 +42,7 @@ class InferenceRequest:
         "correlation_id",
         "inputs",
         "model_name",
+        "origin",
         "output_windows",
         "parameters",
         "priority",
@@ -57,6 +69,7 @@ class InferenceRequest:
         timeout_us: int = 0,
         output_windows: dict[str, Window] | None = None,
         classes: dict[str, int] | None = None,
+        origin: Origin = Origin.CLIENT,
     ) -> None:
         self.model_name = model_name
         self.version = version
@@ -70,6 +83,7 @@ class InferenceRequest:
         self.timeout_us = timeout_us
         self.output_windows = output_windows
         self.classes = classes
+        self.origin = origin
         self.timeline: Timeline | None = None
 
     @property

@@ -251,11 +251,11 @@ class CachedRequests:
         """What the cache has for *request*, or a task that finds it out where that takes a while."""
         began_ns = self._clock()
         if sum(tensor.nbytes for tensor in request.inputs) > _LARGE_BYTES:
-            return self._hold_while(self._seek(request, began_ns, None))
+            return self._hold_while(request, self._seek(request, began_ns, None))
         plain, digest = self._hashed(request)
         found = self._space.lookup(digest)
         if isinstance(found, asyncio.Future):
-            return self._hold_while(self._seek(plain, began_ns, (digest, found)))
+            return self._hold_while(request, self._seek(plain, began_ns, (digest, found)))
         return _Sought(plain, digest, found, self._clock() - began_ns)
 
     def _hashed(self, request: InferenceRequest) -> tuple[InferenceRequest, bytes]:
@@ -274,14 +274,23 @@ class CachedRequests:
             found = await found
         return _Sought(request, digest, found, self._clock() - began_ns)
 
-    def _hold_while(self, seeking: Coroutine[Any, Any, _Sought]) -> asyncio.Task[_Sought]:
-        """Begin with *seeking*. The version cannot end before it is done; nor before what then comes of it is queued."""
+    def _hold_while(self, request: InferenceRequest, seeking: Coroutine[Any, Any, _Sought]) -> asyncio.Task[_Sought]:
+        """Begin with *seeking*. The version cannot end before it is done; nor before what then comes of it is queued.
+
+        Raises InferenceError where too much waits already.
+        """
+        try:
+            nbytes = self._version.unanswered.take(request)
+        except InferenceError:
+            seeking.close()
+            raise
         self._version.hold()
         task = self._loop.create_task(seeking)
-        task.add_done_callback(self._on_sought)
+        task.add_done_callback(partial(self._on_sought, request, nbytes))
         return task
 
-    def _on_sought(self, seeking: asyncio.Future[_Sought]) -> None:
+    def _on_sought(self, request: InferenceRequest, nbytes: int, seeking: asyncio.Future[_Sought]) -> None:
+        self._version.unanswered.give_back(request, nbytes)
         self._version.release()
         if not seeking.cancelled():
             seeking.exception()  # which nobody else looks at where the request is cancelled just now

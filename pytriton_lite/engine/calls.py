@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.request import InferenceRequest, InferenceResponse, ParameterValue
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse, Origin, ParameterValue
 from pytriton_lite.engine.deadlock import chain_text, is_stuck
 from pytriton_lite.engine.response_stream import Caller, ResponseReceiver, ResponseStream
 from pytriton_lite.ipc import messages
@@ -183,6 +183,7 @@ class OpenCalls:
             correlation_id=fields.correlation_id,
             sequence_flags=fields.sequence_flags,
             timeout_us=fields.timeout_us,
+            origin=Origin.MODEL,
         )
 
     def reply(self, call: int, outcome: CallOutcome, *, is_final: bool) -> None:

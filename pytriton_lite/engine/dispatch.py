@@ -24,6 +24,7 @@ from pytriton_lite.engine.fork_server import WorkerExit
 from pytriton_lite.engine.instance import DEATHS_BEFORE_NOT_READY, Batch, Instance, Outcome, Sent
 from pytriton_lite.engine.response_stream import ResponseStream
 from pytriton_lite.engine.statistics import FailureReason, ModelStatistics, ResponseKind
+from pytriton_lite.engine.unanswered import Unanswered, UnansweredLimits, UnansweredTotal
 from pytriton_lite.ipc.messages import BatchResult, Fate
 from pytriton_lite.scheduling.dynamic_batch import DynamicBatchScheduler
 from pytriton_lite.scheduling.ordering import AnswerOrder
@@ -59,6 +60,7 @@ class Dispatcher:
         scheduler: Scheduler | SequenceBatchScheduler,
         statistics: ModelStatistics,
         *,
+        unanswered: Unanswered | None = None,
         preserve_ordering: bool = False,
         is_eager: bool = False,
         is_decoupled: bool = False,
@@ -88,7 +90,9 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
         self._drained: asyncio.Future[None] | None = None
-        self._resolve = _resolve if statistics.first_response is None else self._observe_and_resolve
+        self._unanswered = (
+            Unanswered(statistics.name, UnansweredTotal(UnansweredLimits())) if unanswered is None else unanswered
+        )
 
     def add(self, instance: Instance) -> None:
         """Let *instance*, which is READY, take part."""
@@ -186,13 +190,25 @@ class Dispatcher:
 
     def submit(self, ticket: Ticket) -> None:
         """Take a request; its waiter carries the answer. Raises InferenceError when the queue is full, for instance."""
+        ticket.unanswered_bytes = self._unanswered.take(ticket.request)
         if self._is_eager and self._idle and not len(self._scheduler) and self._idle[0].has_room:
             # One request, an instance that waits for it, nobody before it: there is nothing to decide.
             ticket.enqueued_ns = ticket.accepted_ns
             self._dispatch(self._idle.popleft(), [[ticket]])
             return
-        self._scheduler.enqueue(ticket, self._clock())
+        try:
+            self._scheduler.enqueue(ticket, self._clock())
+        except BaseException:
+            self._count_out(ticket)
+            raise
         self._turn_soon()
+
+    def _count_out(self, ticket: Ticket) -> None:
+        """*ticket* has ended, perhaps for the second time: nothing of it waits any more."""
+        nbytes = ticket.unanswered_bytes
+        if nbytes is not None:
+            ticket.unanswered_bytes = None
+            self._unanswered.give_back(ticket.request, nbytes)
 
     def answer_in_order(self, deliver: Callable[[], None]) -> None:
         """Call *deliver*, which answers a request that needed no execution, behind the answers to those taken before."""
@@ -428,6 +444,8 @@ class Dispatcher:
         if ticket.request.timeline is not None:
             _note_response(ticket.request.timeline, ticket, sent.response, is_final=sent.is_final)
         self._count_response(ticket, waiter, sent)
+        if sent.is_final:
+            self._count_out(ticket)
         waiter.deliver(sent.response, is_final=sent.is_final)
 
     def _pass_on_in_order(self, order: AnswerOrder, ticket: Ticket, waiter: ResponseStream, sent: Sent) -> None:
@@ -570,12 +588,14 @@ class Dispatcher:
         else:
             self._order.finished(ticket, lambda: self._resolve(ticket, outcome))
 
-    def _observe_and_resolve(self, ticket: Ticket, outcome: InferenceResponse | InferenceError) -> None:
-        """`_resolve` where there is a histogram of first responses."""
-        waiter = ticket.waiter
-        if not (isinstance(waiter, ResponseStream) and (waiter.delivered or waiter.is_ended)):
-            self._observe_first_response(ticket)
-        _resolve(ticket, outcome)
+    def _resolve(self, ticket: Ticket, outcome: InferenceResponse | InferenceError) -> None:
+        """*ticket* ends with *outcome*."""
+        self._count_out(ticket)
+        if self._statistics.first_response is not None:
+            waiter = ticket.waiter
+            if not (isinstance(waiter, ResponseStream) and (waiter.delivered or waiter.is_ended)):
+                self._observe_first_response(ticket)
+        _answer(ticket, outcome)
 
     def _observe_first_response(self, ticket: Ticket) -> None:
         histogram = self._statistics.first_response
@@ -601,7 +621,7 @@ def _kept_in_order(tickets: list[Ticket]) -> list[Ticket]:
     ]
 
 
-def _resolve(ticket: Ticket, outcome: InferenceResponse | InferenceError) -> None:
+def _answer(ticket: Ticket, outcome: InferenceResponse | InferenceError) -> None:
     if ticket.request.timeline is not None:
         _note_response(ticket.request.timeline, ticket, outcome, is_final=True)
     waiter = ticket.waiter

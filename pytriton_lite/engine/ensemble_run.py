@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from pytriton_lite.config.ensemble_plan import PlannedStep, Route
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse, Origin
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.core.timeline import Timeline
 from pytriton_lite.engine.deadlock import Waited, chain, chain_text, is_stuck
@@ -187,7 +187,7 @@ class EnsembleRun:
         accepted_ns: int,
     ) -> None:
         self._ensemble = ensemble
-        self._request = request
+        self.request = request
         self._waiter = waiter
         self._route = ensemble.route(request.requested_outputs)
         self._batch_size = batch_size
@@ -218,8 +218,8 @@ class EnsembleRun:
 
     def start(self) -> None:
         """Begin with the steps that need nothing but the request. The waiter hears nothing before this returns."""
-        if self._request.timeline is not None:
-            self._request.timeline.is_composed = True
+        if self.request.timeline is not None:
+            self.request.timeline.is_composed = True
         try:
             self._hold_versions()
         except InferenceError as error:
@@ -227,7 +227,7 @@ class EnsembleRun:
             self._turn_soon()
             return
         iteration = self._root = _Iteration(self._route, None)
-        given = {tensor.name: tensor for tensor in self._request.inputs}
+        given = {tensor.name: tensor for tensor in self.request.inputs}
         for spec in self._ensemble.config.inputs:
             iteration.tensors[spec.name] = self._given(given[spec.name]) if spec.name in given else None
         steps = list(iteration.waiting.values())
@@ -322,7 +322,7 @@ class EnsembleRun:
 
     def _lose_patience(self, call: _StepCall, limit: EnsembleLimit) -> None:
         text = (
-            f"{self._request.error_prefix}the step of model '{call.step.model}' has waited for {self._ensemble.patience_s:g} s "
+            f"{self.request.error_prefix}the step of model '{call.step.model}' has waited for {self._ensemble.patience_s:g} s "
             f"because {limit.most} requests of it are running, as many as max_inflight_requests allows"
         )
         self._fail(self._framed(InferenceError(ErrorCode.UNAVAILABLE, text)))
@@ -332,7 +332,7 @@ class EnsembleRun:
         try:
             request = self._step_request(call)
             call.timeline = request.timeline = self._observe(call.step)
-            call.stream = self._served[call.step.number].infer_stream(request, call, is_inside=True)
+            call.stream = self._served[call.step.number].infer_stream(request, call)
         except InferenceError as error:
             self._refused(call, error)
             return
@@ -383,7 +383,7 @@ class EnsembleRun:
             if tensor is not None:
                 call.sequence = call.sequence or tensor.sequence
                 inputs.append(tensor.given_to(name, config.inputs_by_name[name].dims, batches=batches))
-        request = self._request
+        request = self.request
         sequence = call.sequence or Sequence(request.correlation_id, request.sequence_flags)
         return InferenceRequest(
             step.model,
@@ -396,13 +396,14 @@ class EnsembleRun:
             sequence_flags=sequence.flags,
             priority=request.priority,
             timeout_us=request.timeout_us,
+            origin=Origin.ENSEMBLE,
         )
 
     def _observe(self, step: PlannedStep) -> Timeline | None:
         observation = self._ensemble.services.observation
         if not observation.is_on:
             return None
-        around = self._request.timeline
+        around = self.request.timeline
         timeline = observation.begin_call(step.model, around.step_context if around is not None else "")
         if timeline is not None and around is not None:
             around.hold()
@@ -437,7 +438,7 @@ class EnsembleRun:
 
     def _take(self, call: _StepCall, response: InferenceResponse) -> None:
         step = call.step
-        before = call.sequence.correlation_id if call.sequence is not None else self._request.correlation_id
+        before = call.sequence.correlation_id if call.sequence is not None else self.request.correlation_id
         try:
             sequence = sequence_in(response.parameters, before) or call.sequence
         except InferenceError as error:
@@ -505,8 +506,8 @@ class EnsembleRun:
             self._fail(error)
             return
         self._note_response(ResponseKind.SUCCESS)
-        if self._request.timeline is not None:
-            self._request.timeline.responded(response)
+        if self.request.timeline is not None:
+            self.request.timeline.responded(response)
         if is_last:
             self._end(response)
         elif isinstance(self._waiter, EnsembleStream):
@@ -520,7 +521,7 @@ class EnsembleRun:
 
     def _response(self, iteration: _Iteration) -> InferenceResponse:
         """Raises InferenceError for an output that cannot become what the request wants."""
-        config, request = self._ensemble.config, self._request
+        config, request = self._ensemble.config, self.request
         outputs: list[Tensor] = []
         sequence: Sequence | None = None
         for name in self._route.outputs:
@@ -605,10 +606,10 @@ class EnsembleRun:
         self._is_ended = True
         if self._failure is None and not self._responses and not self._ensemble.config.decoupled:
             text = "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
-            error = InferenceError(ErrorCode.INVALID_ARG, self._request.error_prefix + text)
+            error = InferenceError(ErrorCode.INVALID_ARG, self.request.error_prefix + text)
             self._failure = self._framed(error)
         self._count(response)
-        timeline = self._request.timeline
+        timeline = self.request.timeline
         if timeline is not None:
             error_text = self._failure.message if self._failure is not None else ""
             timeline.answered(enqueued_ns=self._accepted_ns, error=error_text)

@@ -21,6 +21,7 @@ from pytriton_lite.engine.latency_metrics import LatencyMetrics
 from pytriton_lite.engine.response_stream import ResponseReceiver, ResponseStream
 from pytriton_lite.engine.served_version import ServedVersion
 from pytriton_lite.engine.statistics import SharedMemory
+from pytriton_lite.engine.unanswered import UnansweredTotal
 from pytriton_lite.scheduling.queue import Ticket, queue_is_full
 
 PATIENCE_S = 300.0
@@ -43,14 +44,16 @@ class EnsembleVersion(ServedVersion):
         patience_s: float = PATIENCE_S,
         clock: Clock = time.monotonic_ns,
         latencies: LatencyMetrics = LatencyMetrics(),  # noqa: B008  # frozen
+        total: UnansweredTotal | None = None,
     ) -> None:
-        """*patience_s* is how long a step waits where ``max_inflight_requests`` keeps it."""
-        super().__init__(plan.config, version, namespace=namespace, clock=clock, latencies=latencies)
+        """*patience_s* is how long a step waits where ``max_inflight_requests`` keeps it. *total* is as for `ServedVersion`."""
+        super().__init__(plan.config, version, namespace=namespace, clock=clock, latencies=latencies, total=total)
         self.services = services
         self.patience_s = patience_s
         self._plan = plan
         self._routes: dict[tuple[str, ...], Route] = {}
-        self._runs: dict[EnsembleRun, None] = {}
+        self._runs: dict[EnsembleRun, int] = {}
+        """Those under way, and what they count for."""
         self._drained: asyncio.Future[None] | None = None
         self._kept: dict[int, ServedVersion] = {}
         """The versions of the steps, by the step's number, while somebody holds this one."""
@@ -67,8 +70,8 @@ class EnsembleVersion(ServedVersion):
         self._refuse_if_full(request)
         answer = PendingAnswer(loop=self._loop)
         run = EnsembleRun(self, request, answer, batch_size=batch_size, accepted_ns=accepted_ns)
+        self._runs[run] = self.unanswered.take(request)
         answer.on_cancel = run.cancel
-        self._runs[run] = None
         run.start()
         return answer
 
@@ -78,10 +81,10 @@ class EnsembleVersion(ServedVersion):
         self._refuse_if_full(request)
         stream = EnsembleStream(receiver)
         run = EnsembleRun(self, request, stream, batch_size=batch_size, accepted_ns=accepted_ns)
+        self._runs[run] = self.unanswered.take(request)
         stream.run = stream.steps = run
         stream.ticket = Ticket(request, stream, batch_size=batch_size, shape_key=None, accepted_ns=accepted_ns)
         stream.on_cancel(run.cancel)
-        self._runs[run] = None
         run.start()
         return stream
 
@@ -146,7 +149,7 @@ class EnsembleVersion(ServedVersion):
                 served.release()
 
     def ended(self, run: EnsembleRun) -> None:
-        del self._runs[run]
+        self.unanswered.give_back(run.request, self._runs.pop(run))
         if not self._runs and self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 

@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager
 
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.request import SEQUENCE_START, InferenceRequest, InferenceResponse
+from pytriton_lite.core.request import SEQUENCE_START, InferenceRequest, InferenceResponse, Origin
 from pytriton_lite.core.states import VERSION_TRANSITIONS, VersionState, move
 from pytriton_lite.engine.admission import Admission
 from pytriton_lite.engine.cached_requests import CachedRequests
@@ -23,6 +23,7 @@ from pytriton_lite.engine.latency_metrics import LatencyMetrics
 from pytriton_lite.engine.response_cache import CacheSpace
 from pytriton_lite.engine.response_stream import ResponseReceiver, ResponseStream
 from pytriton_lite.engine.statistics import Refusal, SharedMemory, statistics_of
+from pytriton_lite.engine.unanswered import Unanswered, UnansweredLimits, UnansweredTotal
 from pytriton_lite.repository.index import ModelId
 
 
@@ -37,8 +38,12 @@ class ServedVersion(ABC):
         namespace: str = "",
         clock: Clock = time.monotonic_ns,
         latencies: LatencyMetrics = LatencyMetrics(),  # noqa: B008  # frozen
+        total: UnansweredTotal | None = None,
     ) -> None:
-        """*namespace* is the model's repository with ``--model-namespacing``, and empty without."""
+        """*namespace* is the model's repository with ``--model-namespacing``, and empty without.
+
+        *total* is what waits in the whole server; None where nothing is bounded.
+        """
         self.id = ModelId(namespace, config.name)
         self.name = config.name
         self.version = version
@@ -51,6 +56,13 @@ class ServedVersion(ABC):
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._admission = Admission(config)
+        self.unanswered = Unanswered(
+            config.name,
+            total if total is not None else UnansweredTotal(UnansweredLimits()),
+            requests=config.max_unanswered_requests,
+            nbytes=config.max_unanswered_bytes,
+            clock=clock,
+        )
         self._closed = ""
         """Why no request is accepted; empty while they are."""
         self._is_stopping = False
@@ -84,16 +96,13 @@ class ServedVersion(ABC):
             self.count_refusal(error)
             raise
 
-    def infer_stream(
-        self, request: InferenceRequest, receiver: ResponseReceiver, *, is_inside: bool = False
-    ) -> ResponseStream:
+    def infer_stream(self, request: InferenceRequest, receiver: ResponseReceiver) -> ResponseStream:
         """Check and enqueue; *receiver* gets the responses, one for a model that is not decoupled. Raises as `infer`.
 
-        *is_inside* tells a step of an ensemble's request that was accepted before: it is served while the server stops, or the
-        version is unloaded, which the ensemble holds.
+        A step of an ensemble's request is served while the server stops, or the version is unloaded, which the ensemble holds.
         """
         accepted_ns = self._clock()
-        batch_size = self._accept(request, accepted_ns, is_inside=is_inside)
+        batch_size = self._accept(request, accepted_ns)
         try:
             if self._cached is not None:
                 return self._cached.infer_stream(request, receiver, batch_size=batch_size, accepted_ns=accepted_ns)
@@ -102,7 +111,7 @@ class ServedVersion(ABC):
             self.count_refusal(error)
             raise
 
-    def _accept(self, request: InferenceRequest, accepted_ns: int, *, is_inside: bool = False) -> int:
+    def _accept(self, request: InferenceRequest, accepted_ns: int) -> int:
         """The request's batch size; raises InferenceError for one that is refused."""
         timeline = request.timeline
         if timeline is not None:
@@ -112,11 +121,11 @@ class ServedVersion(ABC):
         except InferenceError:
             self.statistics.refusals[Refusal.INVALID] += 1
             raise
-        if self._closed and not (self._is_stopping and (is_inside or self._goes_on(request))):
+        if self._closed and not (self._is_stopping and (_is_step(request) or self._goes_on(request))):
             self.statistics.refusals[Refusal.UNAVAILABLE] += 1
             raise self._closed_error(request)
         # It was when it was found, but the body took its time. An ensemble that holds it may ask until it lets go.
-        if self.state is not VersionState.READY and not is_inside:
+        if self.state is not VersionState.READY and not _is_step(request):
             self.statistics.refusals[Refusal.UNAVAILABLE] += 1
             raise self.not_ready_error()
         if timeline is not None:
@@ -134,8 +143,8 @@ class ServedVersion(ABC):
         return InferenceError(ErrorCode.UNAVAILABLE, prefix + self._closed)
 
     def count_refusal(self, error: BaseException) -> None:
-        """The scheduler did not take a request: its queue was full, or a rule of sequences was broken."""
-        is_full = isinstance(error, InferenceError) and error.code is ErrorCode.UNAVAILABLE
+        """A request was not taken: its queue was full, too much waits, or a rule of sequences was broken."""
+        is_full = isinstance(error, InferenceError) and error.code in _FULL
         self.statistics.refusals[Refusal.QUEUE_FULL if is_full else Refusal.INVALID] += 1
 
     @abstractmethod
@@ -290,3 +299,10 @@ class ServedVersion(ABC):
     def _move(self, target: VersionState, reason: str = "") -> None:
         self.state = move(VERSION_TRANSITIONS, self.state, target)
         self.reason = reason
+
+
+_FULL = (ErrorCode.UNAVAILABLE, ErrorCode.RESOURCE_EXHAUSTED)
+
+
+def _is_step(request: InferenceRequest) -> bool:
+    return request.origin is Origin.ENSEMBLE

@@ -42,6 +42,7 @@ from pytriton_lite.engine.served_version import ServedVersion
 from pytriton_lite.engine.statistics import ModelStatistics, RequestCounts
 from pytriton_lite.engine.trace_options import TraceOptions
 from pytriton_lite.engine.tracing import Tracer
+from pytriton_lite.engine.unanswered import UnansweredLimits, UnansweredTotal
 from pytriton_lite.engine.version_factory import VersionFactory
 from pytriton_lite.engine.views import IndexEntry, ModelMetadata, ServerMetadata, TensorMetadata
 from pytriton_lite.engine.watcher import WATCH_PAUSE_S, Watcher
@@ -122,6 +123,8 @@ class ServerOptions:
     """Of what the rate limiter has to give; None without one."""
     max_receiving_bytes: int | None = None
     """Of requests that are not yet whole; None without a limit."""
+    unanswered: UnansweredLimits = field(default_factory=UnansweredLimits)
+    """Of all models together."""
     overload_code: ErrorCode = ErrorCode.UNAVAILABLE
     """Of what is refused because too much waits."""
 
@@ -174,6 +177,7 @@ class Server:
             latencies=options.latencies,
             grants=ResourceGrants(options.resource_sizes) if options.resource_sizes is not None else None,
             cache=self._cache,
+            total=UnansweredTotal(options.unanswered, options.overload_code),
         )
         repositories = RepositoryOptions(
             options.repositories,
@@ -284,6 +288,8 @@ class Server:
         served.statistics.pending = served.pending
         served.statistics.shared_memory = served.shared_memory
         served.statistics.queued = served.queued
+        served.statistics.unanswered = served.unanswered.requests
+        served.statistics.unanswered_bytes = served.unanswered.nbytes
         served.statistics.queued_by_level = served.queued_by_level
         return served.statistics
 

@@ -173,6 +173,10 @@ class ModelStatistics:
     """Those of ``pending`` that were not sent ahead to a worker."""
     queued_by_level: dict[int, int] = field(default_factory=dict)
     """``queued`` by priority level; empty where there are no levels."""
+    unanswered: int = 0
+    """Requests accepted and not yet answered, or still with a worker after their clients have gone."""
+    unanswered_bytes: int = 0
+    """Of their inputs."""
     first_response: Histogram | None = None
     """Whole milliseconds from a request's acceptance to its first response; None where histograms are off."""
 

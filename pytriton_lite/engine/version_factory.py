@@ -19,6 +19,7 @@ from pytriton_lite.engine.latency_metrics import LatencyMetrics
 from pytriton_lite.engine.resource_grants import ResourceGrants
 from pytriton_lite.engine.response_cache import ResponseCache
 from pytriton_lite.engine.served_version import ServedVersion
+from pytriton_lite.engine.unanswered import UnansweredTotal
 from pytriton_lite.engine.worker_version import WorkerSettings, WorkerVersion
 from pytriton_lite.ipc import cuda
 
@@ -42,8 +43,12 @@ class VersionFactory:
         latencies: LatencyMetrics,
         grants: ResourceGrants | None = None,
         cache: ResponseCache | None = None,
+        total: UnansweredTotal | None = None,
     ) -> None:
-        """*grants* are those of the rate limiter; None without one. So is *cache*, the server's response cache."""
+        """*grants* are those of the rate limiter; None without one. So is *cache*, the server's response cache.
+
+        *total* is what waits in the whole server; None where nothing is bounded.
+        """
         self._workers = workers
         self._fork_servers = fork_servers
         self._foreground = foreground
@@ -55,6 +60,7 @@ class VersionFactory:
         self._latencies = latencies
         self._grants = grants
         self._cache = cache
+        self._total = total
         self._gpu_ids = cuda.visible_device_ids()
 
     async def complete(
@@ -117,6 +123,7 @@ class VersionFactory:
                 namespace=namespace,
                 clock=self._clock,
                 latencies=self._latencies,
+                total=self._total,
             )
         return WorkerVersion(
             config,
@@ -130,6 +137,7 @@ class VersionFactory:
             clock=self._clock,
             latencies=self._latencies,
             grants=self._grants,
+            total=self._total,
         )
 
     def equip(self, served: ServedVersion, directory: Path) -> None:

@@ -31,6 +31,7 @@ from pytriton_lite.engine.response_stream import ResponseReceiver, ResponseStrea
 from pytriton_lite.engine.served_version import ServedVersion
 from pytriton_lite.engine.state_outputs import states_of
 from pytriton_lite.engine.statistics import SharedMemory
+from pytriton_lite.engine.unanswered import UnansweredTotal
 from pytriton_lite.engine.warm_up import WarmUp
 from pytriton_lite.engine.worker_process import DEFAULT_RESPONSE_WINDOW, LaunchOptions
 from pytriton_lite.ipc.messages import BatchResult
@@ -110,12 +111,13 @@ class WorkerVersion(ServedVersion):
         clock: Clock = time.monotonic_ns,
         latencies: LatencyMetrics = LatencyMetrics(),  # noqa: B008  # frozen
         grants: ResourceGrants | None = None,
+        total: UnansweredTotal | None = None,
     ) -> None:
         """*backend* is the Python-based backend whose code serves it; None where it has its own.
 
-        *grants* are those of the server's rate limiter; None without one.
+        *grants* are those of the server's rate limiter; None without one. *total* is as for `ServedVersion`.
         """
-        super().__init__(config, version, namespace=namespace, clock=clock, latencies=latencies)
+        super().__init__(config, version, namespace=namespace, clock=clock, latencies=latencies, total=total)
         self._directory = directory
         self._workers = workers
         self._spawners = spawners
@@ -157,6 +159,7 @@ class WorkerVersion(ServedVersion):
                 scheduler,
                 self.statistics,
                 self._grants,
+                unanswered=self.unanswered,
                 preserve_ordering=config.preserves_ordering,
                 is_decoupled=config.decoupled,
                 clock=self._clock,
@@ -164,6 +167,7 @@ class WorkerVersion(ServedVersion):
         return Dispatcher(
             scheduler,
             self.statistics,
+            unanswered=self.unanswered,
             preserve_ordering=config.preserves_ordering,
             # A batcher gains by seeing everything that comes in the same turn; a model that takes single requests does not.
             is_eager=config.dynamic_batching is None and config.sequence_batching is None,

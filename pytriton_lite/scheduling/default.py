@@ -6,6 +6,8 @@ from collections import deque
 
 from pytriton_lite.scheduling.queue import FEW, Decision, Ticket, keep_queued, queue_is_full, still_queued
 
+_SHARE = 4
+
 
 class DefaultScheduler:
     """No timeouts, no priorities, and a limit only where *max_queue_size* is not 0, which is ours.
@@ -17,7 +19,7 @@ class DefaultScheduler:
         self._queue: deque[Ticket] = deque()
         self._limit = max_queue_size
         self._leavers: list[Ticket] = []
-        """Whose waiters went away, and who may still be in the queue; kept until the next decision, where there is a limit."""
+        """Whose waiters went away, and who may still be in the queue; looked for when they are many, or there is a limit."""
         self._cancelled: list[Ticket] = []
 
     def __len__(self) -> int:
@@ -33,15 +35,15 @@ class DefaultScheduler:
         self._queue.append(ticket)
 
     def notice_cancelled(self, ticket: Ticket) -> None:
-        if self._limit and ticket.is_queued:
+        if ticket.is_queued:
             self._leavers.append(ticket)
 
     def put_back(self, tickets: list[Ticket]) -> None:
         self._queue.extendleft(reversed(tickets))
         for ticket in tickets:
             ticket.is_queued = True
-        if self._limit:  # nobody says again that they were cancelled on their way
-            self._leavers += [ticket for ticket in tickets if ticket.waiter.cancelled()]
+        # Nobody says again that they were cancelled on their way.
+        self._leavers += [ticket for ticket in tickets if ticket.waiter.cancelled()]
 
     def drain(self) -> list[Ticket]:
         waiting = [*self._cancelled, *self._queue]
@@ -51,7 +53,8 @@ class DefaultScheduler:
         return waiting
 
     def decide(self, now_ns: int, *, idle: int, ahead: int) -> Decision:
-        if self._leavers:
+        # To take one out of a long queue takes as long as the queue is: they go together, when a quarter of it are leavers.
+        if self._leavers and (self._limit or len(self._leavers) * _SHARE >= len(self._queue)):
             self._drop_leavers()
         decision = Decision(cancelled=self._cancelled)
         self._cancelled = []

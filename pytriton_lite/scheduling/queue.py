@@ -30,7 +30,8 @@ class Ticket:
     ``controls`` are the tensors that the model sees before the request's own inputs; they are shared between tickets, and
     not to be changed. ``is_null`` marks the filling of an empty row (4.4): the model sees it, nobody waits for its
     answer, and no statistic but the batch's size counts it. ``states`` take what the model says of implicit state in its
-    answer; None where it has none.
+    answer; None where it has none. ``unanswered_bytes`` is what the request counts for until it has ended (engine.unanswered);
+    None before and afterwards.
     """
 
     __slots__ = (
@@ -44,6 +45,7 @@ class Ticket:
         "request",
         "shape_key",
         "states",
+        "unanswered_bytes",
         "waiter",
     )
 
@@ -61,6 +63,7 @@ class Ticket:
         self.is_null = False
         self.controls: list[Tensor] = []
         self.states: SequenceStates | None = None
+        self.unanswered_bytes: int | None = None
 
 
 @dataclass(slots=True)

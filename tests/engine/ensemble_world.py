@@ -14,7 +14,7 @@ from pytriton_lite.config.ensemble_plan import check_ensemble_for_load, plan_ens
 from pytriton_lite.config.model_config import ModelConfig, check_for_load, read_model_config
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.request import InferenceRequest, InferenceResponse, ParameterValue
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse, Origin, ParameterValue
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.ensemble_version import EnsembleVersion
 from pytriton_lite.engine.observation import Observation
@@ -91,10 +91,8 @@ class Step:
         """How often it was asked whether it is."""
         self.refusal: Exception | None = None
 
-    def infer_stream(
-        self, request: InferenceRequest, receiver: ResponseReceiver, *, is_inside: bool = False
-    ) -> ResponseStream:
-        self.inside.append(is_inside)
+    def infer_stream(self, request: InferenceRequest, receiver: ResponseReceiver) -> ResponseStream:
+        self.inside.append(request.origin is Origin.ENSEMBLE)
         if self.refusal is not None:
             raise self.refusal
         self.asked.append(Asked(self, request, receiver))

@@ -17,6 +17,7 @@ from pytriton_lite.engine.cached_requests import CachedRequests
 from pytriton_lite.engine.response_cache import CachedOutput, CacheSpace, copied
 from pytriton_lite.engine.response_stream import ResponseStream
 from pytriton_lite.engine.statistics import FailureReason, ModelStatistics, Refusal
+from pytriton_lite.engine.unanswered import Unanswered, UnansweredLimits, UnansweredTotal
 
 CONFIG = ModelConfig.from_message(
     parse_model_config(
@@ -57,6 +58,7 @@ class Version:
 
     def __init__(self) -> None:
         self.statistics = ModelStatistics("m", 1, {})
+        self.unanswered = Unanswered("m", UnansweredTotal(UnansweredLimits()))
         self.holders = 0
         self.is_recovering = False
         self.refusal: InferenceError | None = None

@@ -28,10 +28,8 @@ MOST_SENT = 6
 class RandomStep(Step):
     """Hears when nobody wants its responses any more, as a step that is executed does."""
 
-    def infer_stream(
-        self, request: InferenceRequest, receiver: ResponseReceiver, *, is_inside: bool = False
-    ) -> ResponseStream:
-        stream = super().infer_stream(request, receiver, is_inside=is_inside)
+    def infer_stream(self, request: InferenceRequest, receiver: ResponseReceiver) -> ResponseStream:
+        stream = super().infer_stream(request, receiver)
         stream.on_cancel(lambda: None)
         return stream
 

@@ -97,3 +97,19 @@ def test_drain_takes_everything_in_order() -> None:
         scheduler.enqueue(make_ticket(name), 0)
     assert names_of(scheduler.drain()) == ["a", "b", "c"]
     assert len(scheduler) == 0
+
+
+def test_those_who_left_do_not_wait_for_their_turn_when_they_are_many() -> None:
+    """Behind an execution that takes for ever their inputs would fill the memory."""
+    scheduler = DefaultScheduler()
+    tickets = [make_ticket(str(number)) for number in range(40)]
+    for ticket in tickets:
+        scheduler.enqueue(ticket, 0)
+    for ticket in tickets[:9]:
+        go_away(ticket)
+        scheduler.notice_cancelled(ticket)
+    assert scheduler.decide(0, idle=0, ahead=0).cancelled == []  # not yet
+    go_away(tickets[9])
+    scheduler.notice_cancelled(tickets[9])
+    assert scheduler.decide(0, idle=0, ahead=0).cancelled == tickets[:10]
+    assert len(scheduler) == 30

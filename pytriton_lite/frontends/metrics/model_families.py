@@ -283,6 +283,16 @@ _REST = (
         "gauge",
         _queue_depths,
     ),
+    _gauge(
+        "pytriton_lite_unanswered_requests",
+        "Number of requests that were accepted and not yet answered",
+        lambda row: row.unanswered,
+    ),
+    _gauge(
+        "pytriton_lite_unanswered_bytes",
+        "Bytes of the inputs of requests that were accepted and not yet answered",
+        lambda row: row.unanswered_bytes,
+    ),
     ModelFamily(
         "pytriton_lite_execution_batch_size",
         "Sizes of the batches that were executed",

@@ -57,6 +57,12 @@ nv_model_load_duration_secs{model="add_sub",version="1"} 1.25
 # HELP pytriton_lite_queue_depth Number of requests in the queue, without those that were sent ahead to a busy worker
 # TYPE pytriton_lite_queue_depth gauge
 pytriton_lite_queue_depth{model="add_sub",version="1"} 2
+# HELP pytriton_lite_unanswered_requests Number of requests that were accepted and not yet answered
+# TYPE pytriton_lite_unanswered_requests gauge
+pytriton_lite_unanswered_requests{model="add_sub",version="1"} 8
+# HELP pytriton_lite_unanswered_bytes Bytes of the inputs of requests that were accepted and not yet answered
+# TYPE pytriton_lite_unanswered_bytes gauge
+pytriton_lite_unanswered_bytes{model="add_sub",version="1"} 256
 # HELP pytriton_lite_execution_batch_size Sizes of the batches that were executed
 # TYPE pytriton_lite_execution_batch_size histogram
 pytriton_lite_execution_batch_size_count{model="add_sub",version="1"} 1
@@ -101,6 +107,7 @@ def one_request() -> ModelStatistics:
     row.max_batch_size = 4
     row.load_ns = 1_250_000_000
     row.queued = 2
+    row.unanswered, row.unanswered_bytes = 8, 256
     row.refusals[Refusal.QUEUE_FULL] = 7
     row.cancellations = 6
     return row
@@ -115,13 +122,15 @@ def test_prometheus_reads_every_series_of_every_version() -> None:
     for row in rows:
         row.shared_memory = [SharedMemory(f"{row.name}_0", 0, 0, 0)]
     families = list(text_string_to_metric_families(metrics_page(rows)))
-    assert len(families) == 19
+    assert len(families) == 21
     gauges = {
         "nv_inference_pending_request_count",
         "nv_model_load_duration_secs",
         "pytriton_lite_queue_depth",
         "pytriton_lite_shared_memory_bytes",
         "pytriton_lite_shared_memory_slots",
+        "pytriton_lite_unanswered_bytes",
+        "pytriton_lite_unanswered_requests",
     }
     for family in families:
         versions = {(sample.labels["model"], sample.labels["version"]) for sample in family.samples}
