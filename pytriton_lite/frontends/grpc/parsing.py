@@ -70,12 +70,13 @@ class Parsed(NamedTuple):
 NOTHING_TYPED: Mapping[int, Typed] = {}
 
 
-def parse_request(data: bytes | memoryview) -> Parsed:
-    """Raises DecodeError for what is no request, InferenceError for one that is too wide.
+def parse_request(data: bytes | memoryview, *, large_bytes: int = LARGE_BYTES) -> Parsed:
+    """Parse *data*, and cut out tensors and numbers where it has *large_bytes*.
 
-    It takes up to 100 ms, most of them without the interpreter: call it in a thread, or `parse_quickly` first.
+    It takes up to 100 ms, most of them without the interpreter: call it in a thread, or `parse_quickly` first. Raises
+    DecodeError for what is no request, InferenceError for one that is too wide.
     """
-    if len(data) < LARGE_BYTES:
+    if len(data) < large_bytes:
         return _parse_whole(data)
     try:
         return _Cutter(memoryview(data), MAX_FIELDS, MAX_WEIGHT_BYTES, weighs_numbers=False).parse()
