@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -232,10 +233,19 @@ class ForkServer:
                 spawned.set_exception(self._is_gone())
         self._spawning.clear()
         exits, self._exits = self._exits, {}
-        for exited in exits.values():
+        for pid, exited in exits.items():
+            _kill_group(pid)
             if not exited.done():
                 exited.set_result(WorkerExit(9))
         self._process.poll()
+
+
+def _kill_group(leader: int) -> None:
+    """End what a worker has started, too: the kernel kills the worker with its fork server, and nobody else."""
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass  # nobody of the group is left (macOS says it with EPERM)
 
 
 def _nothing() -> None:

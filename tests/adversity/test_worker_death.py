@@ -13,8 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.wire_models import Gate, wait_pending
-from tests.harness import MODEL_REPOSITORY, RunningServer, tensor, write_model
+from tests.contract.wire_models import Gate, wait_pending, wait_until
+from tests.harness import (
+    MODEL_REPOSITORY,
+    RunningServer,
+    is_running,
+    process_name_and_parent,
+    tensor,
+    write_model,
+)
 
 CLIENTS = 32
 REQUESTS = 10_000
@@ -240,6 +247,31 @@ def test_garbage_on_the_channel_ends_the_worker_and_not_the_server(tmp_path: Pat
         assert garbled.error.startswith("Stub process 'm_0' is not healthy.")
         assert server.infer("m", [tensor("IN", "INT32", [1], [2])]).status == 200
         assert "garbage on the channel" in server.log
+
+
+def test_what_a_worker_had_forked_dies_with_the_fork_server(tmp_path: Path) -> None:
+    """The kernel kills the worker then, but not its children."""
+    forks = """
+    import os
+    import signal
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            child = os.fork()
+            if not child:
+                signal.pause()
+                os._exit(0)
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([child], np.int32))])]
+    """
+    write_model(tmp_path, "m", forks, ONE_INPUT)
+    with RunningServer(tmp_path) as server:
+        child = server.infer("m", [tensor("IN", "INT32", [1], [1])]).json["outputs"][0]["data"][0]
+        worker = only_pid(server, "m")
+        assert process_name_and_parent(child)[1] == worker
+        os.kill(process_name_and_parent(worker)[1], signal.SIGKILL)
+        wait_until(lambda: not is_running(child))
 
 
 def test_a_dead_fork_server_is_replaced_with_its_workers(add_sub: Path) -> None:
