@@ -15,7 +15,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 FRAMEWORK_EXAMPLES := jax_add_sub pytorch_add_sub
 EXAMPLE_VENV       := $(if $(filter $(NAME),$(FRAMEWORK_EXAMPLES)),$(FRAMEWORKS),$(VENV))
 
-.PHONY: serve example test test-frameworks fuzz fuzz-decoders check format protos bench clean
+.PHONY: serve example test test-frameworks fuzz fuzz-decoders torture check format protos bench clean
 
 # The stamp is older than pyproject.toml when dependencies changed.
 $(VENV)/.installed: pyproject.toml
@@ -51,6 +51,9 @@ fuzz: $(VENV)/.installed  ## 100,000 bad requests to a real server, in minutes: 
 fuzz-decoders: $(VENV)/.installed  ## coverage-guided, a minute for each decoder: make fuzz-decoders ARGS="--seconds 600 --target http2"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
 	$(BIN)/python -m tools.decoder_fuzz $(ARGS)
+
+torture: $(VENV)/.installed  ## random faults under load, then an audit, in minutes: make torture ARGS="--seed 1 --minutes 10"
+	$(BIN)/python -m tools.torture $(ARGS)
 
 check: $(VENV)/.installed  ## format, lint, types, layers
 	$(BIN)/ruff format --check .
