@@ -30,6 +30,9 @@ from pytriton_lite.frontends.tls import server_context
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import Server
 
+_STOPPING = "server is stopping"
+_TOLD_S = 2.0  # a client that has not answered by then has more between us than a network
+
 logger = logging.getLogger(__name__)
 
 
@@ -38,24 +41,43 @@ class _Connections:
 
     def __init__(self) -> None:
         self.open: set[Http2Connection] = set()
-        self.all_lost = asyncio.Event()
-        """Set when the last one is lost after `refuse_more`."""
+        self._changed = asyncio.Event()
+        self._is_draining = False
         self._is_closing = False
 
     def on_made(self, connection: Http2Connection) -> None:
         self.open.add(connection)
         if self._is_closing:  # accepted by the kernel before the socket was closed
             connection.abort()
+        elif self._is_draining:
+            connection.begin_drain(_STOPPING, _TOLD_S)
 
     def on_lost(self, connection: Http2Connection) -> None:
         self.open.discard(connection)
-        if self._is_closing and not self.open:
-            self.all_lost.set()
+        self._changed.set()
+
+    def on_told(self, connection: Http2Connection) -> None:
+        self._changed.set()
+
+    def drain(self) -> None:
+        self._is_draining = True
+        for connection in list(self.open):
+            connection.begin_drain(_STOPPING, _TOLD_S)
 
     def refuse_more(self) -> None:
         self._is_closing = True
-        if not self.open:
-            self.all_lost.set()
+
+    async def wait_told(self) -> None:
+        while not all(connection.is_told for connection in self.open):
+            await self._wait_change()
+
+    async def wait_lost(self) -> None:
+        while self.open:
+            await self._wait_change()
+
+    async def _wait_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
 
 
 class Http2Listener:
@@ -75,37 +97,69 @@ class Http2Listener:
         self._server = server
         self._connections = connections
         self._calls = calls
+        self._is_draining = False
 
     @property
     def address(self) -> str:
         """``0.0.0.0:8001``, ``[::1]:8001`` or ``unix:/run/triton.sock``."""
         return format_address(self.host, self.port)
 
-    async def stop(self, grace_s: float) -> bool:
-        """Let the calls in flight end for up to *grace_s* seconds, then close the port and every connection.
+    def begin_drain(self) -> None:
+        """Accept no more connections, and ask the clients of open ones to take their next calls elsewhere.
 
-        New calls are served until then: call this when the engine refuses new requests, and its refusal is what their
-        clients read. True when every call ended by itself. Call it once more to cut off sooner.
+        The order of a stop that loses no call:
+
+        1. The server is not ready, and serves for as long as balancers need to see that.
+        2. `begin_drain`: clients are told by the first of two GOAWAY. What they have begun meanwhile is served as ever, so the
+           engine must accept requests.
+        3. `wait_told`: every client has seen it, and was sent the second GOAWAY; a connection without calls is closed.
+        4. The engine refuses new requests, which now only open streams can bring.
+        5. `stop`.
+
+        Does nothing the second time.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + grace_s
-        is_drained = await self._calls.wait_drained(grace_s)
+        if self._is_draining:
+            return
+        self._is_draining = True
         self._server.close()
         if self._file is not None:
             self._file.remove()
+        self._connections.drain()
+
+    async def wait_told(self, timeout_s: float) -> bool:
+        """Wait until no client begins calls here any more, or *timeout_s* have passed; then False.
+
+        A client that does not react at all is waited for no longer than two seconds.
+        """
+        try:
+            await asyncio.wait_for(self._connections.wait_told(), timeout_s)
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+    async def stop(self, grace_s: float) -> bool:
+        """Drain, let the calls in flight end for up to *grace_s* seconds, and close every connection.
+
+        True when every call ended by itself. Call it once more to cut off sooner.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + grace_s
+        self.begin_drain()
+        await self.wait_told(grace_s)
+        is_drained = await self._calls.wait_drained(max(deadline - loop.time(), 0.0))
         self._connections.refuse_more()
         if is_drained:
             for connection in list(self._connections.open):
-                connection.close_gracefully("server is stopping")
+                connection.close_gracefully(_STOPPING)
             try:  # the last answers may still be on their way into the socket
-                await asyncio.wait_for(self._connections.all_lost.wait(), max(deadline - loop.time(), 0.0))
+                await asyncio.wait_for(self._connections.wait_lost(), max(deadline - loop.time(), 0.0))
             except asyncio.TimeoutError:
                 pass
         else:
             logger.warning("gRPC: %d calls cut off after %g s", self._calls.count, grace_s)
         for connection in list(self._connections.open):
             connection.abort()
-        await self._connections.all_lost.wait()
+        await self._connections.wait_lost()
         return is_drained
 
 
@@ -125,7 +179,7 @@ async def start_http2(server: Server, options: GrpcOptions) -> Http2Listener:
     connections = _Connections()
     accepting = await accept_connections(
         loop,
-        lambda: Http2Connection(endpoint, options, connections.on_made, connections.on_lost),
+        lambda: Http2Connection(endpoint, options, connections.on_made, connections.on_lost, connections.on_told),
         listening,
         tls,
         options.handshake_timeout_ms / 1000,

@@ -92,7 +92,10 @@ _EXPECTING_SETTINGS = ConnectionState.EXPECTING_SETTINGS
 
 
 class Http2Connection(asyncio.Protocol):
-    """Made by the listener for each connection; *on_lost* is called once when it is over."""
+    """Made by the listener for each connection.
+
+    *on_lost* is called once when it is over, *on_told* when it has become `is_told` by `close_gracefully`.
+    """
 
     _transport: asyncio.Transport
 
@@ -102,11 +105,13 @@ class Http2Connection(asyncio.Protocol):
         options: GrpcOptions,
         on_made: Callable[[Http2Connection], None],
         on_lost: Callable[[Http2Connection], None],
+        on_told: Callable[[Http2Connection], None],
     ) -> None:
         self._endpoint = endpoint
         self._options = options
         self._on_made = on_made
         self._on_lost = on_lost
+        self._on_told = on_told
         self._loop = asyncio.get_running_loop()
         self._share = share_of(self._loop)
         self._rest = b""
@@ -150,6 +155,9 @@ class Http2Connection(asyncio.Protocol):
         self._pings_sent = 0
         self._is_ping_out = False
         """A keepalive ping was sent and not answered."""
+        self._is_leaving = False
+        """The first GOAWAY was sent, and the peer's calls are taken until it has seen that."""
+        self._leaving_text = ""
         self._read_at = 0.0
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._handlers: tuple[Callable[[bytes, int, int, int, int], None], ...] = (
@@ -485,7 +493,7 @@ class Http2Connection(asyncio.Protocol):
             raise ConnectionFault(Http2Error.FRAME_SIZE_ERROR, "PING is 8 bytes")
         payload = data[begin:end]
         if flags & frames.ACK:
-            if payload == _GOAWAY_PING:
+            if payload == _GOAWAY_PING and self._is_leaving:
                 self._drain()
             elif payload == _KEEPALIVE_PING and self._is_ping_out:
                 self._is_ping_out = False
@@ -735,32 +743,48 @@ class Http2Connection(asyncio.Protocol):
             self.abort()
 
     def _on_age(self) -> None:
-        """Ask the peer to take its next calls elsewhere, and take those that are on their way.
-
-        So GOAWAY goes twice: the first names no stream, and the second follows when the peer has seen the first.
-        """
-        if self._state in (_DRAINING, _CLOSED):
+        if self._is_leaving or self._state in (_DRAINING, _CLOSED):
             return
-        self._transport.write(
-            frames.goaway(frames.MAX_STREAM_ID, Http2Error.NO_ERROR, "max_age")
-            + frames.frame(frames.PING, 0, 0, _GOAWAY_PING)
-        )
-        self._set_timer("goaway ping", _GOAWAY_PING_S, self._drain)
+        self.begin_drain("max_age", _GOAWAY_PING_S)
         if self._options.max_connection_age_grace_ms:
             self._set_timer("grace", self._options.max_connection_age_grace_ms / 1000, self.abort)
 
+    def begin_drain(self, text: str, timeout_s: float) -> None:
+        """Ask the peer to take its next calls elsewhere, and take those that are on their way.
+
+        So GOAWAY goes twice: the first names no stream, and the second follows when the peer has seen the first, which its
+        answer to a ping shows, or after *timeout_s*. From then on `is_told`. The peer reads *text*.
+        """
+        if self._is_leaving or self._state in (_DRAINING, _CLOSED):
+            return
+        self._is_leaving = True
+        self._leaving_text = text
+        self._transport.write(
+            frames.goaway(frames.MAX_STREAM_ID, Http2Error.NO_ERROR, text)
+            + frames.frame(frames.PING, 0, 0, _GOAWAY_PING)
+        )
+        self._set_timer("goaway ping", timeout_s, self._drain)
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the peer begins no more calls here, or none that would be taken."""
+        return self._state in (_DRAINING, _CLOSED)
+
     def _drain(self) -> None:
-        self.close_gracefully("max_age")
+        self.close_gracefully(self._leaving_text)
 
     def close_gracefully(self, text: str) -> None:
         """Take no more calls, and close when the answers that are on their way have left. The peer reads *text*."""
         if self._state in (_DRAINING, _CLOSED):
             return
+        if "goaway ping" in self._timers:
+            self._timers.pop("goaway ping").cancel()
         self._transport.write(frames.goaway(self._last_stream_id, Http2Error.NO_ERROR, text))
         if self._calls:
             self._move(_DRAINING)
         else:
             self._close(None, "")
+        self._on_told(self)
 
     def _move(self, state: ConnectionState) -> None:
         if state not in _TRANSITIONS[self._state]:

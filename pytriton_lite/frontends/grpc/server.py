@@ -87,6 +87,17 @@ class GrpcListener:
         """``0.0.0.0:8001``, ``[::1]:8001`` or ``unix:/run/triton.sock``."""
         return format_address(self.host, self.port)
 
+    def begin_drain(self) -> None:
+        """Do nothing: grpcio sends its GOAWAY when it stops, and from then on ends new calls as CANCELLED.
+
+        `http2.Http2Listener.begin_drain` has the order of a stop. With this transport a client may lose the calls that it
+        begins while the server stops.
+        """
+
+    async def wait_told(self, timeout_s: float) -> bool:
+        """True at once."""
+        return True
+
     async def stop(self, grace_s: float) -> bool:
         """Let the calls in flight end for up to *grace_s* seconds, then close the port and every connection.
 

@@ -35,6 +35,7 @@ from http2_peer import (
     GOAWAY,
     HAS_PRIORITY,
     HEADERS,
+    INFER,
     PADDED,
     PING,
     PREFACE,
@@ -56,7 +57,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.frontends.grpc import http2_connection
+from pytriton_lite.frontends.grpc import http2, http2_connection
 from pytriton_lite.frontends.grpc.http2 import Http2Listener, start_http2
 from pytriton_lite.frontends.grpc.http2_frames import keeps_table
 from pytriton_lite.frontends.grpc.options import GrpcOptions
@@ -663,15 +664,112 @@ class TestAge:
 
 
 class TestStop:
+    """A client is told before its calls are refused, and what it has begun until then is served."""
+
     def test_idle_connection_is_told_and_closed(self, loop: LoopThread, listener: Http2Listener) -> None:
         with Http2Peer.connect(listener) as peer:
             peer.request(1, b"", LIVE)
             peer.answer(1)
             stopping = asyncio.run_coroutine_threadsafe(listener.stop(10), loop.loop)
-            (goaway,) = peer.until_closed()
+            first = peer.next(GOAWAY)
+            assert (first.last_stream, first.code, first.text) == ((1 << 31) - 1, 0, "server is stopping")
+            peer.send(frame(PING, 1, 0, peer.next(PING).payload))
+            (second,) = peer.until_closed()
             peer.sock.close()
             assert stopping.result(10) is True
-            assert (goaway.kind, goaway.last_stream, goaway.code) == (GOAWAY, 1, 0)
+            assert (second.kind, second.last_stream, second.code) == (GOAWAY, 1, 0)
+
+    def test_calls_begun_until_the_second_goaway_are_served_and_later_ones_are_not_taken(
+        self, loop: LoopThread, engine: FakeServer, peer: Http2Peer, listener: Http2Listener
+    ) -> None:
+        peer.request(1, infer_message("waiting"))
+        assert engine.entered.wait(10)
+        loop.run(begin_drain(listener))
+        ping = peer.next(PING)
+        peer.request(3, infer_message())
+        assert peer.answer(3).trailers["grpc-status"] == "0"
+        told = asyncio.run_coroutine_threadsafe(listener.wait_told(10), loop.loop)
+        assert not told.done()
+        peer.send(frame(PING, 1, 0, ping.payload))
+        assert peer.next(GOAWAY).last_stream == 3
+        assert told.result(10) is True
+        peer.request(5, infer_message())
+        stopping = asyncio.run_coroutine_threadsafe(listener.stop(10), loop.loop)
+        resolve(loop, engine)
+        assert peer.answer(1).trailers["grpc-status"] == "0"
+        assert peer.until_closed() == []
+        peer.sock.close()
+        assert stopping.result(10) is True
+        assert len(engine.seen) == 2
+
+    def test_client_that_does_not_react_is_waited_for_only_so_long(
+        self, loop: LoopThread, listener: Http2Listener, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(http2, "_TOLD_S", 0.05)
+        with Http2Peer.connect(listener) as peer:
+            peer.request(1, b"", LIVE)
+            peer.answer(1)
+            loop.run(begin_drain(listener))
+            assert loop.run(listener.wait_told(10)) is True
+            assert [found.kind for found in peer.until_closed()] == [GOAWAY, PING, GOAWAY]
+
+    def test_told_is_waited_for_no_longer_than_the_caller_wants(
+        self, loop: LoopThread, listener: Http2Listener
+    ) -> None:
+        with Http2Peer.connect(listener) as peer:
+            peer.request(1, b"", LIVE)
+            peer.answer(1)
+            loop.run(begin_drain(listener))
+            assert loop.run(listener.wait_told(0.05)) is False
+
+    def test_connection_that_is_not_greeted_yet_is_told_as_well(
+        self, loop: LoopThread, listener: Http2Listener
+    ) -> None:
+        with Http2Peer.connect(listener, b"") as peer:
+            peer.next(SETTINGS)
+            loop.run(begin_drain(listener))
+            peer.next(GOAWAY)
+            peer.send(PREFACE, settings())
+            peer.request(1, b"", LIVE)
+            assert peer.answer(1).trailers["grpc-status"] == "0"
+
+    def test_no_call_is_lost_when_one_server_takes_over_from_another(
+        self, loop: LoopThread, engine: FakeServer
+    ) -> None:
+        """Channels of grpcio that never pause, and a second server at the same port."""
+
+        async def stop_in_order(listener: Http2Listener) -> bool:
+            listener.begin_drain()
+            await listener.wait_told(10)
+            engine.error = InferenceError(ErrorCode.UNAVAILABLE, "Server not ready")
+            return await listener.stop(10)
+
+        first = loop.run(start_http2(engine, GrpcOptions(address="127.0.0.1", port=0, reuse_port=True)))
+        options = GrpcOptions(address="127.0.0.1", port=first.port, reuse_port=True)
+        goes_on = threading.Event()
+        goes_on.set()
+
+        def call_on_and_on(_: int) -> int:
+            separate = [("grpc.use_local_subchannel_pool", 1)]
+            with grpc.insecure_channel(first.address, options=separate) as channel:
+                infer = channel.unary_unary(INFER)
+                count = 0
+                while goes_on.is_set():
+                    infer(infer_message(), timeout=20)
+                    count += 1
+                return count
+
+        with ThreadPoolExecutor(4) as clients:
+            calling = [clients.submit(call_on_and_on, number) for number in range(4)]
+            try:
+                while len(engine.seen) < 100 and not any(one.done() for one in calling):
+                    loop.run(asyncio.sleep(0))
+                second = loop.run(start_http2(FakeServer(), options))
+                assert loop.run(stop_in_order(first)) is True
+            finally:
+                goes_on.clear()
+            assert all(call.result(20) for call in calling)
+        loop.run(second.stop(10))
 
     def test_peer_that_does_not_read_its_answer_does_not_hold_up_the_stop(
         self, loop: LoopThread, listener: Http2Listener
@@ -680,7 +778,11 @@ class TestStop:
             peer.request(1, infer_message())
             peer.next(HEADERS, 1)
             assert loop.run(listener.stop(0.05)) is True
-            assert [found.kind for found in peer.until_closed()] == [GOAWAY]
+            assert [found.kind for found in peer.until_closed()] == [GOAWAY, PING, GOAWAY]
+
+
+async def begin_drain(listener: Http2Listener) -> None:
+    listener.begin_drain()
 
 
 def _headers_block(fields: list[tuple[str, str]]) -> bytes:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from grpc_fakes import FakeFlood, FakeServer, FakeStream, LoopThread
 from http2_peer import (
+    ACK,
     DATA,
     END_HEADERS,
     END_STREAM,
@@ -468,10 +469,13 @@ class TestEnds:
             peer.send(data(message(request_id="a")))
             assert ids(peer.next(DATA, 1).payload) == ["a"]
             engine.exiting = True
-            assert loop.run(listener.stop(600))
+            stopping = asyncio.run_coroutine_threadsafe(listener.stop(600), loop.loop)
+            peer.send(frame(PING, ACK, 0, peer.next(PING).payload))
             fields: dict[Any, Any] = dict(peer.decoder.decode(peer.next(HEADERS, 1).payload))
             assert fields["grpc-status"] == "14"
-            assert [found.kind for found in peer.until_closed()] == [RST_STREAM, GOAWAY]
+            assert [found.kind for found in peer.until_closed()] == [RST_STREAM]
+            peer.sock.close()
+            assert stopping.result(WAIT_S)
 
     def test_stop_waits_for_answers_that_wait_for_the_peer(
         self, loop: LoopThread, engine: FakeServer, listener: Http2Listener
