@@ -455,6 +455,18 @@ class ListenerProtocol(HttpToolsProtocol):
         self._is_in_fields = False
         if not self.parser.should_upgrade():
             super().on_message_complete()
+            if not self.parser.should_keep_alive():
+                self._close_behind(self.cycle)
+
+    def _close_behind(self, cycle: Any) -> None:
+        """Close the connection behind the answer of *cycle*, since the parser takes no more of it.
+
+        The head has said so, which uvicorn knows, or a trailer, which the parser heeds, too.
+        """
+        if cycle.keep_alive:
+            cycle.keep_alive = False
+            if cycle.response_complete:
+                self.transport.close()
 
     # ------------------------------------------------------------------------------------------ limits and rules
 

@@ -45,7 +45,7 @@ def metrics_app(server: Server, options: MetricsOptions, clock: Clock = time.mon
         if scope["path"] not in _PATHS:
             await _respond(send, 404, _ERROR_TYPE, b'{"error":"Not Found"}')
         elif scope["method"] != "GET":
-            await _respond(send, 405, _ERROR_TYPE, b'{"error":"Method Not Allowed"}')
+            await _respond(send, 405, _ERROR_TYPE, b'{"error":"Method Not Allowed"}', (b"allow", b"GET"))
         else:
             others = [*families.now(), *server.custom_metrics.families()]
             page = metrics_page(server.loaded_statistics(), others, has_counters=options.has_latency_counters)
@@ -92,7 +92,7 @@ class _ServerFamilies:
         )
 
 
-async def _respond(send: Send, status: int, content_type: bytes, body: bytes) -> None:
-    headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
+async def _respond(send: Send, status: int, content_type: bytes, body: bytes, *more: tuple[bytes, bytes]) -> None:
+    headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
