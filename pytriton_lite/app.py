@@ -1,8 +1,9 @@
 """The composition root: builds the parts from settings, starts and stops them in order.
 
-Start: fork server and models, then gRPC, HTTP and metrics listeners, as Triton does: nothing answers while models load.
-Stop: readiness false, listeners drain, models finalize, metrics last. A second signal ends everything at once: the workers
-die with their fork server.
+Start: ports are taken, then models load, then gRPC, HTTP and metrics listeners open, as Triton does: nothing answers while
+models load, unless the listeners are to open first.
+Stop: readiness false, listeners drain, the engine refuses and finalizes, metrics last. A second signal ends everything at
+once: the workers die with their fork server.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import dataclasses
+import functools
 import logging
 import os
 import resource
 import signal
 import socket
-import ssl
 import sys
 import time
 from collections.abc import Coroutine, Iterator
@@ -35,17 +37,24 @@ from pytriton_lite.engine.server import Server, ServerOptions
 from pytriton_lite.engine.trace_options import TraceMode, TraceOptions, trace_options
 from pytriton_lite.engine.unanswered import BYTES_FOR_EACH, UnansweredLimits
 from pytriton_lite.engine.worker_version import WorkerSettings
-from pytriton_lite.frontends.addresses import ListenError
+from pytriton_lite.frontends.addresses import BoundSocket, ListenError, bind_socket
 from pytriton_lite.frontends.grpc.http2 import Http2Listener, start_http2
-from pytriton_lite.frontends.grpc.options import GrpcOptions
+from pytriton_lite.frontends.grpc.options import GrpcOptions, bind_grpc
 from pytriton_lite.frontends.http.hot_path import hot_path
 from pytriton_lite.frontends.http.server import HttpOptions, http_app
 from pytriton_lite.frontends.listener import ConnectionLimits, Listener, start_listener
 from pytriton_lite.frontends.metrics import MetricsOptions, metrics_app
-from pytriton_lite.frontends.tls import TlsOptions, server_context
+from pytriton_lite.frontends.tls import RenewedContext, TlsOptions
 from pytriton_lite.ipc import cuda
 from pytriton_lite.ipc.segment import DEFAULT_PREFIX
-from pytriton_lite.settings import GrpcTransport, ModelControlMode, OverloadStatus, RateLimitMode, Settings
+from pytriton_lite.settings import (
+    MOST_CONNECTIONS,
+    GrpcTransport,
+    ModelControlMode,
+    OverloadStatus,
+    RateLimitMode,
+    Settings,
+)
 
 if TYPE_CHECKING:
     from pytriton_lite.frontends.grpc.server import GrpcListener
@@ -55,6 +64,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _METRICS_CLOSE_S = 1.0
+_METRICS_CONNECTIONS = 128
+"""More than one Prometheus opens, and nobody else has any business there."""
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 """Numbers of malloc.h"""
@@ -88,8 +99,17 @@ def _raise_file_limit() -> None:
             logger.info("at most %d files can be open", soft)
 
 
-def _context(tls: TlsOptions | None) -> ssl.SSLContext | None:
-    return None if tls is None else server_context(tls, _HTTP_1)
+def default_connections(descriptors: int) -> int:
+    """How many connections one of two listeners may have: a quarter of *descriptors* is left to workers and segments."""
+    return max(1, min(descriptors * 3 // 8, MOST_CONNECTIONS))
+
+
+def _default_connections() -> int:
+    return default_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def _context(tls: TlsOptions | None) -> RenewedContext | None:
+    return None if tls is None else RenewedContext(tls, _HTTP_1)
 
 
 def _keep_freed_memory() -> None:
@@ -129,6 +149,8 @@ class App:
         self._foreground = foreground
         self._engine: Server | None = None
         self._remote: RemoteRepositories | None = None
+        self._bound: dict[str, BoundSocket] = {}
+        """By listener: addresses that are taken, and not listened at."""
         self._grpc: Http2Listener | GrpcListener | None = None
         self._http: Listener | None = None
         self._metrics: Listener | None = None
@@ -160,9 +182,11 @@ class App:
                     return await self._serve(engine)
             except StartError as error:
                 logger.error("error: creating server: %s", error)
-                await engine.stop(self._settings.exit_timeout_secs)
+                await self._end(engine)
                 return 1
         finally:
+            for bound in self._bound.values():
+                bound.close()
             if self._remote is not None:
                 # In a thread: s3fs would close its connections on the loop that it finds running.
                 await asyncio.to_thread(self._remote.close)
@@ -172,7 +196,11 @@ class App:
     async def _serve(self, engine: Server) -> int:
         assert self._signal is not None
         self._check_tls()
-        if await self._unless_signalled(self._load(engine)):
+        await self._bind()
+        accepts_first = self._settings.accept_before_load
+        if accepts_first:
+            await self._listen(engine)
+        if await self._unless_signalled(self._load(engine)) and not accepts_first:
             await self._listen(engine)
         logger.info("Signal (%d) received.", await self._signal)
         return await self._stop(engine)
@@ -208,6 +236,24 @@ class App:
         try:
             for tls in (settings.http_tls, settings.metrics_tls, settings.grpc_tls):
                 _context(tls)
+        except ListenError as error:
+            raise StartError(str(error)) from error
+
+    async def _bind(self) -> None:
+        """Take every address, so that one that is not free is told before models are loaded. Raises StartError."""
+        settings = self._settings
+        loop = asyncio.get_running_loop()
+        try:
+            if settings.allow_grpc:
+                self._bound["grpc"] = await bind_grpc(self._grpc_options())
+            if settings.allow_http:
+                self._bound["http"] = await bind_socket(
+                    loop, settings.http_address, settings.http_port, reuse_port=settings.reuse_http_port
+                )
+            if settings.allow_metrics:
+                self._bound["metrics"] = await bind_socket(
+                    loop, settings.metrics_address, settings.metrics_port, reuse_port=False
+                )
         except ListenError as error:
             raise StartError(str(error)) from error
 
@@ -359,8 +405,12 @@ class App:
     async def _listen(self, engine: Server) -> None:
         settings = self._settings
         limits = ConnectionLimits(
-            settings.http_max_header_size, settings.http_header_timeout_secs, settings.http_idle_timeout_secs
+            settings.http_max_header_size,
+            settings.http_header_timeout_secs,
+            settings.http_idle_timeout_secs,
+            settings.http_max_connections or _default_connections(),
         )
+        refuse = engine.request_counts.refuse_connection
         try:
             if settings.allow_grpc:
                 self._grpc = await self._listen_grpc(engine)
@@ -381,6 +431,8 @@ class App:
                     protocol=hot_path(engine, options),
                     tls=_context(settings.http_tls),
                     limits=limits,
+                    bound=self._bound.pop("http"),
+                    on_refused=functools.partial(refuse, "http"),
                 )
             if settings.allow_metrics:
                 self._metrics = await start_listener(
@@ -390,10 +442,11 @@ class App:
                     reuse_port=False,
                     name="Metrics Service",
                     tls=_context(settings.metrics_tls),
-                    limits=limits,
+                    limits=dataclasses.replace(limits, connections=_METRICS_CONNECTIONS),
+                    bound=self._bound.pop("metrics"),
+                    on_refused=functools.partial(refuse, "metrics"),
                 )
         except ListenError as error:
-            await self._close_listeners(0.0)
             raise StartError(str(error)) from error
 
     def _metrics_options(self) -> MetricsOptions:
@@ -407,10 +460,10 @@ class App:
 
     async def _listen_grpc(self, engine: Server) -> Http2Listener | GrpcListener:
         if self._settings.grpc_transport is GrpcTransport.HTTP2:
-            return await start_http2(engine, self._grpc_options())
+            return await start_http2(engine, self._grpc_options(), self._bound.pop("grpc"))
         from pytriton_lite.frontends.grpc.server import start_grpc  # grpcio, which nobody else needs
 
-        return await start_grpc(engine, self._grpc_options())
+        return await start_grpc(engine, self._grpc_options(), self._bound.pop("grpc"))
 
     def _grpc_options(self) -> GrpcOptions:
         settings = self._settings
@@ -418,6 +471,7 @@ class App:
             address=settings.grpc_address,
             port=settings.grpc_port,
             reuse_port=settings.reuse_grpc_port,
+            max_connections=settings.grpc_max_connections or _default_connections(),
             tls=settings.grpc_tls,
             restricted=settings.grpc_restricted_protocol,
             header_forward_pattern=settings.grpc_header_forward_pattern,
@@ -439,16 +493,28 @@ class App:
     async def _stop(self, engine: Server) -> int:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.exit_timeout_secs
-        engine.begin_exit()
+        engine.begin_drain()
+        if self._settings.drain_delay_secs:
+            logger.info("Not ready, and serving for %d s more.", self._settings.drain_delay_secs)
+            await asyncio.sleep(self._settings.drain_delay_secs)
         logger.info("Waiting for in-flight requests to complete.")
-        await self._close_listeners(self._settings.exit_timeout_secs)
-        in_time = await engine.stop(max(0.0, deadline - loop.time()))
-        if self._metrics is not None:
-            await self._metrics.close_gracefully(_METRICS_CLOSE_S)
-        if not in_time or loop.time() > deadline:
+        if not await self._end(engine, deadline) or loop.time() > deadline:
             logger.error("failed to stop server: Internal - Exit timeout expired. Exiting immediately.")
             return 1
         return 0
+
+    async def _end(self, engine: Server, deadline: float | None = None) -> bool:
+        """Serve what has begun, and end everything. Whether all ended by itself within the exit timeout."""
+        loop = asyncio.get_running_loop()
+        if deadline is None:
+            deadline = loop.time() + self._settings.exit_timeout_secs
+        engine.begin_drain()
+        # Before the engine refuses anything: what a client sends until it knows that it should not is served.
+        await self._close_listeners(max(0.0, deadline - loop.time()))
+        in_time = await engine.stop(max(0.0, deadline - loop.time()))
+        if self._metrics is not None:
+            await self._metrics.close_gracefully(_METRICS_CLOSE_S)
+        return in_time
 
     async def _close_listeners(self, timeout_s: float) -> None:
         """Let what is in flight end; the metrics stay."""

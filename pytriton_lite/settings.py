@@ -33,6 +33,9 @@ from pytriton_lite.scheduling.rate_limit import ResourceSize
 
 ENVIRONMENT_PREFIX = "PYTRITON_LITE_"
 
+MOST_CONNECTIONS = 16_384
+"""Of one listener, where nobody has said how many: beyond them memory is short before descriptors are."""
+
 
 class UsageError(Exception):
     """The command line, the environment or a combination of options is refused; the text is for the person who typed it."""
@@ -442,6 +445,24 @@ class Settings:
             "Status of what is refused because too much waits: 503 and UNAVAILABLE, or 429 and RESOURCE_EXHAUSTED.",
         ),
     )
+    drain_delay_secs: int = field(
+        default=0,
+        metadata=_option(
+            Group.SERVER,
+            COUNT,
+            "Seconds of a shutdown in which the server says that it is not ready and serves everything that comes, so that "
+            "balancers can take it out of their lists before it stops to listen. Part of --exit-timeout-secs.",
+        ),
+    )
+    accept_before_load: bool = field(
+        default=False,
+        metadata=_option(
+            Group.SERVER,
+            BOOL,
+            "Accept connections while the models of the start are still loading: the server is live then, not ready, and "
+            "serves what is loaded. If false, ports are taken at once, and refuse connections until all is loaded.",
+        ),
+    )
 
     log_verbose: int = field(
         default=0,
@@ -684,6 +705,15 @@ class Settings:
             "Seconds that a connection is kept at least when nothing is asked on it; twice as many at most. Of metrics, too.",
         ),
     )
+    http_max_connections: int | None = field(
+        default=None,
+        metadata=_option(
+            Group.HTTP,
+            _integer(low=1),
+            "Connections that may be open at a time; the one that is too many is closed at once.",
+            shown_default=f"three eighths of the files that the process may open, and at most {MOST_CONNECTIONS}",
+        ),
+    )
     http_use_ssl: bool = field(default=False, metadata=_option(Group.HTTP, BOOL, "Encrypt HTTP with TLS."))
     http_use_ssl_mutual: bool | None = field(
         default=None,
@@ -784,6 +814,15 @@ class Settings:
             Group.GRPC,
             _integer(low=SMALLEST_LIMIT_BYTES),
             "Bytes that a message of a client may have, decompressed; a larger one is refused as RESOURCE_EXHAUSTED.",
+        ),
+    )
+    grpc_max_connections: int | None = field(
+        default=None,
+        metadata=_option(
+            Group.GRPC,
+            _integer(low=1),
+            "Connections that may be open at a time; the one that is too many is closed at once.",
+            shown_default=f"three eighths of the files that the process may open, and at most {MOST_CONNECTIONS}",
         ),
     )
     grpc_handshake_timeout: int = field(
@@ -1450,6 +1489,11 @@ def _check_combinations(settings: Settings) -> None:
     """Triton's cross checks, in its order and with its texts (CLI spec, section 1)."""
     if settings.load_model and settings.model_control_mode is not ModelControlMode.EXPLICIT:
         raise UsageError("Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
+    if settings.drain_delay_secs and settings.drain_delay_secs >= settings.exit_timeout_secs:
+        raise UsageError(
+            f"Error: --drain-delay-secs={settings.drain_delay_secs} leaves nothing of "
+            f"--exit-timeout-secs={settings.exit_timeout_secs} for requests and models to end."
+        )
     if settings.watch:
         _check_watch(settings)
     if settings.response_cache_byte_size and settings.cache_config:

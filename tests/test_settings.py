@@ -66,6 +66,7 @@ FLAGS_OF_OURS = """
     http-server-key http-root-cert http-cors-allow-origin grpc-max-message-size grpc-handshake-timeout metrics-use-ssl
     client-shm-key-prefix client-shm-max-byte-size
     access-log access-log-file
+    accept-before-load drain-delay-secs http-max-connections grpc-max-connections
     watch
     max-receiving-bytes max-unanswered-requests max-unanswered-bytes overload-status
 """

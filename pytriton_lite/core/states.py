@@ -61,14 +61,24 @@ class ServerState(enum.Enum):
     """The server as health reports it."""
 
     STARTING = "STARTING"
+    LOADING = "LOADING"
+    """Loading the models that are there at the start; those that are loaded serve."""
+    FAILED = "FAILED"
+    """The repositories could not be read, and the process stays all the same."""
     READY = "READY"
+    DRAINING = "DRAINING"
+    """About to stop: not ready, and everything that comes is served."""
     EXITING = "EXITING"
+    """New requests are refused."""
     STOPPED = "STOPPED"
 
 
 SERVER_TRANSITIONS: Transitions[ServerState] = {
-    ServerState.STARTING: frozenset({ServerState.READY, ServerState.EXITING, ServerState.STOPPED}),
-    ServerState.READY: frozenset({ServerState.EXITING}),
+    ServerState.STARTING: frozenset({ServerState.LOADING, ServerState.DRAINING}),
+    ServerState.LOADING: frozenset({ServerState.READY, ServerState.FAILED, ServerState.DRAINING}),
+    ServerState.FAILED: frozenset({ServerState.DRAINING}),
+    ServerState.READY: frozenset({ServerState.DRAINING}),
+    ServerState.DRAINING: frozenset({ServerState.EXITING}),
     ServerState.EXITING: frozenset({ServerState.STOPPED}),
     ServerState.STOPPED: frozenset(),
 }

@@ -34,7 +34,7 @@ async def answer_model_operation(
         await server.unload_model(name, arguments["unload_dependents"], asked_by=asked_by)
         return None
     if operation == "model.is_ready":
-        return await server.is_model_ready(name, _version(arguments["model_version"]))
+        return await server.would_serve(name, _version(arguments["model_version"]))
     raise BugError(f"a worker of model '{caller.name}' asks for '{operation}', which nobody answers")
 
 

@@ -227,6 +227,10 @@ class ModelStore:
             self._operations.remove(operation)
             operation.done.set()
 
+    def is_about(self, name: str) -> bool:
+        """Whether a load is under way that *name* is a part of."""
+        return any(name in operation.names for operation in self._operations)
+
     async def _wait_operations(self, name: str) -> None:
         """Return when the loads under way have ended that *name* is a part of."""
         for operation in [found for found in self._operations if name in found.names]:
@@ -436,10 +440,13 @@ class ModelStore:
         """Wait for the ends of what was retired so far, up to *timeout_s*."""
         await self._generations.wait_retired(timeout_s)
 
-    def begin_exit(self) -> None:
-        """No more loads, those under way included, and no new requests; those inside are served."""
+    def stop_loading(self) -> None:
+        """No more loads, those under way included."""
         for task in self._tasks:
             task.cancel()
+
+    def stop_accepting(self) -> None:
+        """No new requests; those inside are served."""
         for model in self.models.by_id.values():
             for served in model.versions.values():
                 served.stop_accepting()

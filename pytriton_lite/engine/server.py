@@ -82,6 +82,9 @@ _UNLOAD_SIBLING_S = 10.0
 
 _ALL_MODELS = "*"
 
+_LIVE = (ServerState.LOADING, ServerState.READY, ServerState.DRAINING, ServerState.EXITING)
+_NOT_STARTED = (ServerState.STARTING, ServerState.LOADING)
+
 
 @dataclass(frozen=True)
 class ServerOptions:
@@ -206,7 +209,8 @@ class Server:
     # ------------------------------------------------------------------------------------------ health and views
 
     def is_live(self) -> bool:
-        return self._state in (ServerState.READY, ServerState.EXITING)
+        """While models load, too, for those who may ask then: killing the process would not make them load sooner."""
+        return self._state in _LIVE
 
     def is_exiting(self) -> bool:
         return self._state in (ServerState.EXITING, ServerState.STOPPED)
@@ -227,6 +231,10 @@ class Server:
         return True
 
     async def is_model_ready(self, name: str, version: int | None) -> bool:
+        """As `would_serve`, for clients: not when the server is about to stop."""
+        return self._state is not ServerState.DRAINING and await self.would_serve(name, version)
+
+    async def would_serve(self, name: str, version: int | None) -> bool:
         """Whether that version, or the newest ready one, would serve a request now, and its model says so, too."""
         try:
             return await self.find(name, version).says_ready()
@@ -305,7 +313,8 @@ class Server:
             if found not in listing.models:
                 rows.append(IndexEntry(found.name, state=VersionState.UNAVAILABLE, reason=duplicate))
             elif model is None:
-                rows.append(IndexEntry(found.name))
+                is_awaited = self._state is ServerState.LOADING and self._store.is_about(found.name)
+                rows.append(IndexEntry(found.name, state=VersionState.LOADING if is_awaited else None))
             else:
                 rows += [
                     IndexEntry(found.name, version, served.state, served.reason)
@@ -350,7 +359,14 @@ class Server:
 
         Raises InferenceError with Triton's lookup texts (repository spec, section 2).
         """
-        return self._models.find(name, version, namespace)
+        try:
+            return self._models.find(name, version, namespace)
+        except InferenceError as error:
+            if self._state is ServerState.LOADING and error.code is ErrorCode.NOT_FOUND:
+                # It may come yet, so a client should try again.
+                text = f"{error.message}; the server is still loading models"
+                raise InferenceError(ErrorCode.UNAVAILABLE, text) from None
+            raise
 
     def check(self, served: ServedVersion, request: InferenceRequest) -> None:
         """Every rule of the core that needs no tensor bytes. Raises InferenceError(INVALID_ARG)."""
@@ -404,10 +420,16 @@ class Server:
 
         Raises InferenceError(INTERNAL) for a repository that cannot be read, INVALID_ARG for ``*`` beside another name.
         """
-        names = self._startup_names()
-        if self._watcher is not None:
-            await self._watcher.begin()
-        self._not_loaded = await self._store.load_all(names)
+        self._state = move(SERVER_TRANSITIONS, self._state, ServerState.LOADING)
+        try:
+            names = self._startup_names()
+            if self._watcher is not None:
+                await self._watcher.begin()
+            self._not_loaded = await self._store.load_all(names)
+        except InferenceError:
+            if self._state is ServerState.LOADING:
+                self._state = move(SERVER_TRANSITIONS, self._state, ServerState.FAILED)
+            raise
         await self._store.wait_retired(_UNLOAD_SIBLING_S)
         return not self._not_loaded
 
@@ -463,27 +485,35 @@ class Server:
 
     def _check_control(self) -> None:
         """Raises InferenceError(UNAVAILABLE) where models are not loaded and unloaded on request, or not now."""
-        if self.is_exiting():
+        if self._state in (ServerState.FAILED, ServerState.DRAINING) or self.is_exiting():
             raise InferenceError(ErrorCode.UNAVAILABLE, "Server not ready")
         if not self._options.is_explicit:
             raise InferenceError(
                 ErrorCode.UNAVAILABLE, "explicit model load / unload is not allowed if polling is enabled"
             )
-        if self._state is ServerState.STARTING:
+        if self._state in _NOT_STARTED:
             raise InferenceError(
                 ErrorCode.UNAVAILABLE,
                 "the server is starting, models are loaded and unloaded on request when it serves",
             )
 
-    def begin_exit(self) -> None:
-        """Not ready any more, and no new requests; those inside are served. Loads under way end without success."""
-        if self._state in (ServerState.STARTING, ServerState.READY):
-            self._state = move(SERVER_TRANSITIONS, self._state, ServerState.EXITING)
+    def begin_drain(self) -> None:
+        """Not ready any more, and no more loads: those under way end without success. Every request is served on."""
+        if self._state in (ServerState.DRAINING, ServerState.EXITING, ServerState.STOPPED):
+            return
+        self._state = move(SERVER_TRANSITIONS, self._state, ServerState.DRAINING)
         if self._poller is not None:
             self._poller.cancel()
         if self._options.remote is not None:
             self._options.remote.stop()
-        self._store.begin_exit()
+        self._store.stop_loading()
+
+    def begin_exit(self) -> None:
+        """No new requests: call this when no front end takes any more. Those inside are served."""
+        self.begin_drain()
+        if self._state is ServerState.DRAINING:
+            self._state = move(SERVER_TRANSITIONS, self._state, ServerState.EXITING)
+            self._store.stop_accepting()
 
     async def stop(self, timeout_s: float) -> bool:
         """Serve what is inside, finalize every model, end every process. Whether all of it ended within *timeout_s*."""

@@ -49,6 +49,11 @@ class RequestCounts:
     """By HTTP status."""
     grpc: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     """By the name of gRPC's status, ``OK`` among them."""
+    refused_connections: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """Closed at once because there were too many, by listener: ``http``, ``grpc``, ``metrics``."""
+
+    def refuse_connection(self, listener: str) -> None:
+        self.refused_connections[listener] += 1
 
 
 @dataclass(slots=True)

@@ -7,12 +7,11 @@ is left over by a server that was killed has to be told from one that is served:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import socket
-import ssl
 import stat
-from collections.abc import Callable
 from typing import NamedTuple
 
 UNIX_PREFIX = "unix:"
@@ -31,14 +30,19 @@ class SocketFile(NamedTuple):
     device: int
     inode: int
 
-    def remove(self) -> None:
-        """Remove it, unless somebody else has put a socket of his own there."""
+    def is_there(self) -> bool:
+        """Whether nobody has removed it, or put a socket of his own there."""
         try:
             found = os.stat(self.path)
-            if (found.st_dev, found.st_ino) == (self.device, self.inode):
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == (self.device, self.inode)
+
+    def remove(self) -> None:
+        """Remove it, if it is still there."""
+        if self.is_there():
+            with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.path)
-        except FileNotFoundError:
-            return
 
 
 def is_unix(host: str) -> bool:
@@ -59,9 +63,10 @@ def format_address(host: str, port: int) -> str:
 
 def socket_file(host: str) -> SocketFile | None:
     """The file of a Unix socket that was just bound; None for another address."""
-    if not is_unix(host):
-        return None
-    path = host.removeprefix(UNIX_PREFIX)
+    return _file_at(host.removeprefix(UNIX_PREFIX)) if is_unix(host) else None
+
+
+def _file_at(path: str) -> SocketFile:
     found = os.stat(path)
     return SocketFile(path, found.st_dev, found.st_ino)
 
@@ -90,54 +95,85 @@ def free_unix_path(host: str) -> str:
     raise ListenError(f"Socket '{host}' already in use ")  # the trailing blank is Triton's
 
 
-async def bind_socket(loop: asyncio.AbstractEventLoop, host: str, port: int, *, reuse_port: bool) -> socket.socket:
-    """A socket that listens at *host*:*port*. Raises ListenError.
+class BoundSocket(NamedTuple):
+    """An address that is taken and refuses connections, until `listen`."""
+
+    socket: socket.socket
+    shown: str
+    """The address in texts of errors."""
+    file: SocketFile | None
+    """Of a Unix socket."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port; a Unix socket is a host with the port 0."""
+        if self.file is not None:
+            return UNIX_PREFIX + self.file.path, 0
+        host, port = self.socket.getsockname()[:2]
+        return host, port
+
+    def listen(self) -> None:
+        """Let clients connect from now on. Raises ListenError where somebody else has come to listen there meanwhile."""
+        if self.file is not None and not self.file.is_there():
+            # A server that was started later could not tell it from one that was left behind.
+            self.close()
+            raise ListenError(f"Socket '{self.shown}' already in use ")
+        try:
+            # Its connections, when they are in TIME_WAIT, do not keep the next server from the port.
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self.socket.listen(_BACKLOG)
+        except OSError as error:
+            self.close()
+            raise _listen_error(self.shown, error) from error
+
+    def close(self) -> None:
+        """Give the address up. A second time changes nothing."""
+        self.socket.close()
+        if self.file is not None:
+            self.file.remove()
+
+
+async def bind_socket(loop: asyncio.AbstractEventLoop, host: str, port: int, *, reuse_port: bool) -> BoundSocket:
+    """Take *host*:*port*, so that nobody else can have it. Raises ListenError.
 
     *host* is an address or a name, ``ipv6:[::1]`` and ``[::1]`` are taken as ``::1``; or it is ``unix:PATH``, where the
     file gets the permissions that the process's umask leaves.
     """
     if is_unix(host):
         path = free_unix_path(host)
-        return _listen(host, socket.socket(socket.AF_UNIX), path)
+        bound = _bind(host, socket.socket(socket.AF_UNIX), path)
+        return BoundSocket(bound, host, _file_at(path))
     bare = bare_host(host)
     try:
         found = await loop.getaddrinfo(bare, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise ListenError(f"address '{host}' cannot be resolved: {error.strerror}") from error
     family, kind, protocol, _, address = found[0]
-    listening = socket.socket(family, kind, protocol)
-    # Connections of a server that has just ended keep the port in TIME_WAIT for a minute.
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    unbound = socket.socket(family, kind, protocol)
     if reuse_port:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    return _listen(f"{host}:{port}", listening, address)
+        unbound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    return BoundSocket(_bind(f"{host}:{port}", unbound, address), f"{host}:{port}", None)
 
 
-def _listen(shown: str, listening: socket.socket, address: object) -> socket.socket:
+def _bind(shown: str, unbound: socket.socket, address: object) -> socket.socket:
     try:
-        listening.setblocking(False)
-        listening.bind(address)  # type: ignore[arg-type]  # what getaddrinfo found, or a path
-        listening.listen(_BACKLOG)
+        unbound.setblocking(False)
+        try:
+            unbound.bind(address)  # type: ignore[arg-type]  # what getaddrinfo found, or a path
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or unbound.family is socket.AF_UNIX:
+                raise
+            # Connections of a server that has just ended keep the port in TIME_WAIT for a minute, and this passes over them;
+            # but also over another server that has bound the port and does not listen yet, so not at the first try.
+            unbound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            unbound.bind(address)  # type: ignore[arg-type]
     except OSError as error:
-        listening.close()
-        if error.errno == errno.EADDRINUSE:
-            raise ListenError(f"Socket '{shown}' already in use ") from error  # the trailing blank is Triton's
-        raise ListenError(f"Socket '{shown}' cannot be bound: {error.strerror or error}") from error
-    return listening
+        unbound.close()
+        raise _listen_error(shown, error) from error
+    return unbound
 
 
-async def accept_connections(
-    loop: asyncio.AbstractEventLoop,
-    make_protocol: Callable[[], asyncio.BaseProtocol],
-    listening: socket.socket,
-    tls: ssl.SSLContext | None,
-    handshake_timeout_s: float,
-) -> asyncio.AbstractServer:
-    """Serve *listening*, a socket of `bind_socket`, which is closed where that fails. *tls* None is plain text."""
-    create = loop.create_unix_server if listening.family is socket.AF_UNIX else loop.create_server
-    timeout = None if tls is None else handshake_timeout_s
-    try:
-        return await create(make_protocol, sock=listening, backlog=_BACKLOG, ssl=tls, ssl_handshake_timeout=timeout)
-    except BaseException:
-        listening.close()
-        raise
+def _listen_error(shown: str, error: OSError) -> ListenError:
+    if error.errno == errno.EADDRINUSE:
+        return ListenError(f"Socket '{shown}' already in use ")  # the trailing blank is Triton's
+    return ListenError(f"Socket '{shown}' cannot be bound: {error.strerror or error}")

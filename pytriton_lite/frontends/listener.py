@@ -16,8 +16,6 @@ import logging
 import math
 import re
 import select
-import socket
-import ssl
 import termios
 from array import array
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -30,14 +28,8 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from pytriton_lite.frontends.addresses import (
-    SocketFile,
-    accept_connections,
-    bind_socket,
-    format_address,
-    is_unix,
-    socket_file,
-)
+from pytriton_lite.frontends.accepting import Acceptor, Places, TlsSource
+from pytriton_lite.frontends.addresses import BoundSocket, bind_socket, format_address
 from pytriton_lite.frontends.work_share import share_of
 
 Scope = MutableMapping[str, Any]
@@ -76,6 +68,8 @@ class ConnectionLimits:
     idle_timeout_s: float = 620.0
     """Between an answer and the next request, at least. An idle connection should outlive the balancer's own idle timeout,
     or the balancer sends a request into a closing socket: 60 s at AWS's, 600 s at Google's. Triton never closes one."""
+    connections: int = 1 << 16
+    """That may be open at a time; the one that is too many is closed at once."""
 
 
 class _ResetWatch:
@@ -157,6 +151,7 @@ class _State(ServerState):
     def __init__(self, limits: ConnectionLimits) -> None:
         super().__init__()
         self.limits = limits
+        self.places = Places(limits.connections)
         self.resets = _ResetWatch()
         self.draining = False
         """Every answer that nothing is queued behind says ``connection: close``."""
@@ -289,6 +284,7 @@ class ListenerProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._rest = _NOTHING
         super().connection_lost(exc)
+        self.server_state.places.give_back()
         if self.server_state.closing and not self.server_state.connections:
             self.server_state.drained.set()
 
@@ -666,24 +662,15 @@ class Listener:
     def __init__(
         self,
         name: str,
-        server: asyncio.AbstractServer,
+        acceptor: Acceptor,
         state: _State,
         address: tuple[str, int],
-        file: SocketFile | None,
-        *,
-        listening: socket.socket,
-        connect: Callable[[socket.socket], Awaitable[object]],
     ) -> None:
         self.name = name
         self.host, self.port = address
         """A Unix socket is a host with the port 0."""
-        self._server = server
+        self._acceptor = acceptor
         self._state = state
-        self._file = file
-        self._listening = listening
-        self._connect = connect
-        """Makes a connection of an accepted socket."""
-        self._serving: set[asyncio.Future[None]] = set()
 
     def __repr__(self) -> str:
         return f"Listener({self.name!r}, {format_address(self.host, self.port)!r})"
@@ -699,31 +686,9 @@ class Listener:
         if self._state.draining:
             return
         self._state.draining = True
-        waiting = self._listening.dup()  # the loop closes its own
-        self._server.close()
-        if self._file is not None:
-            self._file.remove()
-        self._take_accepted(waiting)
+        self._acceptor.close()
         for connection in self._state.protocols():
             connection.begin_drain()
-
-    def _take_accepted(self, waiting: socket.socket) -> None:
-        """Serve what the kernel has accepted and nobody has taken: closing the socket would reset these connections."""
-        with waiting:
-            while True:
-                try:
-                    accepted, _ = waiting.accept()
-                except OSError:  # there is none, or it has gone meanwhile
-                    return
-                self._serving.add(task := asyncio.ensure_future(self._serve_accepted(accepted)))
-                task.add_done_callback(self._serving.discard)
-
-    async def _serve_accepted(self, accepted: socket.socket) -> None:
-        accepted.setblocking(False)
-        try:
-            await self._connect(accepted)
-        except (OSError, asyncio.TimeoutError):  # it has gone, or does not speak TLS
-            accepted.close()
 
     async def close_gracefully(self, timeout_s: float) -> bool:
         """Stop accepting, close idle connections, let responses in flight finish for up to *timeout_s* seconds.
@@ -732,8 +697,7 @@ class Listener:
         the second call takes over with its own timeout.
         """
         self.begin_drain()
-        if self._serving:
-            await asyncio.wait(list(self._serving), timeout=timeout_s)
+        await self._acceptor.wait_arrived(timeout_s)
         self._state.closing = True
         for connection in self._state.protocols():
             connection.shutdown()
@@ -776,16 +740,20 @@ async def start_listener(
     reuse_port: bool,
     name: str,
     protocol: ProtocolFactory = ListenerProtocol,
-    tls: ssl.SSLContext | None = None,
+    tls: TlsSource | None = None,
     limits: ConnectionLimits = ConnectionLimits(),
+    bound: BoundSocket | None = None,
+    on_refused: Callable[[], None] = lambda: None,
 ) -> Listener:
     """Serve *app* at *host*:*port* from the running loop. Port 0 takes a free one; `Listener.port` says which.
 
     *host* is what `bind_socket` takes. *name* is what the log calls it. *protocol* makes the protocol of each connection,
-    one that answers some requests itself for instance. Raises ListenError where the socket cannot be bound.
+    one that answers some requests itself for instance. *bound* is that address, where it was bound before. *on_refused* hears
+    of each connection that is too many. Raises ListenError where the socket cannot be bound.
     """
-    loop = asyncio.get_running_loop()
-    listening = await bind_socket(loop, host, port, reuse_port=reuse_port)
+    if bound is None:
+        bound = await bind_socket(asyncio.get_running_loop(), host, port, reuse_port=reuse_port)
+    address = bound.address
     config = Config(
         app,
         http=ListenerProtocol,
@@ -801,16 +769,15 @@ async def start_listener(
     config.load()
     config.timeout_keep_alive = limits.idle_timeout_s  # type: ignore[assignment]  # whole seconds, in the signature
     state = _State(limits)
-
-    def make_protocol() -> ListenerProtocol:
-        return protocol(config=config, server_state=state, app_state={})
-
-    def connect(accepted: socket.socket) -> Awaitable[object]:
-        timeout = None if tls is None else limits.head_timeout_s
-        return loop.connect_accepted_socket(make_protocol, accepted, ssl=tls, ssl_handshake_timeout=timeout)
-
-    server = await accept_connections(loop, make_protocol, listening, tls, limits.head_timeout_s)
-    address = (host, 0) if is_unix(host) else listening.getsockname()[:2]
-    listener = Listener(name, server, state, address, socket_file(host), listening=listening, connect=connect)
+    acceptor = Acceptor(
+        lambda: protocol(config=config, server_state=state, app_state={}),
+        bound,
+        name=name,
+        tls=tls,
+        handshake_timeout_s=limits.head_timeout_s,
+        places=state.places,
+        on_refused=on_refused,
+    )
+    listener = Listener(name, acceptor, state, address)
     logger.info("Started %s at %s", name, format_address(listener.host, listener.port))
     return listener

@@ -1,4 +1,4 @@
-"""TLS of the listeners: one builder of contexts, which names the file that it cannot use.
+"""TLS of the listeners: one builder of contexts, which names the file that it cannot use, and what renews them.
 
 TLS 1.2 is the least, and of its cipher suites those alone that are authenticated and keep past connections secret, which
 is also what HTTP/2 asks for (RFC 9113, section 9.2.2).
@@ -6,13 +6,23 @@ is also what HTTP/2 asks for (RFC 9113, section 9.2.2).
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytriton_lite.engine.daemon_threads import in_daemon_thread
 from pytriton_lite.frontends.addresses import ListenError
 
+logger = logging.getLogger(__name__)
+
 _TLS_1_2_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+
+LOOK_EVERY_S = 1.0
+"""A file is looked at when a connection comes, and not again for so long."""
+_LOOK_WAIT_S = 2.0
+"""A connection waits no longer for a disk that does not answer, and gets what there was before."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,83 @@ def server_context(tls: TlsOptions, protocol: str) -> ssl.SSLContext:
             raise ListenError(f"TLS: root certificate {tls.client_root} cannot be used: {_reason(error)}") from error
         context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+class Renewal:
+    """Whether the files of *tls* are others than before. A link that was swapped leads to another inode."""
+
+    def __init__(self, tls: TlsOptions) -> None:
+        self._files = [file for file in (tls.certificate, tls.key, tls.client_root) if file is not None]
+        self._seen = self._look()
+
+    def _look(self) -> list[tuple[int, int, int, int] | None]:
+        return [_identity_of(file) for file in self._files]
+
+    def has_changed(self) -> bool:
+        """Since this was asked last; so what could not be used is not tried again before it has changed once more."""
+        before = self._seen
+        self._seen = self._look()  # before they are read: what changes from here on is seen the next time
+        return self._seen != before
+
+
+def _identity_of(file: Path) -> tuple[int, int, int, int] | None:
+    try:
+        status = file.stat()
+    except OSError:  # which `read_files` tells
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+
+
+class RenewedContext:
+    """The context of a listener, made anew when its files have changed; connections that are open keep theirs.
+
+    The files are looked at when a connection comes, in a thread, at most once a second. Where they cannot be used, or do
+    not fit together, the log says so once, and the context stays what it was.
+    """
+
+    def __init__(self, tls: TlsOptions, protocol: str) -> None:
+        """Raises ListenError for a file that cannot be used."""
+        self._tls = tls
+        self._protocol = protocol
+        self._renewal = Renewal(tls)
+        self._context = server_context(tls, protocol)
+        self._looked_at: float | None = None
+        self._look: asyncio.Task[None] | None = None
+
+    async def current(self) -> ssl.SSLContext:
+        """For a connection that has just come."""
+        loop = asyncio.get_running_loop()
+        if self._look is None and (self._looked_at is None or loop.time() - self._looked_at >= LOOK_EVERY_S):
+            self._look = loop.create_task(self._renew())
+        if self._look is not None:
+            await asyncio.wait({self._look}, timeout=_LOOK_WAIT_S)
+        return self._context
+
+    async def _renew(self) -> None:
+        try:
+            self._context = await in_daemon_thread(self._read)
+        finally:
+            self._looked_at = asyncio.get_running_loop().time()
+            self._look = None
+
+    def _read(self) -> ssl.SSLContext:
+        if not self._renewal.has_changed():
+            return self._context
+        try:
+            context = server_context(self._tls, self._protocol)
+        except ListenError as error:
+            tell_kept(error)
+            return self._context
+        tell_renewed(self._tls)
+        return context
+
+
+def tell_kept(error: ListenError) -> None:
+    logger.error("%s; new connections get the certificate that was there before", error)
+
+
+def tell_renewed(tls: TlsOptions) -> None:
+    logger.info("TLS: certificate %s was read anew, for new connections", tls.certificate)
 
 
 def _load_certificate(context: ssl.SSLContext, tls: TlsOptions) -> None:

@@ -20,7 +20,7 @@ from pytriton_lite.frontends.listener import (
     Send,
     start_listener,
 )
-from pytriton_lite.frontends.tls import server_context
+from pytriton_lite.frontends.tls import RenewedContext
 from tests.certificates import Certificates
 
 START = b"GET / HTTP/1.1\r\nHost:\r\n"
@@ -364,7 +364,7 @@ def test_tls_answers_keeps_alive_and_refuses(with_peer: WithPeer, certificates: 
         assert (await secure.refusal())[0] == 431
         await secure.close()
 
-    with_peer(scenario, SMALL, tls=server_context(certificates.options(), "http/1.1"))
+    with_peer(scenario, SMALL, tls=RenewedContext(certificates.options(), "http/1.1"))
 
 
 def test_tls_ends_idle_connections_when_the_listener_closes(with_peer: WithPeer, certificates: Certificates) -> None:
@@ -378,7 +378,7 @@ def test_tls_ends_idle_connections_when_the_listener_closes(with_peer: WithPeer,
         peer.writer.close()
         assert await closing
 
-    with_peer(scenario, tls=server_context(certificates.options(), "http/1.1"))
+    with_peer(scenario, tls=RenewedContext(certificates.options(), "http/1.1"))
 
 
 def test_a_client_that_ends_its_side_of_tls_cancels_what_it_asked(
@@ -394,14 +394,14 @@ def test_a_client_that_ends_its_side_of_tls_cancels_what_it_asked(
         await secure.close()
         peer.app.let_go.set()
 
-    with_peer(scenario, tls=server_context(certificates.options(), "http/1.1"))
+    with_peer(scenario, tls=RenewedContext(certificates.options(), "http/1.1"))
 
 
 def test_a_handshake_that_never_comes_is_cut_off(with_peer: WithPeer, certificates: Certificates) -> None:
     async def scenario(peer: Peer) -> None:
         assert await peer.until_closed() == b""
 
-    with_peer(scenario, SHORT, tls=server_context(certificates.options(), "http/1.1"))
+    with_peer(scenario, SHORT, tls=RenewedContext(certificates.options(), "http/1.1"))
 
 
 def test_a_plain_request_on_a_port_of_tls_is_not_answered(with_peer: WithPeer, certificates: Certificates) -> None:
@@ -410,7 +410,7 @@ def test_a_plain_request_on_a_port_of_tls_is_not_answered(with_peer: WithPeer, c
         assert not (await peer.until_closed()).startswith(b"HTTP")
         assert peer.app.scopes == []
 
-    with_peer(scenario, tls=server_context(certificates.options(), "http/1.1"))
+    with_peer(scenario, tls=RenewedContext(certificates.options(), "http/1.1"))
 
 
 def test_clients_without_the_right_certificate_are_turned_away(with_peer: WithPeer, certificates: Certificates) -> None:
@@ -428,7 +428,7 @@ def test_clients_without_the_right_certificate_are_turned_away(with_peer: WithPe
         assert await right.answer() == (200, b"0")
         await right.close()
 
-    with_peer(scenario, tls=server_context(certificates.options(mutual=True), "http/1.1"))
+    with_peer(scenario, tls=RenewedContext(certificates.options(mutual=True), "http/1.1"))
 
 
 @pytest.mark.parametrize("kind", ["asyncio", "uvloop"])

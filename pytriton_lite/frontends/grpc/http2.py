@@ -8,24 +8,18 @@ read and written here; hpack decodes header blocks.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from typing import TYPE_CHECKING
 
-from pytriton_lite.frontends.addresses import (
-    SocketFile,
-    accept_connections,
-    bare_host,
-    bind_socket,
-    format_address,
-    is_unix,
-    socket_file,
-)
+from pytriton_lite.frontends.accepting import Acceptor, Places
+from pytriton_lite.frontends.addresses import BoundSocket, bare_host, format_address
 from pytriton_lite.frontends.grpc.calls import CallsInFlight
 from pytriton_lite.frontends.grpc.http2_call import Endpoint
 from pytriton_lite.frontends.grpc.http2_connection import Http2Connection
-from pytriton_lite.frontends.grpc.options import GrpcOptions
+from pytriton_lite.frontends.grpc.options import GrpcOptions, bind_grpc
 from pytriton_lite.frontends.grpc.servicer import Servicer
-from pytriton_lite.frontends.tls import server_context
+from pytriton_lite.frontends.tls import RenewedContext
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import Server
@@ -39,7 +33,8 @@ logger = logging.getLogger(__name__)
 class _Connections:
     """The open connections of a listener."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self.places = Places(most)
         self.open: set[Http2Connection] = set()
         self._changed = asyncio.Event()
         self._is_draining = False
@@ -54,6 +49,7 @@ class _Connections:
 
     def on_lost(self, connection: Http2Connection) -> None:
         self.open.discard(connection)
+        self.places.give_back()
         self._changed.set()
 
     def on_told(self, connection: Http2Connection) -> None:
@@ -85,16 +81,14 @@ class Http2Listener:
 
     def __init__(
         self,
-        server: asyncio.AbstractServer,
+        acceptor: Acceptor,
         connections: _Connections,
         calls: CallsInFlight,
         address: tuple[str, int],
-        file: SocketFile | None,
     ) -> None:
         self.host, self.port = address
         """A Unix socket is a host with the port 0."""
-        self._file = file
-        self._server = server
+        self._acceptor = acceptor
         self._connections = connections
         self._calls = calls
         self._is_draining = False
@@ -121,9 +115,7 @@ class Http2Listener:
         if self._is_draining:
             return
         self._is_draining = True
-        self._server.close()
-        if self._file is not None:
-            self._file.remove()
+        self._acceptor.close()
         self._connections.drain()
 
     async def wait_told(self, timeout_s: float) -> bool:
@@ -163,28 +155,28 @@ class Http2Listener:
         return is_drained
 
 
-async def start_http2(server: Server, options: GrpcOptions) -> Http2Listener:
-    """Serve *server* from the running loop.
+async def start_http2(server: Server, options: GrpcOptions, bound: BoundSocket | None = None) -> Http2Listener:
+    """Serve *server* from the running loop. *bound* is the address of *options*, where it was bound before.
 
     Raises ListenError where the address cannot be bound or a file of TLS cannot be used, ValueError for a header pattern
     that is no regular expression.
     """
-    loop = asyncio.get_running_loop()
-    host = bare_host(options.address)
-    shown = f"[{host}]" if ":" in host and not is_unix(host) else host  # as the text of an error has it
     calls = CallsInFlight()
     endpoint = Endpoint(Servicer(server), calls, options)
-    tls = None if options.tls is None else server_context(options.tls, "h2")
-    listening = await bind_socket(loop, shown, options.port, reuse_port=options.reuse_port)
-    connections = _Connections()
-    accepting = await accept_connections(
-        loop,
+    tls = None if options.tls is None else RenewedContext(options.tls, "h2")
+    if bound is None:
+        bound = await bind_grpc(options)
+    connections = _Connections(options.max_connections)
+    address = (bare_host(options.address), bound.address[1])
+    acceptor = Acceptor(
         lambda: Http2Connection(endpoint, options, connections.on_made, connections.on_lost, connections.on_told),
-        listening,
-        tls,
-        options.handshake_timeout_ms / 1000,
+        bound,
+        name="GRPCInferenceService",
+        tls=tls,
+        handshake_timeout_s=options.handshake_timeout_ms / 1000,
+        places=connections.places,
+        on_refused=functools.partial(server.request_counts.refuse_connection, "grpc"),
     )
-    address = (host, 0) if is_unix(host) else (host, listening.getsockname()[1])
-    listener = Http2Listener(accepting, connections, calls, address, socket_file(host))
+    listener = Http2Listener(acceptor, connections, calls, address)
     logger.info("Started GRPCInferenceService at %s", listener.address)
     return listener

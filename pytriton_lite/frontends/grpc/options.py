@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Literal
 
+from pytriton_lite.frontends.addresses import BoundSocket, bare_host, bind_socket, is_unix
 from pytriton_lite.frontends.restriction import RestrictedGroup
 from pytriton_lite.frontends.tls import TlsOptions
 
@@ -26,6 +28,8 @@ class GrpcOptions:
     """0 takes a free one."""
     reuse_port: bool = False
     """Let other processes listen at the same port, too."""
+    max_connections: int = 1 << 16
+    """That may be open at a time; the one that is too many is closed at once."""
     tls: TlsOptions | None = None
     restricted: tuple[RestrictedGroup, ...] = ()
     """Who calls a method of one of these categories must send their key, with Triton's prefix before it."""
@@ -47,3 +51,10 @@ class GrpcOptions:
     """0 sets no limit."""
     infer_response_compression_level: CompressionLevel = "none"
     """Of inference responses alone; the algorithm is one that the client says it accepts."""
+
+
+async def bind_grpc(options: GrpcOptions) -> BoundSocket:
+    """Take the address of *options*. Raises ListenError."""
+    host = bare_host(options.address)
+    shown = f"[{host}]" if ":" in host and not is_unix(host) else host  # as the text of an error has it
+    return await bind_socket(asyncio.get_running_loop(), shown, options.port, reuse_port=options.reuse_port)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
+import threading
 import time
 import urllib.parse
 from collections import deque
@@ -17,11 +17,11 @@ import grpc
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.timeline import CLIENT_GONE
 from pytriton_lite.frontends.addresses import (
+    BoundSocket,
     ListenError,
     SocketFile,
     bare_host,
     format_address,
-    free_unix_path,
     is_unix,
     socket_file,
 )
@@ -31,7 +31,7 @@ from pytriton_lite.frontends.grpc.errors import RICH_DETAILS, Status, failure_of
 from pytriton_lite.frontends.grpc.forwarding import Forwarded, HeaderForwarding
 from pytriton_lite.frontends.grpc.infer_stream import METHOD as STREAM_METHOD
 from pytriton_lite.frontends.grpc.infer_stream import InferStream, StreamOrigin
-from pytriton_lite.frontends.grpc.options import CompressionLevel, GrpcOptions
+from pytriton_lite.frontends.grpc.options import CompressionLevel, GrpcOptions, bind_grpc
 from pytriton_lite.frontends.grpc.parsing import Parsed, parse_quickly, parse_request
 from pytriton_lite.frontends.grpc.restricted import refusal, restrictions_by_path
 from pytriton_lite.frontends.grpc.servicer import (
@@ -41,7 +41,15 @@ from pytriton_lite.frontends.grpc.servicer import (
     Servicer,
 )
 from pytriton_lite.frontends.restriction import Restriction
-from pytriton_lite.frontends.tls import TlsOptions, read_files, server_context
+from pytriton_lite.frontends.tls import (
+    LOOK_EVERY_S,
+    Renewal,
+    TlsOptions,
+    read_files,
+    server_context,
+    tell_kept,
+    tell_renewed,
+)
 from pytriton_lite.proto.grpc_service_pb import ModelInferRequest
 
 if TYPE_CHECKING:
@@ -117,8 +125,8 @@ class GrpcListener:
         return is_drained
 
 
-async def start_grpc(server: Server, options: GrpcOptions) -> GrpcListener:
-    """Serve *server* from the running loop.
+async def start_grpc(server: Server, options: GrpcOptions, bound: BoundSocket | None = None) -> GrpcListener:
+    """Serve *server* from the running loop. *bound* is the address of *options*, where it was bound before.
 
     Raises ListenError where the address cannot be bound or a file of TLS cannot be used, ValueError for a header pattern
     that is no regular expression.
@@ -131,7 +139,7 @@ async def start_grpc(server: Server, options: GrpcOptions) -> GrpcListener:
     transport.add_generic_rpc_handlers(_rpc_handlers(servicer, calls, options))
     credentials = None if options.tls is None else _credentials(options.tls)
     host = bare_host(options.address)
-    port = _bind(transport, host, options.port, credentials)
+    port = _bind(transport, host, bound if bound is not None else await bind_grpc(options), credentials)
     await transport.start()
     listener = GrpcListener(transport, calls, (host, port), socket_file(host))
     logger.info("Started GRPCInferenceService at %s", listener.address)
@@ -139,11 +147,45 @@ async def start_grpc(server: Server, options: GrpcOptions) -> GrpcListener:
 
 
 def _credentials(tls: TlsOptions) -> grpc.ServerCredentials:
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(tls), _Renewed(tls), require_client_authentication=tls.client_root is not None
+    )
+
+
+def _configuration(tls: TlsOptions) -> grpc.ServerCertificateConfiguration:
+    """Raises ListenError."""
     server_context(tls, "h2")  # which names the file that is wrong; grpcio would say that no port could be bound
     files = read_files(tls)
-    return grpc.ssl_server_credentials(
-        [(files.key, files.certificate)], files.client_root, require_client_auth=files.client_root is not None
-    )
+    return grpc.ssl_server_certificate_configuration([(files.key, files.certificate)], files.client_root)
+
+
+class _Renewed:
+    """What grpcio asks at each handshake, from threads of its own: the files when they have changed, else None."""
+
+    def __init__(self, tls: TlsOptions) -> None:
+        self._tls = tls
+        self._renewal = Renewal(tls)
+        self._turn = threading.Lock()
+        self._looked_at = time.monotonic()
+
+    def __call__(self) -> grpc.ServerCertificateConfiguration | None:
+        if not self._turn.acquire(blocking=False):  # somebody is looking, at a disk that may not answer
+            return None
+        try:
+            if time.monotonic() - self._looked_at < LOOK_EVERY_S:
+                return None
+            is_new = self._renewal.has_changed()
+            self._looked_at = time.monotonic()
+            if not is_new:
+                return None
+            configuration = _configuration(self._tls)
+            tell_renewed(self._tls)
+            return configuration
+        except ListenError as error:
+            tell_kept(error)
+            return None
+        finally:
+            self._turn.release()
 
 
 def channel_arguments(options: GrpcOptions) -> list[tuple[str, int]]:
@@ -151,6 +193,7 @@ def channel_arguments(options: GrpcOptions) -> list[tuple[str, int]]:
     arguments = [
         ("grpc.max_receive_message_length", options.max_message_bytes),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_allowed_incoming_connections", options.max_connections),
         ("grpc.server_handshake_timeout_ms", options.handshake_timeout_ms),
         ("grpc.so_reuseport", int(options.reuse_port)),  # grpcio's default is on
         ("grpc.keepalive_time_ms", options.keepalive_time_ms),
@@ -171,42 +214,25 @@ def channel_arguments(options: GrpcOptions) -> list[tuple[str, int]]:
     return arguments
 
 
-def _bind(transport: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None) -> int:
-    """The port; 0 for a Unix socket."""
-    if is_unix(host):
-        free_unix_path(host)  # grpcio removes whatever socket is there, served or not
+def _bind(transport: grpc.aio.Server, host: str, bound: BoundSocket, credentials: grpc.ServerCredentials | None) -> int:
+    """Have grpcio listen where *bound* is, which keeps others away until it does; the port, 0 for a Unix socket."""
+    port = bound.address[1]
     address = format_address(host, port)
+    if bound.file is not None:
+        bound.close()
+    else:
+        # So that grpcio, which asks for the same, can bind it, too; the port may have been a free one that nobody else knows.
+        bound.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         if credentials is None:
-            bound: int = transport.add_insecure_port(address)
+            listening: int = transport.add_insecure_port(address)
         else:
-            bound = transport.add_secure_port(address, credentials)
+            listening = transport.add_secure_port(address, credentials)
     except RuntimeError as error:
-        if is_unix(host):
-            raise ListenError(f"Socket '{address}' cannot be bound: {error}") from error
-        raise ListenError(_why_not_bound(host, port) or f"Socket '{address}' cannot be bound: {error}") from error
-    return 0 if is_unix(host) else bound
-
-
-def _why_not_bound(host: str, port: int) -> str | None:
-    """The operating system's reason, which grpcio keeps to its own log; None where it can be bound now."""
-    address = format_address(host, port)
-    try:
-        family, kind, protocol, _, target = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except socket.gaierror as error:
-        return f"address '{host}' cannot be resolved: {error.strerror}"
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(target)
-            probe.listen()
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                return f"Socket '{address}' already in use "  # the trailing blank is Triton's
-            return f"Socket '{address}' cannot be bound: {error.strerror}"
-    return None
+        raise ListenError(f"Socket '{address}' cannot be bound: {error}") from error
+    finally:
+        bound.socket.close()  # the file, where there is one, is grpcio's by now
+    return 0 if is_unix(host) else listening
 
 
 class _RestrictionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpcio has no types

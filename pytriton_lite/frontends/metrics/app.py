@@ -76,6 +76,7 @@ class _ServerFamilies:
         if cache is not None:
             yield from cache_families(cache)
         yield self._requests()
+        yield self._refused_connections()
         yield from process_families()
         yield self._build
 
@@ -89,6 +90,15 @@ class _ServerFamilies:
                 *(({"protocol": "http", "code": str(code)}, count) for code, count in sorted(counts.http.items())),
                 *(({"protocol": "grpc", "code": code}, count) for code, count in sorted(counts.grpc.items())),
             ],
+        )
+
+    def _refused_connections(self) -> Family:
+        counts = self._server.request_counts.refused_connections
+        return labelled(
+            "pytriton_lite_refused_connections",
+            "Number of connections closed at once because as many were open as there may be, by listener",
+            Kind.COUNTER,
+            [({"listener": name}, counts[name]) for name in ("http", "grpc", "metrics")],
         )
 
 

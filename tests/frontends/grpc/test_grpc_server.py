@@ -631,6 +631,7 @@ def test_channel_arguments_are_triton_s_by_default() -> None:
     assert dict(channel_arguments(GrpcOptions())) == {
         "grpc.max_receive_message_length": 2147483647,
         "grpc.max_send_message_length": 2147483647,
+        "grpc.max_allowed_incoming_connections": 65536,
         "grpc.server_handshake_timeout_ms": 120000,
         "grpc.so_reuseport": 0,
         "grpc.keepalive_time_ms": 7200000,
