@@ -508,19 +508,25 @@ class App:
         loop = asyncio.get_running_loop()
         if deadline is None:
             deadline = loop.time() + self._settings.exit_timeout_secs
+
+        def left_s() -> float:
+            return max(0.0, deadline - loop.time())
+
         engine.begin_drain()
-        # Before the engine refuses anything: what a client sends until it knows that it should not is served.
-        await self._close_listeners(max(0.0, deadline - loop.time()))
-        in_time = await engine.stop(max(0.0, deadline - loop.time()))
+        # Before the engine refuses anything: what clients send until they know that they should go elsewhere is served.
+        for listener in (self._http, self._grpc):
+            if listener is not None:
+                listener.begin_drain()
+        telling: list[Coroutine[Any, Any, object]] = []
+        if self._http is not None:
+            telling.append(self._http.close_gracefully(left_s()))
+        if self._grpc is not None:
+            telling.append(self._grpc.wait_told(left_s()))
+        await asyncio.gather(*telling)
+        engine.begin_exit()
+        if self._grpc is not None:
+            await self._grpc.stop(left_s())
+        in_time = await engine.stop(left_s())
         if self._metrics is not None:
             await self._metrics.close_gracefully(_METRICS_CLOSE_S)
         return in_time
-
-    async def _close_listeners(self, timeout_s: float) -> None:
-        """Let what is in flight end; the metrics stay."""
-        closing: list[Coroutine[Any, Any, object]] = []
-        if self._http is not None:
-            closing.append(self._http.close_gracefully(timeout_s))
-        if self._grpc is not None:
-            closing.append(self._grpc.stop(timeout_s))
-        await asyncio.gather(*closing)

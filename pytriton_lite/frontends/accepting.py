@@ -23,6 +23,8 @@ _ACCEPTS_PER_TURN = 64
 """So that a flood of connections leaves the loop to those that are there."""
 _PAUSE_S = 0.5
 """Until the next try where the system has no descriptors or no memory for a connection, which then waits in its queue."""
+_HANDSHAKE_S = 1.0
+"""What an honest client needs for TLS; at the end of the server nobody waits for the others."""
 _TELL_S = 10.0
 """Between two lines of the log about the same trouble."""
 
@@ -136,9 +138,9 @@ class Acceptor:
         self._bound.close()
 
     async def wait_arrived(self, timeout_s: float) -> None:
-        """Wait until everybody who was accepted has a protocol, or *timeout_s* have passed."""
+        """Wait until everybody who was accepted has a protocol; not longer than *timeout_s*, nor than a handshake takes."""
         if self._arriving:
-            await asyncio.wait(self._arriving, timeout=timeout_s)
+            await asyncio.wait(self._arriving, timeout=min(timeout_s, _HANDSHAKE_S))
 
     def _on_readable(self) -> None:
         for _ in range(_ACCEPTS_PER_TURN):

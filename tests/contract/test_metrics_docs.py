@@ -143,6 +143,7 @@ def test_every_panel_of_the_dashboard_asks_for_families_that_exist(families: dic
         "nv_pinned_memory_pool_used_bytes",
         "process_virtual_memory_bytes",
         "process_start_time_seconds",
+        "pytriton_lite_refused_connections",
         "pytriton_lite_build_info",
     }
 

@@ -123,8 +123,11 @@ class Http2Listener:
 
         A client that does not react at all is waited for no longer than two seconds.
         """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        await self._acceptor.wait_arrived(timeout_s)
         try:
-            await asyncio.wait_for(self._connections.wait_told(), timeout_s)
+            await asyncio.wait_for(self._connections.wait_told(), max(deadline - loop.time(), 0.0))
         except asyncio.TimeoutError:
             return False
         return True
