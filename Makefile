@@ -15,7 +15,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 FRAMEWORK_EXAMPLES := jax_add_sub pytorch_add_sub
 EXAMPLE_VENV       := $(if $(filter $(NAME),$(FRAMEWORK_EXAMPLES)),$(FRAMEWORKS),$(VENV))
 
-.PHONY: serve example test test-frameworks fuzz fuzz-decoders torture check format protos bench clean
+.PHONY: serve example test test-frameworks fuzz fuzz-decoders torture siege check format protos bench clean
 
 # The stamp is older than pyproject.toml when dependencies changed.
 $(VENV)/.installed: pyproject.toml
@@ -54,6 +54,9 @@ fuzz-decoders: $(VENV)/.installed  ## coverage-guided, a minute for each decoder
 
 torture: $(VENV)/.installed  ## random faults under load, then an audit, in minutes: make torture ARGS="--seed 1 --minutes 10"
 	$(BIN)/python -m tools.torture $(ARGS)
+
+siege: $(VENV)/.installed  ## every known attack while an honest client measures, an hour: make siege ARGS="rapid-reset --seconds 3"
+	$(BIN)/python -m tools.siege $(ARGS)
 
 check: $(VENV)/.installed  ## format, lint, types, layers
 	$(BIN)/ruff format --check .
