@@ -12,7 +12,7 @@ from tools.torture.inject import Done
 from tools.torture.load import Sightings
 from tools.torture.models import MODELS, SEQUENCES, STEADY, asked_by
 from tools.torture.records import VIOLATIONS, Cause, Ledger, Outcome, Record
-from tools.torture.schedule import MISBEHAVE, ON_FORK_SERVER, ON_SYSTEM, ON_WORKERS
+from tools.torture.schedule import MISBEHAVE, ON_FORK_SERVER, ON_SYSTEM, ON_WORKERS, is_stuck
 
 # ---------------------------------------------------------------------------------------------- ends of requests
 
@@ -62,8 +62,12 @@ def _explains(done: Done, record: Record) -> bool:
         is_theirs and (kind in ON_WORKERS or (bool(misdeed) and misdeed not in _HARMLESS))
     )
     is_short_of = kind in ON_SYSTEM or misdeed in ("hoard", "exhaust", "overrun") or kind == "starve worker of memory"
-    if record.kind == "regions" and misdeed == "truncate" and record.cause in (Cause.WORKER_DIED, Cause.REGION_SHRUNK):
+    if record.kind == "regions" and record.cause is Cause.REGION_SHRUNK:
+        return misdeed == "truncate" or kind == "truncate region"
+    if record.kind == "regions" and record.cause is Cause.WORKER_DIED and misdeed == "truncate":
         return True  # a model truncates what it was lent, and another one has it mapped, too
+    if record.cause is Cause.WORKER_DIED and kind == "truncate region":
+        return True  # whoever has a page of it that is not there any more is ended by SIGBUS
     cause = record.cause
     if cause in (Cause.WORKER_DIED, Cause.NOT_READY):
         return ends_workers or is_short_of or (is_theirs and kind == "load and unload")
@@ -76,6 +80,8 @@ def _explains(done: Done, record: Record) -> bool:
         return is_short_of
     if cause is Cause.SEQUENCE_LOST:
         return record.model in SEQUENCES and (ends_workers or is_short_of or misdeed == "nap")
+    if cause is Cause.OVERLOAD:
+        return kind == "burst" or is_stuck(fault) or kind == "stop worker"
     return ends_workers or is_short_of
 
 
@@ -100,7 +106,9 @@ class Counters:
     grpc: Counter[str] = field(default_factory=Counter)
     slots: int = 0
     """Places in shared memory that are referred to."""
-    shared_bytes: int = 0
+    unanswered: int = 0
+    """Requests that were accepted and not answered."""
+    unanswered_bytes: int = 0
 
 
 _SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? ([-+.\deE]+|NaN|[+-]?Inf)$", re.MULTILINE)
@@ -128,8 +136,10 @@ def read_counters(statistics: Mapping[str, object], page: str) -> Counters:
             counters.grpc[labels["code"]] += int(float(value))
         elif name == "pytriton_lite_shared_memory_slots":
             counters.slots += int(float(value))
-        elif name == "pytriton_lite_shared_memory_bytes":
-            counters.shared_bytes += int(float(value))
+        elif name == "pytriton_lite_unanswered_requests":
+            counters.unanswered += int(float(value))
+        elif name == "pytriton_lite_unanswered_bytes":
+            counters.unanswered_bytes += int(float(value))
     return counters
 
 
@@ -207,6 +217,8 @@ def check_counters(before: Counters, after: Counters, records: Iterable[Record])
             )
         if model.pending:
             wrong.append(f"'{name}' has {model.pending} pending requests, and nobody asks")
+    if after.unanswered or after.unanswered_bytes:
+        wrong.append(f"{after.unanswered} requests of {after.unanswered_bytes} bytes are unanswered, and nobody asks")
     return wrong
 
 

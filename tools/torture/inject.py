@@ -79,6 +79,13 @@ class Injector:
             effect = self._signal(self._worker(fault.target), signal.SIGKILL)
         elif kind == "kill fork server":
             effect = self._signal(self._fork_server(), signal.SIGKILL)
+        elif kind == "kill workers again and again":
+            effect = await self._kill_again_and_again(fault)
+        elif kind == "burst":
+            await self._load.burst(fault.target, int(fault.number))
+            effect = "sent"
+        elif kind == "truncate region":
+            effect = self._truncate_region()
         elif kind in ("stop worker", "stop fork server"):
             effect = await self._stop(self._worker(fault.target) if fault.target else self._fork_server(), fault.number)
         elif kind == "starve worker of memory":
@@ -112,6 +119,23 @@ class Injector:
         except ProcessLookupError:
             return f"{pid} had gone"
         return f"{number.name} to {pid}"
+
+    async def _kill_again_and_again(self, fault: Fault) -> str:
+        """Every worker of the model as soon as there is one, for some seconds."""
+        deadline, killed = self._load.ledger.clock() + fault.number, 0
+        while self._load.ledger.clock() < deadline:
+            for worker in processes.workers_of(self._target.pid, fault.target):
+                self._signal(worker.pid, signal.SIGKILL)
+                killed += 1
+            await asyncio.sleep(0.05)
+        return f"{killed} killed"
+
+    def _truncate_region(self) -> str:
+        """A client makes its region empty while it is in use."""
+        if not self._load.regions:
+            return "nobody has one"
+        os.ftruncate(self._rng.choice(sorted(self._load.regions)), 0)
+        return "truncated"
 
     async def _stop(self, pid: int | None, seconds: float) -> str:
         effect = self._signal(pid, signal.SIGSTOP)

@@ -64,6 +64,8 @@ class Load:
         self.tally = tally
         self.sightings = sightings
         self.grpc_statuses: dict[str, int] = {}
+        self.regions: set[int] = set()
+        """Descriptors of the regions that are in use."""
         self._seed = seed
         self._is_over = False
 
@@ -205,6 +207,10 @@ class Load:
 
         await self._http(rng, one)
 
+    async def burst(self, model: str, count: int) -> None:
+        """*count* calls at once."""
+        await asyncio.gather(*(self._call("burst", model, 20) for _ in range(count)))
+
     async def misbehave(self, model: str, misdeed: str) -> Record:
         """One request that has *model* misbehave; its record, ended."""
         record = self.ledger.begin("hostile model", model, misdeed=misdeed)
@@ -241,8 +247,12 @@ class Load:
     # ------------------------------------------------------------------------------------------ gRPC
 
     async def _grpc_unary(self, rng: random.Random) -> None:
-        record = self.ledger.begin("gRPC", rng.choice((*_ARRAYS, "large")))
-        values = values_of(record, rng.choice((1, 10, 3000, 50_000) if record.model == "large" else (1, 10, 3000)))
+        model = rng.choice((*_ARRAYS, "large"))
+        await self._call("gRPC", model, rng.choice((1, 10, 3000, 50_000) if model == "large" else (1, 10, 3000)))
+
+    async def _call(self, kind: str, model: str, size: int) -> None:
+        record = self.ledger.begin(kind, model)
+        values = values_of(record, size)
         call = self._infer(_grpc_request(record, values))
         try:
             response = await asyncio.wait_for(call, END_BOUND_S)
@@ -362,10 +372,12 @@ class Load:
             return
         try:
             os.posix_fallocate(fd, 0, 2 * _REGION_BYTES)
+            self.regions.add(fd)
             await self._use_region(rng, name, fd)
         except OSError:
             await asyncio.sleep(0.5)  # no room: it has none for regions of others, either
         finally:
+            self.regions.discard(fd)
             os.close(fd)
             os.unlink(path)
 

@@ -45,10 +45,11 @@ class Cause(enum.Enum):
 
 
 _TEXTS = (
+    (Cause.OVERLOAD, re.compile(r"exceeds maximum queue size|too much waits|inputs at most|cannot be received now")),
     (Cause.LOAD_REFUSED, re.compile(r"load failed for model|failed to load|failed to poll")),
     (
         Cause.OVERDUE,
-        re.compile(r"execution.*(limit|took longer|longer than|overdue)|over (its|the) (execution )?limit", re.I),
+        re.compile(r"within its limit of .* for an execution"),
     ),
     (
         Cause.SEQUENCE_LOST,
@@ -61,7 +62,6 @@ _TEXTS = (
     (Cause.UNLOADING, re.compile(r"has stopped accepting new inference requests|unload", re.I)),
     (Cause.REGION_SHRUNK, re.compile(r"made (its shared memory )?smaller|was smaller than before")),
     (Cause.NO_MEMORY, re.compile(r"shared memory pool|cannot allocate memory|no space left|no memory", re.I)),
-    (Cause.OVERLOAD, re.compile(r"exceeds maximum queue size|too many|overload|waiting", re.I)),
     (Cause.NO_DESCRIPTORS, re.compile(r"too many open files|cannot be started", re.I)),
     (Cause.MODEL_ENDED, re.compile(r"ended without a response")),
     (Cause.CANCELLED, re.compile(r"cancel", re.I)),

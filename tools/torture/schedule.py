@@ -12,10 +12,11 @@ from tools.torture.models import MISDEEDS, MODELS, STORMS, STUCK, WITH_WORKERS
 
 _STEADY_WORKERS = tuple(name for name in WITH_WORKERS if name not in STORMS)
 
-ON_WORKERS = ("kill worker", "stop worker", "starve worker of memory")
+ON_WORKERS = ("kill worker", "kill workers again and again", "stop worker", "starve worker of memory")
 ON_FORK_SERVER = ("kill fork server", "stop fork server")
 ON_SYSTEM = ("fill shared memory", "fill disk", "take descriptors")
 ON_REPOSITORY = ("load and unload", "change instances", "change model", "break configuration", "break code")
+OF_CLIENTS = ("burst", "truncate region")
 MISBEHAVE = "misbehave: "
 """Followed by one of `MISDEEDS`."""
 
@@ -24,6 +25,7 @@ KINDS = (
     *ON_FORK_SERVER,
     *ON_SYSTEM,
     *ON_REPOSITORY,
+    *OF_CLIENTS,
     *(MISBEHAVE + one for one in MISDEEDS if one != "none"),
 )
 
@@ -41,7 +43,7 @@ class Fault:
     target: str
     """A model; empty where it is none's."""
     number: float
-    """Seconds for what lasts, a count or a choice for what does not."""
+    """Seconds for what lasts, or a count, or a choice."""
 
     def __str__(self) -> str:
         target = f" of {self.target}" if self.target else ""
@@ -63,6 +65,11 @@ def _fault(rng: random.Random, round_number: int, kind: str, seconds: float) -> 
         target = rng.choice(WITH_WORKERS)
     elif kind in ON_REPOSITORY:
         target, number = rng.choice(STORMS), float(rng.randrange(1, 5))
+    elif kind == "burst":
+        target, number = (
+            rng.choice(("plain", "batched", "calls_twice", "chain", "cached")),
+            float(rng.randrange(50, 400)),
+        )
     elif kind.startswith(MISBEHAVE):
         misdeed = kind.removeprefix(MISBEHAVE)
         target = rng.choice([name for name in _STEADY_WORKERS if _can(name, misdeed)])

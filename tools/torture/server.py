@@ -113,6 +113,7 @@ class TorturedServer:
             flags=(
                 "--model-control-mode=explicit", "--load-model=*", "--log-format=json", "--allow-client-shm=true",
                 f"--access-log-file={scratch}/access.log", "--cache-config=local,size=1048576", "--exit-timeout-secs=30",
+                "--max-unanswered-requests=300",
                 *flags,
             ),
             environ={
