@@ -19,6 +19,7 @@ class ModelLoop:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._is_stopping = False
 
     def prepare(self, coroutine: Coroutine[Any, Any, Any], on_done: Done) -> Running:
         """*coroutine*, to be started; *on_done* is called in the loop's thread with its task, however it ends."""
@@ -30,6 +31,7 @@ class ModelLoop:
 
     def stop(self) -> None:
         """Tell the loop to stop, as Triton does before ``finalize``."""
+        self._is_stopping = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -45,9 +47,18 @@ class ModelLoop:
         if self._loop is None:
             self._loop = loop = asyncio.new_event_loop()
             asyncio.set_event_loop(loop)  # also the current loop of the main thread, where this runs
-            self._thread = threading.Thread(target=loop.run_forever, name="Thread-1 (run_forever)", daemon=True)
+            self._thread = threading.Thread(target=self._run, args=(loop,), name="Thread-1 (run_forever)", daemon=True)
             self._thread.start()
         return self._loop
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run until `stop`, whatever coroutines do: without its loop the worker would never answer them, or any others."""
+        while not self._is_stopping:
+            try:
+                loop.run_forever()
+            except (SystemExit, KeyboardInterrupt):
+                # asyncio gives them to the task, whose callbacks are still due, and lets them pass through the loop.
+                continue
 
 
 class Running:
