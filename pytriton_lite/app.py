@@ -266,6 +266,10 @@ class App:
             hello_timeout_s=settings.worker_hello_timeout_s,
             ready_timeout_s=settings.worker_ready_timeout_s,
             response_window=settings.grpc_max_response_pool_size,
+            execution_timeout_s=settings.execution_timeout_secs,
+            slow_execution_s=settings.slow_execution_warning_secs,
+            # Whoever stops at a breakpoint is not stuck.
+            watches_executions=self._foreground is None,
         )
         return ServerOptions(
             repositories=tuple(self._directory_of(place) for place in settings.model_repository),

@@ -464,6 +464,25 @@ class Settings:
         ),
     )
 
+    execution_timeout_secs: float = field(
+        default=0.0,
+        metadata=_option(
+            Group.SERVER,
+            Kind("<number>", _parse_interval),
+            "Seconds that an execution may take; over it, its requests end with an error, the worker's stacks are logged, and "
+            "the worker is replaced. 0 is no limit. EXECUTION_TIMEOUT_SECONDS of a model goes before it.",
+        ),
+    )
+    slow_execution_warning_secs: float = field(
+        default=30.0,
+        metadata=_option(
+            Group.SERVER,
+            Kind("<number>", _parse_interval),
+            "Seconds after which the stacks of a worker are logged whose execution has not come to its end, and again "
+            "whenever it has taken twice as long. 0 is never.",
+        ),
+    )
+
     log_verbose: int = field(
         default=0,
         metadata=_option(

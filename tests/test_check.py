@@ -166,6 +166,7 @@ input [ { name: "A" dims: 1 }, { name: "B" data_type: TYPE_FP32 dims: [ 1,
 output { name: "O" data_type: TYPE_FP32 dims: 1 label_filename: "nope" }
 instance_group { kind: KIND_CPU gpus: 0 }
 parameters { key: "EXECUTE_CONCURRENCY" value { string_value: "0" } }
+parameters { key: "EXECUTION_TIMEOUT_SECONDS" value { string_value: "-1" } }
 metric_tags { key: "a-b" value: "c" }
 """,
     )
@@ -175,7 +176,8 @@ metric_tags { key: "a-b" value: "c" }
         (5, 49, "output[0].label_filename"),
         (6, 33, "instance_group[0].gpus"),
         (7, 1, 'parameters["EXECUTE_CONCURRENCY"]'),
-        (8, 1, 'metric_tags["a-b"]'),
+        (8, 1, 'parameters["EXECUTION_TIMEOUT_SECONDS"]'),
+        (9, 1, 'metric_tags["a-b"]'),
     ]
 
 

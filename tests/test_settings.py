@@ -60,6 +60,7 @@ FLAGS_OF_THE_SPEC = """
 
 # Flags of our own.
 FLAGS_OF_OURS = """
+execution-timeout-secs slow-execution-warning-secs
     allow-requirements environment-cache-directory remote-cache-directory
     grpc-transport
     http-max-header-size http-header-timeout-secs http-idle-timeout-secs http-use-ssl http-use-ssl-mutual http-server-cert

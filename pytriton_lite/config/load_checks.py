@@ -18,6 +18,8 @@ from pytriton_lite.proto import model_config_pb
 # The label is `_<key>`. Prometheus keeps names that begin with two underscores for itself.
 _METRIC_TAG = re.compile(r"(?!_)[a-zA-Z0-9_]*", re.ASCII)
 
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?", re.ASCII)
+
 _MOST_DIGITS = 18
 """Of a number in a parameter. Python refuses to convert thousands of them."""
 
@@ -52,6 +54,12 @@ def broken_parameters(message: model_config_pb.ModelConfig) -> Iterator[BrokenRu
         yield invalid(
             f"Incorrect value for EXECUTE_CONCURRENCY: expected a number from 1 on, got '{value}'",
             _place("EXECUTE_CONCURRENCY"),
+        )
+    value = _parameter(message, "EXECUTION_TIMEOUT_SECONDS")
+    if value is not None and not is_seconds(value):
+        yield invalid(
+            f"Incorrect value for EXECUTION_TIMEOUT_SECONDS: expected seconds, 0 for no limit, got '{value}'",
+            _place("EXECUTION_TIMEOUT_SECONDS"),
         )
     for name in ("CANCEL_COROUTINES", "SHARED_MEMORY_VIEWS", "BATCH_ANY_SHAPES", "BATCH_TENSORS"):
         value = _parameter(message, name)
@@ -164,3 +172,8 @@ def _place(parameter: str) -> str:
 def is_number(text: str) -> bool:
     """Whether a parameter has a number for its value."""
     return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+
+
+def is_seconds(text: str) -> bool:
+    """Whether a parameter has a number of seconds for its value, perhaps with a fraction."""
+    return _SECONDS.fullmatch(text) is not None

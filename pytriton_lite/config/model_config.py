@@ -273,6 +273,12 @@ class ModelConfig:
         return self.parameters.get("SHARED_MEMORY_VIEWS") == "yes"
 
     @property
+    def execution_timeout_s(self) -> float | None:
+        """Limit of one execution, 0 for none; None where the server's holds."""
+        value = self.parameters.get("EXECUTION_TIMEOUT_SECONDS", "")
+        return float(value) if load_checks.is_seconds(value) else None
+
+    @property
     def max_queue_size(self) -> int:
         """How many requests may wait for a model without dynamic batching; for an ensemble, be under way. 0 is no limit."""
         return self._number("MAX_QUEUE_SIZE", 0)

@@ -16,6 +16,8 @@ class ErrorCode(enum.IntEnum):
     UNSUPPORTED = 5
     ALREADY_EXISTS = 6
     CANCELLED = 7
+    DEADLINE_EXCEEDED = 8
+    """An execution was over its limit; not one of Triton's."""
     RESOURCE_EXHAUSTED = 9
     """Too much waits, where the server is to say so in this way (``--overload-status=429``); not one of Triton's."""
 
@@ -34,6 +36,7 @@ _LABELS = {
     ErrorCode.UNSUPPORTED: "Unsupported",
     ErrorCode.ALREADY_EXISTS: "Already exists",
     ErrorCode.CANCELLED: "<invalid code>",  # Triton has no name for it in this place
+    ErrorCode.DEADLINE_EXCEEDED: "Deadline exceeded",
     ErrorCode.RESOURCE_EXHAUSTED: "Resource exhausted",
 }
 

@@ -40,6 +40,8 @@ class InstanceState(enum.Enum):
     """A process was asked for and has not said READY."""
     READY = "READY"
     """Takes batches."""
+    OVERDUE = "OVERDUE"
+    """An execution is over its limit, and the process about to be killed."""
     BACKING_OFF = "BACKING_OFF"
     """The process died; the next one starts when the back-off has passed."""
     STOPPING = "STOPPING"
@@ -50,7 +52,10 @@ class InstanceState(enum.Enum):
 
 INSTANCE_TRANSITIONS: Transitions[InstanceState] = {
     InstanceState.STARTING: frozenset({InstanceState.READY, InstanceState.BACKING_OFF, InstanceState.STOPPED}),
-    InstanceState.READY: frozenset({InstanceState.BACKING_OFF, InstanceState.STOPPING, InstanceState.STOPPED}),
+    InstanceState.READY: frozenset(
+        {InstanceState.OVERDUE, InstanceState.BACKING_OFF, InstanceState.STOPPING, InstanceState.STOPPED}
+    ),
+    InstanceState.OVERDUE: frozenset({InstanceState.BACKING_OFF, InstanceState.STOPPING, InstanceState.STOPPED}),
     InstanceState.BACKING_OFF: frozenset({InstanceState.STARTING, InstanceState.STOPPED}),
     InstanceState.STOPPING: frozenset({InstanceState.STOPPED}),
     InstanceState.STOPPED: frozenset(),

@@ -106,6 +106,13 @@ class OpenCalls:
         """The requests without whose answer ``execute`` of *batch* cannot end."""
         return [call.ticket for call in self._calls.values() if call.waiting_batch == batch and call.ticket is not None]
 
+    def is_waited_for(self, batch: int) -> bool:
+        """Whether the callee of a call is to say something next on which *batch* may wait; of any call for 0.
+
+        Not where it has said something that the caller has not read: it is the caller's turn then.
+        """
+        return any(not call.is_unread for call in self._calls.values() if batch in (0, call.waiting_batch))
+
     # ------------------------------------------------------------------------------------------ ASK
 
     async def _answer(self, number: int, operation: str, arguments: dict[str, Any]) -> None:
@@ -212,6 +219,11 @@ class _Call:
     @property
     def ticket(self) -> Ticket | None:
         return self.stream.ticket if self.stream is not None else None
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether a response has been sent to the caller that it has not taken."""
+        return self.stream is not None and self.stream.unread > 0
 
     def on_response(self, response: CallOutcome, *, is_final: bool) -> None:
         if is_final and self.timeline is not None:

@@ -578,11 +578,11 @@ class Dispatcher:
         for batch in (*begun, *untouched):
             _release(batch.tickets)
         for batch in begun:
-            self._fail_batch(batch, error, now_ns)
+            self._fail_batch(batch, batch.error or error, now_ns)
         for batch in deferred:  # counted when their execute returned
             for index, ticket in enumerate(batch.tickets):
                 if index not in batch.ended and not ticket.is_null:
-                    self._end(ticket, self._held.pop(ticket, error))
+                    self._end(ticket, self._held.pop(ticket, batch.error or error))
         self._put_back(untouched)
         if isinstance(self._scheduler, SequenceBatchScheduler) and instance in self._numbers:
             self._scheduler.instance_lost(self._numbers[instance], now_ns)

@@ -177,6 +177,10 @@ class EnsembleVersion(ServedVersion):
         return []
 
     @property
+    def longest_executions(self) -> dict[str, float]:
+        return {}
+
+    @property
     def is_ready(self) -> bool:
         """READY, and so is a version for every step."""
         composing = self._composing()

@@ -81,6 +81,11 @@ class Foreground:
         """End the worker, and the command with it, unless it says very soon that it has ended by itself."""
         self._loop.call_later(_GRACE_S, self._kill, pid)
 
+    def signal(self, pid: int, number: int) -> None:
+        """Send signal *number* to the worker."""
+        if self._exited is not None and not self._exited.done():
+            os.kill(pid, number)
+
     def _kill(self, pid: int) -> None:
         if self._exited is not None and not self._exited.done():
             os.kill(pid, signal.SIGKILL)

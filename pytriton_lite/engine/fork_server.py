@@ -55,6 +55,8 @@ class Spawner(Protocol):
 
     def kill(self, pid: int) -> None: ...
 
+    def signal(self, pid: int, number: int) -> None: ...
+
 
 class Spawners(Protocol):
     """Spawners by environment: fork servers, or the process in which a model is debugged (foreground.py)."""
@@ -169,6 +171,14 @@ class ForkServer:
                 self._control.send(b"k" + struct.pack("<i", pid))
             except OSError:
                 pass  # gone, and its workers with it; `_read` will see it
+
+    def signal(self, pid: int, number: int) -> None:
+        """Send signal *number* to a worker alone. Harmless for one that has ended."""
+        if pid in self._exits:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                pass  # its end is about to be reported
 
     def close(self) -> None:
         """End it and every worker it still has."""

@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from pytriton_lite.config.model_config import ModelConfig
@@ -22,8 +23,10 @@ from pytriton_lite.core.states import INSTANCE_TRANSITIONS, InstanceState, move
 from pytriton_lite.core.tensor import Tensor, element_count
 from pytriton_lite.engine.calls import CallOutcome, OpenCalls, WorkerServices
 from pytriton_lite.engine.environments import Environment
+from pytriton_lite.engine.execution_watch import ExecutionLimits, ExecutionWatch, Overlong, UnderWay
 from pytriton_lite.engine.fork_server import Spawners, WorkerExit
 from pytriton_lite.engine.outputs import BatchOutputs, arranged
+from pytriton_lite.engine.response_stream import ResponseStream
 from pytriton_lite.engine.state_outputs import StateOutputs, states_of
 from pytriton_lite.engine.statistics import SharedMemory
 from pytriton_lite.engine.worker_memory import Parcel, WorkerMemory, room_for
@@ -58,13 +61,16 @@ _FINALIZE_S = 10.0
 _PROBE_S = 5.0
 """Triton's limit for ``is_ready``."""
 
+_SILENCE = 0
+"""What is under way beside the executions, which have the numbers of their batches, from 1 on."""
+
 _CANNOT_ENCODE = "internal error of the server: the request cannot be handed to the model; the log has the details"
 
 
 class Batch:
     """Requests on their way through one ``execute``."""
 
-    __slots__ = ("batch_size", "ended", "number", "slots", "tickets")
+    __slots__ = ("batch_size", "ended", "error", "number", "slots", "tickets")
 
     def __init__(self, number: int, tickets: list[Ticket], slots: list[int]) -> None:
         self.number = number
@@ -74,6 +80,8 @@ class Batch:
         self.batch_size = sum(ticket.batch_size for ticket in tickets) if len(tickets) > 1 else tickets[0].batch_size
         self.ended: set[int] = set()
         """Requests that a RESPONSE has ended, by their place in ``tickets``."""
+        self.error: InferenceError | None = None
+        """What requests that have not ended get when the worker dies; None for the news of its death."""
 
     def input(self, at: int) -> Tensor:
         """The tensor that the worker calls input *at*: request << 32 | number, counting the controls first."""
@@ -156,8 +164,13 @@ class Instance:
         capacity: int = 1,
         warm_up: WarmUpOfWorkers | None = None,
         claim: Claim | None = None,
+        limits: ExecutionLimits = ExecutionLimits(),  # noqa: B008  # frozen
+        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """*capacity* is how many batches it executes at a time, *claim* what it needs of the rate limiter for each."""
+        """*capacity* is how many batches it executes at a time, *claim* what it needs of the rate limiter for each.
+
+        *clock* is the one that the worker reads, CLOCK_MONOTONIC in nanoseconds.
+        """
         self.name = options.instance
         self.state = InstanceState.STARTING
         self.deaths_in_a_row = 0
@@ -196,6 +209,8 @@ class Instance:
         self._memory = WorkerMemory(options, self._flush_soon)
         self._services = services
         self.capacity = capacity
+        self._overlaps = capacity > 1
+        """Whether its executions may overlap. Also when its capacity is less than it was."""
         self._calls: OpenCalls | None = None
         """Of the present worker. None before it has asked for anything."""
         self.is_alone = False
@@ -219,6 +234,14 @@ class Instance:
         self._restart: asyncio.Task[None] | None = None
         self._trim: asyncio.TimerHandle | None = None
         self._flush_is_due = False
+        self._clock = clock
+        self._watch = ExecutionWatch(limits)
+        self._next_look: asyncio.TimerHandle | None = None
+        self._is_watched = limits.pause_s > 0
+        self._moved_ns = 0
+        """When the last response to a request came whose ``execute`` has returned, or that last returned."""
+        self._showing: asyncio.Task[None] | None = None
+        """Has the stacks of the worker logged."""
 
     async def start(self) -> None:
         """Start the first worker. Raises InferenceError when the model does not load."""
@@ -313,6 +336,8 @@ class Instance:
             if self._memory.is_touched:
                 message = b"".join([*self._memory.frames(worker), message])
             worker.send(message)
+            if self._next_look is None and self._is_watched:
+                self._next_look = self._loop.call_later(self._watch.limits.pause_s, self._look)
         if self._trim is not None:
             self._trim.cancel()
             self._trim = None
@@ -438,6 +463,7 @@ class Instance:
             if outcome is Fate.DEFERRED and index not in batch.ended:
                 batch.ended.update(at for at, other in enumerate(outcomes) if other is not Fate.DEFERRED)
                 self._open[result.number] = batch
+                self._moved_ns = result.placed_ns
                 break
         self._owner.on_result(self, batch, result, outcomes)
         # Last: if anything above fails, the worker is killed, and what is still in flight is answered for.
@@ -452,6 +478,7 @@ class Instance:
             return
         self._has_served = True
         self.deaths_in_a_row = 0
+        self._moved_ns = sent_ns
         response: InferenceResponse | InferenceError | None = None
         if answer is not None:
             outcome = self._outcome(answer, batch, batch.tickets[index])
@@ -613,6 +640,131 @@ class Instance:
             self._memory.release(slots)
             raise
 
+    # ------------------------------------------------------------------------------------------ what takes too long
+
+    def longest_execution_s(self) -> float:
+        """What the longest execution under way has taken so far; 0 where there is none."""
+        worker = self._worker
+        if worker is None or not self._in_flight:
+            return 0.0
+        begun = [found.since_ns for found in self._executions(worker) if found.since_ns is not None]
+        return max(0, self._clock() - min(begun)) / 1e9 if begun else 0.0
+
+    def _executions(self, worker: WorkerProcess) -> list[UnderWay]:
+        """The executions that have begun; where none has, the one that should have."""
+        started, started_ns = worker.started
+        found = [
+            # One that no look has seen began before the latest, which is the time that we know.
+            UnderWay(number, (number < started and self._watch.since_ns(number)) or started_ns, self._waits(batch))
+            for number, batch in self._in_flight.items()
+            # Where executions do not overlap, those before the latest have ended, and their answers come with its own.
+            if number == started or (number < started and self._overlaps)
+        ]
+        if not found and self._in_flight:  # a worker that is stopped does not even begin
+            found.append(UnderWay(next(iter(self._in_flight)), None))
+        return found
+
+    def _under_way(self, worker: WorkerProcess) -> list[UnderWay]:
+        """The executions, and the silence in which requests wait whose ``execute`` has returned."""
+        found = self._executions(worker)
+        if self._open:
+            found.append(UnderWay(_SILENCE, self._moved_ns, any(map(self._waits, self._open.values()))))
+        return found
+
+    def _waits(self, batch: Batch) -> bool:
+        """Whether the model may be waiting for others: a model that it calls, or a client that does not read."""
+        if self._calls is not None and self._calls.is_waited_for(
+            batch.number if batch.number in self._in_flight else 0
+        ):
+            return True
+        window = self._options.response_window
+        return any(
+            isinstance(ticket.waiter, ResponseStream) and ticket.waiter.unread >= window for ticket in batch.tickets
+        )
+
+    def _look(self) -> None:
+        """See whether anything takes too long. Again and again while something is under way."""
+        self._next_look = None
+        worker = self._worker
+        if worker is None or not (self._in_flight or self._open) or self.state is InstanceState.OVERDUE:
+            return
+        # A warm-up, and the end of an instance, have deadlines of their own.
+        has_timeout = self.state is InstanceState.READY
+        finding = self._watch.look(self._clock(), self._under_way(worker), has_timeout=has_timeout)
+        if finding.overdue:
+            worker.read_now()  # its answers may have come while the loop had no time for them
+            if self._worker is not worker:
+                return
+            finding = self._watch.look(self._clock(), self._under_way(worker), has_timeout=has_timeout)
+        if finding.overdue:
+            self._end_overdue(worker, finding.overdue)
+            return
+        if finding.slow and self._showing is None:
+            self._warn(worker, finding.slow)
+        if self._next_look is None:
+            self._next_look = self._loop.call_later(finding.next_look_s, self._look)
+
+    def _warn(self, worker: WorkerProcess, slow: Sequence[Overlong]) -> None:
+        took_s = max(found.took_ns for found in slow) / 1e9
+        logger.warning(
+            "instance '%s' (pid %d) has been at the same %s for %.1f s; its stacks follow",
+            self.name,
+            worker.pid,
+            self._what(worker, slow),
+            took_s,
+            extra=self._log_fields(),
+        )
+        self._showing = self._loop.create_task(self._show_stacks(worker))
+
+    @staticmethod
+    def _what(worker: WorkerProcess, found: Sequence[Overlong]) -> str:
+        if found[0].key == _SILENCE:
+            return "request whose execute has returned"
+        return "execution" if found[0].key <= worker.started_batch else "request that it has not begun with"
+
+    def _end_overdue(self, worker: WorkerProcess, overdue: Sequence[Overlong]) -> None:
+        """Have the stacks logged, then kill the worker: requests end with that, and are served, with its exit."""
+        limit_s = self._watch.limits.timeout_s
+        options = self._options
+        error = InferenceError(
+            ErrorCode.DEADLINE_EXCEEDED,
+            f"model '{options.model}' version {options.version} has not answered within its limit of {limit_s:g} s for an "
+            f"execution; the worker of instance '{self.name}' is replaced",
+        )
+        started = worker.started_batch
+        for found in overdue:
+            if found.key == _SILENCE:
+                for batch in self._open.values():
+                    batch.error = error
+            elif found.key <= started:  # what has not begun goes back to the queue
+                self._in_flight[found.key].error = error
+        self.last_error = f"{error.code.label}: {error.message}"
+        logger.error(
+            "instance '%s' (pid %d) is over its limit of %g s with the same %s: killing the worker; before, its stacks",
+            self.name,
+            worker.pid,
+            limit_s,
+            self._what(worker, overdue),
+            extra=self._log_fields(),
+        )
+        self._move(InstanceState.OVERDUE)
+        self._showing = self._loop.create_task(self._show_stacks_and_kill(worker))
+
+    async def _show_stacks(self, worker: WorkerProcess) -> None:
+        try:
+            await worker.show_stacks()
+        finally:
+            self._showing = None
+
+    async def _show_stacks_and_kill(self, worker: WorkerProcess) -> None:
+        try:
+            await self._show_stacks(worker)
+        finally:
+            worker.kill()
+
+    def _log_fields(self) -> dict[str, object]:
+        return {"model": self._options.model, "version": self._options.version, "instance": self.name}
+
     # ------------------------------------------------------------------------------------------ readiness
 
     async def says_ready(self) -> bool:
@@ -731,6 +883,10 @@ class Instance:
     def _on_gone(self, worker: WorkerProcess, how: WorkerExit) -> None:
         started = worker.started_batch
         self._worker = None
+        self._watch.clear()
+        if self._next_look is not None:
+            self._next_look.cancel()
+            self._next_look = None
         self._memory.close()
         lost, self._in_flight = list(self._in_flight.values()), {}
         deferred, self._open = [batch for batch in self._open.values() if batch not in lost], {}
@@ -742,6 +898,13 @@ class Instance:
         elif self._is_retired:
             logger.error("worker of instance '%s' (pid %d), which was to go, %s", self.name, worker.pid, how)
             self._move(InstanceState.STOPPED)
+        elif self.state is InstanceState.OVERDUE:
+            # Its requests kept it, not its start: so it is no reason to believe that the next worker dies as well.
+            if not any(batch.error is not None for batch in (*lost, *deferred)):
+                self.deaths_in_a_row += 1
+            logger.error("worker of instance '%s' (pid %d) %s; restarting it", self.name, worker.pid, how)
+            self._move(InstanceState.BACKING_OFF)
+            self._restart = self._loop.create_task(self._restart_until_ready(at_once=True))
         elif self.state is InstanceState.READY:
             self.deaths_in_a_row += 1
             self.last_error = f"Internal: Stub process '{self.name}' is not healthy. It {how}."
@@ -805,7 +968,7 @@ class Instance:
             await asyncio.wait([self._restart])
         if self.state is InstanceState.STOPPING and self._worker is not None:
             return await self._worker.stop(timeout_s)
-        if self.state is InstanceState.READY and self._worker is not None:
+        if self.state in (InstanceState.READY, InstanceState.OVERDUE) and self._worker is not None:
             worker = self._worker
             self._move(InstanceState.STOPPING)
             return await worker.stop(timeout_s)

@@ -99,6 +99,11 @@ class ResponseStream:
         """Whether the receiver has heard its last."""
         return self._is_ended
 
+    @property
+    def unread(self) -> int:
+        """Responses that were delivered and not yet passed on."""
+        return self.delivered - self._consumed
+
     def cancelled(self) -> bool:
         return self._is_cancelled
 

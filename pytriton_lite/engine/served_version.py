@@ -220,6 +220,11 @@ class ServedVersion(ABC):
 
     @property
     @abstractmethod
+    def longest_executions(self) -> dict[str, float]:
+        """Seconds by the name of each instance that executes: what the longest execution under way has taken."""
+
+    @property
+    @abstractmethod
     def is_ready(self) -> bool:
         """Whether a request would be served now."""
 

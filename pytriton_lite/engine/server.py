@@ -295,6 +295,7 @@ class Server:
     def _row(served: ServedVersion) -> ModelStatistics:
         served.statistics.pending = served.pending
         served.statistics.shared_memory = served.shared_memory
+        served.statistics.longest_executions = served.longest_executions
         served.statistics.queued = served.queued
         served.statistics.unanswered = served.unanswered.requests
         served.statistics.unanswered_bytes = served.unanswered.nbytes

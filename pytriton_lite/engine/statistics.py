@@ -150,6 +150,8 @@ class ModelStatistics:
     pending: int = 0
     """Requests handed to the scheduler that no execution has started with."""
     shared_memory: list[SharedMemory] = field(default_factory=list)
+    longest_executions: dict[str, float] = field(default_factory=dict)
+    """Seconds by instance: what its longest execution under way has taken so far."""
     request_us: int = 0
     queue_us: int = 0
     compute_input_us: int = 0

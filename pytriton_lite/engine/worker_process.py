@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
@@ -34,7 +35,7 @@ from pytriton_lite.ipc.channel import (
     send_descriptor,
 )
 from pytriton_lite.ipc.line_mark import LineMark
-from pytriton_lite.ipc.messages import Kind, Task
+from pytriton_lite.ipc.messages import BOTTOM_OF_STACKS, STACKS_SIGNAL, Kind, Task
 from pytriton_lite.ipc.segment import Segment, words_of
 
 logger = logging.getLogger("pytriton_lite.model")
@@ -46,6 +47,9 @@ _SOCKET_BUFFER_BYTES = 1 << 20
 
 _SLOW_START_S = 60
 """After so long somebody wonders what the server is doing: it listens only when its models are loaded."""
+
+_STACKS_S = 0.5
+"""How long stacks may take to come. They are written in a millisecond, by a machine that is not overloaded."""
 
 _EXIT_GRACE_S = 0.5
 """How long a process whose channel has ended may take to end itself before it is killed."""
@@ -141,6 +145,8 @@ class _Process:
         self._answer: asyncio.Future[bytes] = self._loop.create_future()
         """The body of the frame that says so."""
         self._exited: asyncio.Future[WorkerExit] | None = None
+        self._shown: asyncio.Future[None] | None = None
+        """Done when the last line of the process's stacks has come."""
         self._is_reading = False
         self._has_ended = False
         # Each end of a pair is closed by the stack, ours when the process has gone, the worker's when it has been forked.
@@ -224,6 +230,29 @@ class _Process:
         while self._unsent_descriptors:
             os.close(self._unsent_descriptors.popleft())
 
+    async def show_stacks(self) -> None:
+        """Have the stacks of the process's threads written to the log, as what it writes to stderr. Waits for them, a moment.
+
+        It takes no part of the interpreter's; but a process that is stopped does nothing at all.
+        """
+        if self._has_ended:
+            return
+        if _is_stopped(self.pid):
+            logger.warning(
+                "the process (pid %d) is stopped, by SIGSTOP or a debugger: its stacks cannot be had",
+                self.pid,
+                extra=self._log_fields(),
+            )
+            return
+        shown = self._shown = self._loop.create_future()
+        try:
+            self._spawner.signal(self.pid, STACKS_SIGNAL)
+            await asyncio.wait_for(shown, _STACKS_S)
+        except asyncio.TimeoutError:
+            logger.warning("that may be all: no more came within %g s", _STACKS_S, extra=self._log_fields())
+        finally:
+            self._shown = None
+
     def receive_descriptor(self) -> int:
         return receive_descriptor(self._descriptors)
 
@@ -274,6 +303,8 @@ class _Process:
             text, request_id = self._line_mark.take(line)
             extra = {**fields, "request_id": request_id} if request_id else fields
             logger.log(level, "%s", text, extra=extra)
+            if self._shown is not None and not self._shown.done() and BOTTOM_OF_STACKS.search(text):
+                self._shown.set_result(None)
 
         self._stack.callback(LinePipe(read_fd, emit).close)
         return write_fd
@@ -362,6 +393,11 @@ class _Process:
             self._is_reading = False
             self._loop.remove_reader(self._channel.fileno())
             self._loop.remove_writer(self._channel.fileno())
+
+    def read_now(self) -> None:
+        """Take what has come, without waiting for the loop's turn."""
+        if self._is_reading:
+            self._read()
 
     def _read(self) -> None:
         try:
@@ -491,6 +527,11 @@ class WorkerProcess(_Process):
         """Number of the batch whose execution began last; readable after death, too."""
         return self._control[messages.CONTROL_STARTED]
 
+    @property
+    def started(self) -> tuple[int, int]:
+        """That number, and when that execution began (CLOCK_MONOTONIC ns)."""
+        return self._control[messages.CONTROL_STARTED], self._control[messages.CONTROL_STARTED_NS]
+
     async def stop(self, timeout_s: float | None) -> bool:
         """Let the model finalize and wait for the end; kill it when *timeout_s* has passed. Whether it ended by itself."""
         if self._exited is None or self._has_ended:
@@ -527,6 +568,14 @@ async def run_task(options: LaunchOptions, spawner: Spawner) -> Any:
         answer = await process._reach_goal()
         await process._wait_exit(_EXIT_GRACE_S, "the process did not end by itself, killing it")
         return messages.read_completed(memoryview(answer))
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether the process does nothing until a signal, or a debugger, lets it go on. Linux alone tells."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except (OSError, IndexError):
+        return False
 
 
 def _ignore(kind: int, body: memoryview) -> None:

@@ -20,6 +20,7 @@ from pytriton_lite.engine.backends import Backend
 from pytriton_lite.engine.calls import WorkerServices
 from pytriton_lite.engine.dispatch import Clock, Dispatcher, PendingAnswer
 from pytriton_lite.engine.environments import Environment
+from pytriton_lite.engine.execution_watch import ExecutionLimits
 from pytriton_lite.engine.fork_server import Spawners, WorkerExit
 from pytriton_lite.engine.instance import DEATHS_BEFORE_NOT_READY, Batch, Instance, Outcome, Sent
 from pytriton_lite.engine.latency_metrics import LatencyMetrics
@@ -56,6 +57,18 @@ class WorkerSettings:
     ready_timeout_s: float
     log_levels: LogLevels = field(default_factory=LogLevels)
     response_window: int = DEFAULT_RESPONSE_WINDOW
+    execution_timeout_s: float = 0.0
+    """Of models that do not say how long an execution may take; 0 is no limit."""
+    slow_execution_s: float = 0.0
+    """After so long is an execution warned of; 0 is never."""
+    watches_executions: bool = True
+    """Without it no limit holds, whoever set it."""
+
+    def execution_limits(self, config: ModelConfig) -> ExecutionLimits:
+        if not self.watches_executions:
+            return ExecutionLimits()
+        own = config.execution_timeout_s
+        return ExecutionLimits(self.execution_timeout_s if own is None else own, self.slow_execution_s)
 
 
 def initialize_args(config: ModelConfig, plan: InstanceSpec, *, version: int, directory: Path) -> dict[str, str]:
@@ -242,8 +255,15 @@ class WorkerVersion(ServedVersion):
         return list(by_name.values())
 
     @property
+    def longest_executions(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for instance in (*self._instances, *self._leaving):
+            found[instance.name] = max(found.get(instance.name, 0.0), instance.longest_execution_s())
+        return found
+
+    @property
     def is_ready(self) -> bool:
-        """Whether a request would be served now: the version is READY and a worker of it lives."""
+        """Whether a request would be served now: the version is READY and a worker of it lives, none of them overdue."""
         return self.state is VersionState.READY and any(
             instance.state is InstanceState.READY for instance in self._instances
         )
@@ -477,6 +497,8 @@ class WorkerVersion(ServedVersion):
             capacity=capacity,
             warm_up=None if plan.passive else self._warm_up,
             claim=Claim.of(plan) if self._grants is not None and not plan.passive else None,
+            limits=self._workers.execution_limits(self.config),
+            clock=self._clock,
         )
 
     async def unload(self, timeout_s: float | None = None) -> bool:

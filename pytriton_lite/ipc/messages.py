@@ -30,6 +30,8 @@ from __future__ import annotations
 
 import enum
 import json
+import re
+import signal
 import struct
 import sys
 from collections.abc import Sequence
@@ -42,7 +44,7 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.ipc.channel import LARGEST_FRAME, ProtocolError, frame
 from pytriton_lite.ipc.segment import HAS_MEMORY_FILES
 
-VERSION = 3
+VERSION = 4
 """Raised with every change of a layout below; the handshake compares it."""
 
 INLINE_BYTES = 4096 if HAS_MEMORY_FILES or sys.platform != "linux" else LARGEST_FRAME // 2
@@ -121,6 +123,14 @@ CONTROL_CANCELS = 2
 """u64 index: how many CANCELs were sent. The engine writes; a worker that has read fewer looks into its channel."""
 CONTROL_LINE_MARK = 3
 """u64 index: the number in the marks of printed lines (line_mark.py). The engine writes it before the worker starts."""
+CONTROL_STARTED_NS = 4
+"""u64 index: when that ``execute`` began (CLOCK_MONOTONIC). Written before its number."""
+
+STACKS_SIGNAL = signal.SIGRTMAX - 2 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
+"""Has a worker write the Python stacks of its threads to its stderr, whoever holds the interpreter's lock."""
+
+BOTTOM_OF_STACKS = re.compile(r'File ".*bootstrap\.py", line \d+ in <module>$')
+"""The last line of them, most often: the main thread is written last, and that is where it began."""
 
 # ---------------------------------------------------------------------------------------------- tensors
 

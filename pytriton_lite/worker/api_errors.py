@@ -95,5 +95,8 @@ def error_of(code: int, message: str) -> TritonError:
     return TritonError(message, _ErrorCode(_NEAREST.get(code, code)))
 
 
-_NEAREST: dict[int, int] = {ErrorCode.RESOURCE_EXHAUSTED: ErrorCode.UNAVAILABLE}
+_NEAREST: dict[int, int] = {
+    ErrorCode.DEADLINE_EXCEEDED: ErrorCode.UNAVAILABLE,
+    ErrorCode.RESOURCE_EXHAUSTED: ErrorCode.UNAVAILABLE,
+}
 """``TritonError`` has no names for these."""

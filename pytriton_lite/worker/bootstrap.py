@@ -230,13 +230,14 @@ def _live_as_worker(descriptors: list[int]) -> None:
     import mmap
 
     from pytriton_lite.ipc.line_mark import LineMark
-    from pytriton_lite.ipc.messages import CONTROL_BYTES, CONTROL_LINE_MARK
+    from pytriton_lite.ipc.messages import CONTROL_BYTES, CONTROL_LINE_MARK, STACKS_SIGNAL
     from pytriton_lite.worker import main, stdio
 
     channel_fd, descriptors_fd, control_fd, stdout_fd, stderr_fd = descriptors
     control = memoryview(mmap.mmap(control_fd, CONTROL_BYTES)).cast("Q")
     os.close(control_fd)
     stdio.redirect(stdout_fd, stderr_fd, LineMark(control[CONTROL_LINE_MARK]))
+    stdio.show_stacks_on(STACKS_SIGNAL)
     sys.argv = [""]
     _restore_blas_threads()
     main.run(socket.socket(fileno=channel_fd), socket.socket(fileno=descriptors_fd), control)

@@ -8,7 +8,7 @@ Whoever waits reads the channel (mailbox.py); `_on_frame` may therefore run in a
 out is put together while the outbox is held, which also guards the arena that it refers to.
 
 Answers of small batches that came in one message leave in one message too, but no answer that is ready waits for the next
-``execute`` once it is `_HOLD_NS` old: that one may take seconds.
+``execute`` once its own began `_HOLD_NS` ago: that one may take seconds.
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ from pytriton_lite.worker.trace_context import TraceContexts
 from pytriton_lite.worker.tracebacks import describe
 
 _HOLD_NS = 100_000
-"""How old a ready answer may get while more batches of the same message are executed: five of the quickest."""
+"""How long ago the execution of a ready answer may have begun when the next batch of the same message is executed.
+
+Five of the quickest. A model that takes longer is one whose next execution may take seconds, or never end.
+"""
 
 _RETURNS_S = 0.02
 """An ``execute`` that makes coroutines has long returned by then."""
@@ -475,7 +478,8 @@ class Worker(Host):
         taken_ns = monotonic_ns()
         self._begun = number
         self._executing[number] = taken_ns
-        self._control[messages.CONTROL_STARTED] = number
+        self._control[messages.CONTROL_STARTED_NS] = taken_ns
+        self._control[messages.CONTROL_STARTED] = number  # last: who sees the number finds its time
         if self._cancelled and all((number, index) in self._cancelled for index in range(len(wanted))):
             self._skip(number, wanted, taken_ns)
             return
@@ -640,7 +644,7 @@ class Worker(Host):
         self._results += head
         self._results += parts
         if not self._result_count:
-            self._oldest_result_ns = placed_ns
+            self._oldest_result_ns = batch.taken_ns
         self._result_count += 1
 
     # ------------------------------------------------------------------------------------------ coroutines

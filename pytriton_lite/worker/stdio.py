@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import io
 import os
 import sys
@@ -50,3 +51,12 @@ def redirect(stdout_fd: int, stderr_fd: int, mark: LineMark) -> None:
     sys.stdout = MarkedStream(1, mark)
     sys.stderr = MarkedStream(2, mark)
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
+
+
+def show_stacks_on(number: int) -> None:
+    """Have signal *number* write the Python stacks of all threads to what is stderr now.
+
+    In the handler itself, without the interpreter, so that a thread that never gives its lock back is seen, too; and through
+    a descriptor of its own, so that a model may close or replace its stderr.
+    """
+    faulthandler.register(number, file=os.dup(2), all_threads=True)

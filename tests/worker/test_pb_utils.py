@@ -578,6 +578,7 @@ def test_other_response_parameters_are_refused(parameters: Any, text: str) -> No
 
 def test_error_of_the_server_that_triton_has_no_code_for_has_the_nearest() -> None:
     assert error_of(ErrorCode.RESOURCE_EXHAUSTED, "too much waits").code() == TritonError.UNAVAILABLE
+    assert error_of(ErrorCode.DEADLINE_EXCEEDED, "it took too long").code() == TritonError.UNAVAILABLE
     assert error_of(ErrorCode.NOT_FOUND, "no").code() == TritonError.NOT_FOUND
 
 

@@ -17,6 +17,7 @@ STATUS = {
     ErrorCode.UNSUPPORTED: 501,
     ErrorCode.ALREADY_EXISTS: 400,
     ErrorCode.CANCELLED: 400,
+    ErrorCode.DEADLINE_EXCEEDED: 504,
     ErrorCode.RESOURCE_EXHAUSTED: 429,
 }
 

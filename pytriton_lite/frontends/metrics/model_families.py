@@ -93,6 +93,10 @@ def _memory_bytes(row: ModelStatistics) -> Iterable[Sample]:
         yield Sample(memory.worker_bytes, {"instance": memory.instance, "writer": "worker"})
 
 
+def _longest_executions(row: ModelStatistics) -> Iterable[Sample]:
+    return [Sample(seconds, {"instance": instance}) for instance, seconds in row.longest_executions.items()]
+
+
 def _memory_slots(row: ModelStatistics) -> Iterable[Sample]:
     return [Sample(memory.slots, {"instance": memory.instance}) for memory in row.shared_memory]
 
@@ -319,6 +323,12 @@ _REST = (
         "pytriton_lite_worker_restarts",
         "Number of worker processes started to replace one that died",
         lambda row: row.worker_restarts,
+    ),
+    ModelFamily(
+        "pytriton_lite_longest_execution_secs",
+        "Seconds that the longest execution under way on an instance has taken so far; 0 where there is none",
+        "gauge",
+        _longest_executions,
     ),
     ModelFamily(
         "pytriton_lite_shared_memory_bytes",

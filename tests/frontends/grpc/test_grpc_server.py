@@ -397,6 +397,7 @@ class TestInfer:
             (ErrorCode.UNSUPPORTED, Status.UNIMPLEMENTED),
             (ErrorCode.ALREADY_EXISTS, Status.ALREADY_EXISTS),
             (ErrorCode.CANCELLED, Status.CANCELLED),
+            (ErrorCode.DEADLINE_EXCEEDED, Status.DEADLINE_EXCEEDED),
         ],
     )
     def test_error_codes_are_mapped_and_texts_kept(

@@ -668,6 +668,7 @@ def test_an_error_is_never_compressed(app: AsgiApp) -> None:
         (ErrorCode.UNSUPPORTED, 501),
         (ErrorCode.ALREADY_EXISTS, 400),
         (ErrorCode.CANCELLED, 400),
+        (ErrorCode.DEADLINE_EXCEEDED, 504),
     ],
 )
 def test_an_error_of_the_model_keeps_its_text_and_gets_its_status(
