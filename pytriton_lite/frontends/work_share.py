@@ -53,7 +53,8 @@ class WorkShare:
         self._clock = clock
         self._spent_s = 0.0
         """In this turn; up to `_UNCOUNTED_S` of it in earlier ones."""
-        self._began_at = 0.0
+        self.began_at = 0.0
+        """When the last slice began, by the clock."""
         self._newcomers: deque[Waiting] = deque()
         self._others: deque[Waiting] = deque()
         self._is_turn_due = False
@@ -63,20 +64,15 @@ class WorkShare:
         """Whether a connection that has got data may work on them now; then it calls `end`, whatever happens."""
         if self._spent_s >= TURN_S:
             return False
-        self._began_at = self._clock()
+        self.began_at = self._clock()
         return True
-
-    @property
-    def began_at(self) -> float:
-        """When the last slice began, by the clock."""
-        return self._began_at
 
     def is_over(self) -> bool:
         """Whether the slice has been used up. Ask between two steps, each of which is short."""
-        return self._clock() - self._began_at >= SLICE_S
+        return self._clock() - self.began_at >= SLICE_S
 
     def end(self) -> None:
-        self._spent_s += self._clock() - self._began_at
+        self._spent_s += self._clock() - self.began_at
         if self._spent_s >= _UNCOUNTED_S and not self._is_turn_due:
             self._schedule()
 

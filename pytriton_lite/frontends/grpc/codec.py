@@ -90,17 +90,19 @@ def decode_request(
         raw = message.raw_input_contents
     raw_count = len(raw)
     taken = 0
-    _check_count("inputs", len(message.inputs))
-    _check_count("outputs", len(message.outputs))
-    for index, tensor in enumerate(message.inputs):
+    inputs, outputs = message.inputs, message.outputs
+    if len(inputs) > MAX_TENSORS or len(outputs) > MAX_TENSORS:
+        _refuse_count(len(inputs), len(outputs))
+    for index, tensor in enumerate(inputs):
         name = tensor.name
         datatype = dtypes.BY_NAME.get(tensor.datatype, dtypes.INVALID)
-        if len(tensor.shape) > MAX_DIMENSIONS:
+        dimensions = tensor.shape
+        if len(dimensions) > MAX_DIMENSIONS:
             raise InferenceError(
                 ErrorCode.INVALID_ARG,
-                f"tensor '{name}' has {len(tensor.shape)} dimensions, the limit is {MAX_DIMENSIONS}",
+                f"tensor '{name}' has {len(dimensions)} dimensions, the limit is {MAX_DIMENSIONS}",
             )
-        shape = tuple(tensor.shape)
+        shape = tuple(dimensions)
         place = _place(tensor, message.model_name) if tensor.parameters else None
         data: Buffer
         if place is not None:
@@ -132,7 +134,7 @@ def decode_request(
             request.inputs.append(regions.tensor(name, datatype, shape, **place._asdict()))
         else:
             request.inputs.append(Tensor(name, datatype, shape, data))
-    for output in message.outputs:
+    for output in outputs:
         request.requested_outputs.append(output.name)
         if output.parameters:
             read_output_parameters(output.name, output.parameters, request, regions)
@@ -278,9 +280,9 @@ def _unexpected(name: str, model_name: str) -> str:
     return f"unexpected explicit tensor data for input tensor '{name}' for model '{model_name}'"
 
 
-def _check_count(what: str, count: int) -> None:
-    if count > MAX_TENSORS:
-        raise InferenceError(ErrorCode.INVALID_ARG, f"request has {count} {what}, the limit is {MAX_TENSORS}")
+def _refuse_count(inputs: int, outputs: int) -> None:
+    what = f"{inputs} inputs" if inputs > MAX_TENSORS else f"{outputs} outputs"
+    raise InferenceError(ErrorCode.INVALID_ARG, f"request has {what}, the limit is {MAX_TENSORS}")
 
 
 def _packed(values: Any, sent: DataType, wanted: DataType) -> bytes:

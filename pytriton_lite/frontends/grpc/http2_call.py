@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Container, Coroutine, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -57,6 +58,11 @@ _LONGEST_TIMEOUT_S = 365 * 86_400.0
 # RFC 9113, section 8.2.2: they belong to HTTP/1.
 _CONNECTION_HEADERS = frozenset({b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"})
 
+_PSEUDO_HEADERS = frozenset({b":method", b":scheme", b":path", b":authority"})
+# RFC 9113, section 8.2.1, and the tokens of RFC 9110, in small letters.
+_is_name = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+").fullmatch
+_is_bad_value = re.compile(rb"\A[ \t]|[\0\r\n]|[ \t]\Z").search
+
 OK_TRAILERS = field(b"grpc-status", b"0")
 
 
@@ -101,6 +107,8 @@ class Head(NamedTuple):
     """Of an inference call: what of them its requests get as parameters."""
     ends_on_error: bool = False
     """Of a stream: the client asks for errors as a status (``triton_grpc_error``, exactly ``true``)."""
+    content_length: int | None = None
+    """What the client says that its DATA frames hold, of a request that is accepted."""
 
 
 class Link(Protocol):
@@ -151,28 +159,39 @@ class Endpoint:
     def read_head(self, headers: Iterable[tuple[bytes, bytes]]) -> Head:
         """Raises MalformedRequest for what is no request; a request that is refused is a Head."""
         fields: dict[bytes, bytes] = {}
+        repeated: set[bytes] = set()
         are_regular = False
         for name, value in headers:
             if name[:1] == b":":
-                if are_regular or name in fields:
+                if are_regular or name in fields or name not in _PSEUDO_HEADERS or _is_bad_value(value):
                     raise MalformedRequest
             else:
                 are_regular = True
-                if name in _CONNECTION_HEADERS or name != name.lower():
-                    raise MalformedRequest
+                _check_field(name, value)
+                if name in fields:
+                    repeated.add(name)
             fields[name] = value
         if b":method" not in fields or not fields.get(b":path") or b":scheme" not in fields:
+            raise MalformedRequest
+        if b"host" in fields and (b"host" in repeated or fields.get(b":authority", fields[b"host"]) != fields[b"host"]):
+            raise MalformedRequest
+        length = fields.get(b"content-length")
+        if length is not None and (b"content-length" in repeated or not length.isdigit() or len(length) > 18):
             raise MalformedRequest
         if fields[b":method"] != b"POST":
             return Head(None, field(b":status", b"405") + field(b"allow", b"POST"))
         if not _is_grpc(fields.get(b"content-type", b"")):
             return Head(None, field(b":status", b"415"))
-        return self._read_grpc_head(fields)
+        head = self._read_grpc_head(fields, repeated)
+        return head if length is None else head._replace(content_length=int(length))
 
-    def _read_grpc_head(self, fields: Mapping[bytes, bytes]) -> Head:
+    def _read_grpc_head(self, fields: Mapping[bytes, bytes], repeated: Container[bytes]) -> Head:
         path = fields[b":path"]
         restriction = self._restrictions.get(path)
-        if restriction is not None and not restriction.permits(fields.get(restriction.name)):
+        # A key that is there twice is refused: a proxy in front may have looked at the other one.
+        if restriction is not None and (
+            restriction.name in repeated or not restriction.permits(fields.get(restriction.name))
+        ):
             failure = failure_of(path.decode(), refusal(restriction))
             return Head(None, error_block(failure), failure.status)
         route = self._routes.get(path)
@@ -209,7 +228,7 @@ class Endpoint:
         parse = ModelInferRequest.FromString
         return self.infer_route._replace(start=lambda data: start_infer(parse(data), forwarded=forwarded))
 
-    def new_call(self, link: Link, stream_id: int, head: Head, *, send_window: int, receive_window: int) -> Call:
+    def new_call(self, link: Link, stream_id: int, head: Head, *, receive_window: int) -> Call:
         """The call that *head* begins, of the kind that it needs."""
         kind: type[Call]
         if head.refusal:
@@ -218,7 +237,7 @@ class Endpoint:
             kind = StreamCall
         else:
             kind = UnaryCall
-        return kind(link, self, stream_id, head, send_window, receive_window)
+        return kind(link, self, stream_id, head, receive_window)
 
 
 class Call:
@@ -235,23 +254,28 @@ class Call:
         "_taken_bytes",
         "_timer",
         "closing",
+        "content_left",
         "is_ended",
         "is_received",
         "is_taking",
         "opening",
         "receive_window",
-        "send_window",
+        "send_credit",
         "stream_id",
         "timeline",
+        "tiny_frames",
         "unsent",
     )
 
-    def __init__(
-        self, link: Link, endpoint: Endpoint, stream_id: int, head: Head, send_window: int, receive_window: int
-    ) -> None:
+    def __init__(self, link: Link, endpoint: Endpoint, stream_id: int, head: Head, receive_window: int) -> None:
         self.stream_id = stream_id
-        self.send_window = send_window
+        self.send_credit = 0
+        """What its window has over the initial one of the connection's streams, or less."""
         self.receive_window = receive_window
+        self.content_left = head.content_length
+        """What the peer has still to send by its ``content-length``; None where it did not say."""
+        self.tiny_frames = 0
+        """Of data, that have come of the message which is being received."""
         self.is_received = False
         """The peer has ended its side."""
         self.is_taking = True
@@ -352,9 +376,8 @@ class Call:
 
     def _give_back_budget(self) -> None:
         """The request was handed on, or nobody wants it any more."""
-        if self._taken_bytes:
-            self._endpoint.receive_budget.give_back(self._taken_bytes)
-            self._taken_bytes = 0
+        taken, self._taken_bytes = self._taken_bytes, 0
+        self._endpoint.receive_budget.give_back(taken)
 
     def _work(self, then: Callable[[Any], None], work: Callable[..., Any], *arguments: Any) -> None:
         """Hand the result of *work*, which a thread does, to *then*, unless the call has ended meanwhile."""
@@ -415,7 +438,8 @@ class Call:
 
     def _end(self) -> None:
         self.is_ended = True
-        self._give_back_budget()
+        if self._taken_bytes:
+            self._give_back_budget()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -425,10 +449,8 @@ class UnaryCall(Call):
 
     __slots__ = ("_body", "_buffer", "_filled", "_is_counted", "_receiving_ns")
 
-    def __init__(
-        self, link: Link, endpoint: Endpoint, stream_id: int, head: Head, send_window: int, receive_window: int
-    ) -> None:
-        super().__init__(link, endpoint, stream_id, head, send_window, receive_window)
+    def __init__(self, link: Link, endpoint: Endpoint, stream_id: int, head: Head, receive_window: int) -> None:
+        super().__init__(link, endpoint, stream_id, head, receive_window)
         self._body: bytearray | None = None
         """What has come of a message in several frames; of a large one the first bytes alone."""
         self._buffer: memoryview | None = None
@@ -561,7 +583,8 @@ class UnaryCall(Call):
         self._wait_for(answer)
 
     def _wait_for(self, answer: bytes | asyncio.Future[Any]) -> None:
-        self._give_back_budget()
+        if self._taken_bytes:
+            self._give_back_budget()
         if isinstance(answer, bytes):
             self._answer_with(_PLAIN_OPENING, make_prefix(0, len(answer)), answer)
             return
@@ -662,10 +685,8 @@ class StreamCall(Call):
         "_unpacked",
     )
 
-    def __init__(
-        self, link: Link, endpoint: Endpoint, stream_id: int, head: Head, send_window: int, receive_window: int
-    ) -> None:
-        super().__init__(link, endpoint, stream_id, head, send_window, receive_window)
+    def __init__(self, link: Link, endpoint: Endpoint, stream_id: int, head: Head, receive_window: int) -> None:
+        super().__init__(link, endpoint, stream_id, head, receive_window)
         self._loop = asyncio.get_running_loop()
         self._body = bytearray()
         self._is_unpacking = False
@@ -723,6 +744,7 @@ class StreamCall(Call):
         end = PREFIX_BYTES + size
         if self.is_ended or len(body) < end:
             return None
+        self.tiny_frames = 0
         with memoryview(body) as view:
             message = bytes(view[PREFIX_BYTES:end])
         del body[:end]
@@ -879,6 +901,24 @@ def _status_fields(failure: Failure) -> bytes:
 def _percent_encode(text: str) -> bytes:
     data = text.encode("utf-8", "replace")
     return b"".join(bytes((byte,)) if 0x20 <= byte <= 0x7E and byte != 0x25 else b"%%%02X" % byte for byte in data)
+
+
+def _check_field(name: bytes, value: bytes) -> None:
+    """Raises MalformedRequest for a field that HTTP/2 does not allow (RFC 9113, sections 8.2.1 and 8.2.2)."""
+    if not _is_name(name) or _is_bad_value(value) or name in _CONNECTION_HEADERS:
+        raise MalformedRequest
+    if name == b"te" and value != b"trailers":
+        raise MalformedRequest
+
+
+def are_trailers(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether the header list may stand behind a message: it has no pseudo-headers there."""
+    try:
+        for name, value in headers:
+            _check_field(name, value)
+    except MalformedRequest:
+        return False
+    return True
 
 
 def _is_grpc(content_type: bytes) -> bool:

@@ -4,8 +4,9 @@ What holds at any time:
 
 * A call is in `_calls` from its HEADERS until its last byte was given to the transport, or it was reset. So the limit on
   concurrent streams is a limit on everything that waits for a slow peer.
-* A call that is in `_unsent` has messages, or an end, that wait for windows, for the transport or for the end of the loop's
-  turn, and is in `_calls`.
+* A call that has messages, or an end, which have not left is in `_calls`, and in one of three lines: in `_unsent` as long as it
+  waits for the transport or for the end of the loop's turn, in `_without_window` for its own window, in
+  `_without_connection_window` for the connection's. So a frame that opens a window looks at those that can send, not at all.
 * Nothing is written while the transport says that it is full, except the few bytes of control frames, each of which then
   counts as a nuisance. A peer that makes too many of those is told ENHANCE_YOUR_CALM.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
@@ -24,7 +26,7 @@ from pytriton_lite.core.errors import BugError
 from pytriton_lite.core.tensor import Buffer
 from pytriton_lite.frontends.addresses import format_address
 from pytriton_lite.frontends.grpc import http2_frames as frames
-from pytriton_lite.frontends.grpc.http2_call import OK_TRAILERS, Call, Endpoint, Head, MalformedRequest
+from pytriton_lite.frontends.grpc.http2_call import OK_TRAILERS, Call, Endpoint, Head, MalformedRequest, are_trailers
 from pytriton_lite.frontends.grpc.http2_frames import ConnectionFault, Http2Error
 from pytriton_lite.frontends.grpc.options import GrpcOptions
 from pytriton_lite.frontends.work_share import share_of
@@ -39,14 +41,23 @@ MAX_HEADER_LIST_BYTES = 16 << 10
 _MAX_HEADER_FRAMES = 32
 
 MAX_NUISANCES = 2 * MAX_CONCURRENT_STREAMS
-"""Resets, settings, empty frames and the like that a peer may send in `_NUISANCE_S` seconds, and one more for each answer
-that it got since they are counted. Enough to cancel every call at once, too few to keep the server busy with nothing
-(CVE-2023-44487)."""
+"""Resets, settings, window updates, tiny frames and the like that a peer may send in `_NUISANCE_S` seconds, and `_PER_ANSWER`
+more for each frame of an answer that it got since they are counted. Enough to cancel every call at once, too few to keep
+the server busy with nothing (CVE-2023-44487)."""
 _NUISANCE_S = 10.0
+_PER_ANSWER = 4  # a window update for the stream and one for the connection, a ping that measures, and one more
 
 _WRITE_BYTES = 256 << 10
 # So much of a frame of data is handed on before the rest has come: to keep it would be to copy it, and what comes next.
 _PART_BYTES = 4 << 10
+_WORK_BETWEEN_LOOKS = 8  # at the clock: two to four requests, which take a tenth of a slice
+_MAX_REMEMBERED = 2 * MAX_CONCURRENT_STREAMS
+_SMALL_DATA_BYTES = 1 << 10
+_TINY_DATA_BYTES = 32  # less than any request has
+_FREE_TINY_FRAMES = 8
+"""Frames of less than `_TINY_DATA_BYTES` that a message may have before each more is a nuisance."""
+_FREE_BLOCK_BYTES = 4 << 10
+_FREE_FIELDS = 64
 _LINGER_S = 1.0  # how long a peer that has read everything may take to close
 _CLOSE_S = 20.0  # the same for one that has not; what is left is at most about 320 KiB
 _GOAWAY_PING_S = 20.0  # as grpcio
@@ -134,6 +145,8 @@ class Http2Connection(asyncio.Protocol):
         self._calls: dict[int, Call] = {}
         self._last_stream_id = 0
         self._unsent: dict[Call, None] = {}
+        self._without_window: dict[Call, None] = {}
+        self._without_connection_window: dict[Call, None] = {}
         self._has_room = False
         """Windows have opened since what is unsent was last looked at."""
         self._is_flush_due = False
@@ -141,12 +154,22 @@ class Http2Connection(asyncio.Protocol):
         self._is_paused = False
         self._send_window = frames.DEFAULT_WINDOW
         self._initial_send_window = frames.DEFAULT_WINDOW
+        """Of every stream, whenever it began: a call's own window is this and its `Call.send_credit`."""
+        self._most_credit = 0
+        """No call has more; what is beyond `frames.MAX_WINDOW` with it has to be looked for."""
+        self._settings_to_acknowledge = 1
+        self._skipped_streams: deque[range] = deque(maxlen=_MAX_REMEMBERED)
+        """Of a peer that does not count by twos: streams that it can never open any more."""
+        self._cut_off_streams: dict[int, bool] = {}
+        """The latest that ended before the peer had ended its side: what still comes of them was on its way. True where the
+        peer itself has reset the stream, and should know."""
         self._max_frame = frames.SMALLEST_MAX_FRAME_BYTES
         self._receive_window = CONNECTION_WINDOW
         self._nuisances = 0
         self._nuisances_since = 0.0
         self._answers = 0
-        """Writes of messages and ends. A client probes its bandwidth with pings as long as they come."""
+        """Frames of messages that are not tiny, and ends, that were sent. A client probes its bandwidth with pings as long
+        as they come."""
         self._answers_at_nuisance = 0
         self._answers_at_strike = 0
         self._answers_at_ping = 0
@@ -177,7 +200,7 @@ class Http2Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvloop's is no subclass
         self._transport = transport
-        self._read_at = self._loop.time()
+        self._read_at = self._nuisances_since = self._loop.time()
         self._on_made(self)
         transport.write(_GREETING)
         self._set_timer("handshake", self._options.handshake_timeout_ms / 1000, self.abort)
@@ -283,6 +306,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _read_frames(self, data: bytes, begin: int) -> None:
         end = len(data)
+        work = 0  # in frames, and kilobytes of them
         if self._data_left is not None:
             begin = self._go_on_with_data(data, begin, *self._data_left)
         while end - begin >= frames.FRAME_HEAD_BYTES and self._state is not _CLOSED:
@@ -305,11 +329,14 @@ class Http2Connection(asyncio.Protocol):
                 self._handlers[kind](data, payload, begin, flags, stream_id & frames.MAX_STREAM_ID)
             else:
                 self._count_nuisance()  # an extension, to be ignored
-            if end - begin >= frames.FRAME_HEAD_BYTES and self._share.is_over():
-                self._rest, self._rest_at = data, begin
-                self._is_waiting = True
-                self._share.wait(self, is_new=False)
-                return
+            work += 1 + (length >> 10)
+            if work >= _WORK_BETWEEN_LOOKS:
+                work = 0
+                if end - begin >= frames.FRAME_HEAD_BYTES and self._share.is_over():
+                    self._rest, self._rest_at = data, begin
+                    self._is_waiting = True
+                    self._share.wait(self, is_new=False)
+                    return
         self._rest = data[begin:]
 
     def _go_on_with_data(self, data: bytes, begin: int, left: int, flags: int, stream_id: int) -> int:
@@ -332,20 +359,27 @@ class Http2Connection(asyncio.Protocol):
             self._receive_window = CONNECTION_WINDOW
         call = self._calls.get(stream_id)
         if call is None:
-            self._check_known(stream_id)
-            if not length:
+            self._on_late_frame(stream_id)
+            if length < _SMALL_DATA_BYTES:
                 self._count_nuisance()
-            return  # of a call that has ended here
+            return
         if call.is_received:
             self._reset(call, Http2Error.STREAM_CLOSED)
             return
         if flags & frames.PADDED:
             begin, end = _strip_padding(data, begin, end)
+        if call.content_left is not None:
+            call.content_left -= end - begin
+            if call.content_left < 0 or (flags & frames.END_STREAM and call.content_left):
+                self._reset(call, Http2Error.PROTOCOL_ERROR)
+                return
         if flags & frames.END_STREAM:
             call.is_received = True
         else:
-            if begin == end:
-                self._count_nuisance()
+            if end - begin < _TINY_DATA_BYTES:
+                call.tiny_frames += 1
+                if begin == end or call.tiny_frames > _FREE_TINY_FRAMES:
+                    self._count_nuisance()
             call.receive_window -= length
             if call.receive_window < 0:
                 self._reset(call, Http2Error.FLOW_CONTROL_ERROR)
@@ -382,106 +416,154 @@ class Http2Connection(asyncio.Protocol):
             self._on_header_block(stream_id, first_flags, bytes(block))
 
     def _on_header_block(self, stream_id: int, flags: int, block: bytes) -> None:
-        head = self._heads.get(block)
-        if head is None:
-            head = self._decode(block)  # in any case: the table is the connection's
         call = self._calls.get(stream_id)
         if call is not None:
-            self._on_trailers(call, flags)
+            self._on_trailers(call, flags, block)
             return
-        if stream_id <= self._last_stream_id:
-            self._count_nuisance()  # trailers of a call that has ended here
+        head = self._heads.get(block)
+        if head is None:
+            head = self._read_head(block)  # in any case: the table is the connection's
+        last = self._last_stream_id
+        if stream_id <= last:
+            if any(stream_id in skipped for skipped in self._skipped_streams):
+                raise ConnectionFault(Http2Error.PROTOCOL_ERROR, f"stream {stream_id} begins behind stream {last}")
+            self._on_late_frame(stream_id)
+            self._count_nuisance()
             return
         if self._state is _DRAINING:
+            self._count_nuisance()
             return  # GOAWAY has said that it is not taken
+        if stream_id > last + 2:
+            self._skipped_streams.append(range(last + 1, stream_id))
         self._last_stream_id = stream_id
-        if head is None:
-            self._count_nuisance()
-            self._transport.write(frames.reset(stream_id, Http2Error.PROTOCOL_ERROR))
+        is_whole = bool(flags & frames.END_STREAM)
+        if head is None or (is_whole and head.content_length):
+            self._refuse_stream(stream_id, Http2Error.PROTOCOL_ERROR, is_whole=is_whole)
         elif len(self._calls) >= MAX_CONCURRENT_STREAMS:
-            self._count_nuisance()
-            self._transport.write(frames.reset(stream_id, Http2Error.REFUSED_STREAM))
+            self._refuse_stream(stream_id, Http2Error.REFUSED_STREAM, is_whole=is_whole)
         else:
-            call = self._calls[stream_id] = self._endpoint.new_call(
-                self, stream_id, head, send_window=self._initial_send_window, receive_window=STREAM_WINDOW
-            )
-            call.is_received = bool(flags & frames.END_STREAM)
+            call = self._calls[stream_id] = self._endpoint.new_call(self, stream_id, head, receive_window=STREAM_WINDOW)
+            call.is_received = is_whole
             call.begin()
-            if call.is_received:
+            if is_whole:
                 call.receive(b"", 0, 0)
 
-    def _decode(self, block: bytes) -> Head | None:
-        """None where the block is a header list, and no request."""
+    def _refuse_stream(self, stream_id: int, code: Http2Error, *, is_whole: bool) -> None:
+        self._count_nuisance()
+        self._transport.write(frames.reset(stream_id, code))
+        if not is_whole:
+            self._remember_cut_off(stream_id)
+
+    def _decode(self, block: bytes) -> tuple[list[tuple[bytes, bytes]], bool]:
+        """The header list, and whether *block* means the same as long as no other changes the table."""
         if len(block) > 4 * MAX_HEADER_LIST_BYTES:
             raise ConnectionFault(Http2Error.ENHANCE_YOUR_CALM, "header list too large")
+        if len(block) > _FREE_BLOCK_BYTES:
+            self._count_nuisance((len(block) - _FREE_BLOCK_BYTES) >> 10)
         try:
             headers: list[Any] = list(self._decoder.decode(block, raw=True))
         except hpack.OversizedHeaderListError as error:
             raise ConnectionFault(Http2Error.ENHANCE_YOUR_CALM, "header list too large") from error
         except hpack.HPACKError as error:
             raise ConnectionFault(Http2Error.COMPRESSION_ERROR, "header block cannot be decoded") from error
+        if len(headers) > _FREE_FIELDS:
+            self._count_nuisance(len(headers) // _FREE_FIELDS)
         is_lasting = len(block) <= _LONGEST_CACHED_BLOCK and frames.keeps_table(block)
-        if not is_lasting or len(self._heads) >= _MAX_CACHED_BLOCKS:
+        if not is_lasting:
             self._heads.clear()
+        return headers, is_lasting
+
+    def _read_head(self, block: bytes) -> Head | None:
+        """None where the block is a header list, and no request."""
+        headers, is_lasting = self._decode(block)
         try:
             head = self._endpoint.read_head(headers)
         except MalformedRequest:
             return None
         if is_lasting:
+            if len(self._heads) >= _MAX_CACHED_BLOCKS:
+                self._heads.clear()
             self._heads[block] = head
         return head
 
-    def _on_trailers(self, call: Call, flags: int) -> None:
+    def _on_trailers(self, call: Call, flags: int, block: bytes) -> None:
+        headers, _ = self._decode(block)
         if call.is_received:
             self._reset(call, Http2Error.STREAM_CLOSED)
-        elif not flags & frames.END_STREAM:
+        elif not flags & frames.END_STREAM or call.content_left or not are_trailers(headers):
             self._reset(call, Http2Error.PROTOCOL_ERROR)
         else:
             call.is_received = True
             call.receive(b"", 0, 0)
 
     def _on_priority(self, data: bytes, begin: int, end: int, flags: int, stream_id: int) -> None:
-        self._count_nuisance()  # deprecated, and of no use to anybody
+        """Deprecated, and of no use to anybody."""
+        if not stream_id:
+            raise ConnectionFault(Http2Error.PROTOCOL_ERROR, "PRIORITY on stream 0")
+        self._count_nuisance()
+        if end - begin != 5:
+            call = self._calls.get(stream_id)
+            if call is None:
+                raise ConnectionFault(Http2Error.FRAME_SIZE_ERROR, "PRIORITY is 5 bytes")
+            self._reset(call, Http2Error.FRAME_SIZE_ERROR)
 
     def _on_rst_stream(self, data: bytes, begin: int, end: int, flags: int, stream_id: int) -> None:
         if end - begin != 4:
             raise ConnectionFault(Http2Error.FRAME_SIZE_ERROR, "RST_STREAM is 4 bytes")
         self._check_known(stream_id)
         self._count_nuisance()
+        self._remember_cut_off(stream_id, by_peer=True)
         call = self._calls.get(stream_id)
         if call is not None:
             self._forget(call)
 
     def _on_settings(self, data: bytes, begin: int, end: int, flags: int, stream_id: int) -> None:
-        if stream_id or (end - begin) % 6 or (flags & frames.ACK and begin != end):
+        if stream_id:
+            raise ConnectionFault(Http2Error.PROTOCOL_ERROR, f"SETTINGS on stream {stream_id}")
+        if (end - begin) % 6 or (flags & frames.ACK and begin != end):
             raise ConnectionFault(Http2Error.FRAME_SIZE_ERROR, "SETTINGS of the wrong form")
         if flags & frames.ACK:
+            if self._state is _EXPECTING_SETTINGS:
+                raise ConnectionFault(Http2Error.PROTOCOL_ERROR, "expected SETTINGS first")
+            if self._settings_to_acknowledge:
+                self._settings_to_acknowledge = 0
+            else:
+                self._count_nuisance()
             return
         if self._state is _EXPECTING_SETTINGS:
             self._move(ConnectionState.OPEN)
             self._timers.pop("handshake").cancel()
-        self._count_nuisance()
+        self._count_nuisance(max((end - begin) // 6, 1))
+        window = highest = self._initial_send_window
         for key, value in frames.read_settings(data[begin:end]):
-            self._apply(key, value)
+            if key == frames.SETTINGS_INITIAL_WINDOW_SIZE:
+                if value > frames.MAX_WINDOW:
+                    raise ConnectionFault(Http2Error.FLOW_CONTROL_ERROR, f"initial window of {value} bytes")
+                window = value
+                highest = max(highest, value)
+            elif key == frames.SETTINGS_MAX_FRAME_SIZE:
+                if not frames.SMALLEST_MAX_FRAME_BYTES <= value <= frames.LARGEST_MAX_FRAME_BYTES:
+                    raise ConnectionFault(Http2Error.PROTOCOL_ERROR, f"frames of {value} bytes")
+                self._max_frame = value
+            elif key == frames.SETTINGS_ENABLE_PUSH and value > 1:
+                raise ConnectionFault(Http2Error.PROTOCOL_ERROR, f"ENABLE_PUSH is {value}")
+        if window != self._initial_send_window:
+            self._change_initial_window(window, highest)
         self._transport.write(frames.frame(frames.SETTINGS, frames.ACK, 0))
 
-    def _apply(self, key: int, value: int) -> None:
-        if key == frames.SETTINGS_INITIAL_WINDOW_SIZE:
-            if value > frames.MAX_WINDOW:
-                raise ConnectionFault(Http2Error.FLOW_CONTROL_ERROR, f"initial window of {value} bytes")
-            change = value - self._initial_send_window
-            self._initial_send_window = value
-            for call in self._calls.values():
-                call.send_window += change
-                if call.send_window > frames.MAX_WINDOW:
-                    raise ConnectionFault(Http2Error.FLOW_CONTROL_ERROR, "a stream's window is over 2^31-1")
+    def _change_initial_window(self, window: int, highest: int) -> None:
+        """*highest* is what it was in between, or before; no stream's window may ever be over its limit."""
+        if highest + self._most_credit > frames.MAX_WINDOW:
+            # A bound that is too high is made exact, and stays so until the next window update: the walk is not for each frame.
+            self._most_credit = max((call.send_credit for call in self._calls.values()), default=0)
+            if highest + self._most_credit > frames.MAX_WINDOW:
+                raise ConnectionFault(Http2Error.FLOW_CONTROL_ERROR, "a stream's window is over 2^31-1")
+        if window > self._initial_send_window and self._without_window:
+            self._count_nuisance(len(self._without_window) >> 6)
+            self._unsent.update(self._without_window)
+            self._without_window.clear()
             self._has_room = True
-        elif key == frames.SETTINGS_MAX_FRAME_SIZE:
-            if not frames.SMALLEST_MAX_FRAME_BYTES <= value <= frames.LARGEST_MAX_FRAME_BYTES:
-                raise ConnectionFault(Http2Error.PROTOCOL_ERROR, f"frames of {value} bytes")
-            self._max_frame = value
-        elif key == frames.SETTINGS_ENABLE_PUSH and value > 1:
-            raise ConnectionFault(Http2Error.PROTOCOL_ERROR, f"ENABLE_PUSH is {value}")
+        self._initial_send_window = window
 
     def _on_push_promise(self, data: bytes, begin: int, end: int, flags: int, stream_id: int) -> None:
         raise ConnectionFault(Http2Error.PROTOCOL_ERROR, "a client promises nothing")
@@ -499,6 +581,8 @@ class Http2Connection(asyncio.Protocol):
                 self._is_ping_out = False
                 self._timers["keepalive"].cancel()
                 self._set_timer("keepalive", self._options.keepalive_time_ms / 1000, self._on_keepalive)
+            else:
+                self._count_nuisance()
             return
         self._count_strike()
         self._count_nuisance()
@@ -506,43 +590,77 @@ class Http2Connection(asyncio.Protocol):
 
     def _on_goaway(self, data: bytes, begin: int, end: int, flags: int, stream_id: int) -> None:
         """The peer begins no more calls; it closes when it has its answers."""
+        if stream_id:
+            raise ConnectionFault(Http2Error.PROTOCOL_ERROR, f"GOAWAY on stream {stream_id}")
+        if end - begin < 8:
+            raise ConnectionFault(Http2Error.FRAME_SIZE_ERROR, "GOAWAY is 8 bytes at least")
         self._count_nuisance()
 
     def _on_window_update(self, data: bytes, begin: int, end: int, flags: int, stream_id: int) -> None:
         if end - begin != 4:
             raise ConnectionFault(Http2Error.FRAME_SIZE_ERROR, "WINDOW_UPDATE is 4 bytes")
         increment = frames.read_u32(data, begin)[0] & frames.MAX_WINDOW
-        self._has_room = True
+        self._count_nuisance()
         if not stream_id:
+            if not increment:
+                raise ConnectionFault(Http2Error.PROTOCOL_ERROR, "WINDOW_UPDATE by 0")
             self._send_window += increment
-            if not increment or self._send_window > frames.MAX_WINDOW:
+            if self._send_window > frames.MAX_WINDOW:
                 raise ConnectionFault(Http2Error.FLOW_CONTROL_ERROR, f"WINDOW_UPDATE by {increment}")
+            if self._without_connection_window:
+                self._has_room = True
             return
         call = self._calls.get(stream_id)
         if call is None:
             self._check_known(stream_id)
             return
-        call.send_window += increment
+        call.send_credit += increment
+        self._most_credit = max(self._most_credit, call.send_credit)
         if not increment:
             self._reset(call, Http2Error.PROTOCOL_ERROR)
-        elif call.send_window > frames.MAX_WINDOW:
+        elif self._initial_send_window + call.send_credit > frames.MAX_WINDOW:
             self._reset(call, Http2Error.FLOW_CONTROL_ERROR)
+        elif call in self._without_window:
+            del self._without_window[call]
+            self._unsent[call] = None
+            self._has_room = True
 
     def _check_known(self, stream_id: int) -> None:
         """A frame on a stream that was never opened ends the connection; on a closed one it may just be late."""
-        if not stream_id or (stream_id > self._last_stream_id and self._state is not _DRAINING):
+        is_new = stream_id > self._last_stream_id and self._state is not _DRAINING
+        if is_new or not stream_id & 1:  # even ones would be ours, and we begin none
             raise ConnectionFault(Http2Error.PROTOCOL_ERROR, f"a frame on stream {stream_id}, which is idle")
+
+    def _on_late_frame(self, stream_id: int) -> None:
+        """DATA or HEADERS on a stream that has ended here.
+
+        They may have been on their way when it did. But a peer that had ended its side, or reset the stream, sends no more
+        (RFC 9113, section 5.1).
+        """
+        self._check_known(stream_id)
+        if self._cut_off_streams.get(stream_id):
+            self._count_nuisance()
+            self._transport.write(frames.reset(stream_id, Http2Error.STREAM_CLOSED))
+            return
+        is_forgotten = len(self._cut_off_streams) >= _MAX_REMEMBERED and stream_id < next(iter(self._cut_off_streams))
+        if stream_id <= self._last_stream_id and stream_id not in self._cut_off_streams and not is_forgotten:
+            raise ConnectionFault(Http2Error.STREAM_CLOSED, f"a frame on stream {stream_id}, which is closed")
+
+    def _remember_cut_off(self, stream_id: int, *, by_peer: bool = False) -> None:
+        self._cut_off_streams[stream_id] = by_peer
+        if len(self._cut_off_streams) > _MAX_REMEMBERED:
+            del self._cut_off_streams[next(iter(self._cut_off_streams))]
 
     # ------------------------------------------------------------------------------------------ peers to be wary of
 
-    def _count_nuisance(self) -> None:
-        self._nuisances += 1
-        if self._nuisances - (self._answers - self._answers_at_nuisance) <= MAX_NUISANCES:
+    def _count_nuisance(self, count: int = 1) -> None:
+        self._nuisances += count
+        if self._nuisances - _PER_ANSWER * (self._answers - self._answers_at_nuisance) <= MAX_NUISANCES:
             return
         now = self._loop.time()
-        if now - self._nuisances_since < _NUISANCE_S:
+        if now - self._nuisances_since < _NUISANCE_S or count > MAX_NUISANCES:
             raise ConnectionFault(Http2Error.ENHANCE_YOUR_CALM, "too many frames of no use")
-        self._nuisances = 0
+        self._nuisances = count
         self._nuisances_since = now
         self._answers_at_nuisance = self._answers
 
@@ -577,7 +695,8 @@ class Http2Connection(asyncio.Protocol):
         head = self._header_frame(call, opening)
         closing = self._closing(call, OK_TRAILERS)
         size = len(prefix) + len(message)
-        if size <= self._send_window and size <= call.send_window and size <= self._max_frame and not self._is_paused:
+        window = self._initial_send_window + call.send_credit
+        if size <= self._send_window and size <= window and size <= self._max_frame and not self._is_paused:
             self._send_window -= size
             self._answers += 1
             self._transport.write(
@@ -601,7 +720,8 @@ class Http2Connection(asyncio.Protocol):
         if opening:
             call.opening = self._header_frame(call, opening)
         call.unsent += prefix, message
-        self._unsent[call] = None
+        if call not in self._without_window and call not in self._without_connection_window:
+            self._unsent[call] = None
         if not self._is_flush_due:
             self._is_flush_due = True
             self._loop.call_soon(self._flush)
@@ -627,26 +747,40 @@ class Http2Connection(asyncio.Protocol):
         return closing
 
     def _send_or_keep(self, call: Call) -> None:
-        is_sent = self._send(call)
-        if not is_sent:
-            self._unsent[call] = None
-        else:
-            self._unsent.pop(call, None)
+        self._unqueue(call)
+        if self._send(call):
             if call.closing:
                 self._finish(call)
+        elif self._is_paused or self._state is _CLOSED:
+            self._unsent[call] = None
+        elif self._initial_send_window + call.send_credit <= 0:
+            self._without_window[call] = None
+        else:
+            self._without_connection_window[call] = None
         call.on_sent()
+
+    def _unqueue(self, call: Call) -> None:
+        self._unsent.pop(call, None)
+        if self._without_window:
+            self._without_window.pop(call, None)
+        if self._without_connection_window:
+            self._without_connection_window.pop(call, None)
 
     def _flush(self) -> None:
         self._is_flush_due = False
         self._send_unsent()
 
     def _send_unsent(self) -> None:
+        if self._is_paused:
+            return
         for call in list(self._unsent):
             if self._is_paused:
                 return
             if call in self._unsent:  # what was sent for another may have ended it
-                del self._unsent[call]
                 self._send_or_keep(call)  # behind the others, if it is not finished
+        waiting = self._without_connection_window
+        while waiting and self._send_window > 0 and not self._is_paused:
+            self._send_or_keep(next(iter(waiting)))
 
     def _send(self, call: Call) -> bool:
         """Send as much of *call* as windows and transport take; True when nothing is left that waits."""
@@ -656,8 +790,8 @@ class Http2Connection(asyncio.Protocol):
             self._cut_frames(call, pieces)
             if not call.unsent and call.closing:
                 pieces.append(call.closing)
-            if pieces:
                 self._answers += 1
+            if pieces:
                 self._transport.writelines(pieces)
             if not call.unsent:
                 return True
@@ -670,7 +804,8 @@ class Http2Connection(asyncio.Protocol):
         unsent = call.unsent
         room = _WRITE_BYTES
         while unsent:
-            size = limit = min(self._send_window, call.send_window, self._max_frame, room)
+            window = self._initial_send_window + call.send_credit
+            size = limit = min(self._send_window, window, self._max_frame, room)
             if limit <= 0:
                 return
             at = len(pieces)
@@ -685,12 +820,16 @@ class Http2Connection(asyncio.Protocol):
                 size -= len(rest)
             length = limit - size
             pieces.insert(at, frames.frame_head(frames.DATA, 0, call.stream_id, length))
+            if length >= _SMALL_DATA_BYTES or not unsent:
+                self._answers += 1
             room -= length
             self._send_window -= length
-            call.send_window -= length
+            call.send_credit -= length
 
     def _finish(self, call: Call) -> None:
         del self._calls[call.stream_id]
+        if not call.is_received:
+            self._remember_cut_off(call.stream_id)
         if call.timeline is not None:  # everything was given to the transport
             call.timeline.finish()
         if self._state is _DRAINING and not self._calls:
@@ -699,12 +838,13 @@ class Http2Connection(asyncio.Protocol):
     def _reset(self, call: Call, code: Http2Error) -> None:
         self._count_nuisance()
         self._transport.write(frames.reset(call.stream_id, code))
+        self._remember_cut_off(call.stream_id)
         self._forget(call)
 
     def _forget(self, call: Call) -> None:
         """No answer is sent, or no more of it."""
         del self._calls[call.stream_id]
-        self._unsent.pop(call, None)
+        self._unqueue(call)
         call.cancel()
         if self._state is _DRAINING and not self._calls:
             self._close(None, "")
@@ -831,6 +971,8 @@ class Http2Connection(asyncio.Protocol):
         calls = list(self._calls.values())
         self._calls.clear()
         self._unsent.clear()
+        self._without_window.clear()
+        self._without_connection_window.clear()
         for call in calls:
             call.cancel()
 

@@ -251,7 +251,12 @@ class _RestrictionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _value_of(restriction: Restriction, metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:
-    value = dict(metadata).get(restriction.name.decode())
+    """None, too, for a key that is there twice: a proxy in front may have looked at the other one."""
+    name = restriction.name.decode()
+    values = [value for key, value in metadata if key == name]
+    if len(values) != 1:
+        return None
+    value = values[0]
     return value.encode() if isinstance(value, str) else value
 
 

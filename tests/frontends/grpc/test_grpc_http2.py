@@ -28,6 +28,7 @@ import hpack
 import pytest
 from grpc_fakes import FakeServer, LoopThread
 from http2_peer import (
+    ACK,
     CONTINUATION,
     DATA,
     END_HEADERS,
@@ -835,7 +836,13 @@ class TestHostilePeers:
             pytest.param(reset(7), PROTOCOL_ERROR, id="reset of an idle stream"),
             pytest.param(frame(RST_STREAM, 0, 1, b"x"), FRAME_SIZE_ERROR, id="reset of one byte"),
             pytest.param(window_update(9, 1), PROTOCOL_ERROR, id="window of an idle stream"),
-            pytest.param(window_update(0, 0), FLOW_CONTROL_ERROR, id="window opened by nothing"),
+            pytest.param(window_update(0, 0), PROTOCOL_ERROR, id="window opened by nothing"),
+            pytest.param(window_update(2, 1), PROTOCOL_ERROR, id="window of a stream that would be ours"),
+            pytest.param(frame(SETTINGS, 0, 1), PROTOCOL_ERROR, id="settings on a stream"),
+            pytest.param(frame(GOAWAY, 0, 1, bytes(8)), PROTOCOL_ERROR, id="goaway on a stream"),
+            pytest.param(frame(GOAWAY, 0, 0, bytes(7)), FRAME_SIZE_ERROR, id="goaway cut short"),
+            pytest.param(frame(PRIORITY, 0, 0, bytes(5)), PROTOCOL_ERROR, id="priority on stream 0"),
+            pytest.param(frame(PRIORITY, 0, 1, bytes(4)), FRAME_SIZE_ERROR, id="priority of 4 bytes"),
             pytest.param(window_update(0, (1 << 31) - 1), FLOW_CONTROL_ERROR, id="window over its limit"),
             pytest.param(frame(WINDOW_UPDATE, 0, 0, b"x"), FRAME_SIZE_ERROR, id="window update of one byte"),
             pytest.param(frame(SETTINGS, 0, 0, b"x"), FRAME_SIZE_ERROR, id="settings of one byte"),
@@ -875,19 +882,115 @@ class TestHostilePeers:
     @pytest.mark.parametrize(
         "fields",
         [
-            [],
-            [(":method", "POST"), (":scheme", "http")],
-            [*headers_of(), (":path", LIVE)],
-            [*headers_of(), ("Upper", "case")],
-            [*headers_of(), ("connection", "close")],
+            pytest.param([], id="empty"),
+            pytest.param([(":method", "POST"), (":scheme", "http")], id="no path"),
+            pytest.param([*headers_of(), (":path", LIVE)], id="pseudo-header behind others"),
+            pytest.param([(":path", LIVE), *headers_of()], id="path twice"),
+            pytest.param([(":proxy", "x"), *headers_of()], id="unknown pseudo-header"),
+            pytest.param([(":status", "200"), *headers_of()], id="pseudo-header of answers"),
+            pytest.param([*headers_of(), ("Upper", "case")], id="upper case"),
+            pytest.param([*headers_of(), ("", "x")], id="no name"),
+            pytest.param([*headers_of(), ("a b", "x")], id="blank in a name"),
+            pytest.param([*headers_of(), ("a\r\nb", "x")], id="line in a name"),
+            pytest.param([*headers_of(), ("a\0", "x")], id="nul in a name"),
+            pytest.param([*headers_of(), ("a:b", "x")], id="colon in a name"),
+            pytest.param([*headers_of(), ("a\xe9", "x")], id="no ascii in a name"),
+            pytest.param([*headers_of(), ("a", "x\r\nb: y")], id="line in a value"),
+            pytest.param([*headers_of(), ("a", "x\ny")], id="line feed in a value"),
+            pytest.param([*headers_of(), ("a", "x\0y")], id="nul in a value"),
+            pytest.param([*headers_of(), ("a", " x")], id="blank before a value"),
+            pytest.param([*headers_of(), ("a", "x\t")], id="blank behind a value"),
+            pytest.param(headers_of(LIVE + "\n"), id="line in the path"),
+            pytest.param([*headers_of(), ("connection", "close")], id="header of HTTP/1"),
+            pytest.param([*headers_of(), ("transfer-encoding", "chunked")], id="transfer-encoding"),
+            pytest.param(headers_of(te="gzip"), id="te"),
+            pytest.param([*headers_of(), ("host", "elsewhere")], id="another host"),
+            pytest.param([*headers_of(), ("host", "localhost"), ("host", "localhost")], id="two hosts"),
+            pytest.param([*headers_of(), ("content-length", "x")], id="content-length that is none"),
+            pytest.param([*headers_of(), ("content-length", "5"), ("content-length", "5")], id="two content-lengths"),
         ],
-        ids=["empty", "no path", "pseudo-header behind others", "upper case", "header of HTTP/1"],
     )
-    def test_malformed_request_resets_its_stream_alone(self, peer: Http2Peer, fields: list[tuple[str, str]]) -> None:
-        peer.send(peer.headers(1, fields))
+    def test_malformed_request_resets_its_stream_alone(
+        self, engine: FakeServer, peer: Http2Peer, fields: list[tuple[str, str]]
+    ) -> None:
+        """RFC 9113, section 8.1.1."""
+        encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields]
+        peer.send(frame(HEADERS, END_HEADERS, 1, peer.encoder.encode(encoded)))
         assert peer.next(RST_STREAM, 1).code == PROTOCOL_ERROR
         peer.request(3, b"", LIVE)
         assert peer.answer(3).trailers["grpc-status"] == "0"
+        assert engine.seen == []
+
+    @pytest.mark.parametrize("length", ["6", "4"])
+    @pytest.mark.parametrize("ends_with", ["data", "trailers"])
+    def test_content_length_of_something_else_resets_the_stream(
+        self, engine: FakeServer, peer: Http2Peer, length: str, ends_with: str
+    ) -> None:
+        peer.send(peer.headers(1, headers_of(LIVE, content_length=length)))
+        if ends_with == "data":
+            peer.send(frame(DATA, END_STREAM, 1, prefixed(b"")))
+        else:
+            peer.send(frame(DATA, 0, 1, prefixed(b"")), peer.headers(1, [("a", "b")], END_HEADERS | END_STREAM))
+        assert peer.next(RST_STREAM, 1).code == PROTOCOL_ERROR
+
+    def test_content_length_without_any_data_resets_the_stream(self, peer: Http2Peer) -> None:
+        peer.send(peer.headers(1, headers_of(LIVE, content_length="5"), END_HEADERS | END_STREAM))
+        assert peer.next(RST_STREAM, 1).code == PROTOCOL_ERROR
+
+    @pytest.mark.parametrize("length", ["5", "0005"])
+    def test_right_content_length_is_taken(self, peer: Http2Peer, length: str) -> None:
+        peer.request(1, b"", LIVE, content_length=length)
+        assert peer.answer(1).trailers["grpc-status"] == "0"
+
+    @pytest.mark.parametrize("trailers", [[(":path", LIVE)], [("a", "b\n")], [("connection", "close")]])
+    def test_malformed_trailers_reset_the_stream(
+        self, engine: FakeServer, peer: Http2Peer, trailers: list[tuple[str, str]]
+    ) -> None:
+        peer.send(peer.headers(1, headers_of()), frame(DATA, 0, 1, prefixed(infer_message())))
+        peer.send(peer.headers(1, trailers, END_HEADERS | END_STREAM))
+        assert peer.next(RST_STREAM, 1).code == PROTOCOL_ERROR
+        assert engine.seen == []
+
+    def test_priority_of_the_wrong_size_resets_an_open_stream(self, peer: Http2Peer) -> None:
+        peer.send(peer.headers(1, headers_of()), frame(PRIORITY, 0, 1, bytes(6)))
+        assert peer.next(RST_STREAM, 1).code == FRAME_SIZE_ERROR
+
+    @pytest.mark.parametrize("kind", [DATA, HEADERS])
+    def test_frame_behind_the_end_of_both_sides_ends_the_connection(self, peer: Http2Peer, kind: int) -> None:
+        """RFC 9113, section 5.1."""
+        peer.request(1, b"", LIVE)
+        peer.answer(1)
+        peer.send(frame(DATA, 0, 1, b"x") if kind == DATA else peer.headers(1, headers_of(LIVE)))
+        assert peer.next(GOAWAY).code == STREAM_CLOSED
+
+    @pytest.mark.parametrize("kind", [DATA, HEADERS])
+    def test_frame_behind_a_reset_of_one_s_own_is_answered_with_another(self, peer: Http2Peer, kind: int) -> None:
+        peer.send(peer.headers(1, headers_of()), reset(1))
+        peer.send(frame(DATA, 0, 1, b"x") if kind == DATA else peer.headers(1, headers_of(LIVE)))
+        assert peer.next(RST_STREAM, 1).code == STREAM_CLOSED
+        peer.request(3, b"", LIVE)
+        assert peer.answer(3).trailers["grpc-status"] == "0"
+
+    @pytest.mark.parametrize("kind", [RST_STREAM, WINDOW_UPDATE, PRIORITY])
+    def test_frames_that_may_be_late_are_passed_over_on_a_closed_stream(self, peer: Http2Peer, kind: int) -> None:
+        peer.request(1, b"", LIVE)
+        peer.answer(1)
+        peer.send(
+            {RST_STREAM: reset(1), WINDOW_UPDATE: window_update(1, 9), PRIORITY: frame(PRIORITY, 0, 1, bytes(5))}[kind]
+        )
+        peer.request(3, b"", LIVE)
+        assert peer.answer(3).trailers["grpc-status"] == "0"
+
+    def test_stream_below_the_last_one_that_was_never_opened_ends_the_connection(self, peer: Http2Peer) -> None:
+        """RFC 9113, section 5.1.1."""
+        peer.request(7, b"", LIVE)
+        peer.answer(7)
+        peer.send(peer.headers(5, headers_of(LIVE)))
+        assert peer.next(GOAWAY).code == PROTOCOL_ERROR
+
+    def test_acknowledgement_is_no_greeting(self, listener: Http2Listener) -> None:
+        with Http2Peer.connect(listener, PREFACE + frame(SETTINGS, ACK)) as peer:
+            assert peer.next(GOAWAY).code == PROTOCOL_ERROR
 
     @pytest.mark.parametrize("what", ["data", "trailers"])
     def test_more_after_the_end_of_a_request_resets_its_stream(
@@ -945,13 +1048,140 @@ class TestHostilePeers:
 
     @pytest.mark.parametrize(
         "nuisance",
-        [settings(), frame(PRIORITY, 0, 3, bytes(5)), frame(0x55), frame(GOAWAY, 0, 0, bytes(8))],
-        ids=["settings", "priority", "unknown", "goaway"],
+        [
+            settings(),
+            frame(SETTINGS, ACK),
+            frame(PING, ACK, 0, bytes(8)),
+            frame(PRIORITY, 0, 3, bytes(5)),
+            frame(0x55),
+            frame(GOAWAY, 0, 0, bytes(8)),
+            window_update(0, 1),
+            window_update(1, 1),
+            frame(DATA, 0, 1, b"x"),
+            frame(DATA, 0, 1),
+            frame(DATA, PADDED, 1, b"\xff" + bytes(255)),
+            reset(1) + frame(DATA, 0, 1, b"x"),
+        ],
+        ids=[
+            "settings",
+            "settings acknowledged",
+            "ping acknowledged",
+            "priority",
+            "unknown",
+            "goaway",
+            "connection's window",
+            "stream's window",
+            "one byte",
+            "no data",
+            "nothing but padding",
+            "behind a reset",
+        ],
     )
     def test_flood_of_useless_frames_ends_the_connection(self, peer: Http2Peer, nuisance: bytes) -> None:
-        peer.send(nuisance * 5_000)
+        peer.send(peer.headers(1, headers_of()), frame(DATA, 0, 1, struct.pack(">BL", 0, 1 << 30)))
+        try:
+            peer.send(nuisance * 5_000)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it has been closed already
         last = peer.until_closed()[-1]
         assert (last.kind, last.code) == (GOAWAY, ENHANCE_YOUR_CALM)
+
+    def test_settings_are_counted_one_by_one(self, peer: Http2Peer) -> None:
+        """Each of these was applied to each of a thousand calls: half a second for a frame."""
+        for stream in range(1, 2001, 2):
+            peer.send(peer.headers(stream, headers_of()))
+        entries = b"".join(struct.pack(">HL", 4, 65_535 + number % 2) for number in range(10_900))
+        peer.send(frame(SETTINGS, 0, 0, entries))
+        last = peer.until_closed()[-1]
+        assert (last.kind, last.code) == (GOAWAY, ENHANCE_YOUR_CALM)
+
+    def test_header_lists_of_a_thousand_fields_are_counted_for_more(self, peer: Http2Peer) -> None:
+        block = peer.encoder.encode([*headers_of(LIVE), *(("a", "b") for _ in range(1500))])
+        try:
+            for stream in range(1, 1001, 2):
+                peer.send(frame(HEADERS, END_HEADERS, stream, block))
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it has been closed already
+        last = peer.until_closed()[-1]
+        assert (last.kind, last.code) == (GOAWAY, ENHANCE_YOUR_CALM)
+        assert last.last_stream < 500
+
+    def test_clients_that_open_windows_for_every_frame_are_no_flood(self, listener: Http2Listener) -> None:
+        size = 60_000_000
+        greeting = PREFACE + settings(initial_window_size=16_384)
+        with Http2Peer.connect(listener, greeting) as peer:
+            message = service_pb2.ModelInferRequest(model_name="flood")
+            message.parameters["count"].int64_param = 2_000
+            message.parameters["bytes_each"].int64_param = 30_000
+            peer.send(peer.headers(1, headers_of("/inference.GRPCInferenceService/ModelStreamInfer")))
+            peer.send(frame(DATA, END_STREAM, 1, prefixed(message.SerializeToString())))
+            received = 0
+            for found in peer.frames():
+                assert found.kind != GOAWAY, found.text
+                if found.kind == DATA:
+                    received += len(found.payload)
+                    peer.send(window_update(0, len(found.payload)), window_update(1, len(found.payload)))
+                if found.kind == HEADERS and found.flags & END_STREAM:
+                    break
+            assert received > size
+
+    def test_initial_window_that_takes_a_stream_s_over_its_limit_ends_the_connection(self, peer: Http2Peer) -> None:
+        """RFC 9113, section 6.9.2."""
+        peer.send(peer.headers(1, headers_of()), window_update(1, (1 << 31) - 1 - 65_535))
+        peer.request(3, b"", LIVE)
+        assert peer.answer(3).trailers["grpc-status"] == "0"
+        peer.send(settings(initial_window_size=65_536))
+        assert peer.next(GOAWAY).code == FLOW_CONTROL_ERROR
+
+    def test_initial_window_in_between_counts_as_well(self, peer: Http2Peer) -> None:
+        peer.send(peer.headers(1, headers_of()), window_update(1, (1 << 31) - 1 - 65_535))
+        peer.send(frame(SETTINGS, 0, 0, struct.pack(">HLHL", 4, 65_536, 4, 1)))
+        assert peer.next(GOAWAY).code == FLOW_CONTROL_ERROR
+
+    def test_window_of_a_stream_that_has_ended_limits_no_other(self, peer: Http2Peer) -> None:
+        peer.send(peer.headers(1, headers_of()), window_update(1, (1 << 31) - 1 - 65_535), reset(1))
+        peer.send(settings(initial_window_size=(1 << 31) - 1))
+        peer.request(3, b"", LIVE)
+        assert peer.answer(3).trailers["grpc-status"] == "0"
+
+    def test_work_for_a_window_update_does_not_grow_with_the_calls_that_wait(
+        self, loop: LoopThread, peer: Http2Peer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        looks = []
+        look = http2_connection.Http2Connection._send_or_keep
+
+        def counted(connection: Any, call: Any) -> None:
+            looks.append(call.stream_id)
+            look(connection, call)
+
+        monkeypatch.setattr(http2_connection.Http2Connection, "_send_or_keep", counted)
+        peer.send(settings(initial_window_size=10))
+        count = 500
+        for stream in range(1, 2 * count, 2):
+            peer.request(stream, infer_message(size=100))
+        for stream in range(1, 2 * count, 2):
+            peer.next(HEADERS, stream)
+        looks.clear()
+        peer.send(window_update(0, 1000) * 100, *(window_update(stream, 1) for stream in range(1, 200, 2)))
+        peer.request(2 * count + 1, b"", LIVE)
+        peer.next(HEADERS, 2 * count + 1)
+        assert len(looks) < 300
+
+    def test_calls_that_wait_for_the_connection_s_window_take_turns(self, peer: Http2Peer) -> None:
+        peer.send(settings(initial_window_size=1 << 20))
+        peer.request(1, infer_message(size=60_000))
+        body = peer.next(DATA, 1).payload
+        while len(body) < 60_000:
+            body += peer.next(DATA, 1).payload
+        for stream in (3, 5, 7):
+            peer.request(stream, infer_message(size=20_000))
+        for stream in (3, 5, 7):
+            peer.next(HEADERS, stream)
+        seen = set()
+        for _ in range(8):
+            peer.send(window_update(0, 6000))
+            seen.add(peer.next(DATA).stream)
+        assert seen == {3, 5, 7}
 
     @pytest.mark.parametrize("seed", range(20))
     def test_random_frames_harm_nobody_else(self, listener: Http2Listener, peer: Http2Peer, seed: int) -> None:

@@ -194,6 +194,14 @@ class TestRestriction:
                 channel.unary_unary(INFER)(message(), metadata=self.RIGHT)
             ).raw_output_contents == [bytes(4)]
 
+    @pytest.mark.parametrize("values", [("sesame", "Sesame"), ("Sesame", "sesame"), ("sesame", "sesame")])
+    def test_key_that_is_given_twice_is_refused(self, listen: Listening, values: tuple[str, ...]) -> None:
+        """A proxy in front may have looked at the other one."""
+        with connected(listen(restricted=self.EVERYTHING)) as channel:
+            method = channel.unary_unary("/grpc.health.v1.Health/Check")
+            metadata = [(name, value) for name, _ in self.RIGHT for value in values]
+            assert refusal(lambda: method(b"", metadata=metadata)) == (Status.UNAVAILABLE, self.TEXT)
+
     def test_row_57_a_stream_ends_with_the_refusal(self, listen: Listening, engine: FakeServer) -> None:
         with connected(listen(restricted=self.EVERYTHING)) as channel:
             method = channel.stream_stream(STREAM)
