@@ -97,6 +97,9 @@ class ModelStore:
         self._turns = Turns(options.load_threads)
         # Of its own: a repository far away can keep them waiting, and requests need the loop's for large and packed bodies.
         self._threads = ThreadPoolExecutor(_READING_THREADS, thread_name_prefix="repository")
+        # One, however many ask: threads that list hold the interpreter by turns, and the loop waits for all of them whenever it
+        # has let go of it. Sixteen under a flood of questions kept everybody else waiting for 15 s.
+        self._listing_thread = ThreadPoolExecutor(1, thread_name_prefix="listing")
         self._tasks: set[asyncio.Task[Any]] = set()
         self._operations: list[_Operation] = []
         self._asking: list[_Asking] = []
@@ -107,7 +110,7 @@ class ModelStore:
 
     async def listing(self) -> Listing:
         """As `scan`, without a look into the models' directories."""
-        return await self._in_thread(self._reader.listing)
+        return await asyncio.get_running_loop().run_in_executor(self._listing_thread, self._reader.listing)
 
     # ------------------------------------------------------------------------------------------ operations
 
@@ -456,6 +459,7 @@ class ModelStore:
         if self._tasks:
             await asyncio.wait(self._tasks)
         self._threads.shutdown(wait=False)  # one that waits for a remote repository is ended by who closes that
+        self._listing_thread.shutdown(wait=False)
         serving = [served for model in self.models.by_id.values() for served in model.loaded]
         return await self._generations.end_all(serving, timeout_s)
 

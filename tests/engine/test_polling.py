@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from pytriton_lite.core.states import VersionState
 from pytriton_lite.engine.server import Server
+from pytriton_lite.repository import reader
+from pytriton_lite.repository.index import Listing, list_models
 from tests.engine.store_scenarios import (
     ADDER_CONFIG,
     CONFIG,
@@ -342,3 +347,23 @@ def test_a_look_ends_with_the_server(tmp_path: Path, repository: Path) -> None:
     run(repository, scenario, is_explicit=False)
     gate.open()
     gate.close()
+
+
+def test_many_who_ask_for_the_index_at_once_are_answered_by_one_thread(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads that list compute, and every one more takes the interpreter from the loop."""
+    write_model(repository, "m", code(1), CONFIG)
+    meeting = threading.Barrier(2)
+
+    def list_and_wait_for_another(roots: Sequence[Path], *, namespaces: Mapping[Path, str] | None = None) -> Listing:
+        with suppress(threading.BrokenBarrierError):
+            meeting.wait(0.2)
+            raise AssertionError("two threads list at the same time")
+        return list_models(roots, namespaces=namespaces)
+
+    async def scenario(server: Server) -> None:
+        monkeypatch.setattr(reader, "list_models", list_and_wait_for_another)
+        assert await asyncio.gather(*(index(server) for _ in range(20))) == [["m READY"]] * 20
+
+    run(repository, scenario, is_explicit=False)

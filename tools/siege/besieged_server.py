@@ -31,6 +31,8 @@ class Footprint:
     """Since `BesiegedServer.reset_peak`."""
     descriptors: int
     cpu_s: float
+    waited_s: float
+    """How long its main thread was ready to run and had no core: what the attacker and everybody else on the machine took."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class BesiegedServer:
             peak_bytes=int(status["VmHWM"].split()[0]) * 1024,
             descriptors=len(os.listdir(folder / "fd")),
             cpu_s=_cpu_s_of_tree(self.pid),
+            waited_s=int(folder.joinpath("schedstat").read_text().split()[1]) / 1e9,
         )
 
     def wait_at_rest(self, descriptors: int, timeout_s: float) -> Rest:

@@ -20,7 +20,7 @@ def line(result: Result) -> str:
         f"health {quantiles([result], HEALTH):>18} ms  inference {quantiles([result], INFERENCE):>18} ms  "
         f"machine {_ms(result.latencies[PAUSE].worst_s):>4}  failed {len(result.failures):3}  "
         f"MiB {result.memory_before_bytes >> 20:4} {result.memory_peak_bytes >> 20:5} {result.memory_after_bytes >> 20:5}  "
-        f"CPU {result.cpu_s:5.1f} s  sent {result.attacker.sent_bytes >> 20:5} MiB  "
+        f"CPU {result.cpu_s:5.1f} s, waited {result.waited_s:4.1f} s  sent {result.attacker.sent_bytes >> 20:5} MiB  "
         f"{endings([result])}  {'; '.join(result.faults) or 'held'}"
     )
 

@@ -75,6 +75,8 @@ class Result:
     descriptors_left: int
     cpu_s: float
     """Of the server with its workers."""
+    waited_s: float
+    """How long the server was ready to run and had no core."""
     attacker: Outcome
     faults: list[str]
     """What must not be; empty where the server held."""
@@ -259,6 +261,7 @@ class Siege:
             memory_after_bytes=0 if after is None else after.memory_bytes,
             descriptors_left=left,
             cpu_s=0.0 if after is None else after.cpu_s - before.cpu_s,
+            waited_s=0.0 if after is None else after.waited_s - before.waited_s,
             attacker=outcome,
             faults=faults,
         )
