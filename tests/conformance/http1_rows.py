@@ -790,6 +790,12 @@ _HIDDEN_LENGTH = b"Content-Length: %d" % len(_HIDDEN_BODY)
 
 SMUGGLING = (
     Row(
+        "rfc9112/11.1/1",
+        "writes a line end and a header, percent-encoded, into its target",
+        head(line=b"GET <TARGET>/%0d%0aX-Injected:%20yes HTTP/1.1"),
+        Wants(((404, 405),), OPEN, lambda answer: not answer.values("x-injected"), "no such header"),
+    ),
+    Row(
         "rfc9112/11.2/1",
         "hides a request behind a last chunk, where its length goes on (CL.TE)",
         framed(_HIDDEN_LENGTH, CHUNKED, body=_HIDDEN_BODY),

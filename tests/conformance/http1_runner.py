@@ -39,16 +39,19 @@ class Way:
     method: bytes
     target: bytes
     is_metrics: bool = False
+    forwards: bool = False
+    """Is for a server that forwards headers to models, and so keeps their names as the client wrote them."""
 
 
 HOT = Way("infer", b"POST", b"/v2/models/add_sub/infer")
 LONG = Way("infer, long way", b"POST", b"/v2/models/add_sub/infer?query")
 """What the hot path leaves to the application: a query is unusual."""
+FORWARDING = Way("infer, forwarded headers", b"POST", b"/v2/models/add_sub/infer", forwards=True)
 HEALTH = Way("health", b"GET", b"/v2/health/live")
 METADATA = Way("metadata", b"GET", b"/v2")
 METRICS = Way("metrics", b"GET", b"/metrics", is_metrics=True)
 
-POSTS = (HOT, LONG)
+POSTS = (HOT, LONG, FORWARDING)
 GETS = (HEALTH, METADATA, METRICS)
 ALL = (*POSTS, *GETS)
 

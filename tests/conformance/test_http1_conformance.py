@@ -18,16 +18,20 @@ from tests.conformance.http1_runner import Row, Way, play
 from tests.harness import MODEL_REPOSITORY, RunningServer
 
 FLAGS = ("--model-control-mode=explicit", "--load-model=add_sub")
+SERVERS = {
+    "patient": FLAGS,
+    "impatient": (*FLAGS, "--http-header-timeout-secs=1"),
+    "forwarding": (*FLAGS, "--http-header-forward-pattern=^x-"),
+}
 PLAYED = [(row, way) for row in ROWS for way in row.ways]
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[dict[bool, RunningServer]]:
-    """By whether it is impatient. Both have come through every case without a traceback in the end."""
+def servers() -> Iterator[dict[str, RunningServer]]:
+    """Those of `SERVERS`. All have come through every case without a traceback in the end."""
     with ExitStack() as stack:
         started = {
-            False: stack.enter_context(RunningServer(MODEL_REPOSITORY, flags=FLAGS)),
-            True: stack.enter_context(RunningServer(MODEL_REPOSITORY, flags=(*FLAGS, "--http-header-timeout-secs=1"))),
+            name: stack.enter_context(RunningServer(MODEL_REPOSITORY, flags=flags)) for name, flags in SERVERS.items()
         }
         yield started
         for server in started.values():
@@ -36,10 +40,10 @@ def servers() -> Iterator[dict[bool, RunningServer]]:
 
 
 @pytest.mark.parametrize(("row", "way"), PLAYED, ids=[f"{row.id}-{way.name}" for row, way in PLAYED])
-def test_a_case_of_http1_ends_as_the_rfc_has_it(servers: dict[bool, RunningServer], row: Row, way: Way) -> None:
+def test_a_case_of_http1_ends_as_the_rfc_has_it(servers: dict[str, RunningServer], row: Row, way: Way) -> None:
     deviation = DEVIATIONS.get(row.id)
     wants = row.wants if deviation is None else deviation.does
-    server = servers[row.is_impatient]
+    server = servers["impatient" if row.is_impatient else "forwarding" if way.forwards else "patient"]
     port = urlsplit(server.metrics_url).port if way.is_metrics else server.http_port
     assert port is not None
     seen = play(row, wants, way, "127.0.0.1", port)
