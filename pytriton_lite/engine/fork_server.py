@@ -11,6 +11,7 @@ import struct
 import subprocess
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
@@ -94,26 +95,26 @@ class ForkServer:
     def start(cls, environment: Environment) -> ForkServer:
         """Start it; whether its interpreter works is known when the first worker is asked for."""
         executable = environment.executable
-        ours, theirs = socket.socketpair()
-        errors_read, errors_write = os.pipe()
-        try:
-            process = subprocess.Popen(
-                [executable, str(BOOTSTRAP), str(theirs.fileno()), environment.libraries],
-                env=environment.start_variables,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=errors_write,
-                stderr=errors_write,
-            )
-        except OSError as error:
-            ours.close()
-            os.close(errors_read)
-            raise InferenceError(
-                ErrorCode.INTERNAL, f"the worker interpreter '{executable}' cannot be started: {error.strerror}"
-            ) from error
-        finally:
-            theirs.close()
-            os.close(errors_write)
+        with ExitStack() as kept, ExitStack() as given:
+            try:
+                ours, theirs = socket.socketpair()
+                kept.callback(ours.close)
+                given.callback(theirs.close)
+                errors_read, errors_write = os.pipe()
+                kept.callback(os.close, errors_read)
+                given.callback(os.close, errors_write)
+                process = subprocess.Popen(
+                    [executable, str(BOOTSTRAP), str(theirs.fileno()), environment.libraries],
+                    env=environment.start_variables,
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=errors_write,
+                    stderr=errors_write,
+                )
+            except OSError as error:  # no such file, or no descriptors or processes left
+                text = f"the worker interpreter '{executable}' cannot be started: {error.strerror}"
+                raise InferenceError(ErrorCode.INTERNAL, text) from error
+            kept.pop_all()
         return cls(executable, process, ours, errors_read)
 
     @property

@@ -271,24 +271,16 @@ class _Process:
         return ours, theirs
 
     async def _spawn(self) -> None:
-        stdout_write = self._pipe("stdout", logging.INFO)
-        stderr_write = self._pipe("stderr", logging.WARNING)
-        try:
-            theirs = [
-                self._their_channel.fileno(),
-                self._their_descriptors.fileno(),
-                self._control_segment.fd,
-                stdout_write,
-                stderr_write,
-            ]
+        with ExitStack() as given:  # what the worker has for itself once it was forked
+            given.callback(self._their_channel.close)
+            given.callback(self._their_descriptors.close)
+            theirs = [self._their_channel.fileno(), self._their_descriptors.fileno(), self._control_segment.fd]
+            for stream, level in (("stdout", logging.INFO), ("stderr", logging.WARNING)):
+                theirs.append(self._pipe(stream, level))
+                given.callback(os.close, theirs[-1])  # at once: there may be no descriptors for the next pipe
             self.pid, exited = await self._within(
                 self._spawner.spawn(theirs), self.options.hello_timeout_s, "start its interpreter"
             )
-        finally:
-            os.close(stdout_write)
-            os.close(stderr_write)
-            self._their_channel.close()
-            self._their_descriptors.close()
         self._channel.setblocking(False)
         self._start_reading()
         self._exited = exited
@@ -560,10 +552,14 @@ async def run_task(options: LaunchOptions, spawner: Spawner) -> Any:
     is left behind, whatever happens.
     """
     with ExitStack() as stack:
-        process = _Process(options, spawner, stack)
-        stack.callback(process._release)
-        stack.callback(process._end)
-        await process._spawn()
+        try:
+            process = _Process(options, spawner, stack)
+            stack.callback(process._release)
+            stack.callback(process._end)
+            await process._spawn()
+        except OSError as error:  # no descriptors or processes left
+            text = f"the process of '{options.instance}' cannot be started: {error}"
+            raise InferenceError(ErrorCode.INTERNAL, text) from error
         stack.callback(process.kill)
         answer = await process._reach_goal()
         await process._wait_exit(_EXIT_GRACE_S, "the process did not end by itself, killing it")

@@ -107,7 +107,7 @@ class Campaign:
         heard_before = Counter(self._tally.answers)
         unheard_before = self._tally.unanswered
         load = Load(server.target, ledger, self._tally, sightings, seed)
-        injector = Injector(load, server.repository, faults, seed=seed, has_limit=server.has_limit)
+        injector = Injector(load, server.repository, faults, seed=seed)
         loading = asyncio.create_task(load.run())
         attacking = asyncio.create_task(injector.run())
         await asyncio.wait([loading, attacking], timeout=self._plan.round_s, return_when=asyncio.FIRST_EXCEPTION)

@@ -16,11 +16,8 @@ from tools.torture import processes
 from tools.torture.http_client import ConnectionLost, ask
 from tools.torture.load import END_BOUND_S, Load
 from tools.torture.models import BROKEN_CODES, BROKEN_CONFIGS, MODELS, STORMS, storm_config
-from tools.torture.records import Record, cause_of
-from tools.torture.schedule import MISBEHAVE, Fault, is_stuck
-
-RESCUE_AFTER_S = 2.5
-"""A worker that is stuck is killed after so long, where the server has no limit of executions of its own."""
+from tools.torture.records import cause_of
+from tools.torture.schedule import MISBEHAVE, Fault
 
 _DISK_RESERVE = 4096
 _BUSY_DESCRIPTORS = 3
@@ -40,7 +37,7 @@ class Done:
 class Injector:
     """Of one round. `run`, then `lift` what lasts."""
 
-    def __init__(self, load: Load, repository: Path, faults: list[Fault], *, seed: str, has_limit: bool) -> None:
+    def __init__(self, load: Load, repository: Path, faults: list[Fault], *, seed: str) -> None:
         self.done: list[Done] = []
         self.problems: list[str] = []
         """What the server answered to control requests, and should not have."""
@@ -49,7 +46,6 @@ class Injector:
         self._repository = repository
         self._faults = faults
         self._rng = random.Random(f"{seed}/injector")
-        self._has_limit = has_limit
         self._lasting: list[asyncio.Task[None]] = []
         self._changing = {name: asyncio.Lock() for name in STORMS}
         self._undo: dict[str, Callable[[], None]] = {}
@@ -163,19 +159,8 @@ class Injector:
             asyncio.create_task(self._load.misbehave(fault.target, fault.kind.removeprefix(MISBEHAVE)))
             for _ in range(int(fault.number))
         ]
-        if is_stuck(fault) and not self._has_limit:
-            await self._rescue(fault.target, requests)
         records = [await request for request in requests]
         return ", ".join(record.outcome.value if record.outcome else "?" for record in records)
-
-    async def _rescue(self, model: str, requests: list[asyncio.Task[Record]]) -> None:
-        """Kill the workers of *model* until the requests have ended."""
-        for _ in range(int(END_BOUND_S / RESCUE_AFTER_S)):
-            _, waiting = await asyncio.wait(requests, timeout=RESCUE_AFTER_S)
-            if not waiting:
-                return
-            for worker in processes.workers_of(self._target.pid, model):
-                self._signal(worker.pid, signal.SIGKILL)
 
     # ------------------------------------------------------------------------------------------ the system
 

@@ -17,6 +17,10 @@ ON_FORK_SERVER = ("kill fork server", "stop fork server")
 ON_SYSTEM = ("fill shared memory", "fill disk", "take descriptors")
 ON_REPOSITORY = ("load and unload", "change instances", "change model", "break configuration", "break code")
 OF_CLIENTS = ("burst", "truncate region")
+EXECUTION_LIMIT_S = 4.0
+"""The server gives up what takes longer, so that nothing is stuck for ever."""
+FOR_EVER_S = 3 * EXECUTION_LIMIT_S
+"""What is stopped for so long is missed: the server has replaced it by then."""
 MISBEHAVE = "misbehave: "
 """Followed by one of `MISDEEDS`."""
 
@@ -63,6 +67,8 @@ def _fault(rng: random.Random, round_number: int, kind: str, seconds: float) -> 
     target, number = "", round(rng.uniform(0.3, 2.5), 2)
     if kind in ON_WORKERS:
         target = rng.choice(WITH_WORKERS)
+        if kind == "stop worker" and rng.random() < 0.3:
+            number = FOR_EVER_S
     elif kind in ON_REPOSITORY:
         target, number = rng.choice(STORMS), float(rng.randrange(1, 5))
     elif kind == "burst":

@@ -22,6 +22,7 @@ from tools.torture.audit import Counters, Vitals, read_counters
 from tools.torture.http_client import Tally, ask, ask_json
 from tools.torture.load import Target
 from tools.torture.models import write_models
+from tools.torture.schedule import EXECUTION_LIMIT_S
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 
@@ -91,8 +92,6 @@ class TorturedServer:
             shared_memory=Path(f"{root}/dev/shm"),
             scratch=Path(f"{root}{scratch}"),
         )
-        self.has_limit = False
-        """Whether the server ends executions that take too long."""
         self._look = folder / "look"
         self._log_from = 0
 
@@ -114,6 +113,7 @@ class TorturedServer:
                 "--model-control-mode=explicit", "--load-model=*", "--log-format=json", "--allow-client-shm=true",
                 f"--access-log-file={scratch}/access.log", "--cache-config=local,size=1048576", "--exit-timeout-secs=30",
                 "--max-unanswered-requests=300",
+                f"--execution-timeout-secs={EXECUTION_LIMIT_S:g}",
                 *flags,
             ),
             environ={
