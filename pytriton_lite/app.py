@@ -481,6 +481,8 @@ class App:
             header_forward_pattern=settings.grpc_header_forward_pattern,
             max_message_bytes=settings.grpc_max_message_size,
             handshake_timeout_ms=settings.grpc_handshake_timeout,
+            stall_timeout_s=settings.grpc_stall_timeout_secs,
+            max_unread_bytes=settings.grpc_max_unread_size,
             keepalive_time_ms=settings.grpc_keepalive_time,
             keepalive_timeout_ms=settings.grpc_keepalive_timeout,
             keepalive_permit_without_calls=settings.grpc_keepalive_permit_without_calls,

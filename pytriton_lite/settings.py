@@ -852,6 +852,24 @@ class Settings:
             "Milliseconds that a client may take for TLS and the greeting of HTTP/2; then its connection is closed.",
         ),
     )
+    grpc_stall_timeout_secs: int = field(
+        default=60,
+        metadata=_option(
+            Group.GRPC,
+            _integer(low=0),
+            "Seconds in which a client that has begun to send a message, or has an answer to read, must move a KiB of it, or "
+            "its call ends. 0 sets no limit. Not with --grpc-transport=grpcio.",
+        ),
+    )
+    grpc_max_unread_size: int = field(
+        default=256 << 20,
+        metadata=_option(
+            Group.GRPC,
+            _integer(low=1),
+            "Bytes of answers that a connection may leave unread; beyond them its new calls are refused. Not with "
+            "--grpc-transport=grpcio.",
+        ),
+    )
     grpc_infer_response_compression_level: CompressionLevel = field(
         default=CompressionLevel.NONE,
         metadata=_option(

@@ -65,6 +65,7 @@ execution-timeout-secs slow-execution-warning-secs
     grpc-transport
     http-max-header-size http-header-timeout-secs http-idle-timeout-secs http-use-ssl http-use-ssl-mutual http-server-cert
     http-server-key http-root-cert http-cors-allow-origin grpc-max-message-size grpc-handshake-timeout metrics-use-ssl
+    grpc-stall-timeout-secs grpc-max-unread-size
     client-shm-key-prefix client-shm-max-byte-size
     access-log access-log-file
     accept-before-load drain-delay-secs http-max-connections grpc-max-connections
@@ -254,6 +255,8 @@ REFUSED = [
         "Provided option value is out of bound. Got 65535, expected 65536 to 2147483647",
     ),
     ("grpc-handshake-timeout", "0", "Provided option value is out of bound. Got 0"),
+    ("grpc-stall-timeout-secs", "-1", "Provided option value is out of bound. Got -1"),
+    ("grpc-max-unread-size", "0", "Provided option value is out of bound. Got 0"),
     ("model-repository", "", "Got an empty path"),
     ("model-repository", "s3://", "the name of a bucket or container is missing. Got s3://"),
     (

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Buffer
 from pytriton_lite.core.timeline import CLIENT_GONE
 from pytriton_lite.frontends.grpc import compression
@@ -51,6 +51,7 @@ _read_prefix = struct.Struct(">BL").unpack_from
 make_prefix = struct.Struct(">BL").pack
 
 _BUDGET_STEP_BYTES = 1 << 20
+_UNREAD_RETRY_AFTER_S = 1.0
 _CONTENT_TYPE = field(b"content-type", b"application/grpc")
 _PLAIN_OPENING = STATUS_200 + _CONTENT_TYPE
 _TIMEOUT_UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
@@ -228,6 +229,12 @@ class Endpoint:
         parse = ModelInferRequest.FromString
         return self.infer_route._replace(start=lambda data: start_infer(parse(data), forwarded=forwarded))
 
+    def refuse_unread(self, unread: int, limit: int) -> Head:
+        """The head of a call that is refused because its connection leaves so many bytes of answers unread."""
+        text = f"{unread} bytes of answers on this connection are unread, the limit is {limit} (--grpc-max-unread-size)"
+        failure = failure_of("", InferenceError(ErrorCode.UNAVAILABLE, text, retry_after_s=_UNREAD_RETRY_AFTER_S))
+        return Head(None, error_block(failure), failure.status)
+
     def new_call(self, link: Link, stream_id: int, head: Head, *, receive_window: int) -> Call:
         """The call that *head* begins, of the kind that it needs."""
         kind: type[Call]
@@ -258,6 +265,8 @@ class Call:
         "is_ended",
         "is_received",
         "is_taking",
+        "is_watched",
+        "moved",
         "opening",
         "receive_window",
         "send_credit",
@@ -274,6 +283,10 @@ class Call:
         self.receive_window = receive_window
         self.content_left = head.content_length
         """What the peer has still to send by its ``content-length``; None where it did not say."""
+        self.moved = 0
+        """Bytes of messages, in either direction, since the connection last looked for calls that stand still."""
+        self.is_watched = False
+        """It was there when the connection looked."""
         self.tiny_frames = 0
         """Of data, that have come of the message which is being received."""
         self.is_received = False
@@ -307,6 +320,15 @@ class Call:
 
     def receive(self, data: bytes, begin: int, end: int) -> None:
         """Take ``data[begin:end]``, the last there is when `is_received` is set."""
+
+    def owes_data(self) -> bool:
+        """Whether the peer has begun a message that it has not finished, and nothing keeps it from doing so."""
+        return False
+
+    def end_stalled(self, timeout_s: float) -> None:
+        """End it: the peer has `owes_data` for so long, and next to nothing came."""
+        text = f"less than 1 KiB of the message came in {timeout_s:g} s (--grpc-stall-timeout-secs)"
+        self._end_with(Status.DEADLINE_EXCEEDED, text)
 
     def on_sent(self) -> None:
         """Something of `unsent` was written."""
@@ -461,6 +483,9 @@ class UnaryCall(Call):
         """When the first of several pieces came."""
 
     # ------------------------------------------------------------------------------------------ in
+
+    def owes_data(self) -> bool:
+        return not self.is_received and not self.is_ended
 
     def receive(self, data: bytes, begin: int, end: int) -> None:
         if self.is_ended:
@@ -710,10 +735,18 @@ class StreamCall(Call):
 
     # ------------------------------------------------------------------------------------------ in
 
+    def owes_data(self) -> bool:
+        return bool(self._body) and self.is_taking and not self.is_received and not self.is_ended
+
     def receive(self, data: bytes, begin: int, end: int) -> None:
-        if not self.is_ended:
-            self._body += memoryview(data)[begin:end]
-            self._read_messages()
+        if self.is_ended:
+            return
+        body = self._body
+        body += memoryview(data)[begin:end]
+        is_more = len(body) >= LARGE_BYTES and len(body) > self._taken_bytes
+        if is_more and not self._take_budget(len(body) + _BUDGET_STEP_BYTES):
+            return
+        self._read_messages()
 
     def _read_messages(self) -> None:
         """Take the messages that are complete, as long as there is room for requests."""
@@ -744,6 +777,10 @@ class StreamCall(Call):
         end = PREFIX_BYTES + size
         if self.is_ended or len(body) < end:
             return None
+        self.moved = 0
+        """Bytes of messages, in either direction, since the connection last looked for calls that stand still."""
+        self.is_watched = False
+        """It was there when the connection looked."""
         self.tiny_frames = 0
         with memoryview(body) as view:
             message = bytes(view[PREFIX_BYTES:end])
@@ -766,7 +803,8 @@ class StreamCall(Call):
         try:
             parsed = parse_quickly(message)
             if parsed is not None:
-                self._give_back_budget()
+                if self._taken_bytes:
+                    self._give_back_budget()
                 self._requests.take(parsed, len(message))
                 return
         except Exception as error:

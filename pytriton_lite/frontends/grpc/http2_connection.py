@@ -51,6 +51,7 @@ _WRITE_BYTES = 256 << 10
 # So much of a frame of data is handed on before the rest has come: to keep it would be to copy it, and what comes next.
 _PART_BYTES = 4 << 10
 _WORK_BETWEEN_LOOKS = 8  # at the clock: two to four requests, which take a tenth of a slice
+_LEAST_MOVED_BYTES = 1 << 10  # of a message or an answer, between two looks for what stands still
 _MAX_REMEMBERED = 2 * MAX_CONCURRENT_STREAMS
 _SMALL_DATA_BYTES = 1 << 10
 _TINY_DATA_BYTES = 32  # less than any request has
@@ -152,6 +153,16 @@ class Http2Connection(asyncio.Protocol):
         self._is_flush_due = False
         """`_send_unsent` follows within this turn of the loop."""
         self._is_paused = False
+        self._unread_bytes = 0
+        """Of all calls' `Call.unsent`."""
+        self._has_read_frames = False
+        """A frame has ended since the connection last looked for what stands still."""
+        self._resumed = 0
+        """How often the transport has had room again."""
+        self._full_at_look: tuple[int, int] | None = None
+        """`_resumed` and the bytes in the transport, where that was full when the connection looked."""
+        self._block_at_look: object = None
+        self._was_cut_at_look = False
         self._send_window = frames.DEFAULT_WINDOW
         self._initial_send_window = frames.DEFAULT_WINDOW
         """Of every stream, whenever it began: a call's own window is this and its `Call.send_credit`."""
@@ -205,6 +216,8 @@ class Http2Connection(asyncio.Protocol):
         transport.write(_GREETING)
         self._set_timer("handshake", self._options.handshake_timeout_ms / 1000, self.abort)
         self._set_timer("keepalive", self._options.keepalive_time_ms / 1000, self._on_keepalive)
+        if self._options.stall_timeout_s:
+            self._set_timer("stall", self._options.stall_timeout_s, self._look_for_stalls)
         if self._options.max_connection_age_ms:
             # As grpcio: a tenth more or less, so that connections made together do not end together.
             age_s = self._options.max_connection_age_ms / 1000 * random.uniform(0.9, 1.1)
@@ -226,6 +239,7 @@ class Http2Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_paused = False
+        self._resumed += 1
         # Not from here: asyncio's transport is in the middle of writing, and does not bear being closed then.
         self._loop.call_soon(self._send_unsent)
 
@@ -321,6 +335,7 @@ class Http2Connection(asyncio.Protocol):
                     begin = self._go_on_with_data(data, payload, length, flags, stream_id & frames.MAX_STREAM_ID)
                 break
             begin = payload + length
+            self._has_read_frames = True
             if self._header_block is not None and kind != frames.CONTINUATION:
                 raise ConnectionFault(Http2Error.PROTOCOL_ERROR, "expected CONTINUATION")
             if self._state is _EXPECTING_SETTINGS and kind != frames.SETTINGS:
@@ -368,6 +383,7 @@ class Http2Connection(asyncio.Protocol):
             return
         if flags & frames.PADDED:
             begin, end = _strip_padding(data, begin, end)
+        call.moved += length
         if call.content_left is not None:
             call.content_left -= end - begin
             if call.content_left < 0 or (flags & frames.END_STREAM and call.content_left):
@@ -442,6 +458,8 @@ class Http2Connection(asyncio.Protocol):
         elif len(self._calls) >= MAX_CONCURRENT_STREAMS:
             self._refuse_stream(stream_id, Http2Error.REFUSED_STREAM, is_whole=is_whole)
         else:
+            if self._unread_bytes > self._options.max_unread_bytes:
+                head = self._endpoint.refuse_unread(self._unread_bytes, self._options.max_unread_bytes)
             call = self._calls[stream_id] = self._endpoint.new_call(self, stream_id, head, receive_window=STREAM_WINDOW)
             call.is_received = is_whole
             call.begin()
@@ -706,12 +724,14 @@ class Http2Connection(asyncio.Protocol):
             return
         call.opening = head
         call.unsent += prefix, message
+        self._unread_bytes += size
         call.closing = closing
         self._send_or_keep(call)
 
     def send_answer_in_parts(self, call: Call, opening: bytes, parts: list[Buffer]) -> None:
         call.opening = self._header_frame(call, opening)
         call.unsent += parts
+        self._unread_bytes += sum(map(len, parts))
         call.closing = self._closing(call, OK_TRAILERS)
         self._send_or_keep(call)
 
@@ -720,6 +740,7 @@ class Http2Connection(asyncio.Protocol):
         if opening:
             call.opening = self._header_frame(call, opening)
         call.unsent += prefix, message
+        self._unread_bytes += len(prefix) + len(message)
         if call not in self._without_window and call not in self._without_connection_window:
             self._unsent[call] = None
         if not self._is_flush_due:
@@ -823,6 +844,8 @@ class Http2Connection(asyncio.Protocol):
             if length >= _SMALL_DATA_BYTES or not unsent:
                 self._answers += 1
             room -= length
+            call.moved += length
+            self._unread_bytes -= length
             self._send_window -= length
             call.send_credit -= length
 
@@ -845,6 +868,8 @@ class Http2Connection(asyncio.Protocol):
         """No answer is sent, or no more of it."""
         del self._calls[call.stream_id]
         self._unqueue(call)
+        if call.unsent:
+            self._unread_bytes -= sum(map(len, call.unsent))
         call.cancel()
         if self._state is _DRAINING and not self._calls:
             self._close(None, "")
@@ -881,6 +906,45 @@ class Http2Connection(asyncio.Protocol):
             self._on_keepalive()
         else:
             self.abort()
+
+    def _look_for_stalls(self) -> None:
+        """End what has stood still since the last look though it is the peer's turn: calls, a frame or header block, or all."""
+        if self._state is _CLOSED:
+            return
+        try:
+            self._end_stalled()
+        except ConnectionFault as fault:
+            self._close(fault.code, fault.text)
+        if self._state is not _CLOSED:
+            self._set_timer("stall", self._options.stall_timeout_s, self._look_for_stalls)
+
+    def _end_stalled(self) -> None:
+        timeout_s = self._options.stall_timeout_s
+        block, block_before = self._header_block, self._block_at_look
+        self._block_at_look = block
+        is_cut = bool(self._rest) and not self._is_waiting and not self._has_read_frames
+        was_cut, self._was_cut_at_look = self._was_cut_at_look, bool(self._rest)
+        self._has_read_frames = False
+        if (block is not None and block is block_before) or (is_cut and was_cut):
+            text = f"a frame or header block took longer than {timeout_s:g} s to come (--grpc-stall-timeout-secs)"
+            raise ConnectionFault(Http2Error.ENHANCE_YOUR_CALM, text)
+        look = (self._resumed, self._transport.get_write_buffer_size()) if self._is_paused else None
+        before, self._full_at_look = self._full_at_look, look
+        if look is not None and before is not None:
+            resumed, left = before
+            if look[0] == resumed and look[1] > left - _LEAST_MOVED_BYTES:
+                self.abort()  # it would not read a GOAWAY, either
+                return
+        for call in list(self._calls.values()):
+            is_unread = call in self._without_window or call in self._without_connection_window
+            is_its_turn = is_unread or call.owes_data()
+            if is_its_turn and call.is_watched and call.moved < _LEAST_MOVED_BYTES:
+                if is_unread:
+                    self._reset(call, Http2Error.CANCEL)
+                else:
+                    call.end_stalled(timeout_s)
+            call.is_watched = is_its_turn
+            call.moved = 0
 
     def _on_age(self) -> None:
         if self._is_leaving or self._state in (_DRAINING, _CLOSED):

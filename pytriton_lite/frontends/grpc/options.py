@@ -39,6 +39,11 @@ class GrpcOptions:
     """Of one message of a client, decompressed; at least SMALLEST_LIMIT_BYTES."""
     handshake_timeout_ms: int = 120_000
     """How long a client may take to be greeted: TLS, the preface and the first SETTINGS of HTTP/2. grpcio's default."""
+    stall_timeout_s: float = 60.0
+    """How long a client may take for a KiB of a message that it has begun, or of an answer that it has to read; twice as long
+    at most. 0 sets no limit."""
+    max_unread_bytes: int = 256 << 20
+    """Of the answers of one connection that wait for their client; while there are more, its new calls are refused."""
     keepalive_time_ms: int = 7_200_000
     keepalive_timeout_ms: int = 20_000
     keepalive_permit_without_calls: bool = False

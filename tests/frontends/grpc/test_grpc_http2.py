@@ -1300,6 +1300,137 @@ class TestUnfinishedRequests:
         assert engine.cancelled.wait(10)
 
 
+class TestPeersThatStandStill:
+    """``--grpc-stall-timeout-secs``. A client of its own that stands still is the clock: it is ended when others would be."""
+
+    STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+    @pytest.fixture
+    def impatient(self, start: Started) -> Http2Listener:
+        return start(stall_timeout_s=0.1)
+
+    @staticmethod
+    def half_a_message(peer: Http2Peer, stream: int = 1, path: str = INFER) -> None:
+        peer.send(peer.headers(stream, headers_of(path)), frame(DATA, 0, stream, struct.pack(">BL", 0, 100) + b"x"))
+
+    def wait_for_the_timeout(self, listener: Http2Listener) -> None:
+        with Http2Peer.connect(listener) as other:
+            self.half_a_message(other)
+            other.answer(1)
+
+    @pytest.mark.parametrize("path", [INFER, STREAM])
+    def test_message_without_an_end(self, engine: FakeServer, impatient: Http2Listener, path: str) -> None:
+        with Http2Peer.connect(impatient) as peer:
+            self.half_a_message(peer, 1, path)
+            trailers = peer.answer(1).trailers
+            assert trailers["grpc-status"] == "4"
+            assert "(--grpc-stall-timeout-secs)" in trailers["grpc-message"]
+            peer.request(3, b"", LIVE)
+            assert peer.answer(3).trailers["grpc-status"] == "0"
+
+    def test_call_without_any_message(self, impatient: Http2Listener) -> None:
+        with Http2Peer.connect(impatient) as peer:
+            peer.send(peer.headers(1, headers_of()))
+            assert peer.answer(1).trailers["grpc-status"] == "4"
+
+    @pytest.mark.parametrize(
+        "beginning",
+        [
+            pytest.param(b"\0", id="frame"),
+            pytest.param(struct.pack(">L", 1000)[1:] + b"\1\4\0\0\0\1" + bytes(9), id="HEADERS"),
+            pytest.param(frame(HEADERS, 0, 1, b"\x83"), id="header block"),
+        ],
+    )
+    def test_frame_or_header_block_without_an_end(self, impatient: Http2Listener, beginning: bytes) -> None:
+        with Http2Peer.connect(impatient) as peer:
+            peer.send(beginning)
+            last = peer.until_closed()[-1]
+            assert (last.kind, last.code) == (GOAWAY, ENHANCE_YOUR_CALM)
+
+    def test_answer_that_nobody_takes(self, impatient: Http2Listener) -> None:
+        with Http2Peer.connect(impatient, PREFACE + settings(initial_window_size=10)) as peer:
+            peer.request(1, infer_message(size=100))
+            assert peer.next(RST_STREAM, 1).code == 8
+
+    def test_peer_that_does_not_read_at_all(self, engine: FakeServer, impatient: Http2Listener) -> None:
+        greeting = PREFACE + settings(initial_window_size=(1 << 31) - 1) + window_update(0, 1 << 30)
+        message = service_pb2.ModelInferRequest(model_name="flood")
+        message.parameters["count"].int64_param = 1_000_000
+        message.parameters["bytes_each"].int64_param = 30_000
+        with Http2Peer.connect(impatient, greeting) as peer:
+            peer.request(1, message.SerializeToString(), self.STREAM)
+            assert engine.streamed.acquire(timeout=10)
+            assert engine.streams[0].was_cancelled.wait(10)
+
+    def test_stream_without_requests_may_wait(self, engine: FakeServer, impatient: Http2Listener) -> None:
+        with Http2Peer.connect(impatient) as peer:
+            peer.send(peer.headers(1, headers_of(self.STREAM)))
+            self.wait_for_the_timeout(impatient)
+            peer.send(frame(DATA, END_STREAM, 1, prefixed(infer_message())))
+            assert peer.answer(1).trailers["grpc-status"] == "0"
+
+    def test_request_that_waits_for_its_model_may_wait(
+        self, loop: LoopThread, engine: FakeServer, impatient: Http2Listener
+    ) -> None:
+        with Http2Peer.connect(impatient) as peer:
+            peer.request(1, infer_message("waiting"))
+            assert engine.entered.wait(10)
+            self.wait_for_the_timeout(impatient)
+            resolve(loop, engine)
+            assert peer.answer(1).trailers["grpc-status"] == "0"
+
+    def test_message_that_comes_slowly_is_taken(self, start: Started) -> None:
+        listener = start(stall_timeout_s=0.3)
+        body = prefixed(infer_message(size=100_000))
+        greeting = PREFACE + settings(initial_window_size=1 << 20) + window_update(0, 1 << 20)
+        with Http2Peer.connect(listener, greeting) as peer, Http2Peer.connect(listener) as clock:
+            self.half_a_message(clock)
+            clock.sock.settimeout(0.02)
+            peer.send(peer.headers(1, headers_of()))
+            at = 0
+            is_over = False
+            while not is_over:  # until the other one has been ended
+                peer.send(frame(DATA, 0, 1, body[at : at + 1500]))
+                at += 1500
+                try:
+                    clock.answer(1)
+                    is_over = True
+                except TimeoutError:
+                    pass
+            peer.send(*(frame(DATA, 0, 1, body[begin : begin + 16_000]) for begin in range(at, len(body), 16_000)))
+            peer.send(frame(DATA, END_STREAM, 1))
+            assert peer.answer(1).trailers["grpc-status"] == "0"
+
+    def test_no_limit(self, start: Started, impatient: Http2Listener) -> None:
+        with Http2Peer.connect(start(stall_timeout_s=0)) as peer:
+            body = prefixed(infer_message())
+            peer.send(peer.headers(1, headers_of()), frame(DATA, 0, 1, body[:9]))
+            self.wait_for_the_timeout(impatient)
+            peer.send(frame(DATA, END_STREAM, 1, body[9:]))
+            assert peer.answer(1).trailers["grpc-status"] == "0"
+
+
+class TestUnreadAnswers:
+    """``--grpc-max-unread-size``."""
+
+    def test_calls_of_a_client_that_leaves_too_much_unread_are_refused_until_it_reads(self, start: Started) -> None:
+        listener = start(max_unread_bytes=100_000)
+        with Http2Peer.connect(listener, PREFACE + settings(initial_window_size=0)) as peer:
+            for stream in (1, 3):
+                peer.request(stream, infer_message(size=60_000))
+                peer.next(HEADERS, stream)
+            peer.request(5, infer_message())
+            trailers = peer.answer(5).trailers
+            assert (trailers["grpc-status"], "grpc-status-details-bin" in trailers) == ("14", True)
+            assert "(--grpc-max-unread-size)" in trailers["grpc-message"]
+            peer.send(reset(3))
+            peer.send(window_update(1, 1 << 20))
+            assert echoed(peer.answer(1).message) == b"\1" * 60_000
+            peer.send(window_update(0, 1 << 20), settings(initial_window_size=1000))
+            peer.request(7, infer_message())
+            assert peer.answer(7).trailers["grpc-status"] == "0"
+
+
 class TestCompression:
     @pytest.mark.parametrize("size", [100, 200_000])
     @pytest.mark.parametrize(("encoding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
