@@ -413,6 +413,7 @@ class App:
             settings.http_header_timeout_secs,
             settings.http_idle_timeout_secs,
             settings.http_max_connections or _default_connections(),
+            settings.http_stall_timeout_secs,
         )
         refuse = engine.request_counts.refuse_connection
         try:
@@ -421,6 +422,7 @@ class App:
             if settings.allow_http:
                 options = HttpOptions(
                     max_input_size=settings.http_max_input_size,
+                    max_compression_ratio=settings.http_max_compression_ratio,
                     header_forward_pattern=settings.http_header_forward_pattern,
                     restricted=settings.http_restricted_api,
                     cors_allow_origins=settings.http_cors_allow_origin,

@@ -699,6 +699,23 @@ class Settings:
             "Bytes that the JSON of a request, or a decompressed or raw body, may have.",
         ),
     )
+    http_max_compression_ratio: int = field(
+        default=100,
+        metadata=_option(
+            Group.HTTP,
+            _integer(low=0),
+            "How many times its own size a compressed body may expand to, above 16 MiB; 0 is any.",
+        ),
+    )
+    http_stall_timeout_secs: int = field(
+        default=60,
+        metadata=_option(
+            Group.HTTP,
+            _integer(low=0),
+            "Seconds in which a client has to send 1 KiB of the body that it owes, or to read 1 KiB of the answers that it has "
+            "got; then the connection is closed. 0 is no limit. Of metrics, too.",
+        ),
+    )
 
     http_max_header_size: int = field(
         default=64 << 10,

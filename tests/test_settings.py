@@ -63,6 +63,7 @@ FLAGS_OF_OURS = """
 execution-timeout-secs slow-execution-warning-secs
     allow-requirements environment-cache-directory remote-cache-directory
     grpc-transport
+    http-max-compression-ratio http-stall-timeout-secs
     http-max-header-size http-header-timeout-secs http-idle-timeout-secs http-use-ssl http-use-ssl-mutual http-server-cert
     http-server-key http-root-cert http-cors-allow-origin grpc-max-message-size grpc-handshake-timeout metrics-use-ssl
     grpc-stall-timeout-secs grpc-max-unread-size

@@ -46,6 +46,7 @@ _SMALLEST_SLICE, _LARGEST_SLICE = 2 << 10, 256 << 10
 """Of what was read, that the parser is given at a time: from what 80 empty requests need to what one read brings."""
 _FEW_CALLS = 16
 """Of the parser for a slice; then the next one is twice as long."""
+_LEAST_PROGRESS = 1 << 10
 _NOTHING = memoryview(b"")
 _MALFORMED = "Invalid HTTP request received."
 _OTHER_VERSION = "only HTTP/1.1 and HTTP/1.0 are served here"
@@ -70,6 +71,8 @@ class ConnectionLimits:
     or the balancer sends a request into a closing socket: 60 s at AWS's, 600 s at Google's. Triton never closes one."""
     connections: int = 1 << 16
     """That may be open at a time; the one that is too many is closed at once."""
+    stall_timeout_s: float = 60.0
+    """In which a client has to move 1 KiB of the body that it owes, or of the answers that it has not read; 0 is no limit."""
 
 
 class _ResetWatch:
@@ -121,15 +124,18 @@ class _UntilLost:
     what is written meanwhile; uvloop's raise.
     """
 
-    __slots__ = ("_transport", "close", "is_closing")
+    __slots__ = ("_transport", "close", "is_closing", "written")
 
     def __init__(self, transport: asyncio.Transport) -> None:
+        self.written = 0
+        """Bytes of answers."""
         self._transport = transport
         self.close = transport.close
         self.is_closing = transport.is_closing
 
     def write(self, data: bytes) -> None:
         if not self.is_closing():
+            self.written += len(data)
             self._transport.write(data)
 
 
@@ -143,6 +149,28 @@ class _Flow(FlowControl):
     def resume_reading(self) -> None:
         if self.read_paused and self._resume():
             self.read_paused = False
+
+
+class _StallWatch:
+    """Looks at all connections of a listener, four times in the time that a client may do nothing about what it owes.
+
+    Nothing is counted for it where bytes come and go in time: a connection is asked how much has moved.
+    """
+
+    def __init__(self, state: _State, timeout_s: float) -> None:
+        self._state = state
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(timeout_s / 4, self._look)
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        for connection in self._state.protocols():
+            connection.check_stall(now, self._timeout_s)
+        self._timer = self._loop.call_later(self._timeout_s / 4, self._look)
+
+    def close(self) -> None:
+        self._timer.cancel()
 
 
 class _State(ServerState):
@@ -269,6 +297,11 @@ class ListenerProtocol(HttpToolsProtocol):
         """The cycle whose application was started last."""
         self._timer: asyncio.TimerHandle | None = None
         """Until the end of a head, or of the connection once it is refused."""
+        self._is_in_body = False
+        self._received = 0
+        """Bytes that were parsed."""
+        self._stall: tuple[int, int, float] | None = None
+        """What the client owed when it was looked at: how much had moved in either direction, and when."""
         self._is_refused = False
         self._refusal: _Refused | None = None
         """To be written behind the answers that are due."""
@@ -276,6 +309,7 @@ class ListenerProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
         self.flow = _Flow(transport, self._resume_reading)
+        self.answers = _UntilLost(transport)
         self._timer = self.loop.call_later(self._limits.head_timeout_s, self._on_head_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -399,6 +433,7 @@ class ListenerProtocol(HttpToolsProtocol):
         """Have *data* parsed, and anything answered that is not right; how much of it was."""
         begun = self._fields_begun
         length = self._piece_bytes = len(data)
+        self._received += length
         self._calls = 0
         try:
             self.parser.feed_data(data)
@@ -448,7 +483,7 @@ class ListenerProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._is_in_fields = False
+        self._is_in_fields = self._is_in_body = False
         if not self.parser.should_upgrade():
             super().on_message_complete()
             if not self.parser.should_keep_alive():
@@ -474,6 +509,7 @@ class ListenerProtocol(HttpToolsProtocol):
     def end_head(self) -> None:
         """The head is complete. Raises _Refused, which the parser hands on, where it is too long or against the rules."""
         self._is_in_head = self._is_in_fields = False
+        self._is_in_body = True
         if self._timer is not None:
             self._stop_timer()
         if self._fields_bytes + self._piece_bytes > self._limits.head_bytes:
@@ -511,6 +547,30 @@ class ListenerProtocol(HttpToolsProtocol):
             self._refuse(_Refused(408, f"the request took longer than {self._limits.head_timeout_s:g} s to come"))
         else:
             self.transport.close()
+
+    def check_stall(self, now: float, timeout_s: float) -> None:
+        """Refuse a body that has not come by 1 KiB for *timeout_s*, and cut off a client that has not read as much."""
+        unread = self.transport.get_write_buffer_size()
+        if self.transport.is_closing() or not (unread or self.owes_body()):
+            self._stall = None
+            return
+        received, read = self._received, self.answers.written - unread
+        if self._stall is None:
+            self._stall = received, read, now
+            return
+        received_before, read_before, since = self._stall
+        moved = read - read_before if unread else received - received_before
+        if moved >= _LEAST_PROGRESS:
+            self._stall = received, read, now
+        elif now - since >= timeout_s:
+            if unread or not self.is_answer_due():
+                self.transport.abort()
+            else:
+                self._refuse(_Refused(408, f"less than 1 KiB of the request's body has come in {timeout_s:g} s"))
+
+    def owes_body(self) -> bool:
+        """Whether the rest of a body is still to come, and it is for the client to send it."""
+        return self._is_in_body and not (self.flow.read_paused or self._rest or self.pipeline or self._is_refused)
 
     def _refuse(self, refusal: _Refused) -> None:
         """Answer with *refusal* behind the answers that are due; nothing more is taken from the client."""
@@ -563,7 +623,7 @@ class ListenerProtocol(HttpToolsProtocol):
     # ------------------------------------------------------------------------------------------ answers and the end
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        cycle.transport = _UntilLost(self.transport)
+        cycle.transport = self.answers
         self._running = cycle
         chosen: Any = self._saying_close(cycle, app) if self.server_state.draining else app
         super()._start_asgi_task(cycle, chosen)
@@ -665,12 +725,15 @@ class Listener:
         acceptor: Acceptor,
         state: _State,
         address: tuple[str, int],
+        *,
+        stalls: _StallWatch | None,
     ) -> None:
         self.name = name
         self.host, self.port = address
         """A Unix socket is a host with the port 0."""
         self._acceptor = acceptor
         self._state = state
+        self._stalls = stalls
 
     def __repr__(self) -> str:
         return f"Listener({self.name!r}, {format_address(self.host, self.port)!r})"
@@ -711,6 +774,8 @@ class Listener:
                 connection.transport.abort()
             await self._state.drained.wait()
         self._state.resets.close()
+        if self._stalls is not None:
+            self._stalls.close()
         return not self._state.cut_off
 
     async def _wait_drained(self, timeout_s: float) -> bool:
@@ -778,6 +843,7 @@ async def start_listener(
         places=state.places,
         on_refused=on_refused,
     )
-    listener = Listener(name, acceptor, state, address)
+    stalls = _StallWatch(state, limits.stall_timeout_s) if limits.stall_timeout_s else None
+    listener = Listener(name, acceptor, state, address, stalls=stalls)
     logger.info("Started %s at %s", name, format_address(listener.host, listener.port))
     return listener

@@ -319,6 +319,93 @@ def test_a_body_may_take_its_time(with_peer: WithPeer) -> None:
     with_peer(scenario, LONGER)
 
 
+STALLED = ConnectionLimits(stall_timeout_s=0.2)
+
+
+@pytest.mark.parametrize("length", [b"Content-Length: 100000", b"Transfer-Encoding: chunked"])
+def test_a_body_that_does_not_come_is_refused(with_peer: WithPeer, length: bytes) -> None:
+    async def scenario(peer: Peer) -> None:
+        await peer.send(b"POST / HTTP/1.1\r\nHost: h\r\n%b\r\n\r\n" % length)
+        assert await peer.refusal() == (408, "less than 1 KiB of the request's body has come in 0.2 s")
+
+    with_peer(scenario, STALLED)
+
+
+def test_a_body_that_trickles_in_is_refused_and_one_that_comes_slowly_is_not(with_peer: WithPeer) -> None:
+    async def scenario(peer: Peer) -> None:
+        head = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 30000\r\n\r\n"
+        await peer.send(head)
+        for _ in range(15):
+            await peer.send(b"x" * 2000)
+            await asyncio.sleep(0.04)
+        assert await peer.answer() == (200, b"30000")
+
+        async def trickle() -> None:
+            while True:
+                await peer.send(b"x")
+                await asyncio.sleep(0.01)
+
+        await peer.send(head)
+        trickling = asyncio.create_task(trickle())
+        status, _ = await peer.answer()
+        assert status == 408
+        trickling.cancel()
+        await asyncio.wait({trickling})
+
+    with_peer(scenario, STALLED)
+
+
+def test_who_waits_for_an_answer_owes_nothing_nor_does_who_is_idle(with_peer: WithPeer) -> None:
+    async def scenario(peer: Peer) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", peer.listener.port)
+        peer.app.held = True
+        await peer.send(START + b"\r\n")
+        await peer.app.entered.wait()
+        writer.write(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\n")
+        assert b" 408 " in await reader.readline()  # a client that owes, and came later
+        writer.close()
+        peer.app.let_go.set()
+        assert await peer.answer() == (200, b"0")
+        peer.app.held = False
+        reader, writer = await asyncio.open_connection("127.0.0.1", peer.listener.port)
+        writer.write(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\n")
+        assert b" 408 " in await reader.readline()
+        writer.close()
+        await peer.send(START + b"\r\n")
+        assert await peer.answer() == (200, b"0")
+
+    with_peer(scenario, STALLED)
+
+
+def test_answers_that_nobody_reads_end_their_connection(with_peer: WithPeer) -> None:
+    async def large(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            message = asyncio.ensure_future(receive())
+            sending = asyncio.ensure_future(
+                send({"type": "http.response.body", "body": bytes(1 << 20), "more_body": True})
+            )
+            await asyncio.wait({sending})
+            if message.done() and message.result()["type"] == "http.disconnect":
+                ended.set()
+                return
+            message.cancel()
+
+    ended = asyncio.Event()
+
+    async def scenario(peer: Peer) -> None:
+        listener = await start_listener(
+            large, host="127.0.0.1", port=0, reuse_port=False, name="HTTPService", limits=STALLED
+        )
+        _, writer = await asyncio.open_connection("127.0.0.1", listener.port, limit=1024)
+        writer.write(START + b"\r\n")
+        await ended.wait()
+        writer.close()
+        assert await listener.close_gracefully(5)
+
+    with_peer(scenario)
+
+
 def test_a_connection_that_is_idle_behind_an_answer_is_closed(with_peer: WithPeer) -> None:
     async def scenario(peer: Peer) -> None:
         await peer.send(START + b"\r\n")

@@ -23,7 +23,7 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.statistics import Duration, ModelStatistics, ResponseStatistics
 from pytriton_lite.engine.views import IndexEntry, ModelMetadata, TensorMetadata
 from pytriton_lite.frontends.http import json_dialect, json_values, openapi
-from pytriton_lite.frontends.http.bodies import decode_base64, read_body
+from pytriton_lite.frontends.http.bodies import Documents, decode_base64
 from pytriton_lite.frontends.http.errors import BUG, METHOD_NOT_ALLOWED, NOT_FOUND, STATUS, error_body, retry_headers
 from pytriton_lite.frontends.http.log_routes import add_logging
 from pytriton_lite.frontends.http.options import HttpOptions
@@ -65,10 +65,11 @@ def admin_app(server: Server, options: HttpOptions) -> FastAPI:
     _answer_errors(app)
     _add_health(app, server)
     _add_metadata(app, server)
-    _add_repository(app, server, options)
-    add_shared_memory(app, server, options)
-    add_logging(app, server, options)
-    add_tracing(app, server, options)
+    documents = Documents(server.receive_budget, options.max_input_size)
+    _add_repository(app, server, documents)
+    add_shared_memory(app, server, documents)
+    add_logging(app, server, documents)
+    add_tracing(app, server, documents)
     return app
 
 
@@ -191,7 +192,7 @@ async def _answered(answer: Response | Awaitable[Response]) -> Response:
     return await answer if isinstance(answer, Awaitable) else answer
 
 
-def _add_repository(app: FastAPI, server: Server, options: HttpOptions) -> None:
+def _add_repository(app: FastAPI, server: Server, documents: Documents) -> None:
     # Triton takes a repository name here, and ignores it.
     @app.post(
         "/v2/repository/{repository}/index",
@@ -208,7 +209,7 @@ def _add_repository(app: FastAPI, server: Server, options: HttpOptions) -> None:
         openapi_extra=openapi.INDEX_BODY,
     )
     async def index(request: Request) -> Response:
-        ready = await _read_ready(request, options.max_input_size)
+        ready = await documents.read(request, _read_ready)
         return _json([_index_entry(entry) for entry in await server.repository_index(ready=ready)])
 
     @app.post(
@@ -219,7 +220,7 @@ def _add_repository(app: FastAPI, server: Server, options: HttpOptions) -> None:
         openapi_extra=openapi.LOAD_BODY,
     )
     async def load(request: Request, model: str) -> Response:
-        config, files = _load_parameters(await _read_parameters(request, options.max_input_size))
+        config, files = await documents.read(request, _load_parameters)
         await server.load_model(model, config, files)
         return Response(media_type="application/json")
 
@@ -231,8 +232,7 @@ def _add_repository(app: FastAPI, server: Server, options: HttpOptions) -> None:
         openapi_extra=openapi.UNLOAD_BODY,
     )
     async def unload(request: Request, model: str) -> Response:
-        body = await read_body(request, options.max_input_size)
-        await server.unload_model(model, _unloads_dependents(body))
+        await server.unload_model(model, await documents.read(request, _unloads_dependents))
         return Response(media_type="application/json")
 
     @app.post(
@@ -253,9 +253,8 @@ def _add_repository(app: FastAPI, server: Server, options: HttpOptions) -> None:
         raise InferenceError(ErrorCode.UNSUPPORTED, _NO_REPOSITORY_NAME)
 
 
-async def _read_ready(request: Request, max_size: int) -> bool:
+def _read_ready(body: bytearray) -> bool:
     """The option of the index request. An empty body has none, nor has one that is no object."""
-    body = await read_body(request, max_size)
     options = json_dialect.loads(body) if body else {}
     ready = options.get("ready", False) if type(options) is dict else False
     if type(ready) is not bool:
@@ -263,18 +262,15 @@ async def _read_ready(request: Request, max_size: int) -> bool:
     return ready
 
 
-async def _read_parameters(request: Request, max_size: int) -> dict[str, object]:
-    """The parameters of a load request. An empty body has none, nor has one that is no object."""
-    body = await read_body(request, max_size)
+def _load_parameters(body: bytearray) -> tuple[str | None, dict[str, bytes]]:
+    """The configuration and the files of a load request (section 13). Raises InferenceError with Triton's texts.
+
+    An empty body has none, nor has one that is no object.
+    """
     document = json_dialect.loads(body) if body else {}
     parameters = document.get("parameters", {}) if type(document) is dict else {}
     if type(parameters) is not dict:
         raise InferenceError(ErrorCode.INTERNAL, "attempt to get members for non-object")
-    return parameters
-
-
-def _load_parameters(parameters: dict[str, object]) -> tuple[str | None, dict[str, bytes]]:
-    """The configuration and the files of a load request (section 13). Raises InferenceError with Triton's texts."""
     config: str | None = None
     files: dict[str, bytes] = {}
     for key, value in parameters.items():
@@ -288,7 +284,7 @@ def _load_parameters(parameters: dict[str, object]) -> tuple[str | None, dict[st
     return config, files
 
 
-def _unloads_dependents(body: bytes) -> bool:
+def _unloads_dependents(body: bytearray) -> bool:
     """The option of an unload request. Triton passes over whatever it cannot read there."""
     try:
         document = json_dialect.loads(body) if body else {}

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import binascii
-import re
+import string
 from collections.abc import Callable
 from typing import TypeVar
 
 from fastapi import Request
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.engine.receive_budget import ReceiveBudget
 from pytriton_lite.frontends.listener import Receive
 
 Result = TypeVar("Result")
 
-_LARGE_BYTES = 256 << 10
-"""So much JSON takes up to 5 ms, with NaN among strings 100 ms."""
+_LARGE_BYTES = 64 << 10
+"""So much JSON takes up to 10 ms on the loop, with NaN among strings 25."""
 
-_NOT_BASE64 = re.compile(r"[^A-Za-z0-9+/]")
+_UNCOUNTED_BYTES = 64 << 10
+_BASE64_STEP = 1 << 20
+_NOT_BASE64 = bytes(set(range(256)) - set((string.ascii_letters + string.digits + "+/").encode()))
 
 
 class Disconnected(Exception):
@@ -33,7 +36,8 @@ def is_large(nbytes: int) -> bool:
 class LargeDocuments:
     """Where JSON is read and written that would keep the event loop busy: in threads, two at a time.
 
-    They share the interpreter with the loop, which gets its turn every few milliseconds.
+    They share the interpreter with the loop, which gets its turn every few milliseconds: what is done there is done in
+    slices (`json_slices`).
     """
 
     def __init__(self) -> None:
@@ -55,10 +59,43 @@ async def next_piece(receive: Receive) -> tuple[bytes, bool]:
     return message["body"], message.get("more_body", False)
 
 
-async def read_up_to(limit: int, receive: Receive, first: bytes, length: int | None, what: str) -> bytearray:
+class Receiving:
+    """The bytes of one body that is not whole, in the server's budget of them; a context that gives them back.
+
+    Bodies of up to 64 KiB are not counted: what a connection buffers anyway is as much.
+    """
+
+    __slots__ = ("_budget", "_taken")
+
+    def __init__(self, budget: ReceiveBudget) -> None:
+        self._budget = budget
+        self._taken = 0
+
+    def __enter__(self) -> Receiving:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._budget.give_back(self._taken)
+        self._taken = 0
+
+    def hold(self, nbytes: int) -> None:
+        """So many bytes of the body are here now. Raises InferenceError where the budget has no room for them."""
+        if nbytes <= _UNCOUNTED_BYTES or nbytes <= self._taken:
+            return
+        # In steps, so that a body in single bytes is not counted byte by byte.
+        more = -(-(nbytes - self._taken) // _UNCOUNTED_BYTES) * _UNCOUNTED_BYTES
+        if not self._budget.try_take(more):
+            raise self._budget.refusal(nbytes)
+        self._taken += more
+
+
+async def read_up_to(
+    limit: int, receive: Receive, first: bytes, length: int | None, what: str, receiving: Receiving
+) -> bytearray:
     """A whole body of which *first* has come and more will. *length* is its Content-Length, *what* the limit's name for it.
 
-    Raises InferenceError as soon as it is known to be larger than *limit* bytes, and Disconnected.
+    Raises InferenceError as soon as it is known to be larger than *limit* bytes, or that *receiving* has no room; and
+    Disconnected.
     """
     if length is not None:
         check_limit(what, length, limit)
@@ -68,6 +105,7 @@ async def read_up_to(limit: int, receive: Receive, first: bytes, length: int | N
         piece, more = await next_piece(receive)
         body += piece
         check_limit(what, len(body), limit)
+        receiving.hold(len(body))
     return body
 
 
@@ -86,18 +124,41 @@ async def wait_disconnected(receive: Receive) -> None:
         pass
 
 
-async def read_body(request: Request, max_size: int) -> bytes:
-    """The whole body. Raises InferenceError when it is larger than *max_size* bytes (``--http-max-input-size``)."""
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        check_limit("JSON", len(body), max_size)
-    return bytes(body)
+class Documents:
+    """The JSON bodies of routes other than those of inference."""
+
+    def __init__(self, budget: ReceiveBudget, max_size: int) -> None:
+        self._budget = budget
+        self._max_size = max_size
+        self._large = LargeDocuments()
+
+    async def read(self, request: Request, decode: Callable[[bytearray], Result]) -> Result:
+        """What *decode* makes of the whole body, in a thread where that may take long.
+
+        Raises InferenceError where the body is larger than ``--http-max-input-size``, or there is no room for it.
+        """
+        body = bytearray()
+        with Receiving(self._budget) as receiving:
+            async for piece in request.stream():
+                body += piece
+                check_limit("JSON", len(body), self._max_size)
+                receiving.hold(len(body))
+            return await self._large.run(len(body), lambda: decode(body))
 
 
 def decode_base64(text: str) -> bytes:
     """As Triton reads it: what is not of the alphabet is passed over, padding need not be there."""
-    digits = _NOT_BASE64.sub("", text.partition("=")[0])
-    if len(digits) % 4 == 1:  # six bits of a byte whose end is missing
-        digits = digits[:-1]
-    return binascii.a2b_base64(digits + "=" * (-len(digits) % 4))
+    end = text.find("=")
+    length = len(text) if end < 0 else end
+    parts: list[bytes] = []
+    rest = b""
+    # In steps: the interpreter is kept for each call, and there may be 64 MiB.
+    for at in range(0, length, _BASE64_STEP):
+        part = text[at : min(at + _BASE64_STEP, length)]
+        digits = rest + part.encode("ascii", "ignore").translate(None, _NOT_BASE64)
+        whole = len(digits) - len(digits) % 4
+        parts.append(binascii.a2b_base64(digits[:whole]))
+        rest = digits[whole:]
+    if len(rest) > 1:  # one alone is six bits of a byte whose end is missing
+        parts.append(binascii.a2b_base64(rest + b"=" * (4 - len(rest))))
+    return b"".join(parts)

@@ -23,6 +23,7 @@ from pytriton_lite.core.request import (
 )
 from pytriton_lite.core.tensor import Buffer, Tensor, format_shape
 from pytriton_lite.frontends.http import json_dialect
+from pytriton_lite.frontends.http.json_slices import LargeArray
 from pytriton_lite.frontends.http.json_tensors import (
     INT64_END,
     NOT_ARRAY,
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 _ABSENT: Any = object()
 _MAX_CORRELATION_ID = 128
+MAX_ENTRIES = 4096
+"""Inputs, requested outputs and parameters that a request may have, each: every one of them takes its time on the loop."""
 
 
 class OutputForms:
@@ -145,6 +148,7 @@ def _read_parameters(parameters: object, request: InferenceRequest) -> bool:
     """Fill *request* from its ``parameters``; the value of ``binary_data_output``."""
     if type(parameters) is not dict:
         raise InferenceError(ErrorCode.INTERNAL, "failed to get request params.: attempt to get members for non-object")
+    check_entries("parameters", len(parameters))
     default_binary = False
     for key, value in parameters.items():
         if key == "binary_data_output":
@@ -159,6 +163,11 @@ def _read_parameters(parameters: object, request: InferenceRequest) -> bool:
             name = valid_text(key)
             request.parameters[name] = custom_parameter(name, value)
     return default_binary
+
+
+def check_entries(what: str, count: int) -> None:
+    if count > MAX_ENTRIES:
+        refuse(f"a request may have {MAX_ENTRIES} {what}, got {count}")
 
 
 def custom_parameter(key: str, value: object) -> ParameterValue:
@@ -230,6 +239,7 @@ def _read_inputs(
         if items is _ABSENT:
             refuse_type("inputs", "attempt to access non-existing object member 'inputs'")
         refuse_type("inputs", NOT_ARRAY)
+    check_entries("inputs", len(items))
     at = 0
     for item in items:
         parameters = _one_source(item)
@@ -304,6 +314,8 @@ def _string_member(item: dict[str, Any], key: str) -> str:
 def _read_shape(item: dict[str, Any]) -> tuple[int, ...]:
     shape = item.get("shape", _ABSENT)
     if type(shape) is not list:
+        if type(shape) is LargeArray:
+            refuse(f"invalid shape for input '{item.get('name')}': it has more dimensions than any tensor")
         if shape is _ABSENT:
             refuse_type("shape", "attempt to access non-existing object member 'shape'")
         refuse_type("shape", NOT_ARRAY)
@@ -319,7 +331,7 @@ def _read_json_tensor(
     count = _bounded_count(name, datatype, shape, max_input_size)
     if count == 0 or not shape:  # Triton does not look at the data then
         return Tensor(name, datatype, shape, b"")
-    if type(data) is not list:
+    if type(data) is not list and type(data) is not LargeArray:
         refuse_type("data", NOT_ARRAY)
     packed = read_data(name, datatype, count, data)
     if len(packed) > max_input_size:  # only the end of BYTES tells their size
@@ -372,6 +384,7 @@ def _read_outputs(items: object, request: InferenceRequest, regions: Regions) ->
     """Fill what *request* says of its outputs; by name, the form of each (`OutputForms`)."""
     if type(items) is not list:
         refuse_type("outputs", NOT_ARRAY)
+    check_entries("outputs", len(items))
     listed: dict[str, bool | None] = {}
     for item in items:
         if type(item) is not dict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Buffer
@@ -14,6 +14,11 @@ _AUTO_DETECT = 32 + zlib.MAX_WBITS  # gzip or zlib by the first bytes
 _WBITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 # zlib's fastest. A 4 MiB FP32 image takes 28 ms and becomes 1.3 MB; at the default level, 6, it is 134 ms and 1.05 MB.
 _LEVEL = 1
+_FREE_BYTES = 16 << 20
+"""A body may expand to so much whatever its own size: zeros shrink to a thousandth, honest ones among them."""
+_AT_ONCE_BYTES = 512
+"""A compressed body of this size expands to half a megabyte at most, and in less time than a thread needs to start."""
+_STEP_BYTES, _EXPANDED_STEP_BYTES = 64 << 10, 256 << 10
 # Below this many bytes the work is done before a thread would have started; zlib lets go of the interpreter lock.
 _THREAD_BYTES = 64 << 10
 
@@ -51,13 +56,27 @@ def choose(accept_encoding: bytes) -> str | None:
     return None if chosen == "identity" else chosen
 
 
-async def decompress(body: Buffer, max_size: int) -> bytes:
-    """The contents of *body*. Raises InferenceError where it is none, cut short, or larger than *max_size* bytes."""
+class ExpansionLimits(NamedTuple):
+    """What a compressed body may expand to."""
+
+    max_bytes: int
+    max_ratio: int
+    """To its own size; 0 is any."""
+
+    def at_most(self, compressed: int) -> int:
+        """Bytes that a body of *compressed* bytes may become."""
+        if not self.max_ratio:
+            return self.max_bytes
+        return min(self.max_bytes, max(_FREE_BYTES, self.max_ratio * compressed))
+
+
+async def decompress(body: Buffer, limits: ExpansionLimits) -> bytearray:
+    """The contents of *body*. Raises InferenceError where it is none, cut short, or larger than *limits* allow."""
     if not body:
         _refuse("nothing to be decompressed")
-    if len(body) < _THREAD_BYTES:
-        return _decompress(body, max_size)
-    return await asyncio.to_thread(_decompress, body, max_size)
+    if len(body) < _AT_ONCE_BYTES:
+        return _decompress(body, limits)
+    return await asyncio.to_thread(_decompress, body, limits)
 
 
 async def compress(parts: Sequence[Buffer], encoding: str) -> bytes:
@@ -74,19 +93,42 @@ def refuse_size(max_size: int) -> NoReturn:
     )
 
 
-def _decompress(body: Buffer, max_size: int) -> bytes:
+def _decompress(body: Buffer, limits: ExpansionLimits) -> bytearray:
     inflater = zlib.decompressobj(_AUTO_DETECT)
+    most = limits.at_most(len(body))
+    contents = bytearray()
+    view = memoryview(body)
     try:
-        contents = inflater.decompress(body, max_size + 1)
+        # In steps: what is too much is never there as a whole, nor is one call of zlib or one copy long.
+        for at in range(0, len(view), _STEP_BYTES):
+            packed: Buffer = view[at : at + _STEP_BYTES]
+            while packed and not inflater.eof:
+                contents += inflater.decompress(packed, _EXPANDED_STEP_BYTES)
+                packed = inflater.unconsumed_tail
+                if len(contents) > most:
+                    _refuse_expansion(len(body), most, limits)
+            if inflater.eof:
+                break
     except zlib.error as error:
         _refuse(f"the request body cannot be decompressed: {error}")
-    if len(contents) > max_size:
-        refuse_size(max_size)
+    contents += inflater.flush()
+    if len(contents) > most:
+        _refuse_expansion(len(body), most, limits)
     if not inflater.eof:
         _refuse("the request body cannot be decompressed: it ends before the compressed data do")
-    if inflater.unused_data:
-        _refuse(f"the request body has {len(inflater.unused_data)} bytes behind the end of the compressed data")
+    behind = len(inflater.unused_data) + max(len(view) - at - _STEP_BYTES, 0)
+    if behind:
+        _refuse(f"the request body has {behind} bytes behind the end of the compressed data")
     return contents
+
+
+def _refuse_expansion(compressed: int, most: int, limits: ExpansionLimits) -> NoReturn:
+    if most >= limits.max_bytes:
+        refuse_size(limits.max_bytes)
+    _refuse(
+        f"{compressed} bytes of compressed data expand to more than {most} bytes, which is more than {limits.max_ratio} times "
+        "as many. Use --http-max-compression-ratio to increase the limit."
+    )
 
 
 def _compress(parts: Sequence[Buffer], encoding: str) -> bytes:

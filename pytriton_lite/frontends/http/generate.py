@@ -26,6 +26,7 @@ from pytriton_lite.frontends.http import generate_codec
 from pytriton_lite.frontends.http.bodies import (
     Disconnected,
     LargeDocuments,
+    Receiving,
     is_large,
     read_up_to,
     wait_disconnected,
@@ -108,16 +109,17 @@ async def _read_request(
     if headers.get(b"content-encoding", _IDENTITY) != _IDENTITY:
         refuse("Unsupported content-encoding, only 'identity' is supported.")
     length = headers.get(b"content-length")
-    document = await read_up_to(limit, receive, b"", None if length is None else int(length), "JSON")
-    decode = partial(
-        generate_codec.decode,
-        document,
-        model_name=model,
-        version=version,
-        config=served.config,
-        max_input_size=limit,
-    )
-    request = await large.run(len(document), decode)
+    with Receiving(server.receive_budget) as receiving:
+        document = await read_up_to(limit, receive, b"", None if length is None else int(length), "JSON", receiving)
+        decode = partial(
+            generate_codec.decode,
+            document,
+            model_name=model,
+            version=version,
+            config=served.config,
+            max_input_size=limit,
+        )
+        request = await large.run(len(document), decode)
     return served, request
 
 

@@ -16,8 +16,9 @@ from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Buffer, Tensor, element_count
-from pytriton_lite.frontends.http.codec import custom_parameter, valid_text
+from pytriton_lite.frontends.http.codec import check_entries, custom_parameter, valid_text
 from pytriton_lite.frontends.http.json_dialect import Members, load_members
+from pytriton_lite.frontends.http.json_slices import LargeArray
 from pytriton_lite.frontends.http.json_tensors import (
     NOT_STRING,
     read_data,
@@ -115,6 +116,7 @@ class _Mapping:
         if spec is None:
             name = valid_text(name)
             self._request.parameters[name] = custom_parameter(name, value)
+            check_entries("parameters", len(self._request.parameters))
             return
         tensor = self._tensor(spec, value)
         if any(other.name == name for other in self._request.inputs):
@@ -122,14 +124,19 @@ class _Mapping:
         self._request.inputs.append(tensor)
 
     def _tensor(self, spec: TensorSpec, value: object) -> Tensor:
-        elements = value if type(value) is list else [value]
+        elements: list[object] | LargeArray
+        if type(value) is LargeArray:
+            elements, count = value, value.count()
+        else:
+            elements = value if type(value) is list else [value]
+            count = len(elements)
         data: Buffer = b""
         if spec.datatype is dtypes.BYTES:  # Triton sums them up, and so looks at them, before it knows the shape
-            data = read_data(spec.name, spec.datatype, len(elements), elements)
-        self._count_bytes(spec, len(data) or len(elements) * spec.datatype.itemsize)
-        shape = _fitted_shape(spec.name, self._config.metadata_shape(spec), len(elements))
+            data = read_data(spec.name, spec.datatype, count, elements)
+        self._count_bytes(spec, len(data) or count * spec.datatype.itemsize)
+        shape = _fitted_shape(spec.name, self._config.metadata_shape(spec), count)
         if spec.datatype is not dtypes.BYTES:
-            data = read_data(spec.name, spec.datatype, len(elements), elements)
+            data = read_data(spec.name, spec.datatype, count, elements)
         return Tensor(spec.name, spec.datatype, shape, data)
 
     def _count_bytes(self, spec: TensorSpec, nbytes: int) -> None:

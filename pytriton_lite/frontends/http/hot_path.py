@@ -197,6 +197,7 @@ class InferProtocol(ListenerProtocol):
 
     def on_message_complete(self) -> None:
         self._is_between = True
+        self._is_in_body = False
         if self._is_reading:
             self._is_reading = False
             self._messages += 1
@@ -350,6 +351,7 @@ class InferProtocol(ListenerProtocol):
         self.transport.write(b"".join((start, b"content-length: %d\r\n" % length, ending, b"\r\n", body[0])))
         for piece in body[1:]:
             self.transport.write(piece)
+        self.answers.written += length
         if self._timeline is not None:
             self._end_timeline()
         self.server_state.total_requests += 1

@@ -28,6 +28,7 @@ from pytriton_lite.frontends.http import codec, compression
 from pytriton_lite.frontends.http.bodies import (
     Disconnected,
     LargeDocuments,
+    Receiving,
     check_limit,
     next_piece,
     read_up_to,
@@ -65,6 +66,7 @@ def infer_app(server: Server, options: HttpOptions) -> InferApp:
     Raises ValueError for a header pattern that is no regular expression.
     """
     limit = options.max_input_size
+    expansion = compression.ExpansionLimits(limit, options.max_compression_ratio)
     forwarded = _header_filter(options.header_forward_pattern)
     observation = server.observation
     large = LargeDocuments()
@@ -80,15 +82,17 @@ def infer_app(server: Server, options: HttpOptions) -> InferApp:
             headers: Headers = dict(scope["headers"])
             read = Reading(server, served, model, version, headers, limit)
             if b"content-encoding" in headers and compression.is_compressed(headers[b"content-encoding"]):
-                request, forms = await read.compressed(receive, large)
+                with Receiving(server.receive_budget) as receiving:
+                    request, forms = await read.compressed(receive, large, receiving, expansion)
             else:
                 message = await receive()
                 if message["type"] != "http.request":
                     return
                 if message.get("more_body"):
-                    request, forms = await read.pieces(message["body"], receive, large)
+                    with Receiving(server.receive_budget) as receiving:
+                        request, forms = await read.pieces(message["body"], receive, large, receiving)
                 else:
-                    request, forms = read.whole(message["body"])
+                    request, forms = await read.apart(message["body"], large)
             if forwarded is not None:
                 for name, value in forwarded(scope):
                     forward_header(request, name, value)
@@ -173,20 +177,21 @@ class Reading:
         view = memoryview(body)
         return self._decode(view[:json_size], length - json_size, view[json_size:])
 
-    async def pieces(self, first: bytes, receive: Receive, large: LargeDocuments) -> Decoded:
+    async def pieces(self, first: bytes, receive: Receive, large: LargeDocuments, receiving: Receiving) -> Decoded:
         """Decode a body of which *first* has come and more will, checking what can be checked before the rest."""
         length = self._content_length()
         if self._length_header is None or (json_size := _json_size(self._length_header, length)) == 0:
             what = "JSON" if self._length_header is None else "body"
-            return await self._apart(await read_up_to(self._limit, receive, first, length, what), large)
+            return await self.apart(await read_up_to(self._limit, receive, first, length, what, receiving), large)
         check_limit("JSON", json_size, self._limit)
         start = bytearray(first)
         more = True
         while more and len(start) < json_size:
             piece, more = await next_piece(receive)
             start += piece
+            receiving.hold(len(start))
         if not more:
-            return await self._apart(start, large)
+            return await self.apart(start, large)
         document = bytes(memoryview(start)[:json_size])
         available = None if length is None else length - json_size
         request, forms = await large.run(json_size, lambda: self._decode(document, available, None))
@@ -198,6 +203,7 @@ class Reading:
         while at + len(piece) <= due:
             view[at : at + len(piece)] = piece
             at += len(piece)
+            receiving.hold(at)
             if not more:
                 break
             piece, more = await next_piece(receive)
@@ -208,7 +214,9 @@ class Reading:
         codec.attach(request, view[json_size:])
         return request, forms
 
-    async def compressed(self, receive: Receive, large: LargeDocuments) -> Decoded:
+    async def compressed(
+        self, receive: Receive, large: LargeDocuments, receiving: Receiving, expansion: compression.ExpansionLimits
+    ) -> Decoded:
         """Decode a compressed body; what it expands to is bounded, and so is the body itself."""
         length = self._content_length()
         if length is not None and length > self._limit:
@@ -220,9 +228,12 @@ class Reading:
             packed += piece
             if len(packed) > self._limit:
                 compression.refuse_size(self._limit)
-        return await self._apart(await compression.decompress(packed, self._limit), large)
+            receiving.hold(len(packed))
+        contents = await compression.decompress(packed, expansion)
+        receiving.hold(len(packed) + len(contents))
+        return await self.apart(contents, large)
 
-    async def _apart(self, body: bytes | bytearray, large: LargeDocuments) -> Decoded:
+    async def apart(self, body: bytes | bytearray, large: LargeDocuments) -> Decoded:
         """`whole`, which may take long where all is JSON."""
         return await large.run(len(body), lambda: self.whole(body))
 

@@ -15,6 +15,8 @@ from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Buffer, Tensor, element_count
+from pytriton_lite.frontends.http.json_dialect import syntax_error
+from pytriton_lite.frontends.http.json_slices import DocumentError, LargeArray
 
 UINT64_END = 1 << 64
 INT64_END = 1 << 63
@@ -44,6 +46,8 @@ _CODES: dict[DataType, Literal["?", "B", "H", "I", "Q", "b", "h", "i", "q", "f",
     dtypes.FP32: "f",
     dtypes.FP64: "d",
 }
+_WRITTEN_AT_ONCE = 16 << 10
+"""Elements in one call of orjson, which keeps the interpreter to itself for it."""
 _ONLY_INT = frozenset({int})
 _ONLY_BOOL = frozenset({bool})
 _ONLY_STR = frozenset({str})
@@ -66,7 +70,7 @@ def refuse_type(field: str, phrase: str) -> NoReturn:
     raise InferenceError(ErrorCode.INTERNAL, f"Unable to parse '{field}': {phrase}")
 
 
-def read_data(name: str, datatype: DataType, count: int, data: list[Any]) -> Buffer:
+def read_data(name: str, datatype: DataType, count: int, data: list[Any] | LargeArray) -> Buffer:
     """The bytes of *count* elements from *data*, which may be nested in any way. *name* is the input's.
 
     How many elements a BYTES tensor should have is for the engine to say. Raises InferenceError.
@@ -77,6 +81,12 @@ def read_data(name: str, datatype: DataType, count: int, data: list[Any]) -> Buf
         )
     if datatype is dtypes.INVALID:
         refuse(f"invalid datatype for input {name}")
+    if type(data) is LargeArray:
+        try:
+            return _read_slices(datatype, count, data)
+        except DocumentError as error:
+            raise syntax_error(error) from None
+    assert type(data) is list
     if datatype is dtypes.BYTES:
         return _read_strings(data)
     leaves = _leaves(data, "Unable to parse 'data': ")
@@ -84,6 +94,25 @@ def read_data(name: str, datatype: DataType, count: int, data: list[Any]) -> Buf
     if len(leaves) != count:
         refuse_type("data", "Shape does not match true shape of 'data' field")
     return values
+
+
+def _read_slices(datatype: DataType, count: int, data: LargeArray) -> Buffer:
+    """The same, slice by slice: of Python's objects there are only those of one of them. Raises DocumentError, too."""
+    packed = bytearray()
+    if datatype is dtypes.BYTES:
+        for elements in data.slices():
+            packed += _read_strings(elements)
+        return packed
+    read = 0
+    for elements in data.slices():
+        leaves = _leaves(elements, "Unable to parse 'data': ")
+        packed += _pack(leaves[: count - read], datatype)
+        read += len(leaves)
+        if read > count:
+            break
+    if read != count:
+        refuse_type("data", "Shape does not match true shape of 'data' field")
+    return packed
 
 
 def _leaves(data: list[Any], depth_prefix: str) -> list[Any]:
@@ -158,13 +187,23 @@ def write_data(tensor: Tensor, data: Buffer) -> object:
         refuse(f"sending {datatype} data via JSON is not supported. Please use the binary data format for output")
     if element_count(tensor.shape) * datatype.itemsize != len(data):
         _refuse_output_size(tensor)
-    values: list[Any] = memoryview(data).cast(code).tolist() if len(data) else []
-    if code not in "fd":
-        return values
+    if len(data) <= _WRITTEN_AT_ONCE * datatype.itemsize:
+        values: list[Any] = memoryview(data).cast(code).tolist() if len(data) else []
+        return orjson.Fragment(_written(values)) if code in "fd" else values
+    elements = memoryview(data).cast(code)
+    texts = [
+        _written(elements[at : at + _WRITTEN_AT_ONCE].tolist())[1:-1]
+        for at in range(0, len(elements), _WRITTEN_AT_ONCE)
+    ]
+    return orjson.Fragment(b"[" + b",".join(texts) + b"]")
+
+
+def _written(values: list[Any]) -> bytes:
+    """The JSON array of numbers or booleans."""
     text = orjson.dumps(values)
     if b"null" in text:  # orjson's way with what is not finite
         text = b"[" + b",".join(map(write_float, values)) + b"]"
-    return orjson.Fragment(text)
+    return text
 
 
 def write_float(value: float) -> bytes:
@@ -183,7 +222,13 @@ def _write_strings(tensor: Tensor, data: Buffer) -> object:
     if len(elements) != element_count(tensor.shape):
         _refuse_output_size(tensor)
     try:
-        return [element.decode() for element in elements]
+        texts = [element.decode() for element in elements]
+        if len(texts) <= _WRITTEN_AT_ONCE:
+            return texts
+        written = [
+            orjson.dumps(texts[at : at + _WRITTEN_AT_ONCE])[1:-1] for at in range(0, len(texts), _WRITTEN_AT_ONCE)
+        ]
+        return orjson.Fragment(b"[" + b",".join(written) + b"]")
     except UnicodeDecodeError:
         return orjson.Fragment(b"[" + b",".join(_raw_strings(elements)) + b"]")
 

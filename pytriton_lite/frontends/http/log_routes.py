@@ -11,14 +11,13 @@ from fastapi import FastAPI, Request, Response
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.log_settings import FILE_IS_FIXED, LogFormat, LogSettings, stored_level
 from pytriton_lite.frontends.http import json_dialect, json_values, openapi
-from pytriton_lite.frontends.http.bodies import read_body
-from pytriton_lite.frontends.http.options import HttpOptions
+from pytriton_lite.frontends.http.bodies import Documents
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import Server
 
 
-def add_logging(app: FastAPI, server: Server, options: HttpOptions) -> None:
+def add_logging(app: FastAPI, server: Server, documents: Documents) -> None:
     @app.get("/v2/logging", tags=["logging"], summary="Log settings", responses=openapi.LOG_SETTINGS)
     async def settings() -> Response:
         return _answer(server.log_settings())
@@ -31,7 +30,7 @@ def add_logging(app: FastAPI, server: Server, options: HttpOptions) -> None:
         openapi_extra=openapi.LOGGING_BODY,
     )
     async def update(request: Request) -> Response:
-        document = json_dialect.loads(await read_body(request, options.max_input_size))
+        document = await documents.read(request, json_dialect.loads)
         if type(document) is dict:
             server.update_log_settings(_changed(server.log_settings(), document))
         return _answer(server.log_settings())

@@ -14,6 +14,8 @@ class HttpOptions:
     """Bytes; limits the JSON part of a request, each tensor in it, a raw body and a decompressed body, and the
     inputs of a generate request together. Uncompressed binary tensors are not limited by it: their sizes must agree with the
     model's configuration."""
+    max_compression_ratio: int = 100
+    """Of what a compressed body may expand to, to its own size, above 16 MiB; 0 is any."""
     header_forward_pattern: str = ""
     """A regular expression; request headers whose name it finds anywhere become string parameters of the request. It
     ignores case unless it starts with ``(?-i)``. Empty forwards none."""

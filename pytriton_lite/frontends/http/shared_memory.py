@@ -12,8 +12,7 @@ from fastapi import FastAPI, Request, Response
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.regions import CUDA_HANDLE_BYTES
 from pytriton_lite.frontends.http import json_dialect, json_values, openapi
-from pytriton_lite.frontends.http.bodies import decode_base64, read_body
-from pytriton_lite.frontends.http.options import HttpOptions
+from pytriton_lite.frontends.http.bodies import Documents, decode_base64
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.regions import CudaRegion, Regions, SystemRegion
@@ -22,13 +21,13 @@ if TYPE_CHECKING:
 _TAG: list[str | Enum] = ["shared memory"]
 
 
-def add_shared_memory(app: FastAPI, server: Server, options: HttpOptions) -> None:
+def add_shared_memory(app: FastAPI, server: Server, documents: Documents) -> None:
     """Add the routes of both kinds to *app*."""
-    _add_system(app, server.regions, options)
-    _add_cuda(app, server.regions, options)
+    _add_system(app, server.regions, documents)
+    _add_cuda(app, server.regions, documents)
 
 
-def _add_system(app: FastAPI, regions: Regions, options: HttpOptions) -> None:
+def _add_system(app: FastAPI, regions: Regions, documents: Documents) -> None:
     prefix = "/v2/systemsharedmemory"
 
     @app.get(f"{prefix}/status", tags=_TAG, summary="All system regions", responses=openapi.SYSTEM_REGIONS)
@@ -50,7 +49,7 @@ def _add_system(app: FastAPI, regions: Regions, options: HttpOptions) -> None:
     )
     async def register_system(request: Request, region: str) -> Response:
         regions.check_can_register(region, "system")
-        fields = await _read_fields(request, options.max_input_size)
+        fields = await documents.read(request, _read_fields)
         for key in ("key", "byte_size"):
             if key not in fields:
                 raise _no_field(key)
@@ -86,7 +85,7 @@ def _add_system(app: FastAPI, regions: Regions, options: HttpOptions) -> None:
         return _done()
 
 
-def _add_cuda(app: FastAPI, regions: Regions, options: HttpOptions) -> None:
+def _add_cuda(app: FastAPI, regions: Regions, documents: Documents) -> None:
     prefix = "/v2/cudasharedmemory"
 
     @app.get(f"{prefix}/status", tags=_TAG, summary="All CUDA regions", responses=openapi.CUDA_REGIONS)
@@ -106,7 +105,7 @@ def _add_cuda(app: FastAPI, regions: Regions, options: HttpOptions) -> None:
     )
     async def register_cuda(request: Request, region: str) -> Response:
         regions.check_can_register(region, "cuda")
-        fields = await _read_fields(request, options.max_input_size)
+        fields = await documents.read(request, _read_fields)
         if "raw_handle" not in fields:
             raise _no_field("raw_handle")
         text = json_values.string(_member(fields["raw_handle"], "b64"))
@@ -146,9 +145,9 @@ def _add_cuda(app: FastAPI, regions: Regions, options: HttpOptions) -> None:
         return _done()
 
 
-async def _read_fields(request: Request, max_size: int) -> dict[str, object]:
+def _read_fields(body: bytearray) -> dict[str, object]:
     """The members of a register request; a document that is no object has none."""
-    document = json_dialect.loads(await read_body(request, max_size))
+    document = json_dialect.loads(body)
     return document if isinstance(document, dict) else {}
 
 

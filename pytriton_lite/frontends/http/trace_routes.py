@@ -11,8 +11,7 @@ from fastapi import FastAPI, Request, Response
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.trace_settings import FILE_IS_FIXED, read_levels, read_number
 from pytriton_lite.frontends.http import json_dialect, json_values, openapi
-from pytriton_lite.frontends.http.bodies import read_body
-from pytriton_lite.frontends.http.options import HttpOptions
+from pytriton_lite.frontends.http.bodies import Documents
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import Server
@@ -20,11 +19,10 @@ if TYPE_CHECKING:
 _NUMBERS = {"trace_rate": "rate", "trace_count": "count", "log_frequency": "log_frequency"}
 
 
-def add_tracing(app: FastAPI, server: Server, options: HttpOptions) -> None:
+def add_tracing(app: FastAPI, server: Server, documents: Documents) -> None:
     async def change(request: Request, model: str) -> Response:
-        body = await read_body(request, options.max_input_size)
         server.tracer.show(model)  # an unknown model is told before what is wrong in the body
-        document = json_dialect.loads(body)
+        document = await documents.read(request, json_dialect.loads)
         server.tracer.update(_changes(document) if type(document) is dict else {}, model)
         return _answer(server.tracer.show(model))
 

@@ -91,7 +91,7 @@ def test_a_syntax_error_is_told_with_its_offset(text: bytes, detail: str) -> Non
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":', b'[{"a":'])
 def test_bottomless_nesting_is_refused_and_not_a_recursion_error(opening: bytes) -> None:
-    assert "levels of nesting" in refusal(opening * 200_000)
+    assert "levels of nesting" in refusal(opening * 10_000)
 
 
 def test_as_deep_as_orjson_reads_the_other_parser_reads_too() -> None:
@@ -107,12 +107,13 @@ def test_as_deep_as_orjson_reads_the_other_parser_reads_too() -> None:
 
 def test_one_nan_in_a_large_tensor_does_not_cost_seconds() -> None:
     numbers = [float(i) / 7 for i in range(200_000)]
-    text = json.dumps([*numbers, math.nan, *numbers]).encode()
+    text = json.dumps({"data": [*numbers, math.nan, *numbers]}).encode()
     started = time.process_time()
     got: Any = json_dialect.loads(text)
+    read = [number for piece in got["data"].slices() for number in piece]
     assert time.process_time() - started < 1
-    assert got[:200_000] == numbers
-    assert len(got) == 400_001
+    assert read[:200_000] == numbers
+    assert len(read) == 400_001
 
 
 documents = st.recursive(
