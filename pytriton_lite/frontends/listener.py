@@ -25,11 +25,12 @@ from typing import Any
 import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from pytriton_lite.frontends.accepting import Acceptor, Places, TlsSource
 from pytriton_lite.frontends.addresses import BoundSocket, bind_socket, format_address
+from pytriton_lite.frontends.private_api import require
 from pytriton_lite.frontends.work_share import share_of
 
 Scope = MutableMapping[str, Any]
@@ -46,6 +47,7 @@ _SMALLEST_SLICE, _LARGEST_SLICE = 2 << 10, 256 << 10
 """Of what was read, that the parser is given at a time: from what 80 empty requests need to what one read brings."""
 _FEW_CALLS = 16
 """Of the parser for a slice; then the next one is twice as long."""
+_CLOSE = (b"connection", b"close")
 _LEAST_PROGRESS = 1 << 10
 _NOTHING = memoryview(b"")
 _MALFORMED = "Invalid HTTP request received."
@@ -54,6 +56,29 @@ _HOST = re.compile(rb"(?:\[[0-9A-Za-z:.%_~-]+\]|[A-Za-z0-9._~!$&'()*+;=%-]*)(?::
 """RFC 3986's host and port, but for a comma: two hosts would look so that a proxy has joined."""
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)([^#]*)", re.IGNORECASE)
 _LINGER_S = 1.0  # how long a client that was refused may take to read why
+
+require(
+    "uvicorn",
+    HttpToolsProtocol,
+    *("connection_made", "connection_lost", "data_received", "shutdown", "on_message_begin", "on_url", "on_header"),
+    *(
+        "on_headers_complete",
+        "on_body",
+        "on_message_complete",
+        "on_response_complete",
+        "pause_writing",
+        "resume_writing",
+    ),
+    *("_start_asgi_task", "_unset_keepalive_if_required", "pipeline", "connections", "tasks", "scope", "cycle"),
+)
+require(
+    "uvicorn",
+    RequestResponseCycle,
+    *("run_asgi", "send", "receive", "transport", "keep_alive", "default_headers", "disconnected", "message_event"),
+    *("more_body", "response_started", "response_complete", "scope", "body"),
+)
+require("uvicorn", FlowControl, "pause_reading", "resume_reading", "read_paused", "drain")
+require("httptools", httptools.HttpRequestParser, "feed_data", "get_http_version", "get_method", "should_keep_alive")
 
 logger = logging.getLogger(__name__)
 
@@ -252,6 +277,13 @@ def origin_form(target: bytes, method: bytes) -> bytes:
     return found[2] if found[2][:1] == b"/" else b"/" + found[2]
 
 
+def _say_close(cycle: Any) -> None:
+    """Have the answer of *cycle*, which has not begun, be the connection's last, and say so: uvicorn does from 0.53 on."""
+    cycle.keep_alive = False
+    if _CLOSE not in cycle.default_headers:
+        cycle.default_headers = [*cycle.default_headers, _CLOSE]
+
+
 def _has_unread(transport: asyncio.Transport) -> bool:
     """Whether bytes have come that were not read yet."""
     count = array("i", [0])
@@ -348,7 +380,7 @@ class ListenerProtocol(HttpToolsProtocol):
         cycle = self.cycle
         if cycle is None or cycle.response_started or cycle.more_body or cycle.scope["http_version"] != "1.1":
             return False
-        cycle.keep_alive = False
+        _say_close(cycle)
         return True
 
     def is_answer_due(self) -> bool:
@@ -495,7 +527,7 @@ class ListenerProtocol(HttpToolsProtocol):
         The head has said so, which uvicorn knows, or a trailer, which the parser heeds, too.
         """
         if cycle.keep_alive:
-            cycle.keep_alive = False
+            _say_close(cycle)
             if cycle.response_complete:
                 self.transport.close()
 
@@ -625,6 +657,8 @@ class ListenerProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         cycle.transport = self.answers
         self._running = cycle
+        if not cycle.keep_alive:
+            _say_close(cycle)
         chosen: Any = self._saying_close(cycle, app) if self.server_state.draining else app
         super()._start_asgi_task(cycle, chosen)
 
@@ -634,7 +668,7 @@ class ListenerProtocol(HttpToolsProtocol):
         async def closing_app(scope: Scope, receive: Receive, send: Send) -> None:
             async def closing_send(message: Message) -> None:
                 if message["type"] == "http.response.start" and self.is_last_known():
-                    cycle.keep_alive = False
+                    _say_close(cycle)
                 await send(message)
 
             await app(scope, receive, closing_send)
@@ -661,7 +695,7 @@ class ListenerProtocol(HttpToolsProtocol):
         """Close behind the answer that is due, where it has not begun; an idle connection stays for one more request."""
         cycle = self._running
         if cycle is not None and not cycle.response_started and self.is_last_known():
-            cycle.keep_alive = False
+            _say_close(cycle)
 
     def shutdown(self) -> None:
         """Close, behind the answers that are due and that of a request which is just coming."""
