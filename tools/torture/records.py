@@ -45,6 +45,7 @@ class Cause(enum.Enum):
 
 
 _TEXTS = (
+    (Cause.REGION_SHRUNK, re.compile(r"made (its shared memory )?smaller|was smaller than before")),
     (Cause.OVERLOAD, re.compile(r"exceeds maximum queue size|too much waits|inputs at most|cannot be received now")),
     (Cause.LOAD_REFUSED, re.compile(r"load failed for model|failed to load|failed to poll")),
     (
@@ -60,7 +61,6 @@ _TEXTS = (
     (Cause.NOT_READY, re.compile(r"is not at ready state|Model '[^']*' is not ready")),
     (Cause.UNKNOWN_MODEL, re.compile(r"unknown model|has no available versions|is not found", re.I)),
     (Cause.UNLOADING, re.compile(r"has stopped accepting new inference requests|unload", re.I)),
-    (Cause.REGION_SHRUNK, re.compile(r"made (its shared memory )?smaller|was smaller than before")),
     (Cause.NO_MEMORY, re.compile(r"shared memory pool|cannot allocate memory|no space left|no memory", re.I)),
     (Cause.NO_DESCRIPTORS, re.compile(r"too many open files|cannot be started", re.I)),
     (Cause.MODEL_ENDED, re.compile(r"ended without a response")),
