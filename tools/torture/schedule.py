@@ -67,8 +67,8 @@ def _fault(rng: random.Random, round_number: int, kind: str, seconds: float) -> 
     target, number = "", round(rng.uniform(0.3, 2.5), 2)
     if kind in ON_WORKERS:
         target = rng.choice(WITH_WORKERS)
-        if kind == "stop worker" and rng.random() < 0.3:
-            number = FOR_EVER_S
+    if kind in ("stop worker", "stop fork server") and rng.random() < 0.3:
+        number = FOR_EVER_S
     elif kind in ON_REPOSITORY:
         target, number = rng.choice(STORMS), float(rng.randrange(1, 5))
     elif kind == "burst":
