@@ -173,6 +173,14 @@ def test_answers_that_were_given_to_nobody_are_seen() -> None:
     ]
 
 
+def test_calls_that_were_not_counted_are_seen() -> None:
+    after = Counters(grpc=Counter({"OK": 7}))
+    assert audit.check_calls(Counters(), after, Counter({"OK": 6})) == []
+    assert audit.check_calls(Counters(), after, Counter({"OK": 7, "UNAVAILABLE": 1})) == [
+        "1 calls ended with UNAVAILABLE, the server counted 0"
+    ]
+
+
 # ---------------------------------------------------------------------------------------------- what a server takes
 
 

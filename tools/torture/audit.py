@@ -235,6 +235,16 @@ def check_answers(before: Counters, after: Counters, heard: Counter[int], unhear
     return wrong
 
 
+def check_calls(before: Counters, after: Counters, ended: Counter[str]) -> list[str]:
+    """gRPC: *ended* unary calls by status. A stream is a call, too, so the server may have counted more."""
+    given = after.grpc - before.grpc
+    return [
+        f"{count} calls ended with {status}, the server counted {given[status]}"
+        for status, count in ended.items()
+        if given[status] < count
+    ]
+
+
 # ---------------------------------------------------------------------------------------------- what a server takes
 
 

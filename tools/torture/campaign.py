@@ -124,14 +124,14 @@ class Campaign:
             if faults:
                 await injector.restore()
                 wrong += injector.problems
-            wrong += await self._audit(ledger, before, heard_before, unheard_before)
+            wrong += await self._audit(ledger, before, heard_before, unheard_before, load.calls)
         wrong += audit.check_ends(ledger, sightings)
         wrong += audit.check_causes(ledger, injector.done)
         wrong += audit.check_log(server.new_log())
         self._tell(number, ledger, injector, wrong)
 
     async def _audit(
-        self, ledger: Ledger, before: Counters, heard_before: Counter[int], unheard_before: int
+        self, ledger: Ledger, before: Counters, heard_before: Counter[int], unheard_before: int, calls: Counter[str]
     ) -> list[str]:
         """What is wrong with a server that nobody asks anything any more."""
         server = self._server
@@ -146,6 +146,7 @@ class Campaign:
             return [
                 *audit.check_counters(before, after, ledger.records.values()),
                 *audit.check_answers(before, after, heard, unheard + 2),
+                *audit.check_calls(before, after, calls),
             ]
 
         async def vitals_are_wrong() -> list[str]:

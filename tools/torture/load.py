@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,7 +64,8 @@ class Load:
         self.ledger = ledger
         self.tally = tally
         self.sightings = sightings
-        self.grpc_statuses: dict[str, int] = {}
+        self.calls: Counter[str] = Counter()
+        """Unary calls by the status that they ended with."""
         self.regions: set[int] = set()
         """Descriptors of the regions that are in use."""
         self._seed = seed
@@ -260,15 +262,13 @@ class Load:
             call.cancel()
             self.ledger.end(record, Outcome.HANG)
         except grpc.aio.AioRpcError as error:
-            self._count(error.code().name)
             self._fail_call(record, error)
+            if record.outcome is not Outcome.LOST:  # a status of the server, and not of its client
+                self.calls[error.code().name] += 1
         else:
-            self._count("OK")
+            self.calls["OK"] += 1
             wrong = _check_response(record, values, response)
             self.ledger.end(record, Outcome.WRONG if wrong else Outcome.RIGHT, status="OK", text=wrong)
-
-    def _count(self, status: str) -> None:
-        self.grpc_statuses[status] = self.grpc_statuses.get(status, 0) + 1
 
     def _fail_call(self, record: Record, error: grpc.aio.AioRpcError) -> None:
         text = error.details() or ""
