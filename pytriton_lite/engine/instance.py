@@ -24,7 +24,7 @@ from pytriton_lite.core.tensor import Tensor, element_count
 from pytriton_lite.engine.calls import CallOutcome, OpenCalls, WorkerServices
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.execution_watch import ExecutionLimits, ExecutionWatch, Overlong, UnderWay
-from pytriton_lite.engine.fork_server import Spawners, WorkerExit
+from pytriton_lite.engine.fork_server import ForkServerStuck, Spawners, WorkerExit
 from pytriton_lite.engine.outputs import BatchOutputs, arranged
 from pytriton_lite.engine.response_stream import ResponseStream
 from pytriton_lite.engine.state_outputs import StateOutputs, states_of
@@ -824,12 +824,10 @@ class Instance:
         self._memory = WorkerMemory(self._options, self._flush_soon)
         self._has_served = False
         try:
-            self._worker = await WorkerProcess.launch(
-                self._options,
-                self._spawners.get(self._environment),
-                on_frame=self._on_frame,
-                on_gone=self._on_gone,
-            )
+            try:
+                self._worker = await self._launch_worker()
+            except ForkServerStuck:
+                self._worker = await self._launch_worker()  # from another one
         except OSError as error:  # no descriptors or processes left
             text = f"the worker of instance '{self.name}' cannot be started: {error}"
             raise InferenceError(ErrorCode.INTERNAL, text) from error
@@ -839,6 +837,14 @@ class Instance:
         if self._warm_up is not None:
             await self._warm_up_worker(self._warm_up)
         self._move(InstanceState.READY)
+
+    async def _launch_worker(self) -> WorkerProcess:
+        return await WorkerProcess.launch(
+            self._options,
+            self._spawners.get(self._environment),
+            on_frame=self._on_frame,
+            on_gone=self._on_gone,
+        )
 
     async def _warm_up_worker(self, warm_up: WarmUpOfWorkers) -> None:
         """Raises InferenceError, and leaves no worker then."""

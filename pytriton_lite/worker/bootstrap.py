@@ -5,8 +5,9 @@ because the package need not be installed there. More words make it the worker o
 forked (foreground.py). On the control socket:
 
 * in: one byte ``f`` with five descriptors (channel, descriptors, control page, stdout, stderr), once per worker to fork;
-  ``k`` and a pid: kill that worker and everything it started
-* out: ``<kind:u8> <pid:i32> <status:i32>``: ``s`` spawned (in the order of the requests), ``x`` exited with a wait status
+  ``k`` and a pid: kill that worker and everything it started; ``p``: say that it is here
+* out: ``<kind:u8> <pid:i32> <status:i32>``: ``s`` spawned (in the order of the requests), ``x`` exited with a wait status,
+  ``p`` in answer to ``p``
 
 End-of-file on it means that the server is gone: kill every worker and exit. Every worker leads a process group of its own,
 so that what a model started ends with it.
@@ -150,17 +151,25 @@ class ForkServer:
                 self._reap()
             if self._control in ready and not self._handle_request():
                 break
+        # Before the sockets go with the interpreter: children that die now would be told of through a closed one.
+        signal.set_wakeup_fd(-1)
         for pid in self._children:
             _kill_group(pid)
 
     def _handle_request(self) -> bool:
-        data, descriptors, _, _ = socket.recv_fds(self._control, 1, _DESCRIPTORS)
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._control, 1, _DESCRIPTORS)
+        except ConnectionResetError:  # end-of-file, where the server has left reports unread
+            return False
         if not data:
             return False
         if data == b"k":
             (pid,) = struct.unpack("<i", self._control.recv(4, socket.MSG_WAITALL))
             if pid in self._children:
                 _kill_group(pid)
+            return True
+        if data == b"p":
+            self._report(b"p", 0, 0)
             return True
         self._fork(descriptors)
         for fd in descriptors:

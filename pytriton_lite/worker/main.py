@@ -56,6 +56,13 @@ class Start:
 
 def run(channel: socket.socket, descriptors: socket.socket, control: memoryview) -> None:
     """Live as a worker until the engine says STOP or is gone."""
+    try:
+        _live(channel, descriptors, control)
+    except (EngineGone, BrokenPipeError, ConnectionResetError):
+        return  # nobody is left who could be told, of the failure of a model for instance
+
+
+def _live(channel: socket.socket, descriptors: socket.socket, control: memoryview) -> None:
     channel.sendall(messages.hello_frame(os.getpid()))
     start = _receive_start(channel)
     if start is None:
@@ -85,10 +92,7 @@ def run(channel: socket.socket, descriptors: socket.socket, control: memoryview)
         worker.outbox.send(messages.failed_frame(ErrorCode.INTERNAL, describe(error)))
         return
     worker.outbox.send(messages.ready_frame(has_is_ready=hasattr(model, "is_ready")))
-    try:
-        worker.serve(model)
-    except (EngineGone, BrokenPipeError, ConnectionResetError):
-        return
+    worker.serve(model)
 
 
 def _receive_start(channel: socket.socket) -> Start | None:

@@ -549,26 +549,31 @@ class Worker(Host):
         outbox = self.outbox
         with outbox.lock:
             outbox.holder = threading.get_ident()
-            if outbox.posted:
-                outbox.send_posted()
             try:
+                if outbox.posted:
+                    outbox.send_posted()
                 deferred: set[int] = set()
                 for index, (request, response) in enumerate(zip(batch.requests, responses)):
                     if response is not None and request._answering is None:  # as most often
                         self._put_response(parts, request._requested_outputs, request._windows, response)
                     elif self._put_outcome(parts, request, response):
                         deferred.add(index)
+                if self._output_memory.uncommitted:
+                    self._output_memory.commit()
+                if deferred:
+                    self._deferred[batch.number] = deferred
+                self._add_result(batch, parts, len(batch.requests), executed_ns=executed_ns)
+            except (EngineGone, BrokenPipeError, ConnectionResetError):
+                raise
             except Exception as error:  # no shared memory left for the outputs, or memory of a GPU that cannot be read
                 self._output_memory.undo()
-                outbox.holder = 0
                 text = error.message if isinstance(error, InferenceError) else describe(error)
                 raise ExecuteFailed(text) from error
-            if self._output_memory.uncommitted:
-                self._output_memory.commit()
-            if deferred:
-                self._deferred[batch.number] = deferred
-            self._add_result(batch, parts, len(batch.requests), executed_ns=executed_ns)
-            outbox.holder = 0
+            except BaseException:  # of a signal handler
+                self._output_memory.undo()
+                raise
+            finally:
+                outbox.holder = 0  # whatever happened: who seems to hold it would postpone for ever
         if outbox.posted or outbox.postponed:
             outbox.settle()
 

@@ -22,7 +22,7 @@ from pytriton_lite.ipc.channel import FrameReader, frame
 from pytriton_lite.ipc.messages import Fate, Kind, SpecTable
 from pytriton_lite.worker.inference import InferenceRequest, InferenceResponse
 from pytriton_lite.worker.mailbox import Mailbox, Waiter
-from pytriton_lite.worker.serving import Serving, Worker
+from pytriton_lite.worker.serving import Serving, Worker, _Batch
 from tests.harness import RunningServer, tensor, write_model
 
 WAIT_S = 20
@@ -404,6 +404,23 @@ def make_engine() -> Iterator[Callable[..., Engine]]:
     yield make
     for engine in engines:
         engine.close()
+
+
+def test_an_interrupt_while_answers_are_put_together_does_not_leave_the_outbox_held(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C of ``pytriton-lite debug``: a holder that is none would have destructors postpone their frames for ever."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    worker = make_engine().worker
+    monkeypatch.setattr(worker, "_put_response", interrupted)
+    message = messages.RequestMessage("", 0, 0, 0, "", 0, [], [])
+    with pytest.raises(KeyboardInterrupt):
+        worker._end_batch(_Batch(1, [worker._request(1, 0, message)], 0, 0), [InferenceResponse()])
+    assert not worker.outbox.is_held_here
+    assert not worker.outbox.lock.locked()
 
 
 def test_a_model_that_waits_for_a_cancellation_keeps_no_answer_of_an_earlier_batch(
