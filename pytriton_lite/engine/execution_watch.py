@@ -110,7 +110,9 @@ class ExecutionWatch:
         watched = self._watched.get(found.key)
         since_ns = found.since_ns
         if watched is None or (since_ns is not None and since_ns != watched.since_ns):
-            watched = _Watched(now_ns if since_ns is None else since_ns, int(self.limits.warn_after_s * 1e9))
+            watched = _Watched(
+                now_ns if since_ns is None else min(now_ns, since_ns), int(self.limits.warn_after_s * 1e9)
+            )
         if found.waits_for_others:
             watched.waited_ns += now_ns - max(watched.since_ns, self._last_look_ns)
         return watched

@@ -32,7 +32,7 @@ from pytriton_lite.engine.statistics import SharedMemory
 from pytriton_lite.engine.worker_memory import Parcel, WorkerMemory, room_for
 from pytriton_lite.engine.worker_process import LaunchOptions, WorkerProcess
 from pytriton_lite.ipc import messages
-from pytriton_lite.ipc.channel import frame
+from pytriton_lite.ipc.channel import ProtocolError, frame
 from pytriton_lite.ipc.messages import INLINE_BYTES, Answer, BatchResult, Fate, Kind, Place, SpecTable, TensorRef
 from pytriton_lite.scheduling.batch_tensors import BatchInputs
 from pytriton_lite.scheduling.queue import Ticket
@@ -557,12 +557,20 @@ class Instance:
         """Give back the memory of tensors that came with a message which was refused."""
         self._memory.refuse(refs)
 
-    def _take_back(self, numbers: Iterable[int]) -> None:
-        """Batches that the worker gives back unseen: somebody else may be free for them."""
-        batches = [self._in_flight.pop(number) for number in numbers]
-        self._update_room()
+    def _take_back(self, numbers: Sequence[int]) -> None:
+        """Batches that the worker gives back unseen: somebody else may be free for them.
+
+        Raises ProtocolError, and takes none, where it does not have one of them.
+        """
+        if len(set(numbers)) < len(numbers) or not self._in_flight.keys() >= set(numbers):
+            raise ProtocolError(f"batches {list(numbers)} were given back, of which it does not have all")
+        batches = [self._in_flight[number] for number in numbers]
         for batch in batches:
             self._memory.release(batch.slots)
+        # After that: where it fails the worker is killed, and what is still in flight is answered for.
+        for number in numbers:
+            del self._in_flight[number]
+        self._update_room()
         self._owner.on_returned(self, batches)
         self._owner.on_room(self)  # the results of those before them may have come already
 
@@ -650,7 +658,7 @@ class Instance:
         started, started_ns = worker.started
         found = [
             # One that no look has seen began before the latest, which is the time that we know.
-            UnderWay(number, (number < started and self._watch.since_ns(number)) or started_ns, self._waits(batch))
+            UnderWay(number, self._watch.since_ns(number) or started_ns, self._waits(batch))
             for number, batch in self._in_flight.items()
             # Where executions do not overlap, those before the latest have ended, and their answers come with its own.
             if number == started or (number < started and self._overlaps)

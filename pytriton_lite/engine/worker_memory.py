@@ -8,6 +8,7 @@ What was given to the worker is kept until it releases the slot; it may name it 
 
 from __future__ import annotations
 
+import resource
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,6 +20,7 @@ from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.worker_process import LaunchOptions, WorkerProcess
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.arena import Arena
+from pytriton_lite.ipc.channel import ProtocolError
 from pytriton_lite.ipc.messages import INLINE_BYTES, Place, TensorRef
 from pytriton_lite.ipc.region import ClientSegment
 from pytriton_lite.ipc.segment import Segment
@@ -70,6 +72,12 @@ class Parcel:
             nbytes=nbytes,
         )
         self._at = at + aligned(nbytes)
+
+
+def most_segments() -> int:
+    """How many segments one worker may have: a quarter of the descriptors that this process may."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft // 4
 
 
 def room_for(tensor: Tensor) -> int:
@@ -173,8 +181,15 @@ class WorkerMemory:
     # ------------------------------------------------------------------------------------------ from the worker
 
     def attach(self, segment_id: int, fd: int, nbytes: int) -> None:
+        """Map a segment of the worker's, whose descriptor is ours from now on. Raises ProtocolError for what none may have."""
         self.is_touched = True
-        self._outputs[segment_id] = Segment.attach(fd, nbytes)
+        segment = Segment.attach(fd, nbytes)
+        if segment_id in self._outputs or len(self._outputs) >= most_segments():
+            segment.close()
+            raise ProtocolError(
+                f"segment {segment_id} came beside {len(self._outputs)} others: known already, or too many"
+            )
+        self._outputs[segment_id] = segment
 
     def drop(self, segment_id: int) -> None:
         del self._outputs[segment_id]

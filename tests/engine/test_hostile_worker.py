@@ -1,0 +1,285 @@
+"""What a worker might send that wants to harm: it is killed, its requests end, and nothing of it stays.
+
+An `Instance` with a spawner of the test's, which plays the worker over the real sockets.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import fcntl
+import gc
+import os
+import signal
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytriton_lite.core import dtypes
+from pytriton_lite.core.request import InferenceRequest
+from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.engine import worker_memory
+from pytriton_lite.engine.calls import WorkerServices
+from pytriton_lite.engine.fork_server import Spawned, WorkerExit
+from pytriton_lite.engine.instance import Batch, Instance, InstanceOwner
+from pytriton_lite.engine.log_levels import LogLevels
+from pytriton_lite.engine.worker_process import LaunchOptions
+from pytriton_lite.ipc import messages
+from pytriton_lite.ipc.channel import HEADER, frame, send_descriptor
+from pytriton_lite.ipc.messages import Fate, Kind, Place, SpecTable
+from pytriton_lite.scheduling.queue import Ticket
+
+WAIT_S = 30
+OPTIONS = LaunchOptions(
+    model="m", version=1, instance="m_0", args={}, filename="model.py", outputs=("OUT",),
+    shm_prefix="pytriton_lite_test_", ring_bytes=1 << 16, hello_timeout_s=WAIT_S, ready_timeout_s=WAIT_S,
+    log_levels=LogLevels(),
+)  # fmt: skip
+
+
+class Config:
+    """What an instance reads of a configuration."""
+
+    inputs = outputs = ()
+    max_batch_size = 0
+    batch_tensors = sequence_batching = initial_states = None
+    message: Any = None
+
+
+class HostileWorker:
+    """Stands where a fork server stands, and is the worker as well."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._exited: asyncio.Future[WorkerExit] = self._loop.create_future()
+        self._fds: list[int] = []
+
+    def get(self, environment: object) -> HostileWorker:
+        return self
+
+    async def spawn(self, descriptors: list[int]) -> Spawned:
+        if self._fds:
+            await self._loop.create_future()  # there is no second one
+        self._fds = [os.dup(fd) for fd in descriptors]
+        self.channel = socket.socket(fileno=os.dup(self._fds[0]))
+        self.descriptors = socket.socket(fileno=os.dup(self._fds[1]))
+        self.channel.sendall(messages.hello_frame(1) + messages.ready_frame(has_is_ready=False))
+        return 1, self._exited
+
+    def kill(self, pid: int) -> None:
+        if not self._exited.done():
+            self._exited.set_result(WorkerExit(signal.SIGKILL))
+
+    def signal(self, pid: int, number: int) -> None: ...
+
+    @property
+    def is_killed(self) -> bool:
+        return self._exited.done()
+
+    def close(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+        self.channel.close()
+        self.descriptors.close()
+
+
+class Services:
+    """Nothing is offered to the model."""
+
+    def hear(self, worker: object, operation: str, arguments: object) -> None: ...
+
+    def worker_gone(self, worker: object) -> None: ...
+
+
+class Owner:
+    """Notes what becomes of batches."""
+
+    labels: ClassVar[dict[str, tuple[str, ...]]] = {}
+
+    def __init__(self) -> None:
+        self.ends: list[int] = []
+
+    def on_result(self, instance: Instance, batch: Batch, result: Any, outcomes: Any) -> None:
+        if not any(outcome is Fate.DEFERRED for outcome in outcomes):
+            self.ends.append(batch.number)
+
+    def on_response(self, instance: Instance, batch: Batch, index: int, sent: Any) -> None: ...
+
+    def on_returned(self, instance: Instance, batches: list[Batch]) -> None:
+        self.ends += [batch.number for batch in batches]
+
+    def on_lost(
+        self, instance: Instance, begun: list[Batch], untouched: list[Batch], deferred: list[Batch], how: WorkerExit
+    ) -> None:
+        self.ends += [batch.number for batch in (*begun, *untouched, *deferred)]
+
+    def on_room(self, instance: Instance) -> None: ...
+
+    def on_state(self, instance: Instance) -> None: ...
+
+
+def ticket(nbytes: int) -> Ticket:
+    request = InferenceRequest("m", None, inputs=[Tensor("IN", dtypes.UINT8, (nbytes,), bytes(nbytes))])
+    return Ticket(request, cast(Any, None), batch_size=1, shape_key=None, accepted_ns=0)
+
+
+def under_attack(attack: Callable[[HostileWorker, Instance, Owner], Awaitable[None]]) -> Owner:
+    """Run *attack* with two batches in the worker's hands; every one of them must have ended once, if it was killed."""
+    owner = Owner()
+    trouble: list[dict[str, Any]] = []
+    before = len(os.listdir("/proc/self/fd"))
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: trouble.append(context))
+        worker = HostileWorker()
+        instance = Instance(
+            OPTIONS, cast(Any, Config()), cast(InstanceOwner, owner), cast(Any, worker), cast(Any, None),
+            cast(WorkerServices, Services()),
+        )  # fmt: skip
+        await instance.start()
+        assert not instance.dispatch([[ticket(1)], [ticket(1 << 14)]])
+        await attack(worker, instance, owner)
+        if not worker.is_killed:
+            worker.kill(1)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        await instance.stop(0)
+        worker.close()
+
+    asyncio.run(run())
+    assert not trouble, trouble
+    assert sorted(owner.ends) == [1, 2]
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before + 1  # the directory itself
+    return owner
+
+
+async def settle() -> None:
+    """Let the loop read what was sent: a socket pair has it at once."""
+    for _ in range(5):
+        await asyncio.sleep(0.001)
+
+
+def sends(data: bytes) -> Callable[[HostileWorker, Instance, Owner], Awaitable[None]]:
+    async def attack(worker: HostileWorker, instance: Instance, owner: Owner) -> None:
+        worker.channel.setblocking(False)
+        try:
+            worker.channel.send(data)
+        except BlockingIOError:
+            pass
+        await settle()
+
+    return attack
+
+
+SPECS = SpecTable()
+few = st.integers(0, 4)
+u64 = st.one_of(few, st.integers(0, (1 << 64) - 1))
+u32 = st.one_of(few, st.integers(0, (1 << 32) - 1))
+u16 = st.one_of(few, st.integers(0, (1 << 16) - 1))
+u8 = st.one_of(few, st.integers(0, 255))
+text = st.binary(max_size=40)
+
+
+def packed(layout: str, *fields: st.SearchStrategy[int]) -> st.SearchStrategy[bytes]:
+    return st.tuples(*fields).map(lambda values: struct.pack(layout, *values))
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> bytes:
+    """As `messages.put_reference` and `put_inline`, with anything in them."""
+    datatype = draw(st.sampled_from([dtypes.UINT8, dtypes.FP32, dtypes.BYTES]))
+    shape = tuple(draw(st.lists(st.one_of(few, st.integers(-(1 << 63), (1 << 63) - 1)), max_size=3)))
+    spec = draw(st.one_of(st.just(SPECS.encode("OUT", datatype, shape)), text))
+    place = draw(st.sampled_from([int(place) for place in Place] + [17]))
+    head = messages._TENSOR.pack(len(spec), place, draw(u32), draw(u64), draw(u64), draw(u64))
+    return head + spec + draw(text)
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> bytes:
+    outputs = draw(st.lists(tensors(), max_size=2))
+    said = draw(text)
+    head = messages._ANSWER.pack(draw(u8), draw(st.sampled_from([len(outputs), 0, 3])), len(said))
+    return head + said + b"".join(outputs)
+
+
+@st.composite
+def results(draw: st.DrawFn) -> bytes:
+    bodies = []
+    for _ in range(draw(st.integers(0, 3))):
+        given_answers = draw(st.lists(answers(), max_size=2))
+        head = messages._RESULT.pack(
+            draw(u64), draw(u64), draw(u64), draw(u64), draw(u64), draw(st.sampled_from([len(given_answers), 1, 5])), 0
+        )
+        bodies.append(head + b"".join(given_answers))
+    return struct.pack("<I", draw(st.sampled_from([len(bodies), 1, 1 << 31]))) + b"".join(bodies)
+
+
+BODIES = {
+    Kind.RESULT: results(),
+    Kind.RESPONSE: st.tuples(packed("<QIBxxxQQ", u64, u32, u8, u64, u64), answers()).map(b"".join),
+    Kind.RELEASE: st.lists(u64, max_size=3).map(lambda slots: struct.pack(f"<{len(slots)}Q", *slots)),
+    Kind.SEGMENT: packed("<IBxxxQ", u32, u8, u64),
+    Kind.DROP: packed("<I", u32),
+    Kind.LOG: st.tuples(packed("<BxHIHxx", u8, u16, u32, u16), text).map(b"".join),
+    Kind.RETURNED: st.lists(u64, max_size=3).map(lambda slots: struct.pack(f"<{len(slots)}Q", *slots)),
+    Kind.PROBED: text,
+    Kind.READY: text,
+    Kind.HELLO: text,
+    Kind.COMPLETED: text,
+}
+frames = st.one_of(
+    *(st.tuples(st.just(kind), body).map(lambda pair: frame(pair[0], [pair[1]])) for kind, body in BODIES.items()),
+    st.tuples(u32, text).map(lambda pair: frame(pair[0], [pair[1]])),
+    st.tuples(u32, u32, text).map(lambda parts: HEADER.pack(parts[0], parts[1]) + parts[2]),
+    text,
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(frames, min_size=1, max_size=5))
+def test_whatever_a_worker_sends_its_requests_end_once_and_nothing_stays(sent: list[bytes]) -> None:
+    under_attack(sends(b"".join(sent)))
+
+
+def test_batches_given_back_beside_one_that_never_was_are_not_lost() -> None:
+    under_attack(sends(messages.returned_frame([1, 99])))
+    under_attack(sends(messages.returned_frame([2, 2])))
+
+
+def test_a_batch_that_is_given_back_after_its_memory_is_not_lost() -> None:
+    under_attack(sends(messages.release_frame([1]) + messages.returned_frame([1, 2])))
+
+
+def test_a_worker_cannot_fill_the_servers_table_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_memory, "most_segments", lambda: 10)
+
+    async def attack(worker: HostileWorker, instance: Instance, owner: Owner) -> None:
+        fd = os.memfd_create("sealed", os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, 4096)
+        fcntl.fcntl(fd, 1033, 7)
+        for number in range(11):
+            send_descriptor(worker.descriptors, fd)
+            worker.channel.sendall(messages.segment_frame(number, 4096))
+        os.close(fd)
+        await settle()
+        assert worker.is_killed
+
+    under_attack(attack)
+
+
+def test_more_descriptors_than_were_announced_do_not_stay() -> None:
+    async def attack(worker: HostileWorker, instance: Instance, owner: Owner) -> None:
+        many = array.array("i", [0] * 100)
+        worker.descriptors.sendmsg([b"f"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, many)])
+        worker.channel.sendall(messages.segment_frame(1, 4096))
+        await settle()
+        assert worker.is_killed
+
+    under_attack(attack)
