@@ -19,7 +19,7 @@ PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _LOOK_AGAIN_S = 0.2
 _BUSY_LOAD = 0.5
-"""Cores."""
+"""Cores that a process at rest does not even want."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ class BesiegedServer:
             since, last = time.monotonic(), footprint
             time.sleep(_LOOK_AGAIN_S)  # nobody tells when a process of others closes a descriptor
             footprint = self.footprint()
-            load = (footprint.cpu_s - last.cpu_s) / (time.monotonic() - since)
-            is_busy = load > _BUSY_LOAD
+            wanted_s = footprint.cpu_s - last.cpu_s + footprint.waited_s - last.waited_s
+            is_busy = wanted_s / (time.monotonic() - since) > _BUSY_LOAD
             if time.monotonic() > deadline or not (is_busy or footprint.descriptors > descriptors):
                 return Rest(footprint, is_busy=is_busy)
 

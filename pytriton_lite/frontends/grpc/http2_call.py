@@ -13,6 +13,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Container, Coroutine, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -51,6 +52,9 @@ _read_prefix = struct.Struct(">BL").unpack_from
 make_prefix = struct.Struct(">BL").pack
 
 _BUDGET_STEP_BYTES = 1 << 20
+_THREADS = 2
+"""For messages that are compressed or large, as for large JSON. Each of them computes and takes the interpreter from the loop:
+with asyncio's six, messages of 2 MB that are all fields kept health waiting for twice as long."""
 _UNREAD_RETRY_AFTER_S = 1.0
 _CONTENT_TYPE = field(b"content-type", b"application/grpc")
 _PLAIN_OPENING = STATUS_200 + _CONTENT_TYPE
@@ -149,6 +153,7 @@ class Endpoint:
         self.counts = servicer.counts
         self.receive_budget = servicer.receive_budget
         self.max_message_bytes = options.max_message_bytes
+        self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grpc")
         self._level = options.infer_response_compression_level
         self._restrictions = {path.encode(): one for path, one in restrictions_by_path(options.restricted).items()}
         pattern = options.header_forward_pattern
@@ -403,7 +408,7 @@ class Call:
 
     def _work(self, then: Callable[[Any], None], work: Callable[..., Any], *arguments: Any) -> None:
         """Hand the result of *work*, which a thread does, to *then*, unless the call has ended meanwhile."""
-        done = asyncio.get_running_loop().run_in_executor(None, work, *arguments)
+        done = asyncio.get_running_loop().run_in_executor(self._endpoint.threads, work, *arguments)
         self._pending = done
         done.add_done_callback(partial(self._on_worked, then))
 
@@ -843,7 +848,7 @@ class StreamCall(Call):
         while self._unpacked:
             message = self._unpacked[0]
             if len(message) >= compression.THREAD_BYTES:
-                packing = self._loop.run_in_executor(None, compression.compress, message, encoding)
+                packing = self._loop.run_in_executor(self._endpoint.threads, compression.compress, message, encoding)
                 packing.add_done_callback(partial(self._on_packed, encoding))
                 return
             self._unpacked.popleft()

@@ -19,7 +19,7 @@ import threading
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.frontends.grpc import http2, http2_connection
+from pytriton_lite.frontends.grpc import compression, http2, http2_connection
 from pytriton_lite.frontends.grpc.http2 import Http2Listener, start_http2
 from pytriton_lite.frontends.grpc.http2_frames import keeps_table
 from pytriton_lite.frontends.grpc.options import GrpcOptions
@@ -1446,6 +1446,32 @@ class TestCompression:
             peer.send(frame(DATA, 0, 1, body[begin : begin + 16_384]))
         peer.send(frame(DATA, END_STREAM, 1))
         assert echoed(peer.answer(1).message) == message.raw_input_contents[0]
+
+    def test_no_more_than_two_threads_decompress_messages(
+        self, peer: Http2Peer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """They compute, and every one more takes the interpreter from the loop."""
+        third = threading.Barrier(3)
+        met: list[bool] = []
+        step = compression.Inflater.step
+
+        def wait_for_two_others(inflater: compression.Inflater, nbytes: int) -> bool:
+            with suppress(threading.BrokenBarrierError):
+                third.wait(0.2)
+                met.append(True)
+            return step(inflater, nbytes)
+
+        monkeypatch.setattr(compression.Inflater, "step", wait_for_two_others)
+        body = prefixed(gzip.compress(infer_message(size=compression.THREAD_BYTES), 0), flag=1)
+        peer.send(window_update(0, 1 << 20), settings(initial_window_size=1 << 20))
+        for stream in range(1, 12, 2):
+            peer.send(peer.headers(stream, headers_of(grpc_encoding="gzip")))
+            for begin in range(0, len(body), 16_384):
+                peer.send(frame(DATA, 0, stream, body[begin : begin + 16_384]))
+            peer.send(frame(DATA, END_STREAM, stream))
+        for _ in range(6):
+            assert peer.next(DATA).payload
+        assert not met
 
     def test_plain_message_of_a_peer_that_compresses_others(self, peer: Http2Peer) -> None:
         peer.request(1, infer_message(), grpc_encoding="gzip")
