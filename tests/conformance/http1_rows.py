@@ -519,7 +519,6 @@ BODIES = (
     ),
 )
 
-_SIZE = b"%x" % 5
 _FIVE = b"12345\r\n"
 
 

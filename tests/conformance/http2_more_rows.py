@@ -43,6 +43,7 @@ from tests.conformance.http2_wire import (
     call,
     call_with,
     continuation,
+    cut_short,
     ended,
     literal,
     message,
@@ -126,7 +127,7 @@ CONNECTIONS = (
         "rfc9113/4.2/1",
         "4.2",
         "sends a frame of an extension that is longer than MAX_FRAME_SIZE",
-        (lambda seen: frame(0xFA, 0, 0, bytes(seen.max_frame_bytes + 1)),),
+        (lambda seen: cut_short(0xFA, 0, 0, seen.max_frame_bytes + 1),),
         connection_error(FRAME_SIZE_ERROR),
     ),
     Row(

@@ -128,7 +128,7 @@ class Outcome(Protocol):
 
 
 @dataclass(frozen=True)
-class ConnectionError_:
+class ConnectionFault:
     """GOAWAY with one of *codes*, and the end of the connection (RFC 9113, section 5.4.1)."""
 
     codes: tuple[int, ...]
@@ -347,7 +347,7 @@ def _names(codes: tuple[int, ...]) -> str:
 
 
 def connection_error(*codes: int) -> Outcome:
-    return ConnectionError_(codes)
+    return ConnectionFault(codes)
 
 
 def stream_error(*codes: int, stream: int = 1) -> Outcome:
@@ -490,6 +490,8 @@ class _Player:
             self._peer.send(data)
         except (BrokenPipeError, ConnectionResetError):
             return  # the server has closed already, perhaps with a word that is to be read
+        except TimeoutError:
+            self.seen.has_stalled = True
 
 
 def _is_awaited(found: Frame, step: Await) -> bool:

@@ -139,6 +139,11 @@ def goaway(code: int = 0, text: bytes = b"", *, stream: int = 0) -> bytes:
     return frame(GOAWAY, 0, stream, struct.pack(">LL", 0, code) + text)
 
 
+def cut_short(kind: int, flags: int, stream: int, size: int) -> bytes:
+    """The head of a frame of *size* bytes, and the first of them, which is enough to refuse it by."""
+    return frame(kind, flags, stream, bytes(size))[: 9 + 64]
+
+
 def large_message(size: int) -> bytes:
     """A message of ServerLive of *size* bytes with its prefix, made so by a field that nobody knows; *size* fits 14 bits."""
     filling = size - 5 - 4

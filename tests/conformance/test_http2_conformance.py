@@ -75,6 +75,6 @@ def test_no_id_stands_for_two_cases_and_every_deviation_for_one() -> None:
 
 @pytest.mark.parametrize("transport_name", DEVIATIONS)
 def test_a_deviation_is_none_of_what_the_rfc_has(transport_name: str) -> None:
-    rows = {row.id: row for row in CASES}
+    wanted = {row.id: str(row.wants).split(" or ") for row in CASES}
     deviations = DEVIATIONS[transport_name]
-    assert [id_ for id_, deviation in deviations.items() if str(rows[id_].wants) == str(deviation.does)] == []
+    assert [id_ for id_, deviation in deviations.items() if str(deviation.does) in wanted[id_]] == []
