@@ -464,7 +464,8 @@ class Server:
         *config_override* is JSON and takes the place of config.pbtxt. *files* are contents by path, and then the whole
         model. *asked_by* is the text of the id of the model that is being loaded itself and waits for this one. Cancelling
         does not stop a load.
-        Raises InferenceError with Triton's texts; what was served before is then served on.
+        Raises InferenceError with Triton's texts, or the overload error where the files of too many loads wait; what was served
+        before is then served on.
         """
         if not name.strip():
             raise InferenceError(
@@ -474,7 +475,14 @@ class Server:
             text = f"invalid model name '{name}', model name must not contain path traversal characters"
             raise InferenceError(ErrorCode.INVALID_ARG, text)
         self._check_control()
-        await self._store.load(name, Override(config_override, files), asked_by=asked_by)
+        nbytes = sum(map(len, files.values()))
+        # Loads take their turns, and what they brought waits in memory: as much as front ends may hold, in all.
+        if nbytes and not self.receive_budget.try_take(nbytes):
+            raise self.receive_budget.refusal(nbytes)
+        try:
+            await self._store.load(name, Override(config_override, files), asked_by=asked_by)
+        finally:
+            self.receive_budget.give_back(nbytes)
 
     async def unload_model(self, name: str, unload_dependents: bool, *, asked_by: str = "") -> None:
         """Begin to unload a model: new requests do not find it, those inside are served. An unknown one is no error.
