@@ -19,6 +19,7 @@ import resource
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
@@ -30,6 +31,7 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.memory_limit import memory_limit
 from pytriton_lite.engine.backends import Backends
 from pytriton_lite.engine.cache_options import CacheOptions, cache_options
+from pytriton_lite.engine.daemon_threads import in_daemon_thread
 from pytriton_lite.engine.foreground import Foreground
 from pytriton_lite.engine.latency_metrics import LatencyMetrics, read_latency_metrics
 from pytriton_lite.engine.regions import RegionLimits
@@ -64,6 +66,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _METRICS_CLOSE_S = 1.0
+_LAST_S = 3.0
+"""What may go on behind the exit timeout: workers are killed, the metrics end. Then the process ends, whatever hangs."""
+_JOIN_S = 2.0
+"""What the interpreter gets to wait for threads when everything else has ended."""
 _METRICS_CONNECTIONS = 128
 """More than one Prometheus opens, and nobody else has any business there."""
 
@@ -140,6 +146,28 @@ def _limit(given: int | None, derived: int) -> int | None:
     return derived if given is None else given or None
 
 
+class Watchdog:
+    """Ends the process after a time, although threads hang: in a disk, in a host that says nothing, in the loop's own."""
+
+    def __init__(self) -> None:
+        self._timer: threading.Timer | None = None
+
+    def end_after(self, seconds: float, status: int, text: str = "") -> None:
+        """In place of what was said before. *text* goes to the log."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = threading.Timer(seconds, self._end, (status, text))
+        self._timer.daemon = True
+        self._timer.start()
+
+    @staticmethod
+    def _end(status: int, text: str) -> None:
+        if text:
+            logger.error("%s", text)
+        # The fork servers see the end of their control sockets, kill every worker, and end.
+        os._exit(status)
+
+
 class StartError(Exception):
     """The server cannot start; the text is the reason."""
 
@@ -163,9 +191,15 @@ class App:
         chosen = [(setting.key, setting.value) for setting in settings.metrics_config if settings.allow_metrics]
         self._latencies: LatencyMetrics = read_latency_metrics(chosen)
         self._signal: asyncio.Future[int] | None = None
+        self._watchdog = Watchdog()
 
     async def run(self) -> int:
-        """Start, wait for a signal, stop."""
+        """Start, wait for a signal, stop. The process must end now: it is ended soon after if it does not."""
+        status = await self._run()
+        self._watchdog.end_after(_JOIN_S, status)
+        return status
+
+    async def _run(self) -> int:
         loop = asyncio.get_running_loop()
         self._signal = loop.create_future()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -192,8 +226,9 @@ class App:
             for bound in self._bound.values():
                 bound.close()
             if self._remote is not None:
-                # In a thread: s3fs would close its connections on the loop that it finds running.
-                await asyncio.to_thread(self._remote.close)
+                # In a thread: s3fs would close its connections on the loop that it finds running. A host may say nothing.
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(in_daemon_thread(self._remote.close), _JOIN_S)
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
@@ -213,6 +248,8 @@ class App:
         assert self._signal is not None
         if not self._signal.done():
             self._signal.set_result(number)
+            text = "failed to stop server: Internal - Exit timeout expired. Exiting immediately."
+            self._watchdog.end_after(self._settings.exit_timeout_secs + _LAST_S, 1, text)
             return
         logger.error("Signal (%d) received again, ending now", number)
         logging.shutdown()
@@ -529,14 +566,14 @@ class App:
         for listener in (self._http, self._grpc):
             if listener is not None:
                 listener.begin_drain()
-        telling: list[Coroutine[Any, Any, object]] = []
+        ending: list[Coroutine[Any, Any, object]] = []
         if self._http is not None:
-            telling.append(self._http.close_gracefully(left_s()))
-        if self._grpc is not None:
-            telling.append(self._grpc.wait_told(left_s()))
-        await asyncio.gather(*telling)
+            ending.append(self._http.close_gracefully(left_s()))
+        if isinstance(self._grpc, Http2Listener):
+            ending.append(self._grpc.stop(left_s()))
+        await asyncio.gather(*ending)
         engine.begin_exit()
-        if self._grpc is not None:
+        if self._grpc is not None:  # grpcio takes calls to the end, and what they then read is the engine's refusal
             await self._grpc.stop(left_s())
         in_time = await engine.stop(left_s())
         if self._metrics is not None:

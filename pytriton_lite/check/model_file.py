@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytriton_lite.config.regular_file import read_regular_file
+
 _CLASS = "TritonPythonModel"
 _COMPLETES = "auto_complete_config"
 
@@ -36,7 +38,7 @@ class ModelFile:
 def read_model_file(path: Path) -> ModelFile:
     """Parse and compile the file, which is there. What cannot be read, or is too deep for a parser, is a problem."""
     try:
-        source = path.read_bytes()
+        source = read_regular_file(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of odd escapes and the like, which concern the author's linter
             tree = ast.parse(source, str(path))

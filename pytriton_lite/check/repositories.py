@@ -26,6 +26,7 @@ from pytriton_lite.config.every_rule import (
 )
 from pytriton_lite.config.instances import instances_of
 from pytriton_lite.config.model_config import ModelConfig, config_path
+from pytriton_lite.config.regular_file import read_regular_file
 from pytriton_lite.config.text import ConfigText, read_config_text
 from pytriton_lite.config.warm_up import sample_tensors
 from pytriton_lite.core.errors import ErrorCode, InferenceError
@@ -195,7 +196,7 @@ def _add_notices(model: _Model, notices: Iterable[Notice]) -> None:
 def _read_text(model: _Model, rules: Rules) -> ConfigText | None:
     """The configuration as it is written; an empty one where there is no file and none is needed. None: it was reported."""
     try:
-        text = model.file.read_bytes().decode("utf-8", "surrogateescape")
+        text = read_regular_file(model.file).decode("utf-8", "surrogateescape")
     except FileNotFoundError as error:
         if not rules.strict_config:
             model.file = model.directory.path

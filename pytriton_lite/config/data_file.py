@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from pytriton_lite.config.errors import cannot_open
+from pytriton_lite.config.regular_file import read_regular_file
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 
 
@@ -29,6 +30,6 @@ def read_data_file(model_dir: Path, folder: str, name: str) -> bytes:
         text = f"data file path '{name}' in the model's directory {folder} is outside model directory"
         raise InferenceError(ErrorCode.UNSUPPORTED, text)
     try:
-        return path.read_bytes()
+        return read_regular_file(path)
     except (OSError, ValueError) as error:
         raise InferenceError(ErrorCode.INTERNAL, cannot_open(path, error)) from None

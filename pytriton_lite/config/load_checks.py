@@ -12,6 +12,7 @@ from pathlib import Path
 from pytriton_lite.config.complete import BACKEND_FILE, ENSEMBLE, PYTHON
 from pytriton_lite.config.data_file import path_inside
 from pytriton_lite.config.errors import BrokenRule, cannot_open, invalid
+from pytriton_lite.config.regular_file import read_regular_file
 from pytriton_lite.core.errors import ErrorCode
 from pytriton_lite.proto import model_config_pb
 
@@ -143,7 +144,7 @@ def _read_label_file(output: model_config_pb.ModelOutput, at: int, model_name: s
         )
     try:
         # Universal line ends: a file that was written on Windows gives no labels with a carriage return.
-        text = path.read_text("utf-8", "surrogateescape")
+        text = read_regular_file(path).decode("utf-8", "surrogateescape")
     except (OSError, ValueError) as error:
         raise BrokenRule(ErrorCode.INTERNAL, cannot_open(path, error), place) from None
     return tuple(text.removesuffix("\n").split("\n"))  # not splitlines, to which a form feed ends a line, too

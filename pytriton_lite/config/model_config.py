@@ -32,6 +32,7 @@ from pytriton_lite.config.instances import (
 )
 from pytriton_lite.config.json_form import json_form
 from pytriton_lite.config.normalise import normalise
+from pytriton_lite.config.regular_file import read_regular_file
 from pytriton_lite.config.sequence_state import SequenceState, initial_states, repeated_states, states_from_message
 from pytriton_lite.config.text import parse_model_config
 from pytriton_lite.config.validate import broken_model
@@ -451,7 +452,7 @@ def config_path(model_dir: Path, config_name: str) -> Path:
 
 def _read(path: Path, *, must_exist: bool) -> model_config_pb.ModelConfig:
     try:
-        text = path.read_bytes().decode("utf-8", "surrogateescape")
+        text = read_regular_file(path).decode("utf-8", "surrogateescape")
     except FileNotFoundError as error:
         if not must_exist:
             return model_config_pb.ModelConfig()

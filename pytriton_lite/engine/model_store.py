@@ -16,14 +16,15 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pytriton_lite.config.errors import PollError
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.states import VersionState
+from pytriton_lite.engine.daemon_threads import DaemonThreads
 from pytriton_lite.engine.generations import Generations
 from pytriton_lite.engine.model_loader import LoadFailed, ModelLoader
 from pytriton_lite.engine.models import Known, Models
@@ -31,13 +32,22 @@ from pytriton_lite.engine.turns import Turns
 from pytriton_lite.engine.version_factory import VersionFactory
 from pytriton_lite.repository.changes import ChangeTimes
 from pytriton_lite.repository.dependencies import load_levels, no_longer_needed
-from pytriton_lite.repository.index import Listing, ModelDirectory, ModelId, Scan, check_repositories
+from pytriton_lite.repository.index import (
+    Listing,
+    ModelDirectory,
+    ModelId,
+    Scan,
+    check_repositories,
+    merge_scans,
+)
 from pytriton_lite.repository.reader import LoadPlan, ModelReader, NotPolled, Override, Polled, RepositoryOptions
 
 logger = logging.getLogger(__name__)
 
 _READING_THREADS = 16
 """They wait for disks and hosts more than they compute."""
+_POLL_WAIT_S = 10.0
+"""Of a look at the repositories for one that does not answer, or loads for long; the next looks pass it over until it has."""
 
 Answer = TypeVar("Answer")
 
@@ -96,10 +106,12 @@ class ModelStore:
         )
         self._turns = Turns(options.load_threads)
         # Of its own: a repository far away can keep them waiting, and requests need the loop's for large and packed bodies.
-        self._threads = ThreadPoolExecutor(_READING_THREADS, thread_name_prefix="repository")
+        self._threads = DaemonThreads(_READING_THREADS, "repository")
         # One, however many ask: threads that list hold the interpreter by turns, and the loop waits for all of them whenever it
         # has let go of it. Sixteen under a flood of questions kept everybody else waiting for 15 s.
-        self._listing_thread = ThreadPoolExecutor(1, thread_name_prefix="listing")
+        self._listing_thread = DaemonThreads(1, "listing")
+        self._looks: dict[Path, asyncio.Task[Any]] = {}
+        """Of `_poll`, by repository: what it is about, as long as that takes."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._operations: list[_Operation] = []
         self._asking: list[_Asking] = []
@@ -110,7 +122,7 @@ class ModelStore:
 
     async def listing(self) -> Listing:
         """As `scan`, without a look into the models' directories."""
-        return await asyncio.get_running_loop().run_in_executor(self._listing_thread, self._reader.listing)
+        return await self._listing_thread.run(self._reader.listing)
 
     # ------------------------------------------------------------------------------------------ operations
 
@@ -161,8 +173,7 @@ class ModelStore:
             await self._complete(self._unload(name, unload_dependents, asking), f"nothing is done with model '{name}'")
 
     async def _in_thread(self, function: Callable[..., Answer], *arguments: Any, **options: Any) -> Answer:
-        work = functools.partial(function, *arguments, **options)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return await self._threads.run(function, *arguments, **options)
 
     async def _complete(self, work: Coroutine[Any, Any, Answer], otherwise: str) -> Answer:
         """Do *work* to its end, whatever becomes of the caller. Raises what it raises."""
@@ -371,31 +382,72 @@ class ModelStore:
     # ------------------------------------------------------------------------------------------ what changes on disk
 
     async def _poll(self) -> None:
-        refreshed = await self._in_thread(self._reader.refresh)
-        for text in (*refreshed.repositories, *refreshed.models.values()):
-            logger.error("%s", text)
-        scan = await self._in_thread(self._reader.scan)
+        """Each repository in its own time: one whose disk or host does not answer keeps none of the others waiting."""
+        looks = await self._in_own_time({root: self._in_thread(self._reader.look, root) for root in self._idle_roots()})
+        for refreshed, _ in looks.values():
+            for text in (*refreshed.repositories, *refreshed.models.values()):
+                logger.error("%s", text)
+        busy = dict.fromkeys(self._looks, "it is not done with what it was asked before")
+        scan = merge_scans({root: found for root, (_, found) in looks.items()}, busy)
         for root, reason in scan.unreadable.items():
-            logger.error("failed to poll model repository '%s': %s", root, reason)
+            level = logging.WARNING if root in busy else logging.ERROR
+            logger.log(level, "failed to poll model repository '%s': %s", root, reason)
         # What lies where nobody can look now is left as it is.
         unseen = {
             model
             for model, known in self.models.known.items()
             if known.directory is None or known.directory.repository in scan.unreadable
         }
+        for model in [model for model in self.models.known if model not in unseen and model not in scan.models]:
+            if model.name in scan.duplicates:
+                logger.error("failed to poll model '%s': not unique across all model repositories", model)
+            await self._unload_one(model)
+        found: dict[Path, list[ModelDirectory]] = {}
+        for model, directory in scan.models.items():
+            if model not in unseen:
+                found.setdefault(directory.repository, []).append(directory)
+        await self._in_own_time(
+            {root: self._load_changed(directories, scan) for root, directories in found.items() if root in looks}
+        )
+
+    async def _load_changed(self, directories: Iterable[ModelDirectory], scan: Scan) -> None:
         remembered = {
             model: known.loaded.times
             for model, known in self.models.known.items()
             if known.loaded is not None and known.lies_in(scan.models.get(model))
         }
-        found = [directory for model, directory in scan.models.items() if model not in unseen]
-        changed = await self._in_thread(self._reader.changed, found, remembered)
-        for model in [model for model in self.models.known if model not in unseen and model not in scan.models]:
-            if model.name in scan.duplicates:
-                logger.error("failed to poll model '%s': not unique across all model repositories", model)
-            await self._unload_one(model)
+        changed = await self._in_thread(self._reader.changed, directories, remembered)
         if changed:
             await self._load_directories(changed, is_fresh=True)
+
+    def _idle_roots(self) -> list[Path]:
+        return [root for root in self._reader.roots if root not in self._looks]
+
+    async def _in_own_time(self, works: Mapping[Path, Coroutine[Any, Any, Answer]]) -> dict[Path, Answer]:
+        """Do *works*, each about a repository, and wait for them so long: the answers of those that have ended.
+
+        The others go on; until then `_looks` has them. Raises what the first raises that failed.
+        """
+        tasks = {root: asyncio.get_running_loop().create_task(work) for root, work in works.items()}
+        if not tasks:
+            return {}
+        self._looks.update(tasks)
+        self._tasks.update(tasks.values())
+        ended, late = await asyncio.wait(tasks.values(), timeout=_POLL_WAIT_S)
+        answers: dict[Path, Answer] = {}
+        for root, task in tasks.items():
+            task.add_done_callback(functools.partial(self._on_look_done, root, is_late=task in late))
+        await asyncio.sleep(0)  # those that have ended are out of `_looks` then
+        for root, task in tasks.items():
+            if task in ended:
+                answers[root] = task.result()
+        return answers
+
+    def _on_look_done(self, root: Path, task: asyncio.Task[Any], *, is_late: bool) -> None:
+        del self._looks[root]
+        self._tasks.discard(task)
+        if is_late:  # nobody sees what it raises
+            self._on_done(task)
 
     async def _follow(
         self, changed: Mapping[ModelDirectory, Collection[str]], gone: Iterable[ModelId]
@@ -458,8 +510,6 @@ class ModelStore:
         """End every generation. Whether all ended by themselves within *timeout_s*."""
         if self._tasks:
             await asyncio.wait(self._tasks)
-        self._threads.shutdown(wait=False)  # one that waits for a remote repository is ended by who closes that
-        self._listing_thread.shutdown(wait=False)
         serving = [served for model in self.models.by_id.values() for served in model.loaded]
         return await self._generations.end_all(serving, timeout_s)
 

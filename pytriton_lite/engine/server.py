@@ -20,6 +20,7 @@ from pytriton_lite.core.states import SERVER_TRANSITIONS, ServerState, VersionSt
 from pytriton_lite.engine.backends import Backends
 from pytriton_lite.engine.cache_options import CacheOptions, LocalCacheOptions
 from pytriton_lite.engine.custom_metrics import CustomMetrics
+from pytriton_lite.engine.daemon_threads import in_daemon_thread
 from pytriton_lite.engine.dispatch import Clock
 from pytriton_lite.engine.environments import Environments
 from pytriton_lite.engine.foreground import Foreground
@@ -50,6 +51,7 @@ from pytriton_lite.engine.worker_version import WorkerSettings
 from pytriton_lite.ipc.segment import DEFAULT_PREFIX
 from pytriton_lite.repository.index import ModelId
 from pytriton_lite.repository.reader import Override, RepositoryOptions
+from pytriton_lite.repository.scratch import sweep
 from pytriton_lite.scheduling.rate_limit import ResourceSize
 
 if TYPE_CHECKING:
@@ -202,6 +204,7 @@ class Server:
         """Why a model was not loaded at the start; the table at start-up shows it of those that nobody can see."""
         self._poller: Poller | None = None
         self._watcher: Watcher | None = None
+        self._sweeping: asyncio.Task[None] | None = None
         if options.watches:
             self._watcher = Watcher(self._store, follows_all=not options.is_explicit, clock=clock)
         self._state = ServerState.STARTING
@@ -422,6 +425,8 @@ class Server:
         Raises InferenceError(INTERNAL) for a repository that cannot be read, INVALID_ARG for ``*`` beside another name.
         """
         self._state = move(SERVER_TRANSITIONS, self._state, ServerState.LOADING)
+        # What servers left that were killed. Nobody waits for it.
+        self._sweeping = asyncio.get_running_loop().create_task(in_daemon_thread(sweep, name="sweep"))
         try:
             names = self._startup_names()
             if self._watcher is not None:
@@ -536,6 +541,9 @@ class Server:
             if self._foreground is not None:
                 self._foreground.close()
             await self._environments.close()
+            if self._sweeping is not None:
+                self._sweeping.cancel()
+                await asyncio.wait({self._sweeping})
             if self._cache is not None:
                 await self._cache.close()
             await asyncio.get_running_loop().run_in_executor(None, self.tracer.close)

@@ -6,7 +6,6 @@ written is none yet, and what did not load is not tried again before it has chan
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.engine.daemon_threads import in_daemon_thread
 from pytriton_lite.repository.index import ModelDirectory, ModelId, Scan
 from pytriton_lite.repository.watching import Change, Changes, Snapshot, take_snapshot
 
@@ -140,4 +140,4 @@ async def _snapshots(scan: Scan) -> dict[ModelId, Snapshot]:
     def take() -> dict[ModelId, Snapshot]:
         return {model: take_snapshot(directory.path) for model, directory in scan.models.items()}
 
-    return await asyncio.to_thread(take)
+    return await in_daemon_thread(take)

@@ -12,6 +12,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytriton_lite.config.regular_file import read_regular_file
 from pytriton_lite.engine.daemon_threads import in_daemon_thread
 from pytriton_lite.frontends.addresses import ListenError
 
@@ -164,7 +165,7 @@ def _load_certificate(context: ssl.SSLContext, tls: TlsOptions) -> None:
 
 def _read(path: Path, what: str, mark: bytes) -> bytes:
     try:
-        data = path.read_bytes()
+        data = read_regular_file(path)
     except OSError as error:
         raise ListenError(f"TLS: {what} {path} cannot be read: {error.strerror}") from error
     if mark not in data:

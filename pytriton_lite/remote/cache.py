@@ -90,6 +90,10 @@ class Cache:
 
     def sweep_views(self) -> None:
         """Remove those of servers that have ended. Anybody may do it at any time."""
+        with _making_views(self.folder, fcntl.LOCK_EX | fcntl.LOCK_NB) as is_alone:
+            if is_alone:  # nobody is making one, so those that are unfinished stay so
+                for view in (self.folder / "views").glob(f"{_UNFINISHED}*"):
+                    shutil.rmtree(view, ignore_errors=True)
         for view in (self.folder / "views").iterdir():
             if view.name.startswith(_UNFINISHED):
                 continue
@@ -127,11 +131,15 @@ class View:
         self.models = self.folder / "models"
         self.pinned = self.folder / "pinned"
         self.staging = self.folder / "staging"
-        for path in (unfinished, *(unfinished / folder.name for folder in (self.models, self.pinned, self.staging))):
-            path.mkdir(mode=_MODE)
-        self._lock = open(unfinished / "lock", "w")  # noqa: SIM115 - open as long as the view
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        unfinished.rename(self.folder)
+        with _making_views(cache.folder, fcntl.LOCK_SH):
+            for path in (
+                unfinished,
+                *(unfinished / folder.name for folder in (self.models, self.pinned, self.staging)),
+            ):
+                path.mkdir(mode=_MODE)
+            self._lock = open(unfinished / "lock", "w")  # noqa: SIM115 - open as long as the view
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            unfinished.rename(self.folder)
 
     def new_path(self) -> Path:
         """A free name on the same file system."""
@@ -148,6 +156,19 @@ def link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
+
+
+@contextlib.contextmanager
+def _making_views(folder: Path, how: int) -> Iterator[bool]:
+    """Hold the lock of the folder of views: shared to make one, alone to remove what was not finished. Whether it is held."""
+    views = os.open(folder / "views", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(views, how)
+        yield True
+    except BlockingIOError:
+        yield False
+    finally:
+        os.close(views)
 
 
 def _try_lock(descriptor: int) -> bool:

@@ -85,11 +85,12 @@ class RemoteRepositories:
         """
         return [text for repository in self._repositories.values() for text in repository.show()]
 
-    def refresh(self) -> Refreshed:
-        """Copy every model, and of those that are here what has changed."""
+    def refresh(self, roots: Collection[Path] | None = None) -> Refreshed:
+        """Copy every model, and of those that are here what has changed. *roots* are those of the copies, None for all."""
         result = Refreshed()
         for repository in self._repositories.values():
-            repository.refresh(result)
+            if roots is None or repository.copy.root in roots:
+                repository.refresh(result)
         return result
 
     def refresh_model(self, name: str) -> None:

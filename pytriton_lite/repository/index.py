@@ -120,6 +120,20 @@ def scan_repositories(roots: Sequence[Path], *, namespaces: Mapping[Path, str] |
     return Scan(models, listing.duplicates, listing.notices, listing.unreadable)
 
 
+def merge_scans(scans: Mapping[Path, Scan], unreadable: Mapping[Path, str]) -> Scan:
+    """What several looks, each at one repository, come to; *unreadable* are those that have come to nothing, and why."""
+    found: dict[ModelId, list[ModelDirectory]] = {}
+    for scan in scans.values():
+        for model, directory in scan.models.items():
+            found.setdefault(model, []).append(directory)
+    return Scan(
+        models={model: places[0] for model, places in sorted(found.items()) if len(places) == 1},
+        duplicates=tuple(model.name for model, places in sorted(found.items()) if len(places) > 1),
+        notices=tuple(notice for scan in scans.values() for notice in scan.notices),
+        unreadable={**unreadable, **{root: why for scan in scans.values() for root, why in scan.unreadable.items()}},
+    )
+
+
 def is_model_name(name: str) -> bool:
     """Whether a directory of a repository can be a model called so; what clients send can lead elsewhere."""
     return bool(name) and not name.startswith(".") and "/" not in name and "\0" not in name

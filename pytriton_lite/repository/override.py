@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from pytriton_lite.config.errors import PollError
 from pytriton_lite.repository.index import ModelDirectory, read_model_directory
+from pytriton_lite.repository.scratch import Scratch
 
 
 class TemporaryModel:
-    """Holds the temporary directory that ``directory`` lies in. `remove` deletes it, and so does the end of the process."""
+    """Holds the temporary directory that ``directory`` lies in. `remove` deletes it; after a kill -9 the next server does."""
 
     def __init__(self, model_name: str, files: Mapping[str, bytes]) -> None:
         """Write *files*, contents by path inside the model's directory.
 
         Raises PollError for a path that leaves the directory or cannot be written; nothing is left behind then.
         """
-        self._folder = tempfile.TemporaryDirectory(prefix="pytriton_lite_", ignore_cleanup_errors=True)
         try:
-            # By its real name: macOS reaches its temporary directory through a link.
-            path = Path(self._folder.name).resolve() / model_name
+            self._scratch = Scratch.of_model()
+        except OSError as error:
+            raise PollError(f"the files of the load request cannot be written: {error}") from None
+        try:
+            path = self._scratch.folder / model_name
             path.mkdir()
             for name, content in files.items():
                 _write(path, name, content)
@@ -35,7 +37,7 @@ class TemporaryModel:
         self.directory: ModelDirectory = read_model_directory(path)
 
     def remove(self) -> None:
-        self._folder.cleanup()
+        self._scratch.remove()
 
 
 def _write(model_dir: Path, name: str, content: bytes) -> None:

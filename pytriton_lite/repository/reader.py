@@ -6,7 +6,7 @@ Everything here reads files and takes its time: call it in a thread.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +15,7 @@ from pytriton_lite.config.ensemble import ensemble_from_message
 from pytriton_lite.config.errors import PollError
 from pytriton_lite.config.model_config import ModelConfig, config_path, parse_model_config, read_model_config
 from pytriton_lite.config.override import parse_config_override
+from pytriton_lite.config.regular_file import read_regular_file
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.proto import model_config_pb
 from pytriton_lite.repository.changes import NEVER, ChangeTimes, change_times, is_bytecode
@@ -55,8 +56,8 @@ class RemoteCopies(Protocol):
     def show(self) -> list[str]:
         """Let their directories have the models' names, without copying; what could not be asked."""
 
-    def refresh(self) -> Refreshed:
-        """Copy every model, and of those that are here what has changed."""
+    def refresh(self, roots: Collection[Path] | None = None) -> Refreshed:
+        """Copy every model, and of those that are here what has changed. *roots* are those of the copies, None for all."""
 
     def refresh_model(self, name: str) -> None:
         """As `refresh`, of one model in all of them. Raises PollError; the copy is then as it was."""
@@ -173,6 +174,15 @@ class ModelReader:
         self._show()
         return self.scan()
 
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        return tuple(dict.fromkeys(self._options.roots))
+
+    def look(self, root: Path) -> tuple[Refreshed, Scan]:
+        """Bring the copy of one repository up to date, where it is remote, and scan it alone."""
+        refreshed = self._remote.refresh([root]) if self._remote is not None else Refreshed()
+        return refreshed, scan_repositories([root], namespaces=self._namespaces)
+
     def scan(self) -> Scan:
         """Of remote models those that were copied, or shown before."""
         return scan_repositories(self._options.roots, namespaces=self._namespaces)
@@ -241,7 +251,7 @@ class ModelReader:
                 message = parse_config_override(override.config)
             elif directory is not None:
                 path = config_path(directory.path, self._options.config_name)
-                content = path.read_bytes()
+                content = read_regular_file(path)
                 if _ENSEMBLE not in content:  # most are none, and are parsed once only
                     return ()
                 message = parse_model_config(content.decode("utf-8", "surrogateescape"), source=str(path))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
+import json
 import os
 import signal
 import socket
@@ -12,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.life_kit import EXPLICIT, code, must_load, value_of
+from tests.contract.wire_models import wait_until
 from tests.harness import MODEL_REPOSITORY, RunningServer, is_running, process_name_and_parent, tensor, write_model
 
 HOLDS = """
@@ -231,3 +235,30 @@ def test_children_of_a_model_end_with_the_server(tmp_path: Path) -> None:
         child = int(server.wait_for_log(r"child (\d+)").group(1))
         server.kill()
     wait_gone([child])
+
+
+def test_what_a_killed_server_left_the_next_one_removes_and_a_living_one_keeps_its_own(tmp_path: Path) -> None:
+    """Files of load requests; repository.md, section 5.1."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    models = tmp_path / "models"
+    models.mkdir()
+    environ = {"TMPDIR": str(temporary)}
+    config = json.dumps({"backend": "python", "output": [{"name": "OUT", "data_type": "TYPE_INT32", "dims": [1]}]})
+    content = base64.b64encode(code(4).encode()).decode()
+    foreign = temporary / "pytriton_lite_notes"
+    foreign.mkdir()
+    with RunningServer(models, flags=(EXPLICIT,), environ=environ) as living:
+        must_load(living, "m", config=config, **{"file:1/model.py": content})
+        with RunningServer(models, flags=(EXPLICIT,), environ=environ) as killed:
+            must_load(killed, "m", config=config, **{"file:1/model.py": content})
+            assert len(list(temporary.glob("pytriton_lite_model_*"))) == 2
+            killed.kill()
+        assert len(list(temporary.glob("pytriton_lite_model_*"))) == 2
+        with RunningServer(models, flags=(EXPLICIT,), environ=environ) as successor:
+            wait_until(lambda: len(list(temporary.glob("pytriton_lite_model_*"))) == 1)
+            assert successor.stop() == 0
+        assert value_of(living, "m") == 4
+        living.process.send_signal(signal.SIGTERM)
+        assert living.wait() == 0
+    assert list(temporary.iterdir()) == [foreign]

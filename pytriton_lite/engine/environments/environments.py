@@ -20,8 +20,8 @@ from pytriton_lite.engine.environments.build import is_complete
 from pytriton_lite.engine.environments.commands import run
 from pytriton_lite.engine.environments.environment import Environment, environment_in, parameter_variables
 from pytriton_lite.engine.environments.requirements import requirements_key
-from pytriton_lite.engine.environments.scratch import Scratch, sweep
 from pytriton_lite.engine.environments.threads import too_many_threads
+from pytriton_lite.repository.scratch import Scratch, sweep
 
 logger = logging.getLogger(__name__)
 

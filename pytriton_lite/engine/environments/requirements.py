@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from pytriton_lite.config.regular_file import read_regular_file
+
 _FORMAT = "1"
 """Part of every key: changes when environments are built differently."""
 
@@ -46,7 +48,7 @@ def _add_requirements(digest: hashlib._Hash, path: Path, seen: set[Path]) -> Non
     if path in seen:
         return
     seen.add(path)
-    text = path.read_bytes()
+    text = read_regular_file(path)
     _add(digest, text)
     for line in _lines(text.decode("utf-8", "replace")):
         include = _INCLUDE.fullmatch(line)

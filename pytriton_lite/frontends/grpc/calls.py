@@ -9,6 +9,9 @@ from typing import Protocol
 class OpenStream(Protocol):
     """An RPC that lasts as long as its client likes."""
 
+    def drain(self) -> None:
+        """Take no more requests, and end it behind the answers."""
+
     def stop(self) -> None:
         """End it. Nothing that counts is in it."""
 
@@ -30,8 +33,10 @@ class CallsInFlight:
     async def wait_drained(self, timeout_s: float) -> bool:
         """Wait until none is left, up to *timeout_s* seconds; False when some were left.
 
-        Then the streams, which may be open for ever, are ended.
+        Streams, which may be open for ever, take no more requests from now on, and end with their last answer.
         """
+        for stream in tuple(self.streams):
+            stream.drain()
         if self.count:
             self._drained = self._drained or asyncio.Event()
             try:

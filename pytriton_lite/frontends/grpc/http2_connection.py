@@ -763,7 +763,9 @@ class Http2Connection(asyncio.Protocol):
     def _closing(self, call: Call, block: bytes) -> bytes:
         flags = frames.END_STREAM | frames.END_HEADERS
         closing = frames.frame(frames.HEADERS, flags, call.stream_id, block)
-        if not call.is_received:  # it need not send the rest (RFC 9113, section 8.1)
+        # It need not send the rest (RFC 9113, section 8.1). In a drain the connection's end says so, too, and haproxy would
+        # pass a reset on in place of answers that it has not passed on yet.
+        if not call.is_received and self._state is not _DRAINING:
             closing += frames.reset(call.stream_id, Http2Error.NO_ERROR)
         return closing
 

@@ -107,6 +107,7 @@ class InferStream:
         self._is_held_back = False
         self._is_finished = False
         """The client sends no more requests."""
+        self._is_draining = False
         self._is_over = False
         calls.streams.add(self)
 
@@ -120,9 +121,9 @@ class InferStream:
     def take(self, parsed: Parsed | InferenceError, nbytes: int) -> None:
         """Begin one request, of *nbytes*; one that could not be taken is answered with why.
 
-        After the end it is passed over. Errors are answered in the stream.
+        After the end, and in a drain, it is passed over. Errors are answered in the stream.
         """
-        if self._is_over:
+        if self._is_over or self._is_draining:
             return
         message = ModelInferRequest() if isinstance(parsed, InferenceError) else parsed.message
         request = _Request(self, message)
@@ -150,6 +151,14 @@ class InferStream:
         """The client wants no answers any more, or cannot get any."""
         if not self._is_over:
             self._let_go()
+
+    def drain(self) -> None:
+        """The server is about to stop: no more requests are taken, and the RPC ends when those inside are answered.
+
+        So what a client has no answer for when it reads that end was not begun, and can be sent to another server.
+        """
+        self._is_draining = True
+        self._end_if_done()
 
     def stop(self) -> None:
         """The server stops, and every request is answered: the client need not wait for anything more."""
@@ -254,9 +263,13 @@ class InferStream:
             self._outlet.end(error)
 
     def _end_if_done(self) -> None:
-        if self._is_finished and not self._open and not self._is_over:
+        if self._open or self._is_over:
+            return
+        if self._is_finished:
             self._let_go()
             self._outlet.end(None)
+        elif self._is_draining:
+            self.stop()
 
     def _let_go(self) -> None:
         self._is_over = True

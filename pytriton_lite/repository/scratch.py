@@ -8,7 +8,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-_PREFIX = "pytriton_lite_env_"
+_ENVIRONMENTS = "pytriton_lite_env_"
+_MODELS = "pytriton_lite_model_"
 
 
 class Scratch:
@@ -17,16 +18,21 @@ class Scratch:
     It is locked as long as its server lives, which tells other servers, and systemd-tmpfiles, that it is in use.
     """
 
-    def __init__(self) -> None:
-        """Raises OSError."""
+    def __init__(self, prefix: str = _ENVIRONMENTS) -> None:
+        """Raises OSError. *prefix* is one that `sweep` knows."""
         while True:
-            self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX)).resolve()
+            self.folder = Path(tempfile.mkdtemp(prefix=prefix)).resolve()
             self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(self._lock, fcntl.LOCK_SH)
             if self.folder.exists():
                 break
             os.close(self._lock)  # another server swept before the lock was there
         self._count = 0
+
+    @classmethod
+    def of_model(cls) -> Scratch:
+        """For files that came with a load request. Raises OSError."""
+        return cls(_MODELS)
 
     def new_folder(self) -> Path:
         """An empty folder. Its path is short: conda-unpack writes it over a placeholder of limited length."""
@@ -42,7 +48,8 @@ class Scratch:
 
 def sweep() -> None:
     """Remove what servers of this user left behind when they were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(_PREFIX + "*"):
+    temporary = Path(tempfile.gettempdir())
+    for folder in (*temporary.glob(_ENVIRONMENTS + "*"), *temporary.glob(_MODELS + "*")):
         try:
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
