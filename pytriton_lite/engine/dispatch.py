@@ -4,17 +4,21 @@ Everything that became dispatchable in one turn of the loop is decided at its en
 request that finds an idle instance and no queue goes at once, where no batch could be made of it (``is_eager``).
 
 A request's waiter is a `PendingAnswer` where its client takes one answer, a `ResponseStream` where it takes any number.
+
+An exception in here, of a scheduler most likely, is a bug of ours, and must not become requests without answers: whatever is
+called from outside ends in `_recover`, which begins anew with a fresh scheduler, and fails every request that no worker has.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceResponse
@@ -37,6 +41,23 @@ Clock = Callable[[], int]
 """Monotonic nanoseconds. Must be the clock the workers read (CLOCK_MONOTONIC), their times are compared with it."""
 
 
+_Self = TypeVar("_Self", bound="Dispatcher")
+_P = ParamSpec("_P")
+
+
+def recovering(method: Callable[Concatenate[_Self, _P], None]) -> Callable[Concatenate[_Self, _P], None]:
+    """*method*, which is called from outside, and after which every request is still somebody's, whatever it raises."""
+
+    @functools.wraps(method)
+    def guarded(self: _Self, /, *args: _P.args, **named: _P.kwargs) -> None:
+        try:
+            method(self, *args, **named)
+        except Exception as error:
+            self._recover(error)
+
+    return guarded
+
+
 class PendingAnswer(asyncio.Future[InferenceResponse]):
     """The answer to a request of which there is one. Cancelling it cancels the request."""
 
@@ -57,7 +78,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        scheduler: Scheduler | SequenceBatchScheduler,
+        make_scheduler: Callable[[], Scheduler | SequenceBatchScheduler],
         statistics: ModelStatistics,
         *,
         unanswered: Unanswered | None = None,
@@ -66,10 +87,16 @@ class Dispatcher:
         is_decoupled: bool = False,
         clock: Clock = time.monotonic_ns,
     ) -> None:
-        self._scheduler = scheduler
+        """*make_scheduler* gives one that holds nothing, and another one should that fail."""
+        self._make_scheduler = make_scheduler
+        self._scheduler = make_scheduler()
         self._statistics = statistics
         self._order = AnswerOrder() if preserve_ordering else None
-        self._has_sequences = isinstance(scheduler, SequenceBatchScheduler)
+        self._has_sequences = isinstance(self._scheduler, SequenceBatchScheduler)
+        self._unended: set[Ticket] = set()
+        """Everything that was accepted and has not ended, wherever it is."""
+        self._orphans: set[Ticket] = set()
+        """Those with a worker that the sequence scheduler does not know, because it is younger than they are."""
         self._is_eager = is_eager
         self._is_decoupled = is_decoupled
         self._clock = clock
@@ -94,6 +121,7 @@ class Dispatcher:
             Unanswered(statistics.name, UnansweredTotal(UnansweredLimits())) if unanswered is None else unanswered
         )
 
+    @recovering
     def add(self, instance: Instance) -> None:
         """Let *instance*, which is READY, take part."""
         self._instances.append(instance)
@@ -113,20 +141,26 @@ class Dispatcher:
         self._instances.remove(instance)
         if instance in self._idle:
             self._idle.remove(instance)
+        self._begin_leaving(instance)
+        return left
+
+    @recovering
+    def _begin_leaving(self, instance: Instance) -> None:
         if isinstance(self._scheduler, SequenceBatchScheduler):
             self._scheduler.retire_instance(self._numbers[instance])
         else:
             instance.recall()
         self._turn()
         self._report_left()
-        return left
 
     def _report_left(self) -> None:
         for instance in [known for known in self._leaving if self._has_left(known)]:
             left = self._leaving.pop(instance)
-            self._forget(instance)
-            if not left.done():  # whoever waited was cancelled
-                left.set_result(None)
+            try:
+                self._forget(instance)
+            finally:
+                if not left.done():  # whoever waited was cancelled
+                    left.set_result(None)
 
     def _forget(self, instance: Instance) -> None:
         """*instance* has left."""
@@ -157,7 +191,11 @@ class Dispatcher:
     def candidates(self, ticket: Ticket) -> list[Instance]:
         """The instances that could take *ticket*, which waits, or that has it."""
         if isinstance(self._scheduler, SequenceBatchScheduler):
-            number = self._scheduler.instance_of(ticket)
+            try:
+                number = self._scheduler.instance_of(ticket)
+            except Exception as error:
+                self._recover(error)
+                number = None
             if number is not None:
                 return [self._by_number[number]]
         for instance in self._leaving:
@@ -191,16 +229,20 @@ class Dispatcher:
     def submit(self, ticket: Ticket) -> None:
         """Take a request; its waiter carries the answer. Raises InferenceError when the queue is full, for instance."""
         ticket.unanswered_bytes = self._unanswered.take(ticket.request)
-        if self._is_eager and self._idle and not len(self._scheduler) and self._idle[0].has_room:
-            # One request, an instance that waits for it, nobody before it: there is nothing to decide.
-            ticket.enqueued_ns = ticket.accepted_ns
-            self._dispatch(self._idle.popleft(), [[ticket]])
-            return
+        self._unended.add(ticket)
         try:
+            if self._is_eager and self._idle and not len(self._scheduler) and self._idle[0].has_room:
+                # One request, an instance that waits for it, nobody before it: there is nothing to decide.
+                ticket.enqueued_ns = ticket.accepted_ns
+                self._dispatch(self._idle.popleft(), [[ticket]])
+                return
             self._scheduler.enqueue(ticket, self._clock())
-        except BaseException:
+        except InferenceError:  # the queue is full, perhaps
             self._count_out(ticket)
             raise
+        except Exception as error:
+            self._recover(error)  # which answers this one, too
+            return
         self._turn_soon()
 
     def _count_out(self, ticket: Ticket) -> None:
@@ -208,6 +250,8 @@ class Dispatcher:
         nbytes = ticket.unanswered_bytes
         if nbytes is not None:
             ticket.unanswered_bytes = None
+            self._unended.discard(ticket)
+            self._orphans.discard(ticket)
             self._unanswered.give_back(ticket.request, nbytes)
 
     def answer_in_order(self, deliver: Callable[[], None]) -> None:
@@ -219,6 +263,7 @@ class Dispatcher:
             self._order.taken([place])
             self._order.finished(place, deliver)
 
+    @recovering
     def cancelled(self, ticket: Ticket) -> None:
         """The waiter of *ticket* was cancelled: drop it from the queue, or tell the model that has it."""
         self._statistics.cancellations += 1
@@ -232,7 +277,7 @@ class Dispatcher:
     def _turn_soon(self) -> None:
         if not self._turn_is_due:
             self._turn_is_due = True
-            self._loop.call_soon(self._turn)
+            self._loop.call_soon(self._on_turn)
 
     async def wait_drained(self) -> None:
         """Return when nothing is queued or in flight."""
@@ -241,6 +286,7 @@ class Dispatcher:
                 self._drained = self._loop.create_future()
             await asyncio.shield(self._drained)  # others may wait for it, too
 
+    @recovering
     def fail_queued(self, error: InferenceError) -> None:
         """End every waiting request with *error*: nobody is there to serve it."""
         now_ns = self._clock()
@@ -254,20 +300,30 @@ class Dispatcher:
 
     def has_room(self, instance: Instance) -> None:
         """*instance* can take batches (again)."""
-        if instance in self._instances:
-            if instance.has_room and instance not in self._idle:
-                self._idle.append(instance)
-        elif instance not in self._leaving:
-            return  # a passive one
-        if len(self._scheduler):
-            self._turn()
-        self._report_drained()
+        try:
+            if instance in self._instances:
+                if instance.has_room and instance not in self._idle:
+                    self._idle.append(instance)
+            elif instance not in self._leaving:
+                return  # a passive one
+            if len(self._scheduler):
+                self._turn()
+            self._report_drained()
+        except Exception as error:
+            self._recover(error)
 
     def _report_drained(self) -> None:
         if self._leaving:
             self._report_left()
         if self._drained is not None and not self._drained.done() and self.is_empty:
             self._drained.set_result(None)
+
+    def _on_turn(self) -> None:
+        """At the end of the loop's turn."""
+        try:
+            self._turn()
+        except Exception as error:
+            self._recover(error)
 
     def _turn(self) -> None:
         self._turn_is_due = False
@@ -330,7 +386,12 @@ class Dispatcher:
                 timeline = ticket.request.timeline
                 if timeline is not None:
                     timeline.hold()
-        for tickets, error in instance.dispatch(batches):
+        try:
+            refused = instance.dispatch(batches)
+        except Exception:
+            instance.kill()  # nobody knows what it was sent; what it has is answered when it is gone
+            raise
+        for tickets, error in refused:
             _release(tickets)
             self._fail(tickets, error, FailureReason.BACKEND, self._clock())
         # Also when nothing could be sent, so that nothing will come back to say that there is room.
@@ -347,6 +408,7 @@ class Dispatcher:
             self._timer_ns = check_ns
             self._timer = self._loop.call_later(max(0, check_ns - now_ns) / 1e9, self._on_timer)
 
+    @recovering
     def _on_timer(self) -> None:
         self._timer = None
         self._turn()
@@ -355,6 +417,12 @@ class Dispatcher:
 
     def finished(self, instance: Instance, batch: Batch, result: BatchResult, outcomes: list[Outcome]) -> None:
         """Answer the requests of *batch* and count them. One that has gone away is passed over; its mates do not notice."""
+        try:
+            self._finish(instance, batch, result, outcomes)
+        except Exception as error:
+            self._recover(error, ended=batch)
+
+    def _finish(self, instance: Instance, batch: Batch, result: BatchResult, outcomes: list[Outcome]) -> None:
         now_ns = self._clock()
         statistics = self._statistics
         input_ns = result.inputs_ns - result.taken_ns
@@ -423,6 +491,12 @@ class Dispatcher:
         ticket = batch.tickets[index]
         if ticket.is_null:
             return
+        try:
+            self._respond(instance, batch, index, ticket, sent)
+        except Exception as error:
+            self._recover(error, spoilt=ticket)
+
+    def _respond(self, instance: Instance, batch: Batch, index: int, ticket: Ticket, sent: Sent) -> None:
         waiter = ticket.waiter
         if self._is_decoupled and isinstance(waiter, ResponseStream):
             waiter.comes_from(instance, batch.number, index)
@@ -475,12 +549,14 @@ class Dispatcher:
                 self._observe_first_response(ticket)
         statistics.add_response(waiter.delivered, kind, sent.infer_ns, max(0, self._clock() - sent.sent_ns))
 
+    @recovering
     def returned(self, batches: list[Batch]) -> None:
         """A worker gave back what it had not begun with."""
         for batch in batches:
             _release(batch.tickets)
         self._put_back(batches)
 
+    @recovering
     def lost(
         self, instance: Instance, begun: list[Batch], untouched: list[Batch], deferred: list[Batch], how: WorkerExit
     ) -> None:
@@ -516,6 +592,11 @@ class Dispatcher:
     def _put_back(self, batches: list[Batch]) -> None:
         for batch in reversed(batches):
             tickets = [ticket for ticket in batch.tickets if not ticket.is_null]
+            if self._orphans:  # their sequences are unknown now
+                self._fail(
+                    [t for t in tickets if t in self._orphans], self._failure(), FailureReason.OTHER, self._clock()
+                )
+                tickets = [ticket for ticket in tickets if ticket in self._unended]
             if self._order is not None:
                 self._order.put_back(_kept_in_order(tickets))
             self._scheduler.put_back(tickets)
@@ -530,6 +611,8 @@ class Dispatcher:
         try:
             if not isinstance(self._scheduler, SequenceBatchScheduler):
                 raise InferenceError(ErrorCode.INVALID_ARG, NOT_ITERATIVE_TEXT)
+            if ticket in self._orphans:
+                raise self._failure()
             ticket.accepted_ns = now_ns
             self._scheduler.rescheduled(ticket, now_ns)
         except InferenceError as error:
@@ -604,9 +687,75 @@ class Dispatcher:
 
     def _released(self, ticket: Ticket) -> None:
         """The request needs no execution any more: the next one of its sequence may come."""
-        if isinstance(self._scheduler, SequenceBatchScheduler):
+        if isinstance(self._scheduler, SequenceBatchScheduler) and ticket not in self._orphans:
             self._scheduler.released(ticket, self._clock())
             self._turn_soon()
+
+    # ------------------------------------------------------------------------------------------ after a bug
+
+    def _recover(self, error: Exception, *, ended: Batch | None = None, spoilt: Ticket | None = None) -> None:
+        """*error* is a bug of ours. Begin anew: nothing is queued, and whatever no worker has ends with an error.
+
+        *ended* is a batch that its worker has done with, *spoilt* a request whose response is lost.
+        """
+        logger.error(
+            "the scheduler of model '%s' version %d failed; its queue is answered with an error, and begins anew",
+            self._statistics.name,
+            self._statistics.version,
+            exc_info=error,
+        )
+        kept = self._with_workers(ended)
+        if spoilt is not None:
+            kept.discard(spoilt)
+        victims = [ticket for ticket in self._unended if ticket not in kept]
+        if ended is not None:  # a warm-up's were never queued
+            victims += [
+                t for t in ended.tickets if not (t.is_null or t in self._unended or t in kept or t.waiter.done())
+            ]
+        self._begin_anew(kept)
+        now_ns = self._clock()
+        for ticket in sorted(victims, key=_accepted_ns):
+            if self._order is not None and self._order.has_ended(ticket):
+                continue  # its answer is there, and leaves after those before it
+            self._held.pop(ticket, None)
+            self._statistics.add_failure(FailureReason.OTHER, now_ns - ticket.accepted_ns)
+            deliver = functools.partial(self._resolve, ticket, self._failure())
+            if self._order is not None and self._order.has_place(ticket):
+                self._order.finished(ticket, deliver)
+            else:
+                deliver()
+        self._report_drained()
+
+    def _with_workers(self, ended: Batch | None) -> set[Ticket]:
+        """Those from which a worker is still to be heard, all but what is in the batch *ended* and was not deferred."""
+        kept: set[Ticket] = set()
+        for instance in self.everybody:
+            batches: list[Batch] = [batch for batch in instance.batches_in_flight if batch is not ended]
+            for batch in (*batches, *instance.open_batches):
+                kept.update(ticket for at, ticket in enumerate(batch.tickets) if at not in batch.ended)
+        return kept
+
+    def _begin_anew(self, kept: Collection[Ticket]) -> None:
+        """A scheduler that holds nothing, and knows the instances that there are."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        scheduler = self._scheduler = self._make_scheduler()
+        self._idle = deque(instance for instance in self._instances if instance.has_room)
+        if isinstance(scheduler, SequenceBatchScheduler):
+            self._orphans = {ticket for ticket in kept if not ticket.is_null}
+            for instance, number in self._numbers.items():
+                scheduler.add_instance(number, self._clock())
+                if instance in self._leaving:
+                    scheduler.retire_instance(number)
+
+    def _failure(self) -> InferenceError:
+        text = f"the scheduler of model '{self._statistics.name}' failed inside the server; its log has the details"
+        return InferenceError(ErrorCode.INTERNAL, text)
+
+
+def _accepted_ns(ticket: Ticket) -> int:
+    return ticket.accepted_ns
 
 
 def _kept_in_order(tickets: list[Ticket]) -> list[Ticket]:

@@ -171,7 +171,10 @@ class _StepCall:
         self._run.has_room(self)
 
     def on_response(self, response: Outcome | None, *, is_final: bool) -> None:
-        self._run.on_response(self, response, is_final=is_final)
+        try:
+            self._run.on_response(self, response, is_final=is_final)
+        except Exception as error:
+            self._run.fail_inside(error)
 
 
 class EnsembleRun:
@@ -273,7 +276,19 @@ class EnsembleRun:
             self._turn_is_due = True
             self._loop.call_soon(self._turn)
 
+    def fail_inside(self, error: Exception) -> None:
+        """*error* is a bug of ours: nobody else would ever answer the request."""
+        logger.error("a request to ensemble '%s' failed inside the server", self._ensemble.name, exc_info=error)
+        text = f"ensemble '{self._ensemble.name}' failed inside the server; its log has the details"
+        self.abort(InferenceError(ErrorCode.INTERNAL, text))
+
     def _turn(self) -> None:
+        try:
+            self._take_turn()
+        except Exception as error:
+            self.fail_inside(error)
+
+    def _take_turn(self) -> None:
         self._turn_is_due = False
         admitted, self._admitted = self._admitted, []
         for call in admitted:

@@ -590,6 +590,11 @@ class Instance:
     def batches_in_flight(self) -> Collection[Batch]:
         return self._in_flight.values()
 
+    @property
+    def open_batches(self) -> Collection[Batch]:
+        """Those whose ``execute`` has returned, and whose requests have not all ended."""
+        return self._open.values()
+
     def has_begun(self, batch: int) -> bool:
         return self._worker is not None and batch <= self._worker.started_batch
 

@@ -7,11 +7,11 @@ has, until ``execute`` has returned, the worker has died, or the batch could not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from pytriton_lite.engine.dispatch import Dispatcher
+from pytriton_lite.engine.dispatch import Dispatcher, recovering
 from pytriton_lite.engine.fork_server import WorkerExit
 from pytriton_lite.engine.instance import Batch, Instance
 from pytriton_lite.engine.resource_grants import ResourceGrants
@@ -26,18 +26,19 @@ class LimitedDispatcher(Dispatcher):
 
     def __init__(
         self,
-        scheduler: Scheduler | SequenceBatchScheduler,
+        make_scheduler: Callable[[], Scheduler | SequenceBatchScheduler],
         statistics: ModelStatistics,
         grants: ResourceGrants,
         **options: Any,
     ) -> None:
         """*options* as for `Dispatcher`, but that nothing goes past the queue."""
-        super().__init__(scheduler, statistics, is_eager=False, **options)
+        super().__init__(make_scheduler, statistics, is_eager=False, **options)
         self._grants = grants
 
     def in_the_way_of(self, instance: Instance) -> Sequence[Instance]:
         return self._grants.holders(_claim(instance))
 
+    @recovering
     def has_room(self, instance: Instance) -> None:
         if instance in self.everybody:
             self._give_back(instance)
@@ -45,6 +46,7 @@ class LimitedDispatcher(Dispatcher):
                 self._turn()
             self._report_drained()
 
+    @recovering
     def lost(
         self, instance: Instance, begun: list[Batch], untouched: list[Batch], deferred: list[Batch], how: WorkerExit
     ) -> None:
@@ -84,6 +86,7 @@ class LimitedDispatcher(Dispatcher):
             return []
         return [instance for instance in self._instances if instance.has_room]
 
+    @recovering
     def _use(self, instance: Instance) -> None:
         """The resources of *instance* are there: take them, if there is a batch to be executed now."""
         claim = _claim(instance)

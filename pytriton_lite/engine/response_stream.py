@@ -10,6 +10,7 @@ anything during `ResponseStream`'s construction, nor after `cancel`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from pytriton_lite.engine.dispatch import Dispatcher
     from pytriton_lite.engine.instance import Instance
     from pytriton_lite.scheduling.queue import Ticket
+
+
+logger = logging.getLogger(__name__)
 
 
 class ResponseReceiver(Protocol):
@@ -196,4 +200,9 @@ class ResponseStream:
             return
         if is_final:
             self._receiver = None
-        receiver.on_response(response, is_final=is_final)
+        try:
+            receiver.on_response(response, is_final=is_final)
+        except Exception:
+            # A bug of a receiver's is no other request's: they share a queue, and perhaps a batch, with this one.
+            logger.exception("a response could not be passed on")
+            self.cancel()

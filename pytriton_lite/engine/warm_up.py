@@ -131,7 +131,7 @@ class _Run(InstanceOwner):
         self._model = config.name
         self._is_iterative = config.sequence_batching is not None and config.sequence_batching.is_iterative
         self._clock = clock
-        self._dispatcher = Dispatcher(DefaultScheduler(), statistics, is_decoupled=config.decoupled, clock=clock)
+        self._dispatcher = Dispatcher(DefaultScheduler, statistics, is_decoupled=config.decoupled, clock=clock)
 
     async def execute(
         self, instance: Instance, inputs: list[Tensor], others: list[Tensor], *, requests: int

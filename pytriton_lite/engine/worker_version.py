@@ -166,10 +166,10 @@ class WorkerVersion(ServedVersion):
 
     def _make_dispatcher(self) -> Dispatcher:
         config = self.config
-        scheduler = make_scheduler(config)
+        make = partial(make_scheduler, config)
         if self._grants is not None:
             return LimitedDispatcher(
-                scheduler,
+                make,
                 self.statistics,
                 self._grants,
                 unanswered=self.unanswered,
@@ -178,7 +178,7 @@ class WorkerVersion(ServedVersion):
                 clock=self._clock,
             )
         return Dispatcher(
-            scheduler,
+            make,
             self.statistics,
             unanswered=self.unanswered,
             preserve_ordering=config.preserves_ordering,

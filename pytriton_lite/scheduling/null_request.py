@@ -15,6 +15,9 @@ class _Nobody:
     def cancelled(self) -> bool:
         return False
 
+    def done(self) -> bool:
+        return True
+
 
 def null_ticket(real: Ticket, controls: list[Tensor], *, now_ns: int) -> Ticket:
     """A ticket with inputs like those of *real*, all zeros or empty strings; Triton's contents are undefined."""

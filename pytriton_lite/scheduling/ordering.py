@@ -28,6 +28,14 @@ class AnswerOrder:
         """Whether a response to *ticket* would leave at once."""
         return bool(self._slots) and self._slots[0] is ticket
 
+    def has_place(self, ticket: Hashable) -> bool:
+        """Whether *ticket* was taken, and not put back or delivered."""
+        return ticket in self._slots
+
+    def has_ended(self, ticket: Hashable) -> bool:
+        """Whether all of its answer is here, and waits for others."""
+        return ticket in self._ended
+
     def put_back(self, tickets: Sequence[Hashable]) -> None:
         """Give up the places of requests that go back to the queue; answers that waited for them alone leave now.
 

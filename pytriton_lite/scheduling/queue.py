@@ -20,6 +20,9 @@ class Cancellable(Protocol):
 
     def cancelled(self) -> bool: ...
 
+    def done(self) -> bool:
+        """Whether nothing that happens now would be heard."""
+
 
 class Ticket:
     """A request in the hands of a scheduler. Times are nanoseconds of one monotonic clock.

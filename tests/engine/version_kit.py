@@ -146,17 +146,19 @@ class Model:
         self, text: str, *, sequence: int = 0, flags: str = "", **fields: Any
     ) -> asyncio.Future[InferenceResponse]:
         """*flags* are S for START and E for END."""
-        shape = (1, 1) if self.served.config.max_batch_size else (1,)
-        data = bytes_tensor.encode([text.encode()])
         request = InferenceRequest(
             self.served.name,
             None,
-            inputs=[Tensor("IN", dtypes.BYTES, shape, data)],
+            inputs=self.inputs(text),
             correlation_id=sequence,
             sequence_flags=SEQUENCE_START * ("S" in flags) + SEQUENCE_END * ("E" in flags),
             **fields,
         )
         return self.served.infer(request)
+
+    def inputs(self, text: str) -> list[Tensor]:
+        shape = (1, 1) if self.served.config.max_batch_size else (1,)
+        return [Tensor("IN", dtypes.BYTES, shape, bytes_tensor.encode([text.encode()]))]
 
     async def adopt(self, groups: str) -> None:
         """As a load with that configuration."""

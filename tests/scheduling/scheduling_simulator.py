@@ -31,6 +31,9 @@ class Waiter:
     def cancelled(self) -> bool:
         return self.has_gone
 
+    def done(self) -> bool:
+        return self.has_gone
+
 
 def make_ticket(name: str, *, size: int = 1, shape: Hashable = None, timeout_us: int = 0, priority: int = 0) -> Ticket:
     request = InferenceRequest("m", None, request_id=name, timeout_us=timeout_us, priority=priority)
