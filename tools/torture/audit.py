@@ -257,6 +257,7 @@ class Vitals:
     memory_mib: int
     workers: int
     fork_servers: int
+    """Those without a worker. One that did not answer keeps the workers that it had, beside its successor."""
     strangers: int
     """Processes that the server, or what it started, has left behind. The children of a living worker are its own."""
     zombies: int
@@ -264,6 +265,7 @@ class Vitals:
     shared_memory_files: int
     temporary_files: int
     fork_server_descriptors: int
+    """Of the one that has most."""
     objects: Mapping[str, int] = field(default_factory=dict)
     """Tasks, requests, batches and the like in the server's process, by the name of their class."""
 

@@ -167,13 +167,13 @@ class TorturedServer:
             threads=processes.count_threads(pid),
             memory_mib=processes.own_memory_mib(pid),
             workers=len(workers),
-            fork_servers=len(forkers),
+            fork_servers=len({one.pid for one in forkers} - {one.parent for one in workers}),
             strangers=len(processes.marked(self.mark) - known),
             zombies=sum(one.is_zombie for one in tree),
             slots=slots,
             shared_memory_files=len(os.listdir(self.target.shared_memory)),
             temporary_files=len(os.listdir(self.target.scratch)),
-            fork_server_descriptors=sum(processes.count_descriptors(one.pid) for one in forkers),
+            fork_server_descriptors=max((processes.count_descriptors(one.pid) for one in forkers), default=0),
             objects=objects,
         )
 
