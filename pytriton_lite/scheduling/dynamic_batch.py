@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -10,7 +9,7 @@ from typing import NamedTuple
 from pytriton_lite.config.model_config import DynamicBatching, TimeoutAction
 from pytriton_lite.scheduling.deadlines import Deadlines
 from pytriton_lite.scheduling.policy_queues import queues_for, timeout_us
-from pytriton_lite.scheduling.queue import FEW, Decision, Ticket, keep_queued, queue_is_full, still_queued
+from pytriton_lite.scheduling.queue import Decision, Line, Ticket, queue_is_full
 
 
 class _Prefix(NamedTuple):
@@ -44,11 +43,10 @@ class DynamicBatchScheduler:
         self._largest_preferred = max(options.preferred_batch_sizes, default=self._max)
         self._delay_ns = options.max_queue_delay_us * 1000
         self._queues = queues_for(options)
-        self._lines: Sequence[deque[Ticket]] = self._queues.lines
+        self._lines: Sequence[Line] = self._queues.lines
         self._deadlines: Deadlines[Ticket] = Deadlines(_has_deadline)
-        self._leavers: list[Ticket] = []
-        """Whose waiters went away, and who may still be in a line."""
         self._cancelled: list[Ticket] = []
+        """Whose waiters went away while they waited; the next decision reports them."""
 
     def __len__(self) -> int:
         waiting = len(self._cancelled)
@@ -65,9 +63,7 @@ class DynamicBatchScheduler:
         policy = queue.policy
         limit = policy.max_queue_size
         if limit and len(queue) >= limit:
-            self._drop_leavers()
-            if len(queue) >= limit:
-                raise queue_is_full(ticket.request)
+            raise queue_is_full(ticket.request)
         ticket.enqueued_ns = now_ns
         ticket.is_queued = True
         if policy.default_timeout_us:
@@ -76,22 +72,22 @@ class DynamicBatchScheduler:
 
     def notice_cancelled(self, ticket: Ticket) -> None:
         if ticket.is_queued:
-            self._leavers.append(ticket)
+            self.remove(ticket)
+            self._cancelled.append(ticket)
 
     def put_back(self, tickets: list[Ticket]) -> None:
-        for ticket in tickets:
+        self._cancelled += [ticket for ticket in tickets if ticket.waiter.cancelled()]  # nobody says it again
+        for ticket in reversed(tickets):
+            if ticket.waiter.cancelled():
+                continue
             ticket.is_queued = True
-            if ticket.waiter.cancelled():  # nobody says it again
-                self._leavers.append(ticket)
+            self._queues.of(ticket.request).unexpired.appendleft(ticket)
             if ticket.deadline_ns is not None:
                 self._watch(ticket, ticket.deadline_ns)
-        for ticket in reversed(tickets):
-            self._queues.of(ticket.request).unexpired.appendleft(ticket)
 
     def drain(self) -> list[Ticket]:
         waiting = [*self._cancelled, *chain.from_iterable(self._lines)]
         self._cancelled = []
-        self._leavers = []
         for line in self._lines:
             line.clear()
         self._deadlines.clear()
@@ -103,14 +99,9 @@ class DynamicBatchScheduler:
         """Take one that waits out of the queue."""
         ticket.is_queued = False
         queue = self._queues.of(ticket.request)
-        try:
-            queue.unexpired.remove(ticket)
-        except ValueError:
-            queue.delayed.remove(ticket)
+        del (queue.unexpired if ticket in queue.unexpired else queue.delayed)[ticket]
 
     def decide(self, now_ns: int, *, idle: int, ahead: int) -> Decision:
-        if self._leavers:
-            self._drop_leavers()
         decision = Decision(cancelled=self._cancelled)
         self._cancelled = []
         if self._deadlines:
@@ -135,7 +126,7 @@ class DynamicBatchScheduler:
         """Reject, or put behind the others, what has waited too long."""
         while (ticket := self._deadlines.take_over(now_ns)) is not None:
             queue = self._queues.of(ticket.request)
-            queue.unexpired.remove(ticket)
+            del queue.unexpired[ticket]
             if queue.policy.timeout_action is TimeoutAction.DELAY:
                 ticket.deadline_ns = None
                 queue.delayed.append(ticket)
@@ -185,20 +176,6 @@ class DynamicBatchScheduler:
             if size in self._preferred:
                 best = len(tickets)
         return _Prefix(tickets, size, best, is_flushed=False)
-
-    def _drop_leavers(self) -> None:
-        """Take every cancelled request out of the queue; the next decision reports them."""
-        leavers = still_queued(self._leavers)
-        self._leavers = []
-        self._cancelled += leavers
-        if len(leavers) <= FEW:
-            for ticket in leavers:
-                self.remove(ticket)
-            return
-        for ticket in leavers:
-            ticket.is_queued = False
-        for line in self._lines:
-            keep_queued(line)
 
     def _take(self, tickets: list[Ticket]) -> list[Ticket]:
         """Take *tickets*, which are the first in service order, out of their lines."""

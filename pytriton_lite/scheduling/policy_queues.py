@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
 
 from pytriton_lite.config.model_config import DynamicBatching, QueuePolicy
 from pytriton_lite.core.request import InferenceRequest
-from pytriton_lite.scheduling.queue import Ticket
+from pytriton_lite.scheduling.queue import Line
 
 _LEVELS_FROM_THE_START = 16
 """So many have a depth to show from the load on. Nobody was seen to configure more; a number in the millions costs nothing."""
@@ -25,8 +24,8 @@ class PolicyQueue:
 
     def __init__(self, policy: QueuePolicy) -> None:
         self.policy = policy
-        self.unexpired: deque[Ticket] = deque()
-        self.delayed: deque[Ticket] = deque()
+        self.unexpired = Line()
+        self.delayed = Line()
         self.lines = (self.unexpired, self.delayed)
         self.may_go_ahead = not (policy.max_queue_size or policy.default_timeout_us)
 
@@ -59,7 +58,7 @@ class PriorityQueues:
         self._made: list[int] = []
         self._forget_at = _MOST_LEVELS
         self._queues: dict[int, PolicyQueue] = {}
-        self.lines: list[deque[Ticket]] = []
+        self.lines: list[Line] = []
         for level in range(1, min(self._levels, _LEVELS_FROM_THE_START) + 1):
             self._make(level)
 

@@ -99,17 +99,17 @@ def test_drain_takes_everything_in_order() -> None:
     assert len(scheduler) == 0
 
 
-def test_those_who_left_do_not_wait_for_their_turn_when_they_are_many() -> None:
+def test_those_who_left_do_not_wait_for_their_turn() -> None:
     """Behind an execution that takes for ever their inputs would fill the memory."""
     scheduler = DefaultScheduler()
     tickets = [make_ticket(str(number)) for number in range(40)]
     for ticket in tickets:
         scheduler.enqueue(ticket, 0)
-    for ticket in tickets[:9]:
-        go_away(ticket)
-        scheduler.notice_cancelled(ticket)
-    assert scheduler.decide(0, idle=0, ahead=0).cancelled == []  # not yet
-    go_away(tickets[9])
-    scheduler.notice_cancelled(tickets[9])
-    assert scheduler.decide(0, idle=0, ahead=0).cancelled == tickets[:10]
-    assert len(scheduler) == 30
+    go_away(tickets[7])
+    scheduler.notice_cancelled(tickets[7])
+    assert len(scheduler) == 40  # its end is still to be reported
+    assert scheduler.decide(0, idle=0, ahead=0).cancelled == [tickets[7]]
+    assert len(scheduler) == 39
+    assert [names_of(batch) for batch in scheduler.decide(0, idle=40, ahead=0).batches] == [
+        [str(number)] for number in range(40) if number != 7
+    ]
