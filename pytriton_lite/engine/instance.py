@@ -685,9 +685,11 @@ class Instance:
             batch.number if batch.number in self._in_flight else 0
         ):
             return True
-        window = self._options.response_window
-        return any(
-            isinstance(ticket.waiter, ResponseStream) and ticket.waiter.unread >= window for ticket in batch.tickets
+        # Both sides must say so: a worker that is stopped does not take back what it said.
+        return (
+            self._worker is not None
+            and self._worker.waits_for_clients
+            and any(isinstance(ticket.waiter, ResponseStream) and ticket.waiter.unread > 0 for ticket in batch.tickets)
         )
 
     def _look(self) -> None:

@@ -524,6 +524,11 @@ class WorkerProcess(_Process):
         """That number, and when that execution began (CLOCK_MONOTONIC ns)."""
         return self._control[messages.CONTROL_STARTED], self._control[messages.CONTROL_STARTED_NS]
 
+    @property
+    def waits_for_clients(self) -> bool:
+        """Whether the model says that it waits for a client that does not read."""
+        return self._control[messages.CONTROL_WAITING_SENDS] > 0
+
     async def stop(self, timeout_s: float | None) -> bool:
         """Let the model finalize and wait for the end; kill it when *timeout_s* has passed. Whether it ended by itself."""
         if self._exited is None or self._has_ended:

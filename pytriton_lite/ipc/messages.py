@@ -126,6 +126,9 @@ CONTROL_LINE_MARK = 3
 CONTROL_STARTED_NS = 4
 """u64 index: when that ``execute`` began (CLOCK_MONOTONIC). Written before its number."""
 
+CONTROL_WAITING_SENDS = 5
+"""u64 index: how many of the model's threads wait in ``send`` for a client that does not read. The worker writes."""
+
 STACKS_SIGNAL = signal.SIGRTMAX - 2 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
 """Has a worker write the Python stacks of its threads to its stderr, whoever holds the interpreter's lock."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from pytriton_lite.worker.api_errors import COMPILED, TritonModelException, refuse_arguments, refuse_copy
@@ -40,6 +41,7 @@ class Answering:
         "_carrier",
         "batch",
         "consumed",
+        "consumed_bytes",
         "has_sender",
         "index",
         "is_cancelled",
@@ -48,7 +50,9 @@ class Answering:
         "request_id",
         "requested_outputs",
         "sent",
+        "sent_bytes",
         "since_ns",
+        "sizes",
         "waiters",
         "windows",
     )
@@ -77,6 +81,10 @@ class Answering:
         self.sent = 0
         self.consumed = 0
         """Responses that the client's side has taken; never more than ``sent``."""
+        self.sent_bytes = 0
+        self.consumed_bytes = 0
+        self.sizes: deque[int] = deque()
+        """Of the responses that were sent and not taken."""
         self.has_sender = False
         """Whether the model has asked for its sender."""
         self.is_closed = False
@@ -93,6 +101,19 @@ class Answering:
                 _refuse("Non-decoupled model cannot send complete final before sending a response.")
         if self.is_closed:
             _refuse("Response sender has been closed.")
+
+    def note_sent(self, nbytes: int) -> None:
+        """A response of *nbytes* is about to leave."""
+        self.sizes.append(nbytes)
+        self.sent_bytes += nbytes
+        self.sent += 1
+
+    def note_consumed(self, count: int) -> None:
+        """The client's side has taken *count* in all. One thread at a time calls this, but not always that of `note_sent`."""
+        for _ in range(count - self.consumed):
+            if self.sizes:
+                self.consumed_bytes += self.sizes.popleft()
+        self.consumed = count
 
     def send(self, response: InferenceResponse | None, flags: int) -> None:
         self.check(response)
@@ -137,7 +158,7 @@ class InferenceResponseSender:
         """Send *response*, or with flags TRITONSERVER_RESPONSE_COMPLETE_FINAL the end, or both.
 
         Returns when the server has it; waits while too many responses of this request lie unread at the client
-        (``--grpc-max-response-pool-size``). Raises TritonModelException when it may not be sent.
+        (``--grpc-max-response-pool-size``), or 64 MiB of them. Raises TritonModelException when it may not be sent.
         """
         try:
             if response is not None and not isinstance(response, InferenceResponse):

@@ -77,12 +77,15 @@ _RETURNS_S = 0.02
 _BATCH_OF_COROUTINE: contextvars.ContextVar[int] = contextvars.ContextVar("batch", default=0)
 """The batch that a coroutine of a model in default mode answers: what it calls keeps the instance busy."""
 
+RESPONSE_WINDOW_BYTES = 64 << 20
+
 
 @dataclass(frozen=True)
 class Serving:
     """How this model is served. ``outputs`` are the configured names in order, ``path`` is its model.py.
 
-    ``response_window`` bounds the unread responses of a request. ``concurrency`` is how many coroutines of ``execute`` may
+    ``response_window`` and ``response_window_bytes`` bound the unread responses of a request, of which one is always let
+    through, however large. ``concurrency`` is how many coroutines of ``execute`` may
     be under way at a time in default mode; ``cancels_coroutines`` says whether one is cancelled when none of its requests
     is wanted any more. ``state_outputs`` are sent whatever is asked for. ``shared_memory_views`` is a model that wants tensors
     which others can see, too, as read-only views and not as copies of its own.
@@ -99,6 +102,7 @@ class Serving:
     cancels_coroutines: bool
     shared_memory_views: bool
     state_outputs: frozenset[str] = frozenset()
+    response_window_bytes: int = RESPONSE_WINDOW_BYTES
 
 
 @dataclass
@@ -425,13 +429,13 @@ class Worker(Host):
 
     def _given_tensor(self, ref: TensorRef) -> Tensor:
         origin = None if ref.place == Place.INLINE else (Place.GIVEN, ref.slot, 0)
-        return Tensor._of_request(ref.name, ref.datatype, ref.shape, origin, self._reader_of(ref))
+        return Tensor._of_request(ref.name, ref.datatype, ref.shape, origin, self._reader_of(ref), ref.nbytes)
 
     def _on_credit(self, body: memoryview) -> None:
         for batch, index, consumed in messages.read_credit(body):
             answering = self._answering_at((batch, index))
             if answering is not None:
-                answering.consumed = consumed
+                answering.note_consumed(consumed)
                 self._finish_all(answering)
 
     def _on_cancel(self, batch: int, index: int) -> None:
@@ -771,7 +775,9 @@ class Worker(Host):
                         raise TritonModelException(error.message) from error
                     raise
                 self._output_memory.commit()
-                answering.sent += 1
+                answering.note_sent(
+                    sum([tensor._nbytes() for tensor in response._outputs]) if answering.windows is None else 0
+                )
             self._send_held([self._response_frame(answering, parts, is_final=is_final, sent_ns=sent_ns)])
             answering.since_ns = monotonic_ns()
             if is_final:
@@ -841,17 +847,31 @@ class Worker(Host):
 
     def _await_room(self, answering: Answering) -> None:
         """Wait until the client's side has taken enough of the responses that were sent."""
-        window = self._serving.response_window
-        unread = answering.sent - answering.consumed
-        if unread * 2 >= window:
+        if self._is_crowded(answering, share=2):
             self.mailbox.poll()  # most often the credit is there already
-        while answering.sent - answering.consumed >= window and not answering.is_closed:
+        while self._is_crowded(answering) and not answering.is_closed:
             self.mailbox.allow_wakeups()  # another thread may end the request
             waiter = Waiter()
             answering.waiters.append(waiter)
-            if answering.sent - answering.consumed < window or answering.is_closed:  # just now
+            if not self._is_crowded(answering) or answering.is_closed:  # just now
                 self._finish_all(answering)
-            self.mailbox.wait(waiter)
+            self._note_waiting_send(1)
+            try:
+                self.mailbox.wait(waiter)
+            finally:
+                self._note_waiting_send(-1)
+
+    def _is_crowded(self, answering: Answering, *, share: int = 1) -> bool:
+        """Whether a *share* of what may be unread is."""
+        unread = answering.sent - answering.consumed
+        return unread > 0 and (
+            unread * share >= self._serving.response_window
+            or (answering.sent_bytes - answering.consumed_bytes) * share >= self._serving.response_window_bytes
+        )
+
+    def _note_waiting_send(self, change: int) -> None:
+        with self._answerings_lock:
+            self._control[messages.CONTROL_WAITING_SENDS] += change
 
     def _response_frame(self, answering: Answering, parts: list[bytes], *, is_final: bool, sent_ns: int) -> bytes:
         return messages.response_frame(
@@ -901,7 +921,12 @@ class Worker(Host):
             requested_outputs=requested_outputs,
             inputs=[
                 Tensor._of_request(
-                    ref.name, ref.datatype, ref.shape, (Place.INPUT, batch, index << 32 | number), self._reader_of(ref)
+                    ref.name,
+                    ref.datatype,
+                    ref.shape,
+                    (Place.INPUT, batch, index << 32 | number),
+                    self._reader_of(ref),
+                    ref.nbytes,
                 )
                 for number, ref in enumerate(message.inputs)
             ],

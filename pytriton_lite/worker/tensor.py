@@ -39,6 +39,7 @@ class Tensor:
         "_name",
         "_origin",
         "_read",
+        "_received_bytes",
         "_serialized",
         "_shape",
         "_storage",
@@ -64,6 +65,7 @@ class Tensor:
         self._content: Any = None
         self._storage: Storage | None = None
         self._origin: tuple[int, int, int] | None = None
+        self._received_bytes = 0
 
     @classmethod
     def _of_request(
@@ -73,10 +75,11 @@ class Tensor:
         shape: tuple[int, ...],
         origin: tuple[int, int, int] | None,
         read: Callable[[], Any],
+        nbytes: int = 0,
     ) -> Tensor:
         """A tensor that came from the engine; *read* gives a writeable buffer with its bytes, ours alone.
 
-        *origin* is what a message calls it by: place, slot and offset of a `TensorRef`.
+        *origin* is what a message calls it by: place, slot and offset of a `TensorRef`. *nbytes* matters for BYTES alone.
         """
         tensor = cls.__new__(cls)
         tensor._name = name
@@ -88,6 +91,7 @@ class Tensor:
         tensor._content = None
         tensor._storage = None
         tensor._origin = origin
+        tensor._received_bytes = nbytes
         return tensor
 
     # The first parameter is not `self`: called through an instance, the arguments do not fit, as on Triton.
@@ -112,6 +116,7 @@ class Tensor:
         tensor._content = None
         tensor._storage = imported.storage
         tensor._origin = None
+        tensor._received_bytes = 0
         return tensor
 
     def name(self) -> str:
@@ -203,6 +208,12 @@ class Tensor:
             return Storage.of_array(np.frombuffer(self._received_content(), np.uint8))
         assert self._array is not None
         return Storage.of_array(self._array)
+
+    def _nbytes(self) -> int:
+        """How long `_buffer` is, without making it."""
+        if self._datatype is not dtypes.BYTES:
+            return math.prod(self._shape) * self._datatype.itemsize
+        return self._received_bytes if self._serialized is None else len(self._serialized)
 
     def _buffer(self) -> memoryview:
         """The bytes that an output sends, in C order, whatever the tensor was made of; without a copy on the host.
