@@ -64,6 +64,7 @@ class Inflater:
             self.size += len(part)
             self._parts.append(part)
             if self.size > self._limit:
+                self._parts.clear()  # the error's traceback refers to us
                 raise TooLarge(self._refusal())
             if self._inflater.eof:
                 return True
@@ -83,6 +84,12 @@ class Inflater:
             f"Received message larger than max (decompressed, {self._limit} bytes: what is larger than {MAX_FREE_BYTES} may "
             f"be {MAX_RATIO} times as large as what was sent)"
         )
+
+
+def decompress_quickly(data: bytes, encoding: bytes, limit: int) -> bytes | None:
+    """A message of *data*; None where it becomes so large that a thread is to do it. Raises Undecompressable."""
+    inflater = Inflater(data, encoding, limit)
+    return inflater.message() if inflater.step(QUICK_BYTES) else None
 
 
 def allowed_bytes(sent: int) -> int:

@@ -32,7 +32,7 @@ from pytriton_lite.frontends.grpc.http2_frames import STATUS_200, field
 from pytriton_lite.frontends.grpc.infer_stream import METHOD as STREAM_METHOD
 from pytriton_lite.frontends.grpc.infer_stream import StreamOrigin
 from pytriton_lite.frontends.grpc.options import GrpcOptions
-from pytriton_lite.frontends.grpc.parsing import LARGE_BYTES, Parsed, parse_quickly, parse_request
+from pytriton_lite.frontends.grpc.parsing import LARGE_BYTES, Parsed, SlowParsing, parse_quickly, parse_request
 from pytriton_lite.frontends.grpc.restricted import refusal, restrictions_by_path
 from pytriton_lite.frontends.grpc.servicer import (
     HEALTH_SERVICE,
@@ -40,6 +40,7 @@ from pytriton_lite.frontends.grpc.servicer import (
     Method,
     Servicer,
 )
+from pytriton_lite.frontends.work_share import share_of
 from pytriton_lite.proto.grpc_service_pb import ModelInferRequest
 from pytriton_lite.proto.message import Message
 
@@ -154,6 +155,8 @@ class Endpoint:
         self.receive_budget = servicer.receive_budget
         self.max_message_bytes = options.max_message_bytes
         self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grpc")
+        self.slow_parsings = SlowParsings()
+        self.inflations = Turns(_THREADS)
         self._level = options.infer_response_compression_level
         self._restrictions = {path.encode(): one for path, one in restrictions_by_path(options.restricted).items()}
         pattern = options.header_forward_pattern
@@ -250,6 +253,62 @@ class Endpoint:
         else:
             kind = UnaryCall
         return kind(link, self, stream_id, head, receive_window)
+
+
+class SlowParsings:
+    """Requests that take long to parse, one after another, in slices of the loop's time as connections get them.
+
+    In a thread each would take the interpreter from the loop for `sys.getswitchinterval` whenever that has let go of it.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Call, SlowParsing, Callable[[SlowParsing | Exception], None]]] = deque()
+
+    def add(self, call: Call, message: bytes | memoryview, then: Callable[[SlowParsing | Exception], None]) -> None:
+        """Hand what was walked over, or why it cannot be, to *then*, unless *call* has ended meanwhile."""
+        self._waiting.append((call, SlowParsing(message), then))
+        if len(self._waiting) == 1:
+            share_of(asyncio.get_running_loop()).wait(self, is_new=False)
+
+    def go_on(self) -> None:
+        """See `Waiting`."""
+        share = share_of(asyncio.get_running_loop())
+        waiting = self._waiting
+        try:
+            while waiting and not share.is_over():
+                call, parsing, then = waiting[0]
+                walked = None if call.is_ended else _walked(parsing, share.is_over)
+                if walked is False:
+                    return
+                waiting.popleft()
+                if not call.is_ended:
+                    then(walked if isinstance(walked, Exception) else parsing)
+        finally:
+            if waiting:
+                share.wait(self, is_new=False)
+
+
+class Turns:
+    """Lets so many at a time go on until they are done, and others begin as they came: none keeps what is half made."""
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._waiting: deque[Callable[[], bool]] = deque()
+
+    def enter(self, begin: Callable[[], bool]) -> None:
+        """Call *begin* when there is a place. It says whether it takes it; then `leave` follows, whatever happens."""
+        self._waiting.append(begin)
+        self._begin()
+
+    def leave(self) -> None:
+        self._places += 1
+        self._begin()
+
+    def _begin(self) -> None:
+        while self._places and self._waiting:
+            self._places -= 1
+            if not self._waiting.popleft()():
+                self._places += 1
 
 
 class Call:
@@ -358,35 +417,26 @@ class Call:
         elif encoding == b"identity":
             self._fail(Refusal(Status.INTERNAL, "a message is compressed, and grpc-encoding does not say how"))
         else:
-            inflater = compression.Inflater(data, encoding, self._max_message_bytes)
-            if len(data) >= compression.THREAD_BYTES:
-                self._inflate(inflater, then)
-                return
-            try:
-                is_done = inflater.step(compression.QUICK_BYTES)
-            except compression.Undecompressable as error:
-                self._fail(error)
-                return
-            if is_done:
-                then(inflater.message())
-            else:
-                self._inflate(inflater, then)
-
-    def _inflate(self, inflater: compression.Inflater, then: Callable[[bytes], None]) -> None:
-        """Go on in a thread, in steps between which the message's size is looked at here."""
-
-        def work() -> bytes | None:
-            return inflater.message() if inflater.step(compression.STEP_BYTES) else None
-
-        def on_step(message: bytes | None) -> None:
-            if not self._take_budget(inflater.size):
-                return
-            if message is None:
-                self._inflate(inflater, then)
-            else:
+            message = None
+            if len(data) < compression.THREAD_BYTES:
+                try:
+                    message = compression.decompress_quickly(data, encoding, self._max_message_bytes)
+                except compression.Undecompressable as error:
+                    self._fail(error)
+                    return
+            if message is not None:
                 then(message)
+            elif self._take_budget(max(len(data), LARGE_BYTES)):  # one that waits has nothing but what was sent
+                inflation = _Inflation(self, self._endpoint, data, encoding, self._max_message_bytes, then)
+                self._endpoint.inflations.enter(inflation.begin)
 
-        self._work(on_step, work)
+    def on_inflated(self, size: int) -> bool:
+        """Look at the size of what was decompressed so far; False when nobody wants it any more."""
+        return not self.is_ended and self._take_budget(size)
+
+    def on_undecompressable(self, error: BaseException) -> None:
+        if not self.is_ended:
+            self._fail(error)
 
     def _take_budget(self, nbytes: int) -> bool:
         """Make what this call has of the server's budget for unfinished requests *nbytes*; False when that ended the call."""
@@ -405,6 +455,19 @@ class Call:
         """The request was handed on, or nobody wants it any more."""
         taken, self._taken_bytes = self._taken_bytes, 0
         self._endpoint.receive_budget.give_back(taken)
+
+    def _parse(self, message: bytes | memoryview, then: Callable[[Parsed | Exception], None]) -> None:
+        """Hand the request, or why it is none, to *then*, unless the call has ended meanwhile."""
+
+        def on_walked(walked: SlowParsing | Exception) -> None:
+            if isinstance(walked, Exception):
+                then(walked)
+            elif walked.is_quick:
+                then(_finished(walked))
+            else:
+                self._work(then, _finished, walked)
+
+        self._endpoint.slow_parsings.add(self, message, on_walked)
 
     def _work(self, then: Callable[[Any], None], work: Callable[..., Any], *arguments: Any) -> None:
         """Hand the result of *work*, which a thread does, to *then*, unless the call has ended meanwhile."""
@@ -469,6 +532,46 @@ class Call:
             self._give_back_budget()
         if self._timer is not None:
             self._timer.cancel()
+
+
+class _Inflation:
+    """Decompresses a message in a thread, in steps between which its size is looked at."""
+
+    def __init__(
+        self, call: Call, endpoint: Endpoint, data: bytes, encoding: bytes, limit: int, then: Callable[[bytes], None]
+    ) -> None:
+        self._call = call
+        self._endpoint = endpoint
+        self._new_inflater = partial(compression.Inflater, data, encoding, limit)
+        self._then = then
+
+    def begin(self) -> bool:
+        """See `Turns.enter`."""
+        if self._call.is_ended:
+            return False
+        self._inflater = self._new_inflater()
+        self._go_on()
+        return True
+
+    def _go_on(self) -> None:
+        step = asyncio.get_running_loop().run_in_executor(self._endpoint.threads, self._step)
+        step.add_done_callback(self._on_step)
+
+    def _step(self) -> bytes | None:
+        return self._inflater.message() if self._inflater.step(compression.STEP_BYTES) else None
+
+    def _on_step(self, step: asyncio.Future[bytes | None]) -> None:
+        error = step.exception()  # looked at even when it is too late, or asyncio would complain
+        message = step.result() if error is None else None
+        is_wanted = error is None and self._call.on_inflated(self._inflater.size)
+        if is_wanted and message is None:
+            self._go_on()
+            return
+        self._endpoint.inflations.leave()
+        if error is not None:
+            self._call.on_undecompressable(error)
+        elif is_wanted and message is not None:
+            self._then(message)
 
 
 class UnaryCall(Call):
@@ -586,7 +689,7 @@ class UnaryCall(Call):
             if len(message) >= LARGE_BYTES and self._takes_views:
                 parsed = parse_quickly(message)
                 if parsed is None:
-                    self._work(partial(self._infer, len(message)), parse_request, message)
+                    self._parse(message, partial(self._infer_parsed, len(message)))
                 else:
                     self._infer(len(message), parsed)
                 return
@@ -598,6 +701,12 @@ class UnaryCall(Call):
             self._fail(error)
             return
         self._wait_for(answer)
+
+    def _infer_parsed(self, nbytes: int, parsed: Parsed | Exception) -> None:
+        if isinstance(parsed, Exception):
+            self._fail(parsed)
+        else:
+            self._infer(nbytes, parsed)
 
     def _infer(self, nbytes: int, parsed: Parsed) -> None:
         """Begin what may be large, or is observed."""
@@ -816,10 +925,13 @@ class StreamCall(Call):
             self._fail(error)
             return
         self._is_unpacking = True
-        self._work(partial(self._on_parsed, len(message)), _parse_or_refuse, message)
+        self._parse(message, partial(self._on_parsed, len(message)))
 
-    def _on_parsed(self, nbytes: int, parsed: Parsed | InferenceError) -> None:
+    def _on_parsed(self, nbytes: int, parsed: Parsed | Exception) -> None:
         self._is_unpacking = False
+        if isinstance(parsed, Exception) and not isinstance(parsed, InferenceError):
+            self._fail(parsed)
+            return
         self._give_back_budget()
         self._requests.take(parsed, nbytes)
         self.on_room()
@@ -904,12 +1016,22 @@ class StreamCall(Call):
         self._unpacked.clear()
 
 
-def _parse_or_refuse(message: bytes) -> Parsed | InferenceError:
-    """A request of a stream that is too wide is answered there."""
+# Functions, so that no error's traceback refers to a frame that holds the error: only a collection would free both, and
+# the message.
+
+
+def _walked(parsing: SlowParsing, is_over: Callable[[], bool]) -> bool | Exception:
     try:
-        return parse_request(message)
-    except InferenceError as refusal:
-        return refusal
+        return parsing.walk(is_over)
+    except Exception as error:  # for whoever waits for it
+        return error
+
+
+def _finished(parsing: SlowParsing) -> Parsed | Exception:
+    try:
+        return parsing.finish()
+    except Exception as error:  # for whoever waits for it
+        return error
 
 
 def _opening(encoding: bytes | None) -> bytes:

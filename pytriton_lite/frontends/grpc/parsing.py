@@ -7,7 +7,7 @@ stay where they are, numbers in typed contents are decoded by numpy, and of ever
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,10 +24,13 @@ LARGE_BYTES = 64 << 10
 MAX_FIELDS = 1 << 16
 """Of a request: inputs, outputs, parameters, raw contents, elements of ``bytes_contents``, and what is inside of inputs. A
 message of `LARGE_BYTES` cannot have more."""
-MAX_WEIGHT_BYTES = 1 << 20
-"""What a request may hold beside tensors and texts of parameters, which count an eighth: 40 ms of protobuf's at worst."""
+MAX_WEIGHT_BYTES = 1 << 18
+"""What a request may hold beside tensors; parameters and texts count an eighth. 10 ms of protobuf's at worst."""
 _QUICK_FIELDS = 512
 _PARAMETER_SHARE = 8  # protobuf takes 5 ns for a field inside of a parameter, since none of them makes an object
+_TEXT_SHARE = 8  # and copies a text, which is one object and was counted as a field
+_STEP_FIELDS = 256
+"""So many are walked over without looking at the clock: a quarter of a millisecond."""
 _LARGE_ELEMENT_BYTES = 1 << 10
 
 _VARINT, _LENGTH_DELIMITED = 0, 2
@@ -35,6 +38,7 @@ _FIXED_BYTES = {1: 8, 5: 4}
 # Fields of ModelInferRequest, of its inputs and of their contents, all of them length-delimited.
 _PARAMETERS, _INPUTS, _RAW_INPUT_CONTENTS = 0x22, 0x2A, 0x3A
 _CONTENTS = 0x2A
+_VALUE = 0x12  # in an entry of parameters
 _BYTES_CONTENTS = 0x42
 _NUMBERS: dict[int, npt.DTypeLike] = {
     0x0A: np.bool_,
@@ -73,15 +77,41 @@ NOTHING_TYPED: Mapping[int, Typed] = {}
 def parse_request(data: bytes | memoryview, *, large_bytes: int = LARGE_BYTES) -> Parsed:
     """Parse *data*, and cut out tensors and numbers where it has *large_bytes*.
 
-    It takes up to 100 ms, most of them without the interpreter: call it in a thread, or `parse_quickly` first. Raises
-    DecodeError for what is no request, InferenceError for one that is too wide.
+    It takes up to 100 ms: call it in a thread, or `parse_quickly` first. Raises DecodeError for what is no request,
+    InferenceError for one that is too wide.
     """
     if len(data) < large_bytes:
         return _parse_whole(data)
-    try:
-        return _Cutter(memoryview(data), MAX_FIELDS, MAX_WEIGHT_BYTES, weighs_numbers=False).parse()
-    except _TooWide as error:
-        raise InferenceError(ErrorCode.INVALID_ARG, str(error)) from error
+    parsing = SlowParsing(data)
+    parsing.walk(lambda: False)
+    return parsing.finish()
+
+
+class SlowParsing:
+    """The same in slices, for a loop that has others to serve: `walk` until it says that it is done, then `finish`."""
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        self._cutter = _Cutter(memoryview(data), MAX_FIELDS, MAX_WEIGHT_BYTES, weighs_numbers=False)
+        self._steps = self._cutter.steps()
+
+    def walk(self, is_over: Callable[[], bool]) -> bool:
+        """Go on until *is_over*; True when nothing but `finish` is left. Raises as `parse_request`."""
+        try:
+            for _ in self._steps:
+                if is_over():
+                    return False
+        except _TooWide as error:
+            raise InferenceError(ErrorCode.INVALID_ARG, str(error)) from error
+        return True
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether `finish` takes no longer than a millisecond or two, and needs no thread."""
+        return self._cutter.left_bytes < LARGE_BYTES
+
+    def finish(self) -> Parsed:
+        """Raises DecodeError."""
+        return self._cutter.finish()
 
 
 def parse_quickly(data: bytes | memoryview) -> Parsed | None:
@@ -89,7 +119,10 @@ def parse_quickly(data: bytes | memoryview) -> Parsed | None:
     if len(data) < LARGE_BYTES:
         return _parse_whole(data)
     try:
-        return _Cutter(memoryview(data), _QUICK_FIELDS, LARGE_BYTES, weighs_numbers=True).parse()
+        cutter = _Cutter(memoryview(data), _QUICK_FIELDS, LARGE_BYTES, weighs_numbers=True)
+        for _ in cutter.steps():
+            pass
+        return cutter.finish()
     except _TooWide:
         return None
 
@@ -130,6 +163,11 @@ class _Walk:
         self.view = view
         self._left = self._limit = max_fields
 
+    @property
+    def is_step(self) -> bool:
+        """Whether a step of so many fields ends here."""
+        return self._left % _STEP_FIELDS == 0
+
     def next(self, at: int, end: int) -> tuple[int, int, int]:
         """Tag of the field at *at*, where its content begins and where it ends. Raises DecodeError, _TooWide, _Group."""
         self._left -= 1
@@ -168,29 +206,49 @@ class _Cutter:
         self._raw: list[Buffer] = []
         self._typed: dict[int, tuple[int, memoryview]] = {}
         self._inputs = 0
+        self._is_whole = False
+        """Only protobuf can read it; it was weighed as a whole."""
         self._kept: list[Buffer] = []
         self._keep_from = 0
         """What lies from here on is not in `_kept` yet, and is kept up to where something is cut out."""
 
-    def parse(self) -> Parsed:
-        view, end = self._view, len(self._view)
+    def steps(self) -> Iterator[None]:
+        """Walk over all of it, and stop every few hundred fields. Raises DecodeError, _TooWide."""
+        walk, end = self._walk, len(self._view)
         at = 0
         try:
             while at < end:
+                if walk.is_step:
+                    yield
                 tag_at = at
-                tag, begin, at = self._walk.next(at, end)
+                tag, begin, at = walk.next(at, end)
                 if tag == _RAW_INPUT_CONTENTS:
-                    self._raw.append(view[begin:at])
+                    self._raw.append(self._view[begin:at])
                     self._cut(tag_at, at)
                 elif tag == _INPUTS:
-                    self._input(tag_at, begin, at)
+                    yield from self._input(tag_at, begin, at)
                     self._inputs += 1
+                elif tag == _PARAMETERS:
+                    yield from self._parameter(begin, at)
                 else:
-                    self._weigh(at - tag_at if tag != _PARAMETERS else (at - tag_at) // _PARAMETER_SHARE)
+                    self._weigh(at - tag_at)
         except _Group:
             self._weigh(end)
-            return _parse_whole(view)
+            self._is_whole = True
+            return
         self._cut(end, end)
+
+    @property
+    def left_bytes(self) -> int:
+        """Of what `finish` has to go through."""
+        if self._is_whole:
+            return len(self._view)
+        return sum(map(len, self._kept)) + sum(len(packed) for _, packed in self._typed.values())
+
+    def finish(self) -> Parsed:
+        """Parse what was kept, behind the last of `steps`. Raises DecodeError."""
+        if self._is_whole:
+            return _parse_whole(self._view)
         message = ModelInferRequest.FromString(b"".join(self._kept))
         return Parsed(message, self._raw, {index: _numbers(*found) for index, found in self._typed.items()})
 
@@ -207,13 +265,18 @@ class _Cutter:
                 f"request has more than {self._max_weight} bytes beside its tensors; send tensors in raw_input_contents"
             )
 
-    def _input(self, tag_at: int, begin: int, end: int) -> None:
+    def _weigh_text(self, nbytes: int) -> None:
+        self._weigh(min(nbytes, _LARGE_ELEMENT_BYTES) // _TEXT_SHARE)
+
+    def _input(self, tag_at: int, begin: int, end: int) -> Iterator[None]:
         if end - begin < _LARGE_ELEMENT_BYTES:
             self._weigh(end - tag_at)
             return
         contents: list[tuple[int, int, int]] = []
         at = begin
         while at < end:
+            if self._walk.is_step:
+                yield
             field_at = at
             tag, content, at = self._walk.next(at, end)
             if tag == _CONTENTS:
@@ -226,7 +289,7 @@ class _Cutter:
         field_at, content, after = contents[0]
         found = self._packed(content, after)
         if found is None:
-            self._texts(content, after)
+            yield from self._texts(content, after)
             return
         self._typed[self._inputs] = found
         if self._weighs_numbers:
@@ -239,6 +302,24 @@ class _Cutter:
         self._kept.append(bytes((_CONTENTS, 0)))
         self._cut(end, end)
 
+    def _parameter(self, at: int, end: int) -> Iterator[None]:
+        if end - at < _LARGE_ELEMENT_BYTES:
+            self._weigh((end - at) // _PARAMETER_SHARE)
+            return
+        while at < end:
+            if self._walk.is_step:
+                yield
+            tag, inner, at = self._walk.next(at, end)
+            if tag != _VALUE:
+                self._weigh_text(at - inner)
+                continue
+            while inner < at:
+                if self._walk.is_step:
+                    yield
+                begin = inner
+                _, _, inner = self._walk.next(inner, at)
+                self._weigh_text(inner - begin)
+
     def _packed(self, begin: int, end: int) -> tuple[int, memoryview] | None:
         """Number and bytes of the only field of contents, where that is packed numbers."""
         if begin == end:
@@ -246,12 +327,16 @@ class _Cutter:
         tag, content, after = self._walk.next(begin, end)
         return (tag >> 3, self._view[content:after]) if tag in _NUMBERS and after == end else None
 
-    def _texts(self, at: int, end: int) -> None:
+    def _texts(self, at: int, end: int) -> Iterator[None]:
         while at < end:
+            if self._walk.is_step:
+                yield
             begin = at
-            tag, content, at = self._walk.next(at, end)
-            is_large = tag == _BYTES_CONTENTS and at - content >= _LARGE_ELEMENT_BYTES
-            self._weigh(_LARGE_ELEMENT_BYTES // 8 if is_large else at - begin)
+            tag, _, at = self._walk.next(at, end)
+            if tag == _BYTES_CONTENTS:
+                self._weigh_text(at - begin)
+            else:
+                self._weigh(at - begin)
 
 
 def _numbers(number: int, packed: memoryview) -> Typed:

@@ -1539,6 +1539,45 @@ class TestCompression:
         assert "(--max-receiving-bytes)" in trailers["grpc-message"]
         assert engine.receive_budget.taken == 0
 
+    def test_messages_that_wait_to_be_decompressed_hold_what_was_sent(
+        self, peer: Http2Peer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One after another: a thousand calls that each had a first part made would hold that many parts."""
+        may_go_on = threading.Event()
+        begun: set[compression.Inflater] = set()
+        most: list[int] = []
+        step = compression.Inflater.step
+
+        def watched(inflater: compression.Inflater, nbytes: int) -> bool:
+            if nbytes != compression.STEP_BYTES:
+                return step(inflater, nbytes)
+            assert may_go_on.wait(20)
+            begun.add(inflater)
+            most.append(len(begun))
+            is_done = step(inflater, nbytes)
+            if is_done:
+                begun.discard(inflater)
+            return is_done
+
+        monkeypatch.setattr(compression.Inflater, "step", watched)
+        monkeypatch.setattr(compression, "STEP_BYTES", 100_000)
+        body = prefixed(gzip.compress(infer_message(size=1 << 20)), flag=1)
+        assert len(body) < 16_384
+        streams = range(1, 31, 2)
+        for stream in streams:
+            peer.send(peer.headers(stream, headers_of(grpc_encoding="gzip")), frame(DATA, END_STREAM, stream, body))
+        peer.send(reset(streams[-1]))  # nobody wants this one any more
+        peer.send(settings(initial_window_size=1 << 21), window_update(0, 1 << 30))
+        may_go_on.set()
+        wanted = set(streams[:-1])
+        for found in peer.frames():
+            if found.kind == HEADERS and found.flags & END_STREAM:
+                wanted.remove(found.stream)
+                if not wanted:
+                    break
+        assert len(most) >= 14 * 10
+        assert max(most) <= 2
+
     @pytest.mark.parametrize(
         ("level", "accept", "chosen"),
         [

@@ -221,6 +221,35 @@ class TestWideRequests:
         parsed = parsing.parse_request(message.SerializeToString())
         assert parsed.message == message
 
+    def test_many_short_texts_weigh_less_than_as_many_bytes_of_fields(self) -> None:
+        message = ModelInferRequest(model_name="m")
+        texts = [b"y" * 100] * 10_000
+        message.inputs.add(name="A", datatype="BYTES", shape=[len(texts)]).contents.bytes_contents.extend(texts)
+        assert parsing.parse_request(message.SerializeToString()).message == message
+
+    @pytest.mark.parametrize("kind", WIDE)
+    def test_long_walks_stop_when_their_slice_is_over(self, kind: str) -> None:
+        """However the fields are nested, and from the first few hundred of them on."""
+        slow = parsing.SlowParsing(WIDE[kind])
+        slices = 0
+        with pytest.raises(InferenceError):
+            while not slow.walk(lambda: True):
+                slices += 1
+        assert slices >= 1
+        assert slices <= parsing.MAX_FIELDS
+
+    def test_walk_in_slices_ends_as_one_that_goes_through(self) -> None:
+        message = ModelInferRequest(model_name="m", raw_input_contents=[b"r" * 5000])
+        message.parameters["prompt"].string_param = "x" * 100_000
+        message.inputs.add(name="A", datatype="BYTES", shape=[3000]).contents.bytes_contents.extend([b"y" * 9] * 3000)
+        data = message.SerializeToString()
+        slow = parsing.SlowParsing(data)
+        slices = 0
+        while not slow.walk(lambda: True):
+            slices += 1
+        assert slices > 3000 // 512
+        assert slow.finish() == parsing.parse_request(data)
+
     @pytest.mark.parametrize("what", ["inputs", "outputs"])
     def test_more_tensors_than_any_model_has_are_refused(self, what: str) -> None:
         message = ModelInferRequest(model_name="m")
