@@ -30,6 +30,10 @@ logger = logging.getLogger(__name__)
 CallOutcome = InferenceResponse | InferenceError | None
 """What a `ResponseReceiver` hears."""
 
+MOST_OPEN = 16_384
+"""Calls of one worker process that may wait for answers, and as many questions: a loop that starts calls and never awaits
+one would fill the server."""
+
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
@@ -84,6 +88,13 @@ class OpenCalls:
             if call is not None:
                 call.abandon()
         elif kind == Kind.ASK:
+            if len(self._answering) >= MOST_OPEN:
+                number, operation, _ = messages.read_ask(body)
+                text = f"instance '{self._instance.name}' has {MOST_OPEN} questions that are not answered, which is the limit"
+                self._worker.send(
+                    messages.answer_frame(number, InferenceError(ErrorCode.UNAVAILABLE, f"{operation}: {text}"))
+                )
+                return
             task = asyncio.ensure_future(self._answer(*messages.read_ask(body)))
             self._answering.add(task)
             task.add_done_callback(self._answering.discard)
@@ -137,6 +148,12 @@ class OpenCalls:
         if observation.is_on:
             call.timeline = observation.begin_call(message.model_name, message.request.trace_context)
         try:
+            if len(self._calls) > MOST_OPEN:
+                raise InferenceError(
+                    ErrorCode.UNAVAILABLE,
+                    f"instance '{self._instance.name}' has {MOST_OPEN} calls that are not answered, which is the limit; "
+                    "await some before more are made",
+                )
             served = self._find(message)
             request = self._request(message)
             request.timeline = call.timeline

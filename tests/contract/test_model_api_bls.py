@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2_grpc
 
+from pytriton_lite.engine.calls import MOST_OPEN
 from tests.contract.wire_models import Gate, grpc_channel, infer_message, metric, statistics, wait_pending, wait_until
 from tests.harness import Reply, RunningServer, tensor, write_model
 
@@ -1121,6 +1122,31 @@ def test_calls_of_a_coroutine_run_side_by_side(server: RunningServer, tmp_path: 
         model="coroutine",
     )
     assert told == names
+
+
+def test_a_model_may_have_many_calls_open_and_no_more(server: RunningServer, tmp_path: Path) -> None:
+    """One that starts calls without end hears of it, and does not fill the server; the others are answered."""
+    gate = tmp_path / "open"
+    told = ask(
+        server,
+        f"""
+        held = asyncio.ensure_future(to("callee", "while not os.path.exists({str(gate)!r}): pass\\nanswer(0)").async_exec())
+        calls = [held, *(asyncio.ensure_future(to("callee", "answer(0)").async_exec()) for _ in range(17_000))]
+        done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        was_held = not held.done()
+        open({str(gate)!r}, "w").close()
+        responses = await asyncio.gather(*calls)
+        refused = [response.error().message() for response in responses if response.has_error()]
+        after = told(await to("callee", "answer(1)").async_exec())
+        answer([was_held, len(responses), len(refused), sorted(set(refused)), after])
+        """,
+        model="coroutine",
+    )
+    text = (
+        "Model callee - Error when running inference: instance 'coroutine_0_0' has 16384 calls that are not answered, which is "
+        "the limit; await some before more are made"
+    )
+    assert told == [True, 17_001, 17_001 - MOST_OPEN, [text], 1]
 
 
 def test_an_async_call_of_a_decoupled_callee_gives_an_iterator(server: RunningServer) -> None:
