@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -60,6 +61,7 @@ from tritonclient.grpc import service_pb2
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.frontends.grpc import compression, http2, http2_connection
 from pytriton_lite.frontends.grpc.http2 import Http2Listener, start_http2
+from pytriton_lite.frontends.grpc.http2_call import TasksToCome
 from pytriton_lite.frontends.grpc.http2_frames import keeps_table
 from pytriton_lite.frontends.grpc.options import GrpcOptions
 from tests.harness import RunningServer, write_model
@@ -1260,6 +1262,66 @@ class TestShareOfTheLoop:
                 peer.send(b"\xff" * 20)  # a frame that is too long
             assert peer.next(GOAWAY).code == FRAME_SIZE_ERROR
             peer.until_closed()
+
+    def test_no_more_than_a_few_tasks_begin_in_a_turn(
+        self, loop: LoopThread, engine: FakeServer, peer: Http2Peer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What a task does first is not counted as its connection's time."""
+        turn = 0
+        begun: Counter[int] = Counter()
+        may_go_on = threading.Event()
+
+        def tick() -> None:
+            nonlocal turn
+            turn += 1
+            if begun.total() < 400:
+                loop.loop.call_soon(tick)
+
+        async def index(*, ready: bool = False) -> list[Any]:
+            begun[turn] += 1
+            return []
+
+        monkeypatch.setattr(engine, "repository_index", index)
+        calls = [
+            peer.headers(stream, headers_of("/inference.GRPCInferenceService/RepositoryIndex"))
+            + frame(DATA, END_STREAM, stream, prefixed(b""))
+            for stream in range(1, 801, 2)
+        ]
+        loop.loop.call_soon_threadsafe(tick)
+        loop.loop.call_soon_threadsafe(may_go_on.wait, 10)
+        peer.send(*calls)
+        may_go_on.set()
+        for _ in calls:
+            while not peer.next(HEADERS).flags & END_STREAM:
+                pass
+        assert begun.total() == 400
+        assert max(begun.values()) <= 16
+
+    def test_connections_take_turns_with_their_tasks(self) -> None:
+        class WaitingCall:
+            def __init__(self, name: str) -> None:
+                self.name = name
+                self.is_ended = False
+
+            def start(self, message: bytes) -> None:
+                begun.append(self.name)
+                if len(begun) == 40:
+                    all_begun.set()
+
+        async def begin_all() -> None:
+            tasks: Any = TasksToCome()
+            busy, other = object(), object()
+            calls = [WaitingCall(f"busy {number}") for number in range(40)]
+            for call in calls:
+                tasks.add(busy, call, b"")
+            tasks.add(other, WaitingCall("other"), b"")
+            calls[2].is_ended = True
+            await asyncio.wait_for(all_begun.wait(), 10)
+
+        begun: list[str] = []
+        all_begun = asyncio.Event()
+        asyncio.run(begin_all())
+        assert begun[:4] == ["busy 0", "other", "busy 1", "busy 3"]
 
 
 class TestUnfinishedRequests:
