@@ -883,8 +883,8 @@ class Settings:
         metadata=_option(
             Group.GRPC,
             _integer(low=1),
-            "Bytes of answers that a connection may leave unread; beyond them its new calls are refused. Not with "
-            "--grpc-transport=grpcio.",
+            "Bytes of answers that a connection may leave unread; beyond them its new calls are refused, and its streams take "
+            "no requests. Not with --grpc-transport=grpcio.",
         ),
     )
     grpc_infer_response_compression_level: CompressionLevel = field(

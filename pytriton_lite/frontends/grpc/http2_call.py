@@ -147,6 +147,9 @@ class Link(Protocol):
     def take_more(self, call: Call) -> None:
         """The call takes data again: open its window if it is not open."""
 
+    def holds_back(self, on_room: Callable[[], None]) -> bool:
+        """Whether so much lies unread on the connection that no request is taken; *on_room* is called when that is over."""
+
 
 class Endpoint:
     """What all connections of a listener share: the methods, and how their answers are made."""
@@ -914,7 +917,11 @@ class StreamCall(Call):
     def _read_messages(self) -> None:
         """Take the messages that are complete, as long as there is room for requests."""
         self.is_taking = False
-        while not (self.is_ended or self._is_ending or self._is_unpacking) and self._requests.has_room():
+        while (
+            not (self.is_ended or self._is_ending or self._is_unpacking)
+            and self._requests.has_room()
+            and not self._link.holds_back(self.on_room)
+        ):
             message = self._next_message()
             if self.is_ended:
                 return

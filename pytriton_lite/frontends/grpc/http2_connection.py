@@ -155,6 +155,8 @@ class Http2Connection(asyncio.Protocol):
         self._is_paused = False
         self._unread_bytes = 0
         """Of all calls' `Call.unsent`."""
+        self._held_back: dict[Callable[[], None], None] = {}
+        """Whom to tell when that is within its limit again."""
         self._has_read_frames = False
         """A frame has ended since the connection last looked for what stands still."""
         self._resumed = 0
@@ -756,6 +758,18 @@ class Http2Connection(asyncio.Protocol):
             self._transport.write(frames.window_update(call.stream_id, STREAM_WINDOW - call.receive_window))
             call.receive_window = STREAM_WINDOW
 
+    def holds_back(self, on_room: Callable[[], None]) -> bool:
+        is_over = self._unread_bytes > self._options.max_unread_bytes
+        if is_over:
+            self._held_back[on_room] = None
+        return is_over
+
+    def _let_go_on(self) -> None:
+        if self._unread_bytes <= self._options.max_unread_bytes:
+            held_back, self._held_back = self._held_back, {}
+            for on_room in held_back:
+                on_room()
+
     @staticmethod
     def _header_frame(call: Call, block: bytes) -> bytes:
         return frames.frame_head(frames.HEADERS, frames.END_HEADERS, call.stream_id, len(block)) + block
@@ -848,6 +862,8 @@ class Http2Connection(asyncio.Protocol):
             room -= length
             call.moved += length
             self._unread_bytes -= length
+            if self._held_back:
+                self._let_go_on()
             self._send_window -= length
             call.send_credit -= length
 
@@ -872,6 +888,8 @@ class Http2Connection(asyncio.Protocol):
         self._unqueue(call)
         if call.unsent:
             self._unread_bytes -= sum(map(len, call.unsent))
+            if self._held_back:
+                self._let_go_on()
         call.cancel()
         if self._state is _DRAINING and not self._calls:
             self._close(None, "")

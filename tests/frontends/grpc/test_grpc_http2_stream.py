@@ -332,6 +332,26 @@ class TestWindowsForRequests:
             peer.send(reset(1), reset(3))
             ping(peer)
 
+    def test_unread_answers_of_one_call_hold_back_the_requests_of_another_until_they_are_read(
+        self, loop: LoopThread, engine: FakeServer
+    ) -> None:
+        listener = loop.run(start_http2(engine, GrpcOptions(address="127.0.0.1", port=0, max_unread_bytes=100_000)))
+        with Http2Peer.connect(listener, PREFACE + settings(initial_window_size=0)) as peer:
+            for stream in (1, 3):
+                open_stream(peer, stream)
+            for name in ("a", "b"):
+                peer.send(data(message(request_id=name, size=60_000), 1))
+            entered(engine, 2)
+            loop.run(asyncio.sleep(0))  # a turn, in which they are answered
+            peer.send(data(message(request_id="c"), 3, ends=True))
+            ping(peer)
+            assert [stream.request.request_id for stream in engine.streams] == ["a", "b"]
+            peer.send(window_update(1, 60_100), window_update(3, 1000))
+            assert ids(peer.answer(3).body) == ["c"]
+            peer.send(reset(1))
+            ping(peer)
+        assert loop.run(listener.stop(10))
+
     def test_data_over_the_window_of_a_stream_that_is_not_read_reset_it(
         self, loop: LoopThread, engine: FakeServer, listener: Http2Listener
     ) -> None:
