@@ -433,7 +433,8 @@ class Settings:
         metadata=_option(
             Group.SERVER,
             BYTE_SIZE,
-            "Bytes of the inputs of these requests. 0 is no limit. A model has half of it, or what its configuration says.",
+            "Bytes of the inputs, parameters and ids of these requests. 0 is no limit. A model has half of it, or what its "
+            "configuration says.",
             shown_default="a quarter of the memory that the server may use",
         ),
     )

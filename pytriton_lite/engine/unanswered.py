@@ -13,6 +13,10 @@ client ─▶ version: take ── queued, sent ahead, executed, in an ensemble'
   counted by the server already.
 * A request whose client has gone counts until its worker has done with it, because its inputs are there until then. Inputs in
   a client's shared memory are not the server's, and count nothing.
+* Parameters and texts that name the request count with the inputs: a client may send as much of them as of those.
+* What a step of an ensemble has made counts with the steps that take it, for their models, and not while nobody has taken it:
+  the engine would have to look at every tensor of every step. How many requests hold such tensors is bounded, by the
+  ensemble's own limit and ``max_inflight_requests``.
 """
 
 from __future__ import annotations
@@ -28,6 +32,9 @@ from pytriton_lite.core.request import InferenceRequest, Origin
 BYTES_FOR_EACH = 16 << 10
 """How many requests may wait unless somebody says so: one for so many of the bytes that may. A small one with its connection,
 its objects and its answer takes about that much."""
+
+_BYTES_FOR_PARAMETER = 128
+"""Its place in a dictionary, and the objects of its key and its value."""
 
 _SHORTEST_S, _LONGEST_S = 1.0, 30.0
 """Of what a refused client is told to wait."""
@@ -49,6 +56,16 @@ class UnansweredLimits:
 
 def _half(limit: int | None) -> int | None:
     return None if limit is None else max(1, limit // 2)
+
+
+def _described_bytes(request: InferenceRequest) -> int:
+    """About what *request* has beside its tensors."""
+    nbytes = len(request.request_id)
+    for key, value in request.parameters.items():
+        nbytes += _BYTES_FOR_PARAMETER + len(key)
+        if isinstance(value, str):
+            nbytes += len(value)
+    return nbytes
 
 
 class UnansweredTotal:
@@ -122,6 +139,8 @@ class Unanswered:
         for tensor in request.inputs:
             if tensor.data is not None:
                 nbytes += tensor.nbytes
+        if request.parameters or request.request_id:
+            nbytes += _described_bytes(request)
         origin = request.origin
         total = self._total
         if origin is Origin.CLIENT and (

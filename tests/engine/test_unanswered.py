@@ -111,6 +111,20 @@ def test_inputs_in_shared_memory_of_a_client_count_nothing() -> None:
     assert unanswered.take(elsewhere) == 0
 
 
+def test_parameters_and_the_id_count_with_the_inputs() -> None:
+    total = of_server(nbytes=100_000)
+    unanswered = Unanswered("m", total, nbytes=0, clock=Clock())
+    asked = InferenceRequest(
+        "m", None, request_id="i" * 1000, parameters={"text": "v" * 50_000, **{f"k{n}": n for n in range(100)}}
+    )
+    nbytes = unanswered.take(asked)
+    assert 51_000 + 100 * 100 < nbytes < 51_000 + 102 * 200
+    with pytest.raises(InferenceError, match="too much waits"):
+        unanswered.take(asked)
+    unanswered.give_back(asked, nbytes)
+    assert (unanswered.nbytes, total.nbytes) == (0, 0)
+
+
 @pytest.mark.parametrize("is_models", [True, False])
 def test_a_request_that_never_could_be_taken_is_not_told_to_come_again(is_models: bool) -> None:
     total = of_server() if is_models else of_server(nbytes=100)
