@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
+import gc
 import logging
 import os
 import resource
@@ -241,6 +242,9 @@ class App:
             await self._listen(engine)
         if await self._unless_signalled(self._load(engine)) and not accepts_first:
             await self._listen(engine)
+        # What is there now stays: modules, routes, models. Collections while clients wait need not go through all of it.
+        gc.collect()
+        gc.freeze()
         logger.info("Signal (%d) received.", await self._signal)
         return await self._stop(engine)
 
