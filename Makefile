@@ -6,6 +6,12 @@ ARGS   ?=
 # How many processes run tests at a time; 0 is this one alone.
 TEST_PROCESSES ?= 3
 
+# Python for the lowest versions that pyproject.toml allows: the oldest there is. numpy's lowest has no wheels for 3.12 and later.
+LOWEST        := $(VENV)-lowest
+LOWEST_PYTHON ?= $(if $(shell python3.10 -c 'print(1)' 2>/dev/null),python3.10,$(PYTHON))
+# Extras whose lower bounds count, and of `dev` what has to fit the others.
+LOWEST_BOUNDS := examples redis otel s3 https dev:grpcio-tools
+
 # PyTorch, JAX and ONNX Runtime take 2 GB, so they have an environment of their own.
 FRAMEWORKS  := $(VENV)-frameworks
 TORCH       ?= torch==2.13.0
@@ -15,12 +21,19 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 FRAMEWORK_EXAMPLES := jax_add_sub pytorch_add_sub
 EXAMPLE_VENV       := $(if $(filter $(NAME),$(FRAMEWORK_EXAMPLES)),$(FRAMEWORKS),$(VENV))
 
-.PHONY: serve example test test-frameworks fuzz fuzz-decoders torture siege check format protos bench clean
+.PHONY: serve example test test-lowest test-frameworks fuzz fuzz-decoders torture siege check format protos bench clean
 
 # The stamp is older than pyproject.toml when dependencies changed.
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[examples,dev]'
+	touch $@
+
+# What others depend on is left to pip.
+$(LOWEST)/.installed: pyproject.toml tools/lowest_versions.py
+	test -x $(LOWEST)/bin/python || $(LOWEST_PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python tools/lowest_versions.py $(LOWEST_BOUNDS) > $(LOWEST)/constraints.txt
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(LOWEST)/constraints.txt --editable '.[examples,dev]'
 	touch $@
 
 # torch comes first and alone, so that nothing else is looked for in its index; the second step adds what it depends on.
@@ -41,6 +54,9 @@ example: $(EXAMPLE_VENV)/.installed  ## server and client of an example: make ex
 # Tests wait for processes more than they compute. A file's tests stay together; their ids must not depend on a hash.
 test: $(VENV)/.installed  ## install, then run every test
 	PYTHONHASHSEED=0 $(BIN)/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile $(ARGS)
+
+test-lowest: $(LOWEST)/.installed  ## install the lowest versions that pyproject.toml allows, then run every test with them
+	PYTHONHASHSEED=0 $(LOWEST)/bin/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile $(ARGS)
 
 test-frameworks: $(FRAMEWORKS)/.installed  ## install PyTorch, JAX and ONNX Runtime, then run the tests that need them
 	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks $(ARGS)
@@ -75,4 +91,4 @@ bench: $(VENV)/.installed  ## throughput beside a peer: make bench ARGS="--peer-
 	$(BIN)/python benchmarks/compare.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(LOWEST) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

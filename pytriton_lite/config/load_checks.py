@@ -143,10 +143,11 @@ def _read_label_file(output: model_config_pb.ModelOutput, at: int, model_name: s
             place,
         )
     try:
-        # Universal line ends: a file that was written on Windows gives no labels with a carriage return.
         text = read_regular_file(path).decode("utf-8", "surrogateescape")
     except (OSError, ValueError) as error:
         raise BrokenRule(ErrorCode.INTERNAL, cannot_open(path, error), place) from None
+    # Universal line ends: a file that was written on Windows gives no labels with a carriage return.
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
     return tuple(text.removesuffix("\n").split("\n"))  # not splitlines, to which a form feed ends a line, too
 
 

@@ -199,7 +199,7 @@ def system_region(client: Client, byte_size: int = 64, offset: int = 0) -> Itera
     """The name and the handle of a segment that the server knows."""
     name = f"region {uuid.uuid4()}"
     key = f"/pytriton_lite_test_{uuid.uuid4().hex}"
-    handle = shm.create_shared_memory_region(name, key, byte_size, create_only=True)
+    handle = shm.create_shared_memory_region(name, key, byte_size)
     try:
         client.do("register_system_shared_memory", name, key, byte_size - offset, offset=offset)
         yield name, handle

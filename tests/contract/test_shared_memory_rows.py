@@ -59,7 +59,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 @pytest.fixture
 def segment() -> Iterator[Any]:
     """64 bytes of shared memory, made by the stock client."""
-    region = shm.create_shared_memory_region("r", f"rows-{uuid.uuid4().hex}", 64, create_only=True)
+    region = shm.create_shared_memory_region("r", f"rows-{uuid.uuid4().hex}", 64)
     yield region
     shm.destroy_shared_memory_region(region)
 
@@ -180,7 +180,7 @@ def test_grpc_wants_the_byte_size(server: RunningServer) -> None:
 
 @PROTOCOLS
 def test_keys_are_those_that_the_operator_allows(server: RunningServer, protocol: ModuleType) -> None:
-    region = shm.create_shared_memory_region("x", f"x-{uuid.uuid4().hex}", 64, create_only=True)
+    region = shm.create_shared_memory_region("x", f"x-{uuid.uuid4().hex}", 64)
     try:
         with client_of(protocol, server) as client:
             status, text = refusal(client.register_system_shared_memory, "x", key_of(region), 64)
