@@ -213,6 +213,7 @@ class Http2Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvloop's is no subclass
         self._transport = transport
+        self._writes_pieces = not isinstance(self._loop, asyncio.BaseEventLoop)
         self._read_at = self._nuisances_since = self._loop.time()
         self._on_made(self)
         transport.write(_GREETING)
@@ -828,8 +829,11 @@ class Http2Connection(asyncio.Protocol):
             if not call.unsent and call.closing:
                 pieces.append(call.closing)
                 self._answers += 1
-            if pieces:
+            if pieces and self._writes_pieces:
                 self._transport.writelines(pieces)
+            elif pieces:
+                # asyncio's writelines pauses nobody, and registers a socket that was lost: Python 3.12, and 3.13 before 3.13.6.
+                self._transport.write(b"".join(pieces))
             if not call.unsent:
                 return True
             if not pieces:
