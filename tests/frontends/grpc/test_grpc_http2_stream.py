@@ -493,7 +493,8 @@ class TestEnds:
             peer.send(frame(PING, ACK, 0, peer.next(PING).payload))
             fields: dict[Any, Any] = dict(peer.decoder.decode(peer.next(HEADERS, 1).payload))
             assert fields["grpc-status"] == "14"
-            assert [found.kind for found in peer.until_closed()] == [RST_STREAM]
+            # In a drain no RST_STREAM follows the end: a proxy that sees one may drop the answers before it.
+            assert [found.kind for found in peer.until_closed()] == []
             peer.sock.close()
             assert stopping.result(WAIT_S)
 
