@@ -307,11 +307,11 @@ def sequence_message(*, sequence_id: int = 7, sequence_start: bool = False, sequ
 
 
 def test_grpc_calls_are_refused_while_requests_drain(tmp_path: Path) -> None:
-    """Rows 79 to 81."""
+    """Rows 79 to 81. Clients of our own transport know before they are refused, and make no more calls."""
     write_recording(tmp_path / "models", "m", "")
     write_recording(tmp_path / "models", "sequences", SEQUENCES)
     with (
-        RunningServer(tmp_path / "models") as server,
+        RunningServer(tmp_path / "models", flags=("--grpc-transport=grpcio",)) as server,
         grpc.insecure_channel(server.grpc_url) as channel,
         Traffic(server, "m", tmp_path) as traffic,
     ):
