@@ -65,7 +65,7 @@ ALLOWED_INTERNAL = re.compile(
     r"|the message is cut short: \d+ of \d+ bytes were sent",
     re.DOTALL,
 )
-ALLOWED_STATUS = frozenset({200, 400, 403, 404, 405, 500, 501, 503})
+ALLOWED_STATUS = frozenset({200, 400, 403, 404, 405, 500, 501, 503, 505})
 _DEAD_WORKER = "is not healthy"
 _LOG_FAULTS = re.compile(
     r"failed inside the server|^Traceback \(most recent call last\)|Task exception was never retrieved"
