@@ -464,7 +464,7 @@ def main() -> int:
     if arguments.show_configuration:
         ports = Ports(8000, 8001, 8002), Ports(8010, 8011, 8012)
         for text in (HAPROXY, NGINX):
-            print(text.format(a=ports[0], b=ports[1], http_port=80, grpc_port=8081, folder="/tmp/nginx"))
+            print(text.format(a=ports[0], b=ports[1], http_port=80, grpc_port=8081, folder="/run/nginx"))
         return 0
     try:
         for name in set(arguments.through) - {"direct"}:

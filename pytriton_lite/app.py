@@ -347,7 +347,7 @@ class App:
         )
 
     def _unanswered_limits(self) -> UnansweredLimits:
-        """Those that were given, and the others from the memory that there is."""
+        """Limits on what waits: those that were given, and the others derived from the memory that there is."""
         nbytes = _limit(self._settings.max_unanswered_bytes, memory_limit() // 4)
         derived = (nbytes or memory_limit() // 4) // BYTES_FOR_EACH
         return UnansweredLimits(_limit(self._settings.max_unanswered_requests, max(1, derived)), nbytes)

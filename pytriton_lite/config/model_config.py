@@ -291,7 +291,7 @@ class ModelConfig:
 
     @property
     def max_unanswered_bytes(self) -> int | None:
-        """As `max_unanswered_requests`, for the bytes of their inputs."""
+        """Bytes of inputs that unanswered requests may have together; None and 0 as in `max_unanswered_requests`."""
         return self._given_number("MAX_UNANSWERED_BYTES")
 
     def _number(self, parameter: str, default: int) -> int:

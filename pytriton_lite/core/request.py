@@ -18,7 +18,7 @@ SEQUENCE_END = 2
 
 
 class Origin(enum.Enum):
-    """Whose request it is. Those that are not a client's belong to one that was accepted before."""
+    """Sender of a request. What does not come from a client belongs to a request that was accepted before."""
 
     CLIENT = "client"
     MODEL = "model"

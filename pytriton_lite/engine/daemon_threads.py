@@ -31,7 +31,7 @@ class DaemonThreads:
 async def in_daemon_thread(
     function: Callable[..., Answer], *arguments: Any, name: str = "reading", **options: Any
 ) -> Answer:
-    """As `DaemonThreads.run`, without a limit."""
+    """Run *function* in a daemon thread of its own, as `DaemonThreads.run` does, without a limit on how many there are."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Answer] = loop.create_future()
     work = functools.partial(function, *arguments, **options)

@@ -96,7 +96,7 @@ class Dispatcher:
         self._unended: set[Ticket] = set()
         """Everything that was accepted and has not ended, wherever it is."""
         self._orphans: set[Ticket] = set()
-        """Those with a worker that the sequence scheduler does not know, because it is younger than they are."""
+        """Tickets with a worker that the sequence scheduler does not know, because it is younger than they are."""
         self._is_eager = is_eager
         self._is_decoupled = is_decoupled
         self._clock = clock
@@ -727,7 +727,7 @@ class Dispatcher:
         self._report_drained()
 
     def _with_workers(self, ended: Batch | None) -> set[Ticket]:
-        """Those from which a worker is still to be heard, all but what is in the batch *ended* and was not deferred."""
+        """Tickets from which a worker is still to be heard: all but those of the batch *ended* that were not deferred."""
         kept: set[Ticket] = set()
         for instance in self.everybody:
             batches: list[Batch] = [batch for batch in instance.batches_in_flight if batch is not ended]
