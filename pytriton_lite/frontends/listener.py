@@ -18,9 +18,10 @@ import re
 import select
 import termios
 from array import array
+from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import httptools
 from uvicorn.config import Config
@@ -50,6 +51,7 @@ _FEW_CALLS = 16
 _CLOSE = (b"connection", b"close")
 _LEAST_PROGRESS = 1 << 10
 _NOTHING = memoryview(b"")
+_TLS_PIECE = 256 << 10  # what is encrypted at a time: a quarter of a millisecond
 _MALFORMED = "Invalid HTTP request received."
 _OTHER_VERSION = "only HTTP/1.1 and HTTP/1.0 are served here"
 _HOST = re.compile(rb"(?:\[[0-9A-Za-z:.%_~-]+\]|[A-Za-z0-9._~!$&'()*+;=%-]*)(?::[0-9]*)?")
@@ -162,6 +164,96 @@ class _UntilLost:
         if not self.is_closing():
             self.written += len(data)
             self._transport.write(data)
+
+
+class _TlsPieces:
+    """The transport of a TLS connection, given a large answer piece by piece, as the client reads.
+
+    Loops encrypt all that they are given at once: 32 MiB take the loop for a tenth of a second, and lie in memory three times
+    until the client has read them. Only what a protocol of uvicorn and ours ask of a transport is here.
+    """
+
+    __slots__ = (
+        "_backlog",
+        "_is_closing",
+        "_is_paused",
+        "_left",
+        "_transport",
+        "can_write_eof",
+        "get_extra_info",
+        "pause_reading",
+        "resume_reading",
+    )
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._backlog: deque[memoryview] = deque()
+        self._left = 0
+        """Bytes of the backlog."""
+        self._is_paused = False
+        self._is_closing = False
+        """`close` was called; the transport is closed behind the backlog."""
+        self.can_write_eof = transport.can_write_eof
+        self.get_extra_info = transport.get_extra_info
+        self.pause_reading = transport.pause_reading
+        self.resume_reading = transport.resume_reading
+
+    def is_closing(self) -> bool:
+        return self._is_closing or self._transport.is_closing()
+
+    def get_write_buffer_size(self) -> int:
+        return self._left + self._transport.get_write_buffer_size()
+
+    def write(self, data: bytes) -> None:
+        if self._is_closing:
+            return
+        if not self._backlog and len(data) <= _TLS_PIECE:
+            self._transport.write(data)
+            return
+        self._backlog.append(memoryview(data).cast("B"))
+        self._left += len(data)
+        self._go_on()
+
+    def pause_writing(self) -> None:
+        """The transport has enough."""
+        self._is_paused = True
+
+    def resume_writing(self, then: Callable[[], None]) -> None:
+        """The transport takes more; call *then* when it also takes what comes behind the backlog."""
+        self._is_paused = False
+        # Not from here: asyncio's transport is in the middle of writing, and does not bear being closed then.
+        asyncio.get_running_loop().call_soon(self._resume, then)
+
+    def _resume(self, then: Callable[[], None]) -> None:
+        self._go_on()
+        if not self._is_paused:
+            then()
+
+    def _go_on(self) -> None:
+        backlog = self._backlog
+        while backlog and not self._is_paused and not self._transport.is_closing():
+            data = backlog.popleft()
+            if len(data) > _TLS_PIECE:
+                backlog.appendleft(data[_TLS_PIECE:])
+                data = data[:_TLS_PIECE]
+            self._left -= len(data)
+            self._transport.write(data)
+        if self._is_closing and not backlog:
+            self._transport.close()
+
+    def close(self) -> None:
+        self._is_closing = True
+        self._go_on()
+
+    def abort(self) -> None:
+        self.forget()
+        self._transport.abort()
+
+    def forget(self) -> None:
+        """Drop what waits: the connection is lost."""
+        self._is_closing = True
+        self._backlog.clear()
+        self._left = 0
 
 
 class _Flow(FlowControl):
@@ -334,12 +426,16 @@ class ListenerProtocol(HttpToolsProtocol):
         """Bytes that were parsed."""
         self._stall: tuple[int, int, float] | None = None
         """What the client owed when it was looked at: how much had moved in either direction, and when."""
+        self._tls: _TlsPieces | None = None
         self._is_refused = False
         self._refusal: _Refused | None = None
         """To be written behind the answers that are due."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
+        if self.scheme == "https":
+            self._tls = _TlsPieces(transport)
+            self.transport = transport = cast("asyncio.Transport", self._tls)
         self.flow = _Flow(transport, self._resume_reading)
         self.answers = _UntilLost(transport)
         self._timer = self.loop.call_later(self._limits.head_timeout_s, self._on_head_timeout)
@@ -349,6 +445,8 @@ class ListenerProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._stop_timer()
         self._rest = _NOTHING
+        if self._tls is not None:
+            self._tls.forget()
         super().connection_lost(exc)
         self.server_state.places.give_back()
         if self.server_state.closing and not self.server_state.connections:
@@ -582,8 +680,8 @@ class ListenerProtocol(HttpToolsProtocol):
 
     def check_stall(self, now: float, timeout_s: float) -> None:
         """Refuse a body that has not come by 1 KiB for *timeout_s*, and cut off a client that has not read as much."""
-        unread = self.transport.get_write_buffer_size()
-        if self.transport.is_closing() or not (unread or self.owes_body()):
+        unread = self.transport.get_write_buffer_size()  # also when it closes behind that
+        if not (unread or (self.owes_body() and not self.transport.is_closing())):
             self._stall = None
             return
         received, read = self._received, self.answers.written - unread
@@ -653,6 +751,17 @@ class ListenerProtocol(HttpToolsProtocol):
             self._timer = None
 
     # ------------------------------------------------------------------------------------------ answers and the end
+
+    def pause_writing(self) -> None:
+        if self._tls is not None:
+            self._tls.pause_writing()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._tls is None:
+            super().resume_writing()
+        else:
+            self._tls.resume_writing(super().resume_writing)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         cycle.transport = self.answers

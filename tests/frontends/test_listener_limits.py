@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +14,7 @@ from pytriton_lite.frontends.addresses import ListenError
 from pytriton_lite.frontends.listener import (
     ConnectionLimits,
     Listener,
+    ListenerProtocol,
     NameKeepingProtocol,
     Receive,
     Scope,
@@ -466,6 +467,103 @@ def test_tls_ends_idle_connections_when_the_listener_closes(with_peer: WithPeer,
         assert await closing
 
     with_peer(scenario, tls=RenewedContext(certificates.options(), "http/1.1"))
+
+
+LARGE = bytes(range(256)) * (256 << 10)
+
+
+async def large(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(LARGE))]})
+    await send({"type": "http.response.body", "body": LARGE})
+
+
+class Below:
+    """A loop's transport, whose writes are counted."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self.given = 0
+        self._transport = transport
+
+    def write(self, data: bytes) -> None:
+        self.given += len(data)
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class Observed(ListenerProtocol):
+    """Tells what becomes of the connection that was made last."""
+
+    below: Below
+    ended: asyncio.Event
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its base has it
+        Observed.below, Observed.ended = Below(transport), asyncio.Event()
+        super().connection_made(cast("asyncio.Transport", Observed.below))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        Observed.ended.set()
+
+
+class Reader:
+    """A client of `large` that reads the head of its answer, and what it is asked to."""
+
+    def __init__(self, certificates: Certificates | None, limits: ConnectionLimits) -> None:
+        self._certificates = certificates
+        self._limits = limits
+
+    async def __aenter__(self) -> asyncio.StreamReader:
+        known = self._certificates
+        self._listener = await start_listener(
+            large,
+            host="127.0.0.1",
+            port=0,
+            reuse_port=False,
+            name="HTTPService",
+            protocol=Observed,
+            limits=self._limits,
+            tls=None if known is None else RenewedContext(known.options(), "http/1.1"),
+        )
+        reader, self._writer = await asyncio.open_connection(
+            "127.0.0.1", self._listener.port, limit=1024, ssl=None if known is None else known.client_context()
+        )
+        self._writer.write(START + b"Connection: close\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        return reader
+
+    async def __aexit__(self, *_: object) -> None:
+        self._writer.transport.abort()
+        assert await self._listener.close_gracefully(5)
+
+
+@pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "tls"])
+def test_a_last_answer_that_nobody_reads_ends_its_connection(
+    with_peer: WithPeer, certificates: Certificates, is_secure: bool
+) -> None:
+    """The connection is closing then, and would wait for its reader for ever."""
+
+    async def scenario(peer: Peer) -> None:
+        async with Reader(certificates if is_secure else None, STALLED):
+            await Observed.ended.wait()
+
+    with_peer(scenario)
+
+
+def test_tls_encrypts_no_more_of_a_large_answer_than_is_read_soon(
+    with_peer: WithPeer, certificates: Certificates
+) -> None:
+    async def scenario(peer: Peer) -> None:
+        async with Reader(certificates, PATIENT) as reader:
+            assert Observed.below.given < 16 << 20  # most of it in the system's buffers
+            received = bytearray()
+            while len(received) < len(LARGE):
+                received += await reader.read(1 << 20)
+            assert received == LARGE and await reader.read() == b""
+            await Observed.ended.wait()
+
+    with_peer(scenario)
 
 
 def test_a_client_that_ends_its_side_of_tls_cancels_what_it_asked(

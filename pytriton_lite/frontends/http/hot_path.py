@@ -130,9 +130,10 @@ class InferProtocol(ListenerProtocol):
             self._whole_bytes = len(data)
 
     def _is_free(self) -> bool:
-        """Nothing is being answered on this connection."""
+        """Nothing is being answered on this connection, and the client reads what was."""
         return (
             self._answer is None
+            and not self.flow.write_paused  # uvicorn's way waits until the answers before have left
             and not self.pipeline
             and not self._is_last
             and (self._running is None or self._running.response_complete)

@@ -214,6 +214,42 @@ def test_a_request_behind_one_that_is_not_answered_waits_for_it() -> None:
     in_session(scenario, server)
 
 
+def test_a_client_that_reads_nothing_is_served_no_more_than_buffers_hold() -> None:
+    """Each request comes when the one before was answered: none of them is pipelined."""
+    server = FakeServer()
+    count, elements = 600, 15_000
+    text = json.dumps(
+        {
+            "inputs": [
+                {
+                    "name": "X",
+                    "shape": [elements],
+                    "datatype": "FP32",
+                    "parameters": {"binary_data_size": 4 * elements},
+                }
+            ],
+            "parameters": {"binary_data_output": True},
+        }
+    ).encode()
+    start = (
+        b"POST /v2/models/multi/infer HTTP/1.1\r\nHost: h\r\n"
+        b"Inference-Header-Content-Length: %d\r\nContent-Length: %d\r\n\r\n" % (len(text), len(text) + 4 * elements)
+    )
+
+    async def scenario(session: Session) -> None:
+        for at in range(count):
+            session.send(start + text + struct.pack("<f", at) * elements)
+            for _ in range(10):
+                await asyncio.sleep(0)
+        assert len(server.requests) < count // 2  # 16 MiB, where a system's buffers for both sides have 10
+        for at in range(count):
+            _, headers, body = await raw_reply(session)
+            length = int(headers["inference-header-content-length"])
+            assert body[length:] == struct.pack("<f", at) * elements
+
+    in_session(scenario, server)
+
+
 def test_a_closing_listener_answers_what_is_in_flight_and_says_close() -> None:
     server = SlowServer()
 
