@@ -4,7 +4,7 @@ BIN    := $(VENV)/bin
 # Passed on to the command: make serve ARGS="--http-port=9000"
 ARGS   ?=
 # How many processes run tests at a time; 0 is this one alone.
-TEST_PROCESSES ?= 3
+TEST_PROCESSES ?= 4
 
 # Python for the lowest versions that pyproject.toml allows: the oldest there is. numpy's lowest has no wheels for 3.12 and later.
 LOWEST        := $(VENV)-lowest
@@ -53,10 +53,10 @@ example: $(EXAMPLE_VENV)/.installed  ## server and client of an example: make ex
 
 # Tests wait for processes more than they compute. A file's tests stay together; their ids must not depend on a hash.
 test: $(VENV)/.installed  ## install, then run every test
-	PYTHONHASHSEED=0 $(BIN)/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile $(ARGS)
+	PYTHONHASHSEED=0 $(BIN)/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 test-lowest: $(LOWEST)/.installed  ## install the lowest versions that pyproject.toml allows, then run every test with them
-	PYTHONHASHSEED=0 $(LOWEST)/bin/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile $(ARGS)
+	PYTHONHASHSEED=0 $(LOWEST)/bin/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 test-frameworks: $(FRAMEWORKS)/.installed  ## install PyTorch, JAX and ONNX Runtime, then run the tests that need them
 	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks $(ARGS)

@@ -140,6 +140,7 @@ class Wrk:
             "--threads=1",
             f"--connections={callers}",
             f"--duration={seconds}s",
+            f"--timeout={GRACE_S:g}s",  # what has not been answered by then is an error
             f"--script={script}",
             url,
         ]

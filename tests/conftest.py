@@ -43,6 +43,21 @@ for _name in ("no_proxy", "NO_PROXY"):
     os.environ[_name] = ",".join(filter(None, (os.environ.get(_name), *_DIRECT)))
 
 
+_LONGEST = (
+    *("test_campaign", "test_overload", "test_packaging", "test_hostile_http", "test_security_rows", "test_compare"),
+    *("test_hung_disk", "test_environments", "test_hostile_worker", "test_manual_examples", "test_stuck_executions"),
+    *("test_access_lines", "test_bare_environment", "test_fuzz", "test_siege", "test_shutdown", "test_model_life"),
+)
+"""Files that take longest. Each is run by one process from its first test to its last: they begin first, so that nobody waits
+for one of them at the end (make test says ``--no-loadscope-reorder``, or pytest-xdist would put the fullest file first)."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {name: at for at, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+
+
 class _EndOfWaiting:
     """Ends the process, with every thread's stack on the terminal, when a test or the end takes too long."""
 

@@ -62,32 +62,27 @@ class Mailbox:
         """
         if waiter.is_done:
             return
-        with self._mutex:
-            if waiter.is_done:
-                return
-            if self._reader is None:
-                self._reader = waiter
-                signal = None
-            else:
-                signal = waiter._signal = threading.Lock()
-                signal.acquire()
-                self._waiting.append(waiter)
-        if signal is not None:
-            try:
-                signal.acquire()  # until it is done, or it is this thread's turn to read
-            except BaseException:  # of a signal handler
-                self._leave(waiter)
-                raise
-            if waiter.is_done:
-                if self._reader is waiter:
-                    self._hand_over()
-                return
-        self._reading_thread = threading.get_ident()
+        # From the first line on: the handler of a signal may raise anywhere, and nobody may be left in line who is gone.
         try:
+            with self._mutex:
+                if waiter.is_done:
+                    return
+                signal = None
+                if self._reader is None:
+                    self._reader = waiter
+                else:
+                    signal = waiter._signal = threading.Lock()
+                    signal.acquire()
+                    self._waiting.append(waiter)
+            if signal is not None:
+                signal.acquire()  # until it is done, or it is this thread's turn to read
+                if waiter.is_done:
+                    return
+            self._reading_thread = threading.get_ident()
             while not waiter.is_done:
                 self._read()
         finally:
-            self._hand_over()
+            self._leave(waiter)
 
     def fill(self, inbox: deque[Any]) -> bool:
         """Read until `on_frame` has put something into *inbox*: `wait` for the thread that most often reads, with less ado.
@@ -98,8 +93,8 @@ class Mailbox:
             if self._reader is not None:
                 return False
             self._reader = _FILLING
-        self._reading_thread = threading.get_ident()
         try:
+            self._reading_thread = threading.get_ident()
             on_frame = self._on_frame
             while not inbox:
                 if self._wake_read >= 0:
@@ -137,8 +132,8 @@ class Mailbox:
             if self._reader is not None:
                 return
             self._reader = Waiter()
-        self._reading_thread = threading.get_ident()
         try:
+            self._reading_thread = threading.get_ident()
             while True:
                 try:
                     data = self._sock.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT)
@@ -176,13 +171,16 @@ class Mailbox:
             self._on_frame(kind, body)
 
     def _leave(self, waiter: Waiter) -> None:
-        """The thread of *waiter* does not wait any more: it must not be given the channel to read."""
-        with self._mutex:
-            if waiter in self._waiting:
-                self._waiting.remove(waiter)
-                return
+        """The thread of *waiter* does not wait any more, for whatever reason: it must not be given the channel to read."""
         if self._reader is waiter:
             self._hand_over()
+        elif not waiter.is_done:
+            with self._mutex:
+                if waiter in self._waiting:
+                    self._waiting.remove(waiter)
+                    return
+            if self._reader is waiter:  # it has just been given it
+                self._hand_over()
 
     def _hand_over(self) -> None:
         """Let the next thread that waits read. On end-of-file each of them finds out for itself."""

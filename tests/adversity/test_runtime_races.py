@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import linecache
 import os
 import queue
 import signal
 import socket
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -286,13 +289,20 @@ def test_a_thread_that_a_signal_took_out_of_line_is_not_given_the_channel() -> N
         mailbox.wait(expected[kind])
         done.put(kind)
 
+    interrupted: list[int] = []
+
     def interrupt_main() -> None:
         while not mailbox._waiting:
             os.sched_yield()
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        # Again and again: a signal that comes just before the thread waits for a lock is noticed when it has the lock.
+        while not interrupted:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+            os.sched_yield()
 
     def on_signal(number: int, at: object) -> None:
-        raise Interrupted
+        if not interrupted:
+            interrupted.append(number)
+            raise Interrupted
 
     before = signal.signal(signal.SIGUSR1, on_signal)
     try:
@@ -310,6 +320,64 @@ def test_a_thread_that_a_signal_took_out_of_line_is_not_given_the_channel() -> N
             assert done.get(timeout=WAIT_S) == 3, "nobody reads any more"
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["who reads", "who waits in line"])
+@pytest.mark.parametrize("line", range(1, 16))
+def test_wherever_a_signal_takes_a_thread_out_somebody_reads_the_channel(line: int, is_first: bool) -> None:
+    """*line* counts those of `Mailbox.wait` that the thread comes to, where a handler may run: not what gives a lock back."""
+    engine, ours = socket.socketpair()
+    expected = {kind: Waiter() for kind in (1, 2, 3)}
+    mailbox = Mailbox(ours, lambda kind, body: mailbox.finish(expected[kind]))
+    done: queue.Queue[int] = queue.Queue()
+    seen: list[str] = []
+
+    def wait(kind: int) -> None:
+        mailbox.wait(expected[kind])
+        done.put(kind)
+
+    def answer() -> None:
+        while not (mailbox._waiting or (is_first and mailbox._reading_thread) or interrupted.is_set()):
+            os.sched_yield()
+        engine.sendall(frame(2, []))
+
+    def trace(at: FrameType, event: str, argument: object) -> Any:
+        if at.f_code is not Mailbox.wait.__code__:
+            return None
+        if event == "line":
+            text = linecache.getline(at.f_code.co_filename, at.f_lineno).strip()
+            gives_back = text == "self._leave(waiter)" or (text.startswith("with") and text in seen)
+            seen.append(text)
+            if len(seen) == line and not gives_back:
+                interrupted.set()
+                raise Interrupted
+        return trace
+
+    interrupted = threading.Event()
+    with engine, ours:
+        if not is_first:
+            threading.Thread(target=wait, args=(1,), daemon=True).start()
+            while not mailbox._reading_thread:
+                os.sched_yield()
+        answering = threading.Thread(target=answer, daemon=True)
+        answering.start()
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            mailbox.wait(expected[2])
+        except Interrupted:
+            pass
+        finally:
+            sys.settrace(before)
+        interrupted.set()
+        answering.join(WAIT_S)
+        if is_first:
+            threading.Thread(target=wait, args=(1,), daemon=True).start()
+        engine.sendall(frame(1, []))
+        assert done.get(timeout=WAIT_S) == 1, "nobody reads any more"
+        threading.Thread(target=wait, args=(3,), daemon=True).start()
+        engine.sendall(frame(3, []))
+        assert done.get(timeout=WAIT_S) == 3, "nobody reads any more"
 
 
 # ---------------------------------------------------------------------------------------------- a worker and its threads
