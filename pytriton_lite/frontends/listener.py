@@ -43,6 +43,9 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 HEADER_NAMES = "pytriton_lite.header_names"
 """``scope["extensions"][HEADER_NAMES]["names"]``: the names as received, parallel to ``scope["headers"]``, on request."""
 
+GONE = "pytriton_lite.gone"
+"""``scope["extensions"][GONE]["future"]()`` is done when the connection is lost. `when_gone` asks for it."""
+
 _MAX_HEADERS = 256  # of one request; servers allow between 100 and 2000
 _SMALLEST_SLICE, _LARGEST_SLICE = 2 << 10, 256 << 10
 """Of what was read, that the parser is given at a time: from what 80 empty requests need to what one read brings."""
@@ -319,6 +322,12 @@ class _Refused(Exception):
         self.text = text
 
 
+def when_gone(scope: Scope) -> asyncio.Future[None] | None:
+    """A future that is done when the connection of *scope* is lost; None where another server has made it."""
+    found = scope.get("extensions", {}).get(GONE)
+    return None if found is None else found["future"]()
+
+
 def _refusal_of(error: httptools.HttpParserError) -> _Refused:
     """What to answer where the parser has given up."""
     cause = error.__context__
@@ -427,6 +436,7 @@ class ListenerProtocol(HttpToolsProtocol):
         self._stall: tuple[int, int, float] | None = None
         """What the client owed when it was looked at: how much had moved in either direction, and when."""
         self._tls: _TlsPieces | None = None
+        self._gone: asyncio.Future[None] | None = None
         self._is_refused = False
         self._refusal: _Refused | None = None
         """To be written behind the answers that are due."""
@@ -447,10 +457,16 @@ class ListenerProtocol(HttpToolsProtocol):
         self._rest = _NOTHING
         if self._tls is not None:
             self._tls.forget()
+        self._until_gone().set_result(None)
         super().connection_lost(exc)
         self.server_state.places.give_back()
         if self.server_state.closing and not self.server_state.connections:
             self.server_state.drained.set()
+
+    def _until_gone(self) -> asyncio.Future[None]:
+        if self._gone is None:
+            self._gone = self.loop.create_future()
+        return self._gone
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's, where True keeps the connection
         """The client sends no more. It may have gone, or have closed its side alone and wait for its answer.
@@ -586,7 +602,12 @@ class ListenerProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self.begin_head()
+        self.begin_scope()
+
+    def begin_scope(self) -> None:
+        """Begin a request as uvicorn does."""
         super().on_message_begin()
+        self.scope["extensions"] = {GONE: {"future": self._until_gone}}
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._calls += 1
@@ -847,7 +868,7 @@ class NameKeepingProtocol(ListenerProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._names: list[bytes] = []
-        self.scope["extensions"] = {HEADER_NAMES: {"names": self._names}}
+        self.scope["extensions"][HEADER_NAMES] = {"names": self._names}
 
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)

@@ -12,6 +12,7 @@ import pytest
 
 from pytriton_lite.frontends.addresses import ListenError
 from pytriton_lite.frontends.listener import (
+    HEADER_NAMES,
     ConnectionLimits,
     Listener,
     ListenerProtocol,
@@ -213,7 +214,7 @@ def test_trailers_are_no_headers(with_peer: WithPeer, protocol: Any) -> None:
         scope = peer.app.scopes[0]
         assert scope["headers"] == [(b"host", b"h"), (b"transfer-encoding", b"chunked")]
         if protocol is not None:
-            assert scope["extensions"] == {"pytriton_lite.header_names": {"names": [b"Host", b"Transfer-Encoding"]}}
+            assert scope["extensions"][HEADER_NAMES] == {"names": [b"Host", b"Transfer-Encoding"]}
 
     with_peer(scenario, **({} if protocol is None else {"protocol": protocol}))
 

@@ -17,7 +17,7 @@ from tools.siege.attacker import Order, Outcome
 from tools.siege.besieged_server import BesiegedServer, Certificates, Footprint, Rest, besieged_server
 from tools.siege.honest_client import KINDS, Addresses, Report
 
-_RECOVERY_S = 30.0
+_RECOVERY_S = 60.0
 """How long after an attack the server may be busy with what is left of it. What its sockets have received, megabytes for each,
 is read at a pace that leaves time for others, and only behind it a server sees that the peer has gone."""
 _LAST_LINES = 3

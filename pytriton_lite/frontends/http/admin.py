@@ -23,7 +23,7 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.statistics import Duration, ModelStatistics, ResponseStatistics
 from pytriton_lite.engine.views import IndexEntry, ModelMetadata, TensorMetadata
 from pytriton_lite.frontends.http import json_dialect, json_values, openapi
-from pytriton_lite.frontends.http.bodies import Documents, decode_base64
+from pytriton_lite.frontends.http.bodies import Documents, LargeDocuments, decode_base64
 from pytriton_lite.frontends.http.errors import BUG, METHOD_NOT_ALLOWED, NOT_FOUND, STATUS, error_body, retry_headers
 from pytriton_lite.frontends.http.log_routes import add_logging
 from pytriton_lite.frontends.http.options import HttpOptions
@@ -52,7 +52,7 @@ class _Api(FastAPI):
         return self.openapi_schema
 
 
-def admin_app(server: Server, options: HttpOptions) -> FastAPI:
+def admin_app(server: Server, options: HttpOptions, large: LargeDocuments) -> FastAPI:
     """The FastAPI application of all routes but those of inference."""
     app = _Api(
         title="pytriton-lite",
@@ -65,7 +65,7 @@ def admin_app(server: Server, options: HttpOptions) -> FastAPI:
     _answer_errors(app)
     _add_health(app, server)
     _add_metadata(app, server)
-    documents = Documents(server.receive_budget, options.max_input_size)
+    documents = Documents(server.receive_budget, options.max_input_size, large)
     _add_repository(app, server, documents)
     add_shared_memory(app, server, documents)
     add_logging(app, server, documents)

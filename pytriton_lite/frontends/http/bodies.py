@@ -12,12 +12,16 @@ from fastapi import Request
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.receive_budget import ReceiveBudget
-from pytriton_lite.frontends.listener import Receive
+from pytriton_lite.frontends.http.json_slices import Job
+from pytriton_lite.frontends.listener import Receive, Scope, when_gone
 
 Result = TypeVar("Result")
 
 _LARGE_BYTES = 64 << 10
 """So much JSON takes up to 10 ms on the loop, with NaN among strings 25."""
+
+_VERY_LARGE_BYTES = 1 << 20
+"""About 50 ms."""
 
 _UNCOUNTED_BYTES = 64 << 10
 _BASE64_STEP = 1 << 20
@@ -34,21 +38,65 @@ def is_large(nbytes: int) -> bool:
 
 
 class LargeDocuments:
-    """Where JSON is read and written that would keep the event loop busy: in threads, two at a time.
+    """Where JSON is read and written that would keep the event loop busy: in two threads, one of them for very large documents.
 
-    They share the interpreter with the loop, which gets its turn every few milliseconds: what is done there is done in
-    slices (`json_slices`).
+    They share the interpreter with the loop, which waits for it after every call that gives it up, as each record of TLS
+    does. So there is one of these for all routes, and what is done here is done in slices (`json_slices`). Between two of
+    them it is given up when nobody waits for it any more.
     """
 
     def __init__(self) -> None:
-        self._turn = asyncio.Semaphore(2)
+        self._turn = asyncio.Semaphore(1)
+        self._turn_of_very_large = asyncio.Semaphore(1)
 
-    async def run(self, nbytes: int, work: Callable[[], Result]) -> Result:
-        """What *work* returns or raises, which reads or writes about *nbytes*; at once where that takes no time."""
+    async def run(self, nbytes: int, work: Callable[[], Result], scope: Scope | None = None) -> Result:
+        """What *work* returns or raises, which reads or writes about *nbytes*; at once where that takes no time.
+
+        *scope* is that of the request it is done for. Raises Disconnected when its client has gone away.
+        """
         if not is_large(nbytes):
             return work()
-        async with self._turn:
-            return await asyncio.get_running_loop().run_in_executor(None, work)
+        gone = None if scope is None else when_gone(scope)
+        if gone is None:
+            return await self._in_turn(nbytes, work)
+        if gone.done():
+            raise Disconnected
+        working = asyncio.ensure_future(self._in_turn(nbytes, work))
+
+        def give_up(_: asyncio.Future[None]) -> None:
+            working.cancel()
+
+        gone.add_done_callback(give_up)
+        try:
+            return await working
+        except asyncio.CancelledError:
+            if gone.done():
+                raise Disconnected from None
+            raise
+        finally:
+            gone.remove_done_callback(give_up)
+
+    async def _in_turn(self, nbytes: int, work: Callable[[], Result]) -> Result:
+        turn = self._turn if nbytes < _VERY_LARGE_BYTES else self._turn_of_very_large
+        await turn.acquire()
+        job = Job()
+        done = asyncio.get_running_loop().run_in_executor(None, job.run, work)
+        done.add_done_callback(lambda _: turn.release())
+        try:
+            await asyncio.wait(
+                {done}
+            )  # which does not cancel it: the thread keeps its turn until it has seen that it may stop
+        except asyncio.CancelledError:
+            job.is_given_up = True
+            done.add_done_callback(_forget)
+            raise
+        return done.result()
+
+
+def _forget(done: asyncio.Future[Result]) -> None:
+    """Nobody waits for the end of what was given up."""
+    if not done.cancelled():
+        done.exception()
 
 
 async def next_piece(receive: Receive) -> tuple[bytes, bool]:
@@ -127,10 +175,10 @@ async def wait_disconnected(receive: Receive) -> None:
 class Documents:
     """The JSON bodies of routes other than those of inference."""
 
-    def __init__(self, budget: ReceiveBudget, max_size: int) -> None:
+    def __init__(self, budget: ReceiveBudget, max_size: int, large: LargeDocuments) -> None:
         self._budget = budget
         self._max_size = max_size
-        self._large = LargeDocuments()
+        self._large = large
 
     async def read(self, request: Request, decode: Callable[[bytearray], Result]) -> Result:
         """What *decode* makes of the whole body, in a thread where that may take long.
@@ -143,7 +191,7 @@ class Documents:
                 body += piece
                 check_limit("JSON", len(body), self._max_size)
                 receiving.hold(len(body))
-            return await self._large.run(len(body), lambda: decode(body))
+            return await self._large.run(len(body), lambda: decode(body), request.scope)
 
 
 def decode_base64(text: str) -> bytes:

@@ -56,11 +56,10 @@ _IDENTITY = b"identity"
 logger = logging.getLogger(__name__)
 
 
-def generate_app(server: Server, options: HttpOptions) -> GenerateApp:
+def generate_app(server: Server, options: HttpOptions, large: LargeDocuments) -> GenerateApp:
     """A callable ``(scope, receive, send, model, version text)`` that answers a POST on both routes, whatever is in it."""
     limit = options.max_input_size
     observation = server.observation
-    large = LargeDocuments()
 
     async def generate(scope: Scope, receive: Receive, send: Send, model: str, version_text: str | None) -> None:
         timeline = begin_timeline(observation, scope, model) if observation.is_on else None
@@ -70,7 +69,7 @@ def generate_app(server: Server, options: HttpOptions) -> GenerateApp:
         error_text = ""
         try:
             headers: dict[bytes, bytes] = dict(scope["headers"])
-            served, request = await _read_request(server, limit, headers, receive, model, version_text, large)
+            served, request = await _read_request(server, limit, headers, scope, receive, model, version_text, large)
             request.timeline = timeline
             responses = _Responses(model, large)
             stream = server.infer_stream(served, request, responses)
@@ -98,6 +97,7 @@ async def _read_request(
     server: Server,
     limit: int,
     headers: dict[bytes, bytes],
+    scope: Scope,
     receive: Receive,
     model: str,
     version_text: str | None,
@@ -119,7 +119,7 @@ async def _read_request(
             config=served.config,
             max_input_size=limit,
         )
-        request = await large.run(len(document), decode)
+        request = await large.run(len(document), decode, scope)
     return served, request
 
 

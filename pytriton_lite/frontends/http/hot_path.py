@@ -20,7 +20,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
@@ -54,7 +54,7 @@ _CANCELLED = InferenceError(ErrorCode.CANCELLED, "the request was cancelled")
 _UNUSUAL = frozenset({b"content-encoding", b"transfer-encoding", b"accept-encoding", b"expect", b"upgrade"})
 
 
-def hot_path(server: Server, options: HttpOptions) -> ProtocolFactory:
+def hot_path(server: Server, options: HttpOptions, large: LargeDocuments | None = None) -> ProtocolFactory:
     """The ``protocol`` for `start_listener`, in front of `http_app` with the same arguments.
 
     Where the headers of every request matter every request is unusual, and uvicorn's own way is the shorter one.
@@ -63,7 +63,7 @@ def hot_path(server: Server, options: HttpOptions) -> ProtocolFactory:
         return NameKeepingProtocol
     if options.cors_allow_origins or "inference" in restrictions(options.restricted):
         return ListenerProtocol
-    return partial(InferProtocol, server, options.max_input_size, Templates(), LargeDocuments())
+    return partial(InferProtocol, server, options.max_input_size, Templates(), large or LargeDocuments())
 
 
 class InferProtocol(ListenerProtocol):
@@ -163,7 +163,7 @@ class InferProtocol(ListenerProtocol):
             return
         # Begin again, as uvicorn would have, with what was parsed.
         url, headers, expects = self.url, self.headers, self.expect_100_continue
-        HttpToolsProtocol.on_message_begin(self)
+        self.begin_scope()
         self.url = url
         self.headers += headers
         self.expect_100_continue = expects
@@ -387,6 +387,8 @@ class InferProtocol(ListenerProtocol):
         super().connection_lost(exc)
         if self._answer is not None:
             self._answer.cancel()
+        if self._writing is not None:
+            self._writing.cancel()
 
     def close_behind_answers(self) -> bool:
         if self._answer is None or self.pipeline:

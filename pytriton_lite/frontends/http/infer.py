@@ -60,7 +60,7 @@ _BINARY_TYPE = (b"content-type", b"application/octet-stream")
 logger = logging.getLogger(__name__)
 
 
-def infer_app(server: Server, options: HttpOptions) -> InferApp:
+def infer_app(server: Server, options: HttpOptions, large: LargeDocuments) -> InferApp:
     """A callable ``(scope, receive, send, model, version text)`` that answers an infer request, a POST, whatever is in it.
 
     Raises ValueError for a header pattern that is no regular expression.
@@ -69,7 +69,6 @@ def infer_app(server: Server, options: HttpOptions) -> InferApp:
     expansion = compression.ExpansionLimits(limit, options.max_compression_ratio)
     forwarded = _header_filter(options.header_forward_pattern)
     observation = server.observation
-    large = LargeDocuments()
 
     async def infer(scope: Scope, receive: Receive, send: Send, model: str, version_text: str | None) -> None:
         timeline = begin_timeline(observation, scope, model) if observation.is_on else None
@@ -83,23 +82,23 @@ def infer_app(server: Server, options: HttpOptions) -> InferApp:
             read = Reading(server, served, model, version, headers, limit)
             if b"content-encoding" in headers and compression.is_compressed(headers[b"content-encoding"]):
                 with Receiving(server.receive_budget) as receiving:
-                    request, forms = await read.compressed(receive, large, receiving, expansion)
+                    request, forms = await read.compressed(scope, receive, large, receiving, expansion)
             else:
                 message = await receive()
                 if message["type"] != "http.request":
                     return
                 if message.get("more_body"):
                     with Receiving(server.receive_budget) as receiving:
-                        request, forms = await read.pieces(message["body"], receive, large, receiving)
+                        request, forms = await read.pieces(message["body"], scope, receive, large, receiving)
                 else:
-                    request, forms = await read.apart(message["body"], large)
+                    request, forms = await read.apart(message["body"], scope, large)
             if forwarded is not None:
                 for name, value in forwarded(scope):
                     forward_header(request, name, value)
             if timeline is not None:
                 request.timeline = timeline
             response = await _while_connected(server.infer(served, request), receive)
-            await _send_response(send, response, forms, headers.get(b"accept-encoding"), large)
+            await _send_response(scope, send, response, forms, headers.get(b"accept-encoding"), large)
         except compression.UnsupportedEncoding as error:
             error_text = error.message
             await send_error(send, 501, error.message, (b"accept-encoding", b"gzip, deflate"))
@@ -177,12 +176,15 @@ class Reading:
         view = memoryview(body)
         return self._decode(view[:json_size], length - json_size, view[json_size:])
 
-    async def pieces(self, first: bytes, receive: Receive, large: LargeDocuments, receiving: Receiving) -> Decoded:
+    async def pieces(
+        self, first: bytes, scope: Scope, receive: Receive, large: LargeDocuments, receiving: Receiving
+    ) -> Decoded:
         """Decode a body of which *first* has come and more will, checking what can be checked before the rest."""
         length = self._content_length()
         if self._length_header is None or (json_size := _json_size(self._length_header, length)) == 0:
             what = "JSON" if self._length_header is None else "body"
-            return await self.apart(await read_up_to(self._limit, receive, first, length, what, receiving), large)
+            body = await read_up_to(self._limit, receive, first, length, what, receiving)
+            return await self.apart(body, scope, large)
         check_limit("JSON", json_size, self._limit)
         start = bytearray(first)
         more = True
@@ -191,10 +193,10 @@ class Reading:
             start += piece
             receiving.hold(len(start))
         if not more:
-            return await self.apart(start, large)
+            return await self.apart(start, scope, large)
         document = bytes(memoryview(start)[:json_size])
         available = None if length is None else length - json_size
-        request, forms = await large.run(json_size, lambda: self._decode(document, available, None))
+        request, forms = await large.run(json_size, lambda: self._decode(document, available, None), scope)
         self._server.check(self._served, request)
         due = json_size + codec.missing_bytes(request)
         view = _allocate(due)
@@ -215,7 +217,12 @@ class Reading:
         return request, forms
 
     async def compressed(
-        self, receive: Receive, large: LargeDocuments, receiving: Receiving, expansion: compression.ExpansionLimits
+        self,
+        scope: Scope,
+        receive: Receive,
+        large: LargeDocuments,
+        receiving: Receiving,
+        expansion: compression.ExpansionLimits,
     ) -> Decoded:
         """Decode a compressed body; what it expands to is bounded, and so is the body itself."""
         length = self._content_length()
@@ -231,11 +238,11 @@ class Reading:
             receiving.hold(len(packed))
         contents = await compression.decompress(packed, expansion)
         receiving.hold(len(packed) + len(contents))
-        return await self.apart(contents, large)
+        return await self.apart(contents, scope, large)
 
-    async def apart(self, body: bytes | bytearray, large: LargeDocuments) -> Decoded:
+    async def apart(self, body: bytes | bytearray, scope: Scope, large: LargeDocuments) -> Decoded:
         """`whole`, which may take long where all is JSON."""
-        return await large.run(len(body), lambda: self.whole(body))
+        return await large.run(len(body), lambda: self.whole(body), scope)
 
     def _decode(self, document: Buffer, available: int | None, binary: memoryview | None) -> Decoded:
         return codec.decode(
@@ -299,6 +306,7 @@ def _json_size(value: bytes, length: int | None) -> int:
 
 
 async def _send_response(
+    scope: Scope,
     send: Send,
     response: InferenceResponse,
     forms: OutputForms,
@@ -306,7 +314,7 @@ async def _send_response(
     large: LargeDocuments,
 ) -> None:
     in_json = sum(t.nbytes for t in response.outputs if not forms.listed.get(t.name, forms.default))
-    head, tensors = await large.run(in_json, lambda: codec.encode(response, forms))
+    head, tensors = await large.run(in_json, lambda: codec.encode(response, forms), scope)
     headers = [_BINARY_TYPE, (b"inference-header-content-length", b"%d" % len(head))] if tensors else [_JSON_TYPE]
     if accept_encoding is not None and (encoding := compression.choose(accept_encoding)) is not None:
         body: list[Buffer] = [await compression.compress([head, *tensors], encoding)]

@@ -18,7 +18,9 @@ from __future__ import annotations
 import secrets
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +38,31 @@ _OPEN, _CLOSE, _OPEN_OBJECT, _CLOSE_OBJECT = b"[]{}"
 _BLANKS = b" \t\r\n"
 
 Bytes = npt.NDArray[np.uint8]
+Result = TypeVar("Result")
+
+
+_job: ContextVar[Job | None] = ContextVar("job", default=None)
+
+
+class GivenUp(Exception):
+    """Nobody waits for what was being parsed."""
+
+
+class Job:
+    """Work in a thread that parses, and stops between two pieces when somebody sets ``is_given_up``."""
+
+    def __init__(self) -> None:
+        self.is_given_up = False
+
+    def run(self, work: Callable[[], Result]) -> Result:
+        """What *work* returns or raises. Raises GivenUp."""
+        token = _job.set(self)
+        try:
+            if self.is_given_up:
+                raise GivenUp
+            return work()
+        finally:
+            _job.reset(token)
 
 
 class DocumentError(ValueError):
@@ -257,7 +284,10 @@ def _between(places: npt.NDArray[np.intp], start: int, end: int) -> int:
 def _pieces(document: memoryview, start: int, end: int) -> Iterator[tuple[int, Bytes]]:
     """Position and bytes of each piece of a part that begins outside strings; what is inside strings is zero."""
     at, is_inside = start, 0
+    job = _job.get()
     while at < end:
+        if job is not None and job.is_given_up:
+            raise GivenUp
         stop = min(at + PIECE_BYTES, end)
         piece = bytes(document[at:stop])
         if b"\\" in piece:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.middleware.cors import CORSMiddleware
 
 from pytriton_lite.frontends.http.admin import admin_app
+from pytriton_lite.frontends.http.bodies import LargeDocuments
 from pytriton_lite.frontends.http.errors import METHOD_NOT_ALLOWED, NOT_FOUND
 from pytriton_lite.frontends.http.generate import generate_app
 from pytriton_lite.frontends.http.infer import infer_app, refusing_app
@@ -27,21 +28,22 @@ _REFUSED_CODES = re.compile(rb"%(?:2f|0a)", re.IGNORECASE)
 __all__ = ["HttpOptions", "http_app"]
 
 
-def http_app(server: Server, options: HttpOptions) -> AsgiApp:
+def http_app(server: Server, options: HttpOptions, large: LargeDocuments | None = None) -> AsgiApp:
     """The ASGI application that serves *server*. With a header pattern, its listener should keep header names.
 
     Paths are decoded once, by the ASGI server. An encoded slash is refused rather than decoded: it could make another
     path of it. So is an encoded line feed: to Starlette a path with one behind it is the same path, which it is not to a
-    restriction. Raises ValueError for options that cannot be honoured.
+    restriction. *large* is shared with `hot_path`. Raises ValueError for options that cannot be honoured.
     """
-    infer = infer_app(server, options)
-    generate = generate_app(server, options)
+    large = large or LargeDocuments()
+    infer = infer_app(server, options, large)
+    generate = generate_app(server, options, large)
     on_admin = options.on_admin
 
     def told(app: AsgiApp) -> AsgiApp:
         return app if on_admin is None else admin_told(app, on_admin)
 
-    admin = told(admin_app(server, options))
+    admin = told(admin_app(server, options, large))
     not_found = told(refusing_app(404, NOT_FOUND))
     not_allowed = told(refusing_app(405, METHOD_NOT_ALLOWED, (b"allow", b"POST")))
 

@@ -13,6 +13,7 @@ from http_asgi_client import Answer, call
 from http_fake_server import FakeServer
 
 from pytriton_lite.frontends.http.admin import admin_app
+from pytriton_lite.frontends.http.bodies import LargeDocuments
 from pytriton_lite.frontends.http.hot_path import InferProtocol, hot_path
 from pytriton_lite.frontends.http.restricted import category_of
 from pytriton_lite.frontends.http.server import HttpOptions, http_app
@@ -74,7 +75,7 @@ def test_what_is_no_route_has_none(path: str) -> None:
 
 
 def test_no_route_that_is_served_was_forgotten() -> None:
-    app = admin_app(FakeServer(), HttpOptions())
+    app = admin_app(FakeServer(), HttpOptions(), LargeDocuments())
     paths = [route.path for route in app.routes]  # type: ignore[attr-defined]
     assert any(isinstance(route, APIRoute) for route in app.routes)
     assert [path for path in paths if category_of(re.sub(r"\{[^}]*\}", "1", path)) is None] == []

@@ -1,0 +1,95 @@
+"""Memory that was freed: how much of it glibc keeps, and when the rest goes back to the system.
+
+glibc gives back what lies at the end of its heap, and single allocations over a threshold. What 16 clients have made a server
+hold and then let go, a gigabyte of bodies, lies below something small that is still in use, and stays. So the process looks
+every few seconds whether it has grown, and has glibc give back every free page then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from pytriton_lite.engine.daemon_threads import in_daemon_thread
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+"""Numbers of malloc.h"""
+
+LOOK_EVERY_S = 10.0
+GROWN_BYTES = 128 << 20
+"""More than the process had after the last time: then it is worth the page faults of what is needed again, 30 ms at most."""
+
+
+def _libc() -> ctypes.CDLL | None:
+    """glibc; None where there is another library, which has neither call."""
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)
+    return libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
+
+
+def keep_some() -> None:
+    """Have glibc keep up to 64 MiB of what was freed, where it would give back 8 MiB and fault them in again.
+
+    Bodies of megabytes come and go with every request: with four callers of 4 MiB over gRPC a seventh of the server's time was
+    page faults, and throughput is a fifth higher so. Single allocations over 32 MiB go back at once, as before.
+    """
+    libc = _libc()
+    if libc is not None:
+        libc.mallopt(_M_TRIM_THRESHOLD, 64 << 20)
+        libc.mallopt(_M_TOP_PAD, 8 << 20)
+        libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+
+
+def resident_bytes() -> int:
+    """What this process has in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+class FreedMemory:
+    """Gives it back, as long as the process serves. `close` ends it."""
+
+    def __init__(self, trim: Callable[[], object], resident: Callable[[], int] = resident_bytes) -> None:
+        """*trim* gives back what is free, and may take a while: it runs in a thread. *resident* is bytes in memory."""
+        self._trim = trim
+        self._resident = resident
+        self._least = resident()
+        """Of what was seen since the last time, and what was left then."""
+        self._loop = asyncio.get_running_loop()
+        self._trimming: asyncio.Task[None] | None = None
+        self._timer = self._loop.call_later(LOOK_EVERY_S, self._on_time)
+
+    def _on_time(self) -> None:
+        if self._trimming is None and self.has_grown():
+            self._trimming = self._loop.create_task(self.give_back())
+        self._timer = self._loop.call_later(LOOK_EVERY_S, self._on_time)
+
+    def has_grown(self) -> bool:
+        """Whether there is so much more than before that some of it may be free."""
+        resident = self._resident()
+        self._least = min(self._least, resident)
+        return resident - self._least >= GROWN_BYTES
+
+    async def give_back(self) -> None:
+        try:
+            await in_daemon_thread(self._trim)
+        finally:
+            self._least = self._resident()
+            self._trimming = None
+
+    def close(self) -> None:
+        self._timer.cancel()
+        if self._trimming is not None:
+            self._trimming.cancel()
+
+
+def begin_giving_back() -> FreedMemory | None:
+    """In the running loop; None where memory cannot be given back like this, or need not."""
+    libc = _libc()
+    if libc is None:
+        return None
+    return FreedMemory(lambda: libc.malloc_trim(0))

@@ -1,0 +1,181 @@
+"""What is read in threads: in whose turn, and for how long somebody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from pytriton_lite.frontends.http.bodies import Disconnected, LargeDocuments
+from pytriton_lite.frontends.http.json_dialect import loads
+from pytriton_lite.frontends.listener import GONE, Receive, Scope, Send, start_listener, when_gone
+
+LARGE, VERY_LARGE = 100_000, 10 << 20
+DOCUMENT = b'{"data":[' + b"1," * 200_000 + b"1]}"
+WAIT_S = 20
+
+
+class Client:
+    """Whose scope says when it goes."""
+
+    def __init__(self) -> None:
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.scope: dict[str, Any] = {"extensions": {GONE: {"future": lambda: self.gone}}}
+
+    def go(self) -> None:
+        self.gone.set_result(None)
+
+
+class Work:
+    """Reads a document when it is let go, in whatever thread."""
+
+    def __init__(self) -> None:
+        self.has_begun = threading.Event()
+        self.may_go_on = threading.Event()
+        self.has_ended = threading.Event()
+        self.is_done = False
+
+    def __call__(self) -> str:
+        self.has_begun.set()
+        try:
+            assert self.may_go_on.wait(WAIT_S)
+            loads(DOCUMENT)
+            self.is_done = True
+            return "read"
+        finally:
+            self.has_ended.set()
+
+
+async def begun(work: Work) -> None:
+    assert await asyncio.to_thread(work.has_begun.wait, WAIT_S)
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(scenario(), 2 * WAIT_S))
+
+
+def test_small_ones_are_read_at_once_and_large_ones_elsewhere() -> None:
+    async def scenario() -> None:
+        large = LargeDocuments()
+        here = threading.get_ident()
+        assert await large.run(1000, threading.get_ident) == here
+        assert await large.run(LARGE, threading.get_ident) != here
+        assert await large.run(LARGE, threading.get_ident, Client().scope) != here
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("fails", [ValueError("no"), None])
+def test_what_is_raised_comes_out_and_the_next_has_its_turn(fails: Exception | None) -> None:
+    async def scenario() -> None:
+        large = LargeDocuments()
+
+        def work() -> str:
+            if fails is not None:
+                raise fails
+            return "read"
+
+        for _ in range(3):
+            found = await asyncio.gather(large.run(LARGE, work, Client().scope), return_exceptions=True)
+            assert found == [fails or "read"]
+
+    run(scenario)
+
+
+def test_a_large_one_does_not_wait_behind_a_very_large_one() -> None:
+    async def scenario() -> None:
+        large, long, longer = LargeDocuments(), Work(), Work()
+        reading = [asyncio.create_task(large.run(VERY_LARGE, work)) for work in (long, longer)]
+        await begun(long)
+        assert await large.run(LARGE, lambda: "read") == "read"
+        assert not longer.has_begun.is_set()
+        long.may_go_on.set()
+        longer.may_go_on.set()
+        assert await asyncio.gather(*reading) == ["read", "read"]
+
+    run(scenario)
+
+
+def test_what_nobody_waits_for_is_given_up_and_keeps_its_turn_until_then() -> None:
+    async def scenario() -> None:
+        large, client, work, behind = LargeDocuments(), Client(), Work(), Work()
+        reading = asyncio.create_task(large.run(LARGE, work, client.scope))
+        await begun(work)
+        next_one = asyncio.create_task(large.run(LARGE, behind))
+        client.go()
+        with pytest.raises(Disconnected):
+            await reading
+        assert not behind.has_begun.is_set()
+        work.may_go_on.set()
+        await begun(behind)
+        assert work.has_ended.is_set() and not work.is_done
+        behind.may_go_on.set()
+        assert await next_one == "read"
+
+    run(scenario)
+
+
+def test_who_has_gone_while_others_were_read_is_not_read_at_all() -> None:
+    async def scenario() -> None:
+        large, client, work, behind = LargeDocuments(), Client(), Work(), Work()
+        reading = asyncio.create_task(large.run(LARGE, work))
+        await begun(work)
+        waiting = asyncio.create_task(large.run(LARGE, behind, client.scope))
+        await asyncio.sleep(0)
+        client.go()
+        with pytest.raises(Disconnected):
+            await waiting
+        with pytest.raises(Disconnected):
+            await large.run(LARGE, behind, client.scope)
+        work.may_go_on.set()
+        assert await reading == "read"
+        assert not behind.has_begun.is_set()
+
+    run(scenario)
+
+
+def test_a_task_that_is_cancelled_is_not_told_that_its_client_has_gone() -> None:
+    async def scenario() -> None:
+        large, work = LargeDocuments(), Work()
+        reading = asyncio.create_task(large.run(LARGE, work, Client().scope))
+        await begun(work)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        work.may_go_on.set()
+        assert await large.run(LARGE, lambda: "read") == "read"
+        assert not work.is_done
+
+    run(scenario)
+
+
+def test_an_application_hears_of_the_end_of_its_connection_without_asking_for_the_body() -> None:
+    async def scenario() -> None:
+        heard: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            gone = when_gone(scope)
+            assert gone is not None
+            heard.set_result(gone.done())
+            await gone
+            again = when_gone(scope)
+            assert again is gone
+            ended.set()
+
+        ended = asyncio.Event()
+        listener = await start_listener(app, host="127.0.0.1", port=0, reuse_port=False, name="HTTPService")
+        _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        writer.write(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nabc")
+        assert await heard is False
+        writer.transport.abort()
+        await ended.wait()
+        assert await listener.close_gracefully(5)
+
+    run(scenario)
+
+
+def test_another_servers_scope_says_nothing() -> None:
+    assert when_gone({}) is None and when_gone({"extensions": {}}) is None
