@@ -93,8 +93,8 @@ class Dispatcher:
         self._statistics = statistics
         self._order = AnswerOrder() if preserve_ordering else None
         self._has_sequences = isinstance(self._scheduler, SequenceBatchScheduler)
-        self._unended: set[Ticket] = set()
-        """Everything that was accepted and has not ended, wherever it is."""
+        self._unended: dict[Ticket, int] = {}
+        """Everything that was accepted and has not ended, wherever it is, and what each counts for in `Unanswered`."""
         self._orphans: set[Ticket] = set()
         """Tickets with a worker that the sequence scheduler does not know, because it is younger than they are."""
         self._is_eager = is_eager
@@ -228,8 +228,7 @@ class Dispatcher:
 
     def submit(self, ticket: Ticket) -> None:
         """Take a request; its waiter carries the answer. Raises InferenceError when the queue is full, for instance."""
-        ticket.unanswered_bytes = self._unanswered.take(ticket.request)
-        self._unended.add(ticket)
+        self._unended[ticket] = self._unanswered.take(ticket.request)
         try:
             if self._is_eager and self._idle and not len(self._scheduler) and self._idle[0].has_room:
                 # One request, an instance that waits for it, nobody before it: there is nothing to decide.
@@ -247,11 +246,10 @@ class Dispatcher:
 
     def _count_out(self, ticket: Ticket) -> None:
         """*ticket* has ended, perhaps for the second time: nothing of it waits any more."""
-        nbytes = ticket.unanswered_bytes
+        nbytes = self._unended.pop(ticket, None)
         if nbytes is not None:
-            ticket.unanswered_bytes = None
-            self._unended.discard(ticket)
-            self._orphans.discard(ticket)
+            if self._orphans:
+                self._orphans.discard(ticket)
             self._unanswered.give_back(ticket.request, nbytes)
 
     def answer_in_order(self, deliver: Callable[[], None]) -> None:

@@ -54,7 +54,7 @@ class DefaultScheduler:
         # A limit must see what waits, so that nothing is sent ahead then.
         room = idle if self._limit else idle + ahead
         while queue and room:
-            ticket = queue.popleft()
+            ticket, _ = queue.popitem(last=False)
             ticket.is_queued = False
             if ticket.waiter.cancelled():
                 decision.cancelled.append(ticket)

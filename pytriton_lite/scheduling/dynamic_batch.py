@@ -182,7 +182,7 @@ class DynamicBatchScheduler:
         left = len(tickets)
         for line in self._lines:
             while left and line:
-                line.popleft().is_queued = False
+                line.popitem(last=False)[0].is_queued = False
                 left -= 1
         return tickets
 

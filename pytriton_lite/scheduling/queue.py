@@ -33,8 +33,7 @@ class Ticket:
     ``controls`` are the tensors that the model sees before the request's own inputs; they are shared between tickets, and
     not to be changed. ``is_null`` marks the filling of an empty row (4.4): the model sees it, nobody waits for its
     answer, and no statistic but the batch's size counts it. ``states`` take what the model says of implicit state in its
-    answer; None where it has none. ``unanswered_bytes`` is what the request counts for until it has ended (engine.unanswered);
-    None before and afterwards.
+    answer; None where it has none.
     """
 
     __slots__ = (
@@ -48,7 +47,6 @@ class Ticket:
         "request",
         "shape_key",
         "states",
-        "unanswered_bytes",
         "waiter",
     )
 
@@ -66,7 +64,6 @@ class Ticket:
         self.is_null = False
         self.controls: list[Tensor] = []
         self.states: SequenceStates | None = None
-        self.unanswered_bytes: int | None = None
 
 
 @dataclass(slots=True)
@@ -120,8 +117,8 @@ class Line(OrderedDict[Ticket, None]):
 
     __slots__ = ()
 
-    def append(self, ticket: Ticket) -> None:
-        self[ticket] = None
+    append = OrderedDict.setdefault
+    """Add a ticket that is not there. This is the way of every request, and costs no frame so."""
 
     def appendleft(self, ticket: Ticket) -> None:
         self[ticket] = None

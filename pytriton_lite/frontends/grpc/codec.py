@@ -96,13 +96,11 @@ def decode_request(
     for index, tensor in enumerate(inputs):
         name = tensor.name
         datatype = dtypes.BY_NAME.get(tensor.datatype, dtypes.INVALID)
-        dimensions = tensor.shape
-        if len(dimensions) > MAX_DIMENSIONS:
+        shape = tuple(tensor.shape)
+        if len(shape) > MAX_DIMENSIONS:
             raise InferenceError(
-                ErrorCode.INVALID_ARG,
-                f"tensor '{name}' has {len(dimensions)} dimensions, the limit is {MAX_DIMENSIONS}",
+                ErrorCode.INVALID_ARG, f"tensor '{name}' has {len(shape)} dimensions, the limit is {MAX_DIMENSIONS}"
             )
-        shape = tuple(dimensions)
         place = _place(tensor, message.model_name) if tensor.parameters else None
         data: Buffer
         if place is not None:

@@ -739,10 +739,11 @@ class UnaryCall(Call):
             if route.takes_task:
                 self._endpoint.tasks_to_come.add(self._link, self, message)
                 return
+            answer = route.start(message)
         except Exception as error:
             self._fail(error)
             return
-        self.start(message)
+        self._wait_for(answer)
 
     def start(self, message: bytes | memoryview) -> None:
         """Have the method begin."""
