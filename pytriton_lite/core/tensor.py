@@ -45,9 +45,14 @@ class Tensor:
         self.name = name
         self.datatype = datatype
         self.shape = shape
-        self.data = b"" if data is None and not nbytes else data  # an empty tensor has nothing to wait for
-        self.nbytes = (len(data) if data is not None else 0) if nbytes is None else nbytes
         self.home = home
+        self.data = data
+        if data is not None:
+            self.nbytes = len(data) if nbytes is None else nbytes
+        else:
+            self.nbytes = nbytes or 0
+            if not nbytes:
+                self.data = b""  # an empty tensor has nothing to wait for
 
     def content(self) -> Buffer:
         """The bytes, as a private copy where they lie in a client's shared memory.

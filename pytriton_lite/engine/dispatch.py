@@ -427,9 +427,8 @@ class Dispatcher:
         infer_ns = result.executed_ns - result.inputs_ns
         output_ns = max(0, now_ns - result.executed_ns)
         for ticket in batch.tickets:
-            timeline = ticket.request.timeline
-            if timeline is not None:
-                _note_execution(timeline, instance, batch, result)
+            if ticket.request.timeline is not None:
+                _note_execution(ticket.request.timeline, instance, batch, result)
         if outcomes and outcomes[0] is Fate.SKIPPED:
             for index, ticket in enumerate(batch.tickets):
                 statistics.add_failure(FailureReason.CANCELED, now_ns - ticket.accepted_ns)
@@ -672,11 +671,25 @@ class Dispatcher:
     def _resolve(self, ticket: Ticket, outcome: InferenceResponse | InferenceError) -> None:
         """*ticket* ends with *outcome*."""
         self._count_out(ticket)
-        if self._statistics.first_response is not None:
-            waiter = ticket.waiter
-            if not (isinstance(waiter, ResponseStream) and (waiter.delivered or waiter.is_ended)):
-                self._observe_first_response(ticket)
-        _answer(ticket, outcome)
+        waiter = ticket.waiter
+        if self._statistics.first_response is not None and not (
+            isinstance(waiter, ResponseStream) and (waiter.delivered or waiter.is_ended)
+        ):
+            self._observe_first_response(ticket)
+        if ticket.request.timeline is not None:
+            _note_response(ticket.request.timeline, ticket, outcome, is_final=True)
+        if isinstance(waiter, ResponseStream):
+            waiter.deliver(outcome, is_final=True)
+            return
+        assert isinstance(waiter, PendingAnswer)
+        if waiter.done():
+            return
+        # It refers to the ticket, and the ticket to it: memory of the answer would wait for a collection.
+        waiter.on_cancel = None
+        if isinstance(outcome, InferenceError):
+            waiter.set_exception(outcome)
+        else:
+            waiter.set_result(outcome)
 
     def _observe_first_response(self, ticket: Ticket) -> None:
         histogram = self._statistics.first_response
@@ -766,25 +779,6 @@ def _kept_in_order(tickets: list[Ticket]) -> list[Ticket]:
         for ticket in tickets
         if not ticket.is_null and not (isinstance(ticket.waiter, ResponseStream) and ticket.waiter.caller is not None)
     ]
-
-
-def _answer(ticket: Ticket, outcome: InferenceResponse | InferenceError) -> None:
-    if ticket.request.timeline is not None:
-        _note_response(ticket.request.timeline, ticket, outcome, is_final=True)
-    waiter = ticket.waiter
-    if isinstance(waiter, ResponseStream):
-        waiter.deliver(outcome, is_final=True)
-        return
-    assert isinstance(waiter, PendingAnswer)
-    if waiter.done():
-        return
-    waiter.on_cancel = (
-        None  # it refers to the ticket, and the ticket to it: memory of the answer would wait for a collection
-    )
-    if isinstance(outcome, InferenceError):
-        waiter.set_exception(outcome)
-    else:
-        waiter.set_result(outcome)
 
 
 def _note_instance(tickets: list[Ticket], instance: Instance) -> None:

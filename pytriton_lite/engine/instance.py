@@ -359,21 +359,35 @@ class Instance:
 
     def _put_request(self, parts: list[bytes], ticket: Ticket, parcel: Parcel | None) -> None:
         request = ticket.request
-        mask = 1 << len(self._output_bits) if ticket.is_null else 0  # a bit of no output: it wants none
-        for name in request.requested_outputs:
-            mask |= self._output_bits[name]
-        messages.put_request(
-            parts,
-            request_id=request.request_id,
-            correlation_id=request.correlation_id,
-            timeout_us=request.timeout_us,
-            sequence_flags=request.sequence_flags,
-            parameters_json=json.dumps(request.parameters, separators=(",", ":")) if request.parameters else "",
-            outputs_mask=mask,
-            input_count=len(ticket.controls) + len(request.inputs),
-            windows=self._windows(request) if request.output_windows is not None else (),
-            trace_context=request.timeline.trace_context if request.timeline is not None else "",
-        )
+        input_count = len(ticket.controls) + len(request.inputs)
+        if not (
+            request.request_id
+            or request.parameters
+            or request.requested_outputs
+            or request.correlation_id
+            or request.timeout_us
+            or request.sequence_flags
+            or request.output_windows is not None
+            or request.timeline is not None
+            or ticket.is_null
+        ):
+            messages.put_plain_request(parts, input_count)
+        else:
+            mask = 1 << len(self._output_bits) if ticket.is_null else 0  # a bit of no output: it wants none
+            for name in request.requested_outputs:
+                mask |= self._output_bits[name]
+            messages.put_request(
+                parts,
+                request_id=request.request_id,
+                correlation_id=request.correlation_id,
+                timeout_us=request.timeout_us,
+                sequence_flags=request.sequence_flags,
+                parameters_json=json.dumps(request.parameters, separators=(",", ":")) if request.parameters else "",
+                outputs_mask=mask,
+                input_count=input_count,
+                windows=self._windows(request) if request.output_windows is not None else (),
+                trace_context=request.timeline.trace_context if request.timeline is not None else "",
+            )
         encode = self._specs.encode
         for tensor in (*ticket.controls, *request.inputs) if ticket.controls else request.inputs:
             shape = self._shape_for_model(tensor) if tensor.name in self._input_reshapes else tensor.shape

@@ -143,18 +143,18 @@ class Unanswered:
             nbytes += _described_bytes(request)
         origin = request.origin
         total = self._total
-        if origin is Origin.CLIENT and (
-            self.requests >= self._max_requests
-            or self.nbytes + nbytes > self._max_bytes
-            or total.requests >= total.max_requests
-            or total.nbytes + nbytes > total.max_bytes
-        ):
-            raise self._refusal(nbytes)
-        self.requests += 1
-        self.nbytes += nbytes
+        requests, mine = self.requests + 1, self.nbytes + nbytes
         if origin is not Origin.ENSEMBLE:
-            total.requests += 1
-            total.nbytes += nbytes
+            all_requests, all_bytes = total.requests + 1, total.nbytes + nbytes
+            if origin is Origin.CLIENT and (
+                requests > self._max_requests
+                or mine > self._max_bytes
+                or all_requests > total.max_requests
+                or all_bytes > total.max_bytes
+            ):
+                raise self._refusal(nbytes)
+            total.requests, total.nbytes = all_requests, all_bytes
+        self.requests, self.nbytes = requests, mine
         return nbytes
 
     def give_back(self, request: InferenceRequest, nbytes: int) -> None:

@@ -92,6 +92,8 @@ class WorkShare:
     def _on_turn(self) -> None:
         self._is_turn_due = False
         self._spent_s = 0.0
+        if not self._newcomers and not self._others:
+            return
         # Only those that wait now: who waits again behind its slice has had its part of this turn.
         lines = [(self._newcomers, len(self._newcomers)), (self._others, len(self._others))]
         try:

@@ -277,10 +277,6 @@ def put_request(
     trace_context: str = "",
 ) -> None:
     """Append the head of a request; *input_count* tensors must follow. *windows* as in `RequestMessage`."""
-    is_plain = not (request_id or correlation_id or timeout_us or sequence_flags or parameters_json or outputs_mask)
-    if is_plain and not windows and not trace_context:
-        parts.append(_plain_request(input_count))
-        return
     raw_id = request_id.encode("utf-8", "surrogateescape")
     raw_correlation = correlation_id.encode() if isinstance(correlation_id, str) else b""
     raw_parameters = parameters_json.encode("utf-8", "surrogateescape")
@@ -307,11 +303,12 @@ def put_request(
 _PLAIN_REQUESTS = tuple(_REQUEST.pack(0, 0, 0, 0, 0, 0, 0, 0, 0, inputs) for inputs in range(65))
 
 
-def _plain_request(input_count: int) -> bytes:
-    """The head of a request without id, parameters and the rest: always the same bytes."""
+def put_plain_request(parts: list[bytes], input_count: int) -> None:
+    """Append the head of a request without id, parameters and the rest: always the same bytes."""
     if input_count < len(_PLAIN_REQUESTS):
-        return _PLAIN_REQUESTS[input_count]
-    return _REQUEST.pack(0, 0, 0, 0, 0, 0, 0, 0, 0, input_count)
+        parts.append(_PLAIN_REQUESTS[input_count])
+    else:
+        parts.append(_REQUEST.pack(0, 0, 0, 0, 0, 0, 0, 0, 0, input_count))
 
 
 def put_batch(parts: list[bytes], number: int, requests: int) -> None:

@@ -93,7 +93,7 @@ def decode_request(
     inputs, outputs = message.inputs, message.outputs
     if len(inputs) > MAX_TENSORS or len(outputs) > MAX_TENSORS:
         _refuse_count(len(inputs), len(outputs))
-    for index, tensor in enumerate(inputs):
+    for tensor in inputs:
         name = tensor.name
         datatype = dtypes.BY_NAME.get(tensor.datatype, dtypes.INVALID)
         shape = tuple(tensor.shape)
@@ -112,7 +112,7 @@ def decode_request(
                     f"contents field must not be specified when using raw_input_contents for '{name}' for model "
                     f"'{message.model_name}'",
                 )
-            found = typed.get(index)
+            found = typed.get(len(request.inputs))
             data = (
                 _typed_data(tensor.contents, datatype, name, message.model_name)
                 if found is None

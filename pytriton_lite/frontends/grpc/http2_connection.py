@@ -322,7 +322,7 @@ class Http2Connection(asyncio.Protocol):
         return False
 
     def _read_frames(self, data: bytes, begin: int) -> None:
-        end = len(data)
+        first, end = begin, len(data)
         work = 0  # in frames, and kilobytes of them
         if self._data_left is not None:
             begin = self._go_on_with_data(data, begin, *self._data_left)
@@ -338,7 +338,6 @@ class Http2Connection(asyncio.Protocol):
                     begin = self._go_on_with_data(data, payload, length, flags, stream_id & frames.MAX_STREAM_ID)
                 break
             begin = payload + length
-            self._has_read_frames = True
             if self._header_block is not None and kind != frames.CONTINUATION:
                 raise ConnectionFault(Http2Error.PROTOCOL_ERROR, "expected CONTINUATION")
             if self._state is _EXPECTING_SETTINGS and kind != frames.SETTINGS:
@@ -352,10 +351,12 @@ class Http2Connection(asyncio.Protocol):
                 work = 0
                 if end - begin >= frames.FRAME_HEAD_BYTES and self._share.is_over():
                     self._rest, self._rest_at = data, begin
-                    self._is_waiting = True
+                    self._is_waiting = self._has_read_frames = True
                     self._share.wait(self, is_new=False)
                     return
         self._rest = data[begin:]
+        if begin > first:
+            self._has_read_frames = True
 
     def _go_on_with_data(self, data: bytes, begin: int, left: int, flags: int, stream_id: int) -> int:
         """Hand on what has come of a frame of data, as if it were a frame of its own; where the next one begins."""
@@ -386,7 +387,6 @@ class Http2Connection(asyncio.Protocol):
             return
         if flags & frames.PADDED:
             begin, end = _strip_padding(data, begin, end)
-        call.moved += length
         if call.content_left is not None:
             call.content_left -= end - begin
             if call.content_left < 0 or (flags & frames.END_STREAM and call.content_left):
@@ -395,6 +395,7 @@ class Http2Connection(asyncio.Protocol):
         if flags & frames.END_STREAM:
             call.is_received = True
         else:
+            call.moved += length  # a call that has all of it owes nothing
             if end - begin < _TINY_DATA_BYTES:
                 call.tiny_frames += 1
                 if begin == end or call.tiny_frames > _FREE_TINY_FRAMES:
