@@ -6,6 +6,7 @@ schemathesis makes requests from the document, good and bad ones, and looks at t
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
@@ -218,6 +219,8 @@ def api(server: RunningServer, document: dict[str, Any]) -> Any:
 
 
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
+# The last schemathesis for Python 3.10 compares each event of a stream with the schema of the whole.
+CHECKS_OF_STREAMS = CHECKS if sys.version_info >= (3, 11) else CHECKS[:2]
 
 
 @pytest.mark.parametrize("route", [" ".join(line.split()) for line in ROUTES.split("\n") if line])
@@ -241,7 +244,7 @@ def test_answers_to_whatever_the_document_allows_are_as_it_says(api: Any, route:
             case.path_parameters["model"] = "multi"
         elif "model" in case.path_parameters and not path.endswith("/load"):
             case.path_parameters["model"] = ["add_sub", case.path_parameters["model"]][len(case.path) % 2]
-        case.call_and_validate(checks=CHECKS)
+        case.call_and_validate(checks=CHECKS_OF_STREAMS if path.endswith("_stream") else CHECKS)
 
     answers_are_as_it_says()
 
