@@ -127,24 +127,27 @@ def parse_quickly(data: bytes | memoryview) -> Parsed | None:
         return None
 
 
-def check_width(data: bytes | memoryview, *, fields: int, nested_fields: int) -> None:
-    """Refuse a message of large entries where it has more than *fields*, or one of them more than *nested_fields*.
+def check_width(data: bytes | memoryview, *, entries: int, fields: int, nested_fields: int) -> None:
+    """Refuse a message where it has more than *fields*, or a message in its fields tagged *entries* more than *nested_fields*.
 
-    Raises InferenceError; what is no message is left to protobuf.
+    Raises InferenceError; what is no message is left to protobuf, which is no slower for it.
     """
     walk = _Walk(memoryview(data), fields)
+    at, end = 0, len(data)
     try:
-        at, end = 0, len(data)
         while at < end:
             tag, begin, at = walk.next(at, end)
-            if tag & 7 == _LENGTH_DELIMITED:
+            if tag == entries:
                 nested = _Walk(walk.view, nested_fields)
                 while begin < at:
                     _, _, begin = nested.next(begin, at)
+    except _Group as error:  # behind which anything may follow
+        raise InferenceError(ErrorCode.INVALID_ARG, "request has a field of a kind that nobody sends") from error
     except DecodeError:
         return
     except _TooWide as error:
-        raise InferenceError(ErrorCode.INVALID_ARG, str(error)) from error
+        text = f"request may have {fields} fields, and each of its parameters {nested_fields}"
+        raise InferenceError(ErrorCode.INVALID_ARG, text) from error
 
 
 def _parse_whole(data: bytes | memoryview) -> Parsed:

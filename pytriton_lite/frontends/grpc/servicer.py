@@ -33,6 +33,7 @@ HEALTH_SERVICE = "grpc.health.v1.Health"
 SMALL_MESSAGE_BYTES = 64 << 10
 """The largest message of a method that needs no large ones. Protobuf takes up to 2 ms for that, whatever is in it."""
 _MAX_LOAD_PARAMETERS = 4096
+_PARAMETERS = 0x1A  # of RepositoryModelLoadRequest: field 3, length-delimited
 _MAX_LOAD_FIELDS = 16  # of a parameter: key, value, and what an encoder may add
 
 
@@ -49,7 +50,7 @@ class Method(NamedTuple):
             text = f"Received message larger than max ({len(data)} vs. {self.max_message_bytes})"
             raise InferenceError(ErrorCode.RESOURCE_EXHAUSTED, text)
         if len(data) > SMALL_MESSAGE_BYTES:  # files, and a configuration
-            check_width(data, fields=_MAX_LOAD_PARAMETERS, nested_fields=_MAX_LOAD_FIELDS)
+            check_width(data, entries=_PARAMETERS, fields=_MAX_LOAD_PARAMETERS, nested_fields=_MAX_LOAD_FIELDS)
         return self.serve(self.request.FromString(data))
 
 
