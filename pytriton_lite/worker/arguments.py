@@ -40,6 +40,8 @@ def integer(value: Any, *, bits: int, is_signed: bool = False) -> int:
 def _integer(value: Any) -> int:
     if isinstance(value, float) or not (hasattr(value, "__index__") or hasattr(value, "__int__")):
         raise Unfit
+    if isinstance(value, np.bool_):  # which numpy before 2 warns of as an index
+        return int(value)
     try:
         return operator.index(value)
     except TypeError:

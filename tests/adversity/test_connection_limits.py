@@ -63,7 +63,8 @@ def test_grpc_closes_what_is_too_many_and_serves_the_others(repository: Path, tr
         with connected(port, 1) as kept, connected(port, 3) as more:
             for refused in more:
                 with contextlib.suppress(ConnectionError):
-                    assert refused.recv(1) == b""
+                    while refused.recv(100):  # grpcio may greet, or not
+                        pass
             assert kept[0].recv(1)  # the greeting
             assert client.infer("m", []).as_numpy("OUT").tolist() == [5]
 

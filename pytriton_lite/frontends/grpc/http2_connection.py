@@ -532,8 +532,12 @@ class Http2Connection(asyncio.Protocol):
     def _on_rst_stream(self, data: bytes, begin: int, end: int, flags: int, stream_id: int) -> None:
         if end - begin != 4:
             raise ConnectionFault(Http2Error.FRAME_SIZE_ERROR, "RST_STREAM is 4 bytes")
-        self._check_known(stream_id)
         self._count_nuisance()
+        if stream_id & 1 and stream_id > self._last_stream_id:
+            # gRPC's C core (grpcio 1.60) resets the stream of a call that was cancelled before its HEADERS had left. RFC 9113
+            # has a connection error for it (6.4), which would end every other call that the client has.
+            return
+        self._check_known(stream_id)
         self._remember_cut_off(stream_id, by_peer=True)
         call = self._calls.get(stream_id)
         if call is not None:

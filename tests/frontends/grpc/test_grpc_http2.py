@@ -835,7 +835,6 @@ class TestHostilePeers:
         [
             pytest.param(frame(DATA, 0, 1, b"x"), PROTOCOL_ERROR, id="data on an idle stream"),
             pytest.param(frame(DATA, 0, 0, b"x"), PROTOCOL_ERROR, id="data on stream 0"),
-            pytest.param(reset(7), PROTOCOL_ERROR, id="reset of an idle stream"),
             pytest.param(frame(RST_STREAM, 0, 1, b"x"), FRAME_SIZE_ERROR, id="reset of one byte"),
             pytest.param(window_update(9, 1), PROTOCOL_ERROR, id="window of an idle stream"),
             pytest.param(window_update(0, 0), PROTOCOL_ERROR, id="window opened by nothing"),
@@ -982,6 +981,15 @@ class TestHostilePeers:
         )
         peer.request(3, b"", LIVE)
         assert peer.answer(3).trailers["grpc-status"] == "0"
+
+    def test_reset_of_a_call_that_never_began_ends_no_other(self, peer: Http2Peer) -> None:
+        """grpcio 1.60 sends one for a call that is cancelled before its HEADERS have left."""
+        peer.send(reset(5))
+        peer.request(7, b"", LIVE)
+        assert peer.answer(7).trailers["grpc-status"] == "0"
+        peer.send(reset(5) + reset(11))
+        peer.request(9, b"", LIVE)
+        assert peer.answer(9).trailers["grpc-status"] == "0"
 
     def test_stream_below_the_last_one_that_was_never_opened_ends_the_connection(self, peer: Http2Peer) -> None:
         """RFC 9113, section 5.1.1."""

@@ -166,7 +166,10 @@ class TestDefaultMode:
         ("fields", "text"),
         [
             ({"model_version": "x"}, "failed to get model version from specified version string 'x'"),
-            ({"parameters": {"triton_x": {"int64_param": 1}}}, "parameter keys starting with 'triton_' are reserved"),
+            (
+                {"parameters": {"triton_x": service_pb2.InferParameter(int64_param=1)}},
+                "parameter keys starting with 'triton_' are reserved",
+            ),
             ({"raw_input_contents": []}, "unable to find data for input tensor 'X' for model 'echo' in request."),
         ],
     )
