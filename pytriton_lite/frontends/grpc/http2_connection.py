@@ -59,6 +59,7 @@ _FREE_TINY_FRAMES = 8
 """Frames of less than `_TINY_DATA_BYTES` that a message may have before each more is a nuisance."""
 _FREE_BLOCK_BYTES = 4 << 10
 _FREE_FIELDS = 64
+_PEER_CLOSES_S = 1.0  # how long a peer that has its last answer may take to close, before its side is closed for it
 _LINGER_S = 1.0  # how long a peer that has read everything may take to close
 _CLOSE_S = 20.0  # the same for one that has not; what is left is at most about 320 KiB
 _GOAWAY_PING_S = 20.0  # as grpcio
@@ -1034,9 +1035,15 @@ class Http2Connection(asyncio.Protocol):
         """Close when the transport has written what it has. Every call is cancelled."""
         if self._state is _CLOSED:
             return
+        is_drained = self._state is _DRAINING and code is None
         self._move(_CLOSED)
         self._drop_calls()
         if self._transport.is_closing():
+            return
+        if is_drained:
+            # A peer that was told GOAWAY closes by itself when it has done with its calls. grpcio 1.60 gives up those streams
+            # of which its application has not read everything yet when it sees the end of the connection before that.
+            self._set_timer("close", _PEER_CLOSES_S, self._linger, self._loop.time() + _PEER_CLOSES_S + _CLOSE_S)
             return
         if code is not None:
             self._transport.write(frames.goaway(self._last_stream_id, code, text))

@@ -705,6 +705,30 @@ class TestStop:
         assert stopping.result(10) is True
         assert len(engine.seen) == 2
 
+    def test_client_whose_last_call_has_ended_closes_the_connection_itself(
+        self,
+        loop: LoopThread,
+        engine: FakeServer,
+        peer: Http2Peer,
+        listener: Http2Listener,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """It may not have read its last answer when it sees the end of the connection, and grpcio 1.60 would drop that."""
+        monkeypatch.setattr(http2_connection, "_PEER_CLOSES_S", 600)
+        peer.request(1, infer_message("waiting"))
+        assert engine.entered.wait(10)
+        stopping = asyncio.run_coroutine_threadsafe(listener.stop(60), loop.loop)
+        peer.send(frame(PING, 1, 0, peer.next(PING).payload))
+        assert peer.next(GOAWAY).last_stream == 1
+        resolve(loop, engine)
+        assert peer.answer(1).trailers["grpc-status"] == "0"
+        peer.sock.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            peer.sock.recv(1)
+        assert not stopping.done()
+        peer.sock.close()
+        assert stopping.result(10) is True
+
     def test_client_that_does_not_react_is_waited_for_only_so_long(
         self, loop: LoopThread, listener: Http2Listener, monkeypatch: pytest.MonkeyPatch
     ) -> None:
