@@ -225,12 +225,15 @@ def test_a_stream_that_is_abandoned_under_a_thousand_responses_gives_all_back(
 ) -> None:
     """The model hears of it, its sender goes, and the memory of the next such stream is that of the first.
 
-    What is freed stays with the allocator, so the first stream shows nothing.
+    What is freed stays with the allocator, so the first stream shows nothing; nor does the second alone, for now and then the
+    server gives back what is free.
     """
     assert live_senders(server) == 0
-    abandon(server)
-    after_one_mb = own_mb(server)
+    first_mb: list[float] = []
+    for _ in range(2):
+        abandon(server)
+        first_mb.append(own_mb(server))
     for _ in range(3):
         abandon(server)
-    assert own_mb(server) < after_one_mb + 24
+    assert own_mb(server) < max(first_mb) + 24
     wait_until(lambda: live_senders(server) == 0)
