@@ -58,7 +58,7 @@ class FreedMemory:
         self._trim = trim
         self._resident = resident
         self._least = resident()
-        """Of what was seen since the last time, and what was left then."""
+        """Smallest resident size that was seen since free memory was last given back, in bytes."""
         self._loop = asyncio.get_running_loop()
         self._trimming: asyncio.Task[None] | None = None
         self._timer = self._loop.call_later(LOOK_EVERY_S, self._on_time)
@@ -88,7 +88,7 @@ class FreedMemory:
 
 
 def begin_giving_back() -> FreedMemory | None:
-    """In the running loop; None where memory cannot be given back like this, or need not."""
+    """Have the running loop give free memory back from now on; None where there is no glibc to do it."""
     libc = _libc()
     if libc is None:
         return None

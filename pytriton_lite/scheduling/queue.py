@@ -124,9 +124,6 @@ class Line(OrderedDict[Ticket, None]):
         self[ticket] = None
         self.move_to_end(ticket, last=False)
 
-    def popleft(self) -> Ticket:
-        return self.popitem(last=False)[0]
-
 
 def queue_is_full(request: InferenceRequest) -> InferenceError:
     """What *request* is told that found no place to wait (3.4)."""

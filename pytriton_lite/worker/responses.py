@@ -84,7 +84,7 @@ class Answering:
         self.sent_bytes = 0
         self.consumed_bytes = 0
         self.sizes: deque[int] = deque()
-        """Of the responses that were sent and not taken."""
+        """Bytes of each response that was sent and not taken, in the order of sending."""
         self.has_sender = False
         """Whether the model has asked for its sender."""
         self.is_closed = False

@@ -157,7 +157,7 @@ class Http2Connection(asyncio.Protocol):
         self._unread_bytes = 0
         """Of all calls' `Call.unsent`."""
         self._held_back: dict[Callable[[], None], None] = {}
-        """Whom to tell when that is within its limit again."""
+        """Callbacks of calls whose requests wait until `_unread_bytes` is within its limit again."""
         self._has_read_frames = False
         """A frame has ended since the connection last looked for what stands still."""
         self._resumed = 0

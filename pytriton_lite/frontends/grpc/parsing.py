@@ -246,7 +246,7 @@ class _Cutter:
 
     @property
     def left_bytes(self) -> int:
-        """Of what `finish` has to go through."""
+        """Bytes that `finish` has to parse."""
         if self._is_whole:
             return len(self._view)
         return sum(map(len, self._kept)) + sum(len(packed) for _, packed in self._typed.values())

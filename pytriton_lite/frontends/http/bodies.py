@@ -83,9 +83,8 @@ class LargeDocuments:
         done = asyncio.get_running_loop().run_in_executor(None, job.run, work)
         done.add_done_callback(lambda _: turn.release())
         try:
-            await asyncio.wait(
-                {done}
-            )  # which does not cancel it: the thread keeps its turn until it has seen that it may stop
+            # Not `done` itself, which would be cancelled: the thread keeps its turn until it has seen that it may stop.
+            await asyncio.wait({done})
         except asyncio.CancelledError:
             job.is_given_up = True
             done.add_done_callback(_forget)

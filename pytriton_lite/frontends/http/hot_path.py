@@ -389,6 +389,7 @@ class InferProtocol(ListenerProtocol):
             self._answer.cancel()
         if self._writing is not None:
             self._writing.cancel()
+            self._end_timeline(CLIENT_GONE)  # which the task would have done
 
     def close_behind_answers(self) -> bool:
         if self._answer is None or self.pipeline:
