@@ -197,6 +197,26 @@ def test_a_client_that_gives_up_has_a_line_when_the_model_is_done(server: Runnin
     assert (line["status"], line["bytes_out"], line["instance"]) == (499, 0, "script_0_0")
 
 
+def test_a_client_that_leaves_while_its_large_answer_is_written_has_a_line(server: RunningServer) -> None:
+    def answers() -> int:
+        stats = server.get("/v2/models/script/stats").json["model_stats"][0]
+        count: int = stats["inference_stats"]["success"]["count"]
+        return count
+
+    before = answers()
+    code = "return [Response([pb_utils.Tensor('Y', np.random.default_rng(0).random(5_000_000, np.float32))])]"
+    given = {"name": "IN", "datatype": "BYTES", "shape": [1], "data": [code]}
+    body = json.dumps({"id": "left", "inputs": [given], "outputs": [{"name": "Y"}]}).encode()
+    with socket.create_connection(("127.0.0.1", server.http_port)) as client:
+        head = f"POST /v2/models/script/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.sendall(head.encode() + body)
+        wait_until(lambda: answers() > before)  # the model is done; its 20 MB are becoming 53 MB of JSON
+    line = line_of(server, request_id="left")
+    assert line["instance"] == "script_0_0"
+    # 200 where the machine was so slow to tell us that all was written before we left
+    assert (line["status"], line["bytes_out"] > 0) in [(499, False), (200, True)]
+
+
 def waits_for_cancellation(gate: Gate) -> str:
     """Otherwise the server may hear of the answer before it hears that the client has gone."""
     return f"gate({gate.port})\nuntil(request.is_cancelled)\n{ANSWER}"
