@@ -2,7 +2,9 @@
 
 glibc gives back what lies at the end of its heap, and single allocations over a threshold. What 16 clients have made a server
 hold and then let go, a gigabyte of bodies, lies below something small that is still in use, and stays. So the process looks
-every few seconds whether it has grown, and has glibc give back every free page then.
+every few seconds whether it has grown, and has glibc give back every free page then. What was in use at that moment may be
+freed a second later, and no growth tells of it: as long as the process has more than it once did, glibc is asked again, ever
+more seldom.
 """
 
 from __future__ import annotations
@@ -22,6 +24,10 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 LOOK_EVERY_S = 10.0
 GROWN_BYTES = 128 << 20
 """More than the process had after the last time: then it is worth the page faults of what is needed again, 30 ms at most."""
+
+
+MOST_LOOKS_BETWEEN = 32
+"""So seldom is a process asked that needs what it has: every five minutes."""
 
 
 def _libc() -> ctypes.CDLL | None:
@@ -57,28 +63,41 @@ class FreedMemory:
         """*trim* gives back what is free, and may take a while: it runs in a thread. *resident* is bytes in memory."""
         self._trim = trim
         self._resident = resident
-        self._least = resident()
-        """Smallest resident size that was seen since free memory was last given back, in bytes."""
+        self._lowest = self._least = resident()
+        """Smallest resident sizes in bytes that were seen: ever, and since free memory was last given back."""
+        self._looks_between = 1
+        """How many looks at a process that has not grown make it due."""
+        self._looks = 0
         self._loop = asyncio.get_running_loop()
         self._trimming: asyncio.Task[None] | None = None
         self._timer = self._loop.call_later(LOOK_EVERY_S, self._on_time)
 
     def _on_time(self) -> None:
-        if self._trimming is None and self.has_grown():
+        if self._trimming is None and self.look():
             self._trimming = self._loop.create_task(self.give_back())
         self._timer = self._loop.call_later(LOOK_EVERY_S, self._on_time)
 
-    def has_grown(self) -> bool:
-        """Whether there is so much more than before that some of it may be free."""
+    def look(self) -> bool:
+        """Whether so much of what the process has may be free that `give_back` is worth it. Called every few seconds."""
         resident = self._resident()
+        self._lowest = min(self._lowest, resident)
         self._least = min(self._least, resident)
-        return resident - self._least >= GROWN_BYTES
+        if resident - self._least >= GROWN_BYTES:
+            self._looks_between = 1
+            return True
+        if resident - self._lowest < GROWN_BYTES:
+            return False
+        self._looks += 1
+        return self._looks >= self._looks_between
 
     async def give_back(self) -> None:
+        """Have what is free given back."""
         try:
             await in_daemon_thread(self._trim)
         finally:
             self._least = self._resident()
+            self._looks = 0
+            self._looks_between = min(2 * self._looks_between, MOST_LOOKS_BETWEEN)
             self._trimming = None
 
     def close(self) -> None:

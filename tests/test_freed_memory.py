@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from pytriton_lite import freed_memory
-from pytriton_lite.freed_memory import GROWN_BYTES, FreedMemory, begin_giving_back, resident_bytes
+from pytriton_lite.freed_memory import GROWN_BYTES, MOST_LOOKS_BETWEEN, FreedMemory, begin_giving_back, resident_bytes
 
 
 class Process:
@@ -40,26 +40,51 @@ def with_memory(scenario: Callable[[Process, FreedMemory], None]) -> None:
 def test_growth_counts_from_the_least_that_was_seen() -> None:
     def scenario(process: Process, memory: FreedMemory) -> None:
         process.resident += GROWN_BYTES - 1
-        assert not memory.has_grown()
+        assert not memory.look()
         process.resident = 500
-        assert not memory.has_grown()
+        assert not memory.look()
         process.resident += GROWN_BYTES
-        assert memory.has_grown()
+        assert memory.look()
 
     with_memory(scenario)
 
 
-def test_what_is_needed_is_not_looked_for_again() -> None:
+def looks_until_due(memory: FreedMemory) -> int:
+    return next(number for number in range(1, 2 * MOST_LOOKS_BETWEEN) if memory.look())
+
+
+def test_what_was_in_use_when_it_was_asked_for_is_asked_for_again() -> None:
     async def run() -> None:
         process = Process()
         memory = FreedMemory(process.trim, lambda: process.resident)
         process.resident = process.needed = 1000 + GROWN_BYTES
-        assert memory.has_grown()
+        assert memory.look()
         await memory.give_back()
-        assert process.trimmed == 1
-        assert not memory.has_grown()
+        assert process.resident == 1000 + GROWN_BYTES
+        process.needed = 1000  # freed, and nothing tells
+        assert looks_until_due(memory) == 2
+        await memory.give_back()
+        assert process.resident == 1000
+        assert not any(memory.look() for _ in range(2 * MOST_LOOKS_BETWEEN))
+        memory.close()
+
+    asyncio.run(run())
+
+
+def test_what_is_needed_is_asked_for_ever_more_seldom_until_it_grows() -> None:
+    async def run() -> None:
+        process = Process()
+        memory = FreedMemory(process.trim, lambda: process.resident)
+        process.resident = process.needed = 1000 + GROWN_BYTES
+        looks = []
+        for _ in range(8):
+            looks.append(looks_until_due(memory))
+            await memory.give_back()
+        assert looks == [1, 2, 4, 8, 16, 32, 32, 32]
         process.resident += GROWN_BYTES
-        assert memory.has_grown()
+        assert looks_until_due(memory) == 1
+        await memory.give_back()
+        assert looks_until_due(memory) == 2
         memory.close()
 
     asyncio.run(run())
