@@ -48,6 +48,7 @@ from pytriton_lite.frontends.http.server import HttpOptions, http_app
 from pytriton_lite.frontends.listener import ConnectionLimits, Listener, start_listener
 from pytriton_lite.frontends.metrics import MetricsOptions, metrics_app
 from pytriton_lite.frontends.tls import RenewedContext, TlsOptions
+from pytriton_lite.frontends.unread import UnreadBudget
 from pytriton_lite.ipc import cuda
 from pytriton_lite.ipc.segment import DEFAULT_PREFIX
 from pytriton_lite.settings import (
@@ -450,9 +451,10 @@ class App:
             settings.http_stall_timeout_secs,
         )
         refuse = engine.request_counts.refuse_connection
+        unread = UnreadBudget(_limit(settings.max_unread_bytes, memory_limit() // 4))
         try:
             if settings.allow_grpc:
-                self._grpc = await self._listen_grpc(engine)
+                self._grpc = await self._listen_grpc(engine, unread)
             if settings.allow_http:
                 options = HttpOptions(
                     max_input_size=settings.http_max_input_size,
@@ -474,6 +476,7 @@ class App:
                     limits=limits,
                     bound=self._bound.pop("http"),
                     on_refused=functools.partial(refuse, "http"),
+                    unread=unread,
                 )
             if settings.allow_metrics:
                 self._metrics = await start_listener(
@@ -499,9 +502,9 @@ class App:
             gpu_uuids=cuda.visible_device_uuids if settings.allow_gpu_metrics else None,
         )
 
-    async def _listen_grpc(self, engine: Server) -> Http2Listener | GrpcListener:
+    async def _listen_grpc(self, engine: Server, unread: UnreadBudget) -> Http2Listener | GrpcListener:
         if self._settings.grpc_transport is GrpcTransport.HTTP2:
-            return await start_http2(engine, self._grpc_options(), self._bound.pop("grpc"))
+            return await start_http2(engine, self._grpc_options(), self._bound.pop("grpc"), unread)
         from pytriton_lite.frontends.grpc.server import start_grpc  # grpcio, which nobody else needs
 
         return await start_grpc(engine, self._grpc_options(), self._bound.pop("grpc"))

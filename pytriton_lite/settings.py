@@ -418,6 +418,17 @@ class Settings:
             shown_default="a quarter of the memory that the server may use",
         ),
     )
+    max_unread_bytes: int | None = field(
+        default=None,
+        metadata=_option(
+            Group.SERVER,
+            BYTE_SIZE,
+            "Bytes of answers that clients may leave unread, over all connections. Above it connections are closed, first "
+            "those whose answers would take longest to be read at the rate of the last second. Not with "
+            "--grpc-transport=grpcio. 0 is no limit.",
+            shown_default="a quarter of the memory that the server may use",
+        ),
+    )
     max_unanswered_requests: int | None = field(
         default=None,
         metadata=_option(

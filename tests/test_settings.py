@@ -71,7 +71,7 @@ execution-timeout-secs slow-execution-warning-secs
     access-log access-log-file
     accept-before-load drain-delay-secs http-max-connections grpc-max-connections
     watch
-    max-receiving-bytes max-unanswered-requests max-unanswered-bytes overload-status
+    max-receiving-bytes max-unread-bytes max-unanswered-requests max-unanswered-bytes overload-status
 """
 
 

@@ -8,6 +8,8 @@ What was given to the worker is kept until it releases the slot; it may name it 
 
 from __future__ import annotations
 
+import logging
+import os
 import resource
 import weakref
 from collections.abc import Callable, Iterable
@@ -25,6 +27,8 @@ from pytriton_lite.ipc.messages import INLINE_BYTES, Place, TensorRef
 from pytriton_lite.ipc.region import ClientSegment
 from pytriton_lite.ipc.segment import Segment
 from pytriton_lite.ipc.tensor_io import aligned, arena_frames
+
+logger = logging.getLogger(__name__)
 
 Lendable = Segment | ClientSegment
 """Memory that is neither ours nor this worker's."""
@@ -91,10 +95,13 @@ class WorkerMemory:
     def __init__(self, options: LaunchOptions, on_news: Callable[[], None]) -> None:
         """*on_news* is called when `frames` has something to say that nobody is about to send."""
         self._on_news = on_news
+        self._instance = options.instance
         self._arena = Arena(
             lambda nbytes: Segment.create(nbytes, prefix=options.shm_prefix), ring_bytes=options.ring_bytes
         )
         self._outputs: dict[int, Segment] = {}
+        self._unmapped: dict[int, tuple[int, int]] = {}
+        """Descriptors and sizes of segments that there was no room for in our address space when they came."""
         self._leases: dict[int, weakref.ref[np.ndarray[Any, Any]]] = {}
         self._released: list[int] = []
         self._given: dict[int, Tensor] = {}
@@ -111,7 +118,7 @@ class WorkerMemory:
     @property
     def is_used(self) -> bool:
         """Whether either side has anything that `trim` might give back: reserved memory, or slots not yet released."""
-        return bool(self._outputs) or self._arena.is_reserved or bool(self._given)
+        return bool(self._outputs or self._unmapped) or self._arena.is_reserved or bool(self._given)
 
     @property
     def reserved_bytes(self) -> int:
@@ -181,22 +188,50 @@ class WorkerMemory:
     # ------------------------------------------------------------------------------------------ from the worker
 
     def attach(self, segment_id: int, fd: int, nbytes: int) -> None:
-        """Map a segment of the worker's, whose descriptor is ours from now on. Raises ProtocolError for what none may have."""
+        """Map a segment of the worker's, whose descriptor is ours from now on. Raises ProtocolError for what none may have.
+
+        Where our memory is not enough it is mapped when something in it is wanted: that is no fault of the worker's.
+        """
         self.is_touched = True
-        segment = Segment.attach(fd, nbytes)
-        if segment_id in self._outputs or len(self._outputs) >= most_segments():
-            segment.close()
-            raise ProtocolError(
-                f"segment {segment_id} came beside {len(self._outputs)} others: known already, or too many"
-            )
+        known = len(self._outputs) + len(self._unmapped)
+        if segment_id in self._outputs or segment_id in self._unmapped or known >= most_segments():
+            os.close(fd)
+            raise ProtocolError(f"segment {segment_id} came beside {known} others: known already, or too many")
+        self._unmapped[segment_id] = fd, nbytes
+        try:
+            self._map(segment_id)
+        except InferenceError as error:
+            logger.error("%s", error.message)
+
+    def _map(self, segment_id: int) -> Segment:
+        """Raises InferenceError(UNAVAILABLE) where there is no room, and ProtocolError for what is no safe segment."""
+        fd, nbytes = self._unmapped[segment_id]
+        try:
+            segment = Segment.attach(os.dup(fd), nbytes)
+        except OSError as error:
+            raise InferenceError(
+                ErrorCode.UNAVAILABLE,
+                f"the server cannot map {nbytes} bytes of shared memory in which instance '{self._instance}' has its outputs: "
+                f"{error.strerror}",
+            ) from error
+        del self._unmapped[segment_id]
+        os.close(fd)
         self._outputs[segment_id] = segment
+        return segment
 
     def drop(self, segment_id: int) -> None:
-        del self._outputs[segment_id]
+        unmapped = self._unmapped.pop(segment_id, None)
+        if unmapped is None:
+            del self._outputs[segment_id]
+        else:
+            os.close(unmapped[0])
 
     def read(self, ref: TensorRef) -> tuple[memoryview, tuple[Segment, int]]:
-        """The bytes of *ref*, and where they lie. The worker's slot is released when the last view of them is garbage."""
-        segment = self._outputs[ref.segment]
+        """The bytes of *ref*, and where they lie. The worker's slot is released when the last view of them is garbage.
+
+        Raises InferenceError where there is no room for them in our address space.
+        """
+        segment = self._outputs.get(ref.segment) or self._map(ref.segment)
         # The array, not the view, is what every slice keeps alive: it is the exporter of the buffer.
         lease = np.frombuffer(segment.view, np.uint8, ref.nbytes, ref.offset)
         slot = ref.slot
@@ -245,6 +280,9 @@ class WorkerMemory:
         self._is_closed = True
         self._arena.close()
         self._outputs.clear()
+        for fd, _ in self._unmapped.values():
+            os.close(fd)
+        self._unmapped.clear()
         self._given.clear()
         self._lent.clear()
         self._newly_lent.clear()

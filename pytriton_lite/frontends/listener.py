@@ -32,6 +32,7 @@ from uvicorn.server import ServerState
 from pytriton_lite.frontends.accepting import Acceptor, Places, TlsSource
 from pytriton_lite.frontends.addresses import BoundSocket, bind_socket, format_address
 from pytriton_lite.frontends.private_api import require
+from pytriton_lite.frontends.unread import LARGE_ANSWER, UnreadBudget
 from pytriton_lite.frontends.work_share import share_of
 
 Scope = MutableMapping[str, Any]
@@ -154,11 +155,13 @@ class _UntilLost:
     what is written meanwhile; uvloop's raise.
     """
 
-    __slots__ = ("_transport", "close", "is_closing", "written")
+    __slots__ = ("_on_large", "_transport", "close", "is_closing", "written")
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, on_large: Callable[[int], None]) -> None:
+        """*on_large* hears of every piece of an answer that is `LARGE_ANSWER` or more, in bytes."""
         self.written = 0
         """Bytes of answers."""
+        self._on_large = on_large
         self._transport = transport
         self.close = transport.close
         self.is_closing = transport.is_closing
@@ -167,6 +170,8 @@ class _UntilLost:
         if not self.is_closing():
             self.written += len(data)
             self._transport.write(data)
+            if len(data) >= LARGE_ANSWER:
+                self._on_large(len(data))
 
 
 class _TlsPieces:
@@ -296,9 +301,10 @@ class _StallWatch:
 class _State(ServerState):
     """uvicorn's shared state, and how far the listener has come in ending."""
 
-    def __init__(self, limits: ConnectionLimits) -> None:
+    def __init__(self, limits: ConnectionLimits, unread: UnreadBudget) -> None:
         super().__init__()
         self.limits = limits
+        self.unread = unread
         self.places = Places(limits.connections)
         self.resets = _ResetWatch()
         self.draining = False
@@ -447,7 +453,7 @@ class ListenerProtocol(HttpToolsProtocol):
             self._tls = _TlsPieces(transport)
             self.transport = transport = cast("asyncio.Transport", self._tls)
         self.flow = _Flow(transport, self._resume_reading)
-        self.answers = _UntilLost(transport)
+        self.answers = _UntilLost(transport, self.note_large_answer)
         self._timer = self.loop.call_later(self._limits.head_timeout_s, self._on_head_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -455,6 +461,7 @@ class ListenerProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._stop_timer()
         self._rest = _NOTHING
+        self.server_state.unread.forget(self)
         if self._tls is not None:
             self._tls.forget()
         self._until_gone().set_result(None)
@@ -719,6 +726,18 @@ class ListenerProtocol(HttpToolsProtocol):
             else:
                 self._refuse(_Refused(408, f"less than 1 KiB of the request's body has come in {timeout_s:g} s"))
 
+    def note_large_answer(self, nbytes: int) -> None:
+        """So many bytes of an answer were given to the transport."""
+        self.server_state.unread.wrote(self, nbytes)
+
+    def unread_bytes(self) -> int:
+        """Bytes of answers that the client has not read, but for what lies in the system's buffers."""
+        return self.transport.get_write_buffer_size()
+
+    def cut_off(self) -> None:
+        """Close the connection at once, whatever is unread."""
+        self.transport.abort()
+
     def owes_body(self) -> bool:
         """Whether the rest of a body is still to come, and it is for the client to send it."""
         return self._is_in_body and not (self.flow.read_paused or self._rest or self.pipeline or self._is_refused)
@@ -973,12 +992,14 @@ async def start_listener(
     limits: ConnectionLimits = ConnectionLimits(),
     bound: BoundSocket | None = None,
     on_refused: Callable[[], None] = lambda: None,
+    unread: UnreadBudget | None = None,
 ) -> Listener:
     """Serve *app* at *host*:*port* from the running loop. Port 0 takes a free one; `Listener.port` says which.
 
     *host* is what `bind_socket` takes. *name* is what the log calls it. *protocol* makes the protocol of each connection,
     one that answers some requests itself for instance. *bound* is that address, where it was bound before. *on_refused* hears
-    of each connection that is too many. Raises ListenError where the socket cannot be bound.
+    of each connection that is too many. *unread* is shared with other listeners; None is no limit. Raises ListenError where
+    the socket cannot be bound.
     """
     if bound is None:
         bound = await bind_socket(asyncio.get_running_loop(), host, port, reuse_port=reuse_port)
@@ -997,7 +1018,7 @@ async def start_listener(
     )
     config.load()
     config.timeout_keep_alive = limits.idle_timeout_s  # type: ignore[assignment]  # whole seconds, in the signature
-    state = _State(limits)
+    state = _State(limits, UnreadBudget(None) if unread is None else unread)
     acceptor = Acceptor(
         lambda: protocol(config=config, server_state=state, app_state={}),
         bound,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from typing import Any, cast
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from pytriton_lite.core import dtypes
-from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.log_levels import LogLevels
 from pytriton_lite.engine.worker_memory import Parcel, WorkerMemory, room_for
@@ -291,3 +292,38 @@ def test_bytes_are_told_by_who_wrote_them(caller: Side) -> None:
     caller.memory.release(parcel.slots)
     del tensor
     assert caller.memory.live_slots == 0
+
+
+def _no_room(fd: int, nbytes: int) -> Segment:
+    os.close(fd)
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+
+def test_memory_of_the_worker_that_does_not_fit_is_mapped_when_there_is_room(
+    callee: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker is not to blame for our address space, and stays."""
+    with monkeypatch.context() as patched:
+        patched.setattr(Segment, "attach", _no_room)
+        ref = callee.worker.write(floats(7))
+        with pytest.raises(InferenceError) as refused:
+            callee.memory.read(ref)
+    assert refused.value.code is ErrorCode.UNAVAILABLE
+    text = f"in which instance '{OPTIONS.instance}' has its outputs: {os.strerror(errno.ENOMEM)}"
+    assert refused.value.message.endswith(text)
+    view, _ = callee.memory.read(ref)
+    assert bytes(view) == floats(7)
+
+
+def test_memory_of_the_worker_that_never_fitted_is_given_up(callee: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(Segment, "attach", _no_room)
+        dropped, left = callee.worker.write(floats(7)), callee.worker.write(floats(7, 10 * COUNT))
+    assert dropped.segment != left.segment
+    before = len(os.listdir("/proc/self/fd"))
+    callee.memory.drop(dropped.segment)
+    with pytest.raises(KeyError):
+        callee.memory.read(dropped)
+    assert len(os.listdir("/proc/self/fd")) == before - 1
+    callee.memory.close()
+    assert len(os.listdir("/proc/self/fd")) == before - 2

@@ -20,6 +20,7 @@ from pytriton_lite.frontends.grpc.http2_connection import Http2Connection
 from pytriton_lite.frontends.grpc.options import GrpcOptions, bind_grpc
 from pytriton_lite.frontends.grpc.servicer import Servicer
 from pytriton_lite.frontends.tls import RenewedContext
+from pytriton_lite.frontends.unread import UnreadBudget
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import Server
@@ -158,8 +159,12 @@ class Http2Listener:
         return is_drained
 
 
-async def start_http2(server: Server, options: GrpcOptions, bound: BoundSocket | None = None) -> Http2Listener:
+async def start_http2(
+    server: Server, options: GrpcOptions, bound: BoundSocket | None = None, unread: UnreadBudget | None = None
+) -> Http2Listener:
     """Serve *server* from the running loop. *bound* is the address of *options*, where it was bound before.
+
+    *unread* is shared with other listeners; None is no limit.
 
     Raises ListenError where the address cannot be bound or a file of TLS cannot be used, ValueError for a header pattern
     that is no regular expression.
@@ -171,8 +176,11 @@ async def start_http2(server: Server, options: GrpcOptions, bound: BoundSocket |
         bound = await bind_grpc(options)
     connections = _Connections(options.max_connections)
     address = (bare_host(options.address), bound.address[1])
+    budget = UnreadBudget(None) if unread is None else unread
     acceptor = Acceptor(
-        lambda: Http2Connection(endpoint, options, connections.on_made, connections.on_lost, connections.on_told),
+        lambda: Http2Connection(
+            endpoint, options, connections.on_made, connections.on_lost, connections.on_told, budget
+        ),
         bound,
         name="GRPCInferenceService",
         tls=tls,

@@ -162,6 +162,7 @@ class Endpoint:
         self.counts = servicer.counts
         self.receive_budget = servicer.receive_budget
         self.max_message_bytes = options.max_message_bytes
+        self._max_unread_bytes = options.max_unread_bytes
         self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grpc")
         self.slow_parsings = SlowParsings()
         self.tasks_to_come = TasksToCome()
@@ -246,9 +247,15 @@ class Endpoint:
         parse = ModelInferRequest.FromString
         return self.infer_route._replace(start=lambda data: start_infer(parse(data), forwarded=forwarded))
 
-    def refuse_unread(self, unread: int, limit: int) -> Head:
+    def refuse_unread(self, unread: int) -> Head:
         """The head of a call that is refused because its connection leaves so many bytes of answers unread."""
-        text = f"{unread} bytes of answers on this connection are unread, the limit is {limit} (--grpc-max-unread-size)"
+        limit = self._max_unread_bytes
+        reason = (
+            f"the limit is {limit} (--grpc-max-unread-size)"
+            if unread > limit
+            else "and all connections have more than they may together (--max-unread-bytes)"
+        )
+        text = f"{unread} bytes of answers on this connection are unread, {reason}"
         failure = failure_of("", InferenceError(ErrorCode.UNAVAILABLE, text, retry_after_s=_UNREAD_RETRY_AFTER_S))
         return Head(None, error_block(failure), failure.status)
 

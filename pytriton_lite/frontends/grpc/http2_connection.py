@@ -29,6 +29,7 @@ from pytriton_lite.frontends.grpc import http2_frames as frames
 from pytriton_lite.frontends.grpc.http2_call import OK_TRAILERS, Call, Endpoint, Head, MalformedRequest, are_trailers
 from pytriton_lite.frontends.grpc.http2_frames import ConnectionFault, Http2Error
 from pytriton_lite.frontends.grpc.options import GrpcOptions
+from pytriton_lite.frontends.unread import LARGE_ANSWER, UnreadBudget
 from pytriton_lite.frontends.work_share import share_of
 
 MAX_CONCURRENT_STREAMS = 1024
@@ -119,9 +120,11 @@ class Http2Connection(asyncio.Protocol):
         on_made: Callable[[Http2Connection], None],
         on_lost: Callable[[Http2Connection], None],
         on_told: Callable[[Http2Connection], None],
+        unread: UnreadBudget,
     ) -> None:
         self._endpoint = endpoint
         self._options = options
+        self._unread = unread
         self._on_made = on_made
         self._on_lost = on_lost
         self._on_told = on_told
@@ -156,6 +159,8 @@ class Http2Connection(asyncio.Protocol):
         self._is_paused = False
         self._unread_bytes = 0
         """Of all calls' `Call.unsent`."""
+        self._uncounted_bytes = 0
+        """Of those, what `_unread` has not heard of."""
         self._held_back: dict[Callable[[], None], None] = {}
         """Callbacks of calls whose requests wait until `_unread_bytes` is within its limit again."""
         self._has_read_frames = False
@@ -232,6 +237,7 @@ class Http2Connection(asyncio.Protocol):
         for timer in self._timers.values():
             timer.cancel()
         self._drop_calls()
+        self._unread.forget(self)
         self._on_lost(self)
 
     def eof_received(self) -> None:
@@ -463,8 +469,8 @@ class Http2Connection(asyncio.Protocol):
         elif len(self._calls) >= MAX_CONCURRENT_STREAMS:
             self._refuse_stream(stream_id, Http2Error.REFUSED_STREAM, is_whole=is_whole)
         else:
-            if self._unread_bytes > self._options.max_unread_bytes:
-                head = self._endpoint.refuse_unread(self._unread_bytes, self._options.max_unread_bytes)
+            if self._has_too_much_unread():
+                head = self._endpoint.refuse_unread(self._unread_bytes)
             call = self._calls[stream_id] = self._endpoint.new_call(self, stream_id, head, receive_window=STREAM_WINDOW)
             call.is_received = is_whole
             call.begin()
@@ -729,18 +735,20 @@ class Http2Connection(asyncio.Protocol):
             self._transport.write(
                 b"".join((head, frames.frame_head(frames.DATA, 0, stream_id, size), prefix, message, closing))
             )
+            if size >= LARGE_ANSWER:
+                self._unread.wrote(self, size)
             self._finish(call)
             return
         call.opening = head
         call.unsent += prefix, message
-        self._unread_bytes += size
+        self._keep_unread(size)
         call.closing = closing
         self._send_or_keep(call)
 
     def send_answer_in_parts(self, call: Call, opening: bytes, parts: list[Buffer]) -> None:
         call.opening = self._header_frame(call, opening)
         call.unsent += parts
-        self._unread_bytes += sum(map(len, parts))
+        self._keep_unread(sum(map(len, parts)))
         call.closing = self._closing(call, OK_TRAILERS)
         self._send_or_keep(call)
 
@@ -749,7 +757,7 @@ class Http2Connection(asyncio.Protocol):
         if opening:
             call.opening = self._header_frame(call, opening)
         call.unsent += prefix, message
-        self._unread_bytes += len(prefix) + len(message)
+        self._keep_unread(len(prefix) + len(message))
         if call not in self._without_window and call not in self._without_connection_window:
             self._unsent[call] = None
         if not self._is_flush_due:
@@ -765,14 +773,35 @@ class Http2Connection(asyncio.Protocol):
             self._transport.write(frames.window_update(call.stream_id, STREAM_WINDOW - call.receive_window))
             call.receive_window = STREAM_WINDOW
 
+    def _keep_unread(self, nbytes: int) -> None:
+        """So many bytes of answers wait for the peer to take them."""
+        self._unread_bytes += nbytes
+        self._uncounted_bytes += nbytes
+        if self._uncounted_bytes >= LARGE_ANSWER:
+            nbytes, self._uncounted_bytes = self._uncounted_bytes, 0
+            self._unread.wrote(self, nbytes)
+
+    def _has_too_much_unread(self) -> bool:
+        """Whether nothing more is to be begun until the peer has read. While all have too much, that is when any is left."""
+        unread = self._unread_bytes
+        return unread > 0 and (unread > self._options.max_unread_bytes or self._unread.is_exceeded)
+
+    def unread_bytes(self) -> int:
+        """Bytes of answers that the peer has not taken, but for what lies in the system's buffers."""
+        return self._unread_bytes + self._transport.get_write_buffer_size()
+
+    def cut_off(self) -> None:
+        """Close the connection at once, whatever is unread."""
+        self.abort()
+
     def holds_back(self, on_room: Callable[[], None]) -> bool:
-        is_over = self._unread_bytes > self._options.max_unread_bytes
+        is_over = self._has_too_much_unread()
         if is_over:
             self._held_back[on_room] = None
         return is_over
 
     def _let_go_on(self) -> None:
-        if self._unread_bytes <= self._options.max_unread_bytes:
+        if not self._has_too_much_unread():
             held_back, self._held_back = self._held_back, {}
             for on_room in held_back:
                 on_room()

@@ -37,6 +37,7 @@ from pytriton_lite.frontends.http.routes import split_infer_path
 from pytriton_lite.frontends.http.templates import Templates
 from pytriton_lite.frontends.listener import ListenerProtocol, NameKeepingProtocol, ProtocolFactory
 from pytriton_lite.frontends.restriction import restrictions
+from pytriton_lite.frontends.unread import LARGE_ANSWER
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import ServedVersion, Server
@@ -353,6 +354,8 @@ class InferProtocol(ListenerProtocol):
         for piece in body[1:]:
             self.transport.write(piece)
         self.answers.written += length
+        if length >= LARGE_ANSWER:
+            self.note_large_answer(length)
         if self._timeline is not None:
             self._end_timeline()
         self.server_state.total_requests += 1

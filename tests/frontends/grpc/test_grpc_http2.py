@@ -64,6 +64,7 @@ from pytriton_lite.frontends.grpc.http2 import Http2Listener, start_http2
 from pytriton_lite.frontends.grpc.http2_call import TasksToCome
 from pytriton_lite.frontends.grpc.http2_frames import keeps_table
 from pytriton_lite.frontends.grpc.options import GrpcOptions
+from pytriton_lite.frontends.unread import UnreadBudget
 from tests.harness import RunningServer, write_model
 
 PROTOCOL_ERROR, FLOW_CONTROL_ERROR, STREAM_CLOSED, FRAME_SIZE_ERROR = 1, 3, 5, 6
@@ -1523,6 +1524,36 @@ class TestUnreadAnswers:
             peer.send(window_update(0, 1 << 20), settings(initial_window_size=1000))
             peer.request(7, infer_message())
             assert peer.answer(7).trailers["grpc-status"] == "0"
+
+    def test_while_all_leave_too_much_unread_a_client_gets_no_more_before_it_has_read_what_it_has(
+        self, loop: LoopThread, engine: FakeServer
+    ) -> None:
+        """``--max-unread-bytes``: what is unread when nobody looks again before the test is over."""
+
+        async def listen() -> tuple[Http2Listener, UnreadBudget]:
+            unread = UnreadBudget(100_000)
+            return await start_http2(engine, GrpcOptions(address="127.0.0.1", port=0), unread=unread), unread
+
+        listener, unread = loop.run(listen())
+        with Http2Peer.connect(listener, PREFACE + settings(initial_window_size=0)) as peer:
+            with Http2Peer.connect(listener) as other:
+                for stream in (1, 3):
+                    peer.request(stream, infer_message(size=60_000))
+                    peer.next(HEADERS, stream)
+                assert unread.is_exceeded
+                peer.request(5, infer_message())
+                trailers = peer.answer(5).trailers
+                assert (trailers["grpc-status"], "grpc-status-details-bin" in trailers) == ("14", True)
+                assert "(--max-unread-bytes)" in trailers["grpc-message"]
+                other.request(1, infer_message())
+                assert other.answer(1).trailers["grpc-status"] == "0"
+            peer.send(window_update(0, 1 << 20), window_update(1, 1 << 20), window_update(3, 1 << 20))
+            peer.wait_end(1)
+            peer.wait_end(3)
+            peer.send(settings(initial_window_size=1000))
+            peer.request(7, infer_message())
+            assert peer.answer(7).trailers["grpc-status"] == "0"
+        assert loop.run(listener.stop(10))
 
 
 class TestCompression:
