@@ -17,8 +17,6 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Buffer
@@ -29,7 +27,9 @@ from pytriton_lite.frontends.http.bodies import (
     Disconnected,
     LargeDocuments,
     Receiving,
+    allocate,
     check_limit,
+    fill,
     next_piece,
     read_up_to,
     wait_disconnected,
@@ -161,7 +161,7 @@ class Reading:
         self._limit = limit
         self._length_header = headers.get(b"inference-header-content-length")
 
-    def whole(self, body: bytes | bytearray) -> Decoded:
+    def whole(self, body: bytes | bytearray | memoryview) -> Decoded:
         """Decode a complete, uncompressed body in place."""
         length = len(body)
         json_size = length if self._length_header is None else _json_size(self._length_header, length)
@@ -186,34 +186,24 @@ class Reading:
             body = await read_up_to(self._limit, receive, first, length, what, receiving)
             return await self.apart(body, scope, large)
         check_limit("JSON", json_size, self._limit)
-        start = bytearray(first)
-        more = True
-        while more and len(start) < json_size:
-            piece, more = await next_piece(receive)
-            start += piece
-            receiving.hold(len(start))
+        document = allocate(json_size)
+        filled, rest, more = await fill(document, receive, first, receiving)
         if not more:
-            return await self.apart(start, scope, large)
-        document = bytes(memoryview(start)[:json_size])
+            if filled < json_size:  # which only a chunked body can be
+                return await self.apart(document[:filled], scope, large)
+            binary = memoryview(rest) if rest else None
+            return await large.run(json_size, lambda: self._decode(document, len(rest), binary), scope)
         available = None if length is None else length - json_size
         request, forms = await large.run(json_size, lambda: self._decode(document, available, None), scope)
         self._server.check(self._served, request)
-        due = json_size + codec.missing_bytes(request)
-        view = _allocate(due)
-        piece, at = bytes(start), 0
-        del start
-        while at + len(piece) <= due:
-            view[at : at + len(piece)] = piece
-            at += len(piece)
-            receiving.hold(at)
-            if not more:
-                break
-            piece, more = await next_piece(receive)
-        else:  # too long, which only a chunked body can be
-            at += len(piece)
-        if at != due:
-            return self._decode(document, at - json_size, view[json_size:])
-        codec.attach(request, view[json_size:])
+        due = codec.missing_bytes(request)
+        view = allocate(due, before=json_size)
+        filled, rest, more = await fill(view, receive, rest, receiving, before=json_size)
+        while more and not rest:  # nothing may come behind it
+            rest, more = await next_piece(receive)
+        if filled != due or rest:
+            return self._decode(document, filled + len(rest), view[:filled])
+        codec.attach(request, view)
         return request, forms
 
     async def compressed(
@@ -240,7 +230,7 @@ class Reading:
         receiving.hold(len(packed) + len(contents))
         return await self.apart(contents, scope, large)
 
-    async def apart(self, body: bytes | bytearray, scope: Scope, large: LargeDocuments) -> Decoded:
+    async def apart(self, body: bytes | bytearray | memoryview, scope: Scope, large: LargeDocuments) -> Decoded:
         """`whole`, which may take long where all is JSON."""
         return await large.run(len(body), lambda: self.whole(body), scope)
 
@@ -273,16 +263,6 @@ async def _while_connected(answer: asyncio.Future[InferenceResponse], receive: R
         raise
     finally:
         gone.cancel()
-
-
-def _allocate(size: int) -> memoryview:
-    """Memory that costs nothing before it is written: a client that declares a huge body and sends none takes none."""
-    try:
-        return np.empty(size, dtype=np.uint8).data
-    except MemoryError:
-        raise InferenceError(
-            ErrorCode.UNAVAILABLE, f"no memory for a request body of {size} bytes; send smaller tensors"
-        ) from None
 
 
 def _json_size(value: bytes, length: int | None) -> int:

@@ -473,7 +473,15 @@ def test_tensors_of_a_body_in_pieces_share_one_buffer_of_the_right_size(app: Asg
     assert isinstance(first, memoryview)
     assert isinstance(second, memoryview)
     assert first.obj is second.obj
-    assert len(first.obj) == len(body)
+    assert len(first.obj) == len(LEFT + RIGHT)
+
+
+@pytest.mark.parametrize("size", [100, 1 << 20])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_json_body_in_pieces_is_whole(app: AsgiApp, server: FakeServer, size: int, chunked: bool) -> None:
+    body = json.dumps(JSON_PAIR).encode() + b" " * size
+    assert asked(app, "POST", ADD_SUB, pieces_of(body, 1 + len(body) // 7), chunked=chunked).status == 200
+    assert [bytes(given.content()) for given in server.requests.pop().inputs] == [LEFT, RIGHT]
 
 
 # Raw requests
