@@ -60,30 +60,59 @@ class ClientSegment:
 
 
 class MappedRegion:
-    """A client's segment as a worker sees it, mapped for reading and writing, if that can be. Closes *fd*."""
+    """A client's segment as a worker sees it, mapped for reading and writing, if that can be. *fd* is its own from now on."""
 
-    __slots__ = ("_map", "view")
+    __slots__ = ("_fd", "_map", "_nbytes", "_refusal", "view")
 
     def __init__(self, fd: int, nbytes: int) -> None:
+        self._fd = fd
+        self._nbytes = nbytes
+        self._map: mmap.mmap | None = None
+        self._refusal: InferenceError | None = None
+        self.view = memoryview(b"")
+        self.map()
+
+    def map(self) -> None:
+        """Map it, unless that was done or never will be: where only memory was short it may be there by now.
+
+        Who looks is told by `check` how that ended.
+        """
+        if self._fd < 0:
+            return
         try:
-            self._map: mmap.mmap | None = mmap.mmap(fd, nbytes)  # which keeps a descriptor of its own
-        except (ValueError, OSError):  # smaller by now, or larger than what can be mapped; who looks is told by `check`
-            self._map = None
-        finally:
-            os.close(fd)
-        self.view = memoryview(b"" if self._map is None else self._map)
+            self._map = mmap.mmap(self._fd, self._nbytes)  # which keeps a descriptor of its own
+        except ValueError:
+            self._refusal = InferenceError(
+                ErrorCode.INVALID_ARG,
+                "the client's shared memory could not be mapped: it was smaller than before when it was first used. Register "
+                "it again.",
+            )
+        except (OSError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            text = f"the client's shared memory could not be mapped, {self._nbytes} bytes: {reason}"
+            self._refusal = InferenceError(ErrorCode.UNAVAILABLE, text)
+            return
+        else:
+            self._refusal = None
+            self.view = memoryview(self._map)
+        self._close()
 
     def check(self, offset: int, nbytes: int) -> None:
-        """Raises InferenceError(INVALID_ARG) when the segment does not reach so far any more, or could not be mapped."""
+        """Raises InferenceError when the segment does not reach so far any more, or could not be mapped."""
         if self._map is None:
-            raise InferenceError(
-                ErrorCode.INVALID_ARG,
-                "the client's shared memory could not be mapped: it was smaller than before when it was first used, or is "
-                "too large. Register it again.",
-            )
+            assert self._refusal is not None
+            raise self._refusal
         size = self._map.size()
         if offset + nbytes > size:
             raise _too_small(offset, nbytes, size)
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        self._close()
 
 
 def _too_small(offset: int, nbytes: int, size: int) -> InferenceError:

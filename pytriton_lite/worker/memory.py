@@ -60,18 +60,27 @@ class InputMemory:
 
     def window(self, segment_id: int, offset: int, nbytes: int) -> Array:
         """A piece of a client's memory to write to. Raises InferenceError when it is not there any more."""
+        segment = self._segment(segment_id)
         self._regions[segment_id].check(offset, nbytes)
-        return self._segments[segment_id][offset : offset + nbytes]
+        return segment[offset : offset + nbytes]
+
+    def _segment(self, segment_id: int) -> Array:
+        """All of a segment; of a region that could not be mapped when it came, what there is by now."""
+        segment = self._segments[segment_id]
+        if not segment.size:
+            region = self._regions[segment_id]
+            region.map()
+            segment = self._segments[segment_id] = np.frombuffer(region.view, np.uint8)
+        return segment
 
     def hold(self, ref: TensorRef) -> Array:
         """An array over the segment of *ref* that keeps its slot reserved while it, or a view of it, is referenced."""
         known = self.held.get(ref.slot)
         lease = known() if known is not None else None
         if lease is None:
-            segment = self._segments.get(ref.segment)
-            if segment is None:
+            if ref.segment not in self._segments:
                 raise BugError(f"input '{ref.name}' is in segment {ref.segment}, which was never announced")
-            lease = np.frombuffer(segment.data, np.uint8)
+            lease = np.frombuffer(self._segment(ref.segment).data, np.uint8)
             slot, released, held = ref.slot, self.released, self.held
 
             def give_back(_: weakref.ref[Array]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import uuid
 from collections.abc import Callable, Iterator
@@ -540,6 +541,26 @@ def test_a_segment_larger_than_can_be_mapped_is_an_error_and_nothing_more(
     with pytest.raises(InferenceServerException, match="could not be mapped"):
         infer(client, "identity", ("in", nbytes, 0), None, count=LARGE)
     assert server.worker_pids("identity") == pids
+
+
+def test_a_region_that_a_worker_has_no_room_for_is_used_when_it_has(
+    client: Any, server: RunningServer, segment: Callable[[int], Segment]
+) -> None:
+    nbytes = LARGE * 4
+    source = segment(nbytes)
+    os.truncate(source.path, 1 << 30)
+    client.register_system_shared_memory("in", source.key, nbytes)
+    (pid,) = server.worker_pids("identity")
+    status = Path(f"/proc/{pid}/status").read_text()
+    used = int(status.partition("VmSize:")[2].split()[0]) << 10
+    before = resource.prlimit(pid, resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
+    try:
+        with pytest.raises(InferenceServerException, match=r"could not be mapped, 1073741824 bytes: Cannot allocate"):
+            infer(client, "identity", ("in", nbytes, 0), None, count=LARGE)
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_AS, before)
+    infer(client, "identity", ("in", nbytes, 0), None, count=LARGE)
+    assert server.worker_pids("identity") == [pid]
 
 
 def test_an_output_without_a_batch_dimension_is_not_classified_and_its_worker_lives(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 from pathlib import Path
 
 import pytest
 
-from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.ipc.region import ClientSegment, MappedRegion
 
 
@@ -60,3 +62,33 @@ def test_a_segment_that_cannot_be_mapped_is_an_error_of_who_uses_it(tmp_path: Pa
     os.truncate(tmp_path / "segment", 128)
     with pytest.raises(InferenceError, match="could not be mapped"):
         mapped.check(0, 16)
+
+
+def no_room(fd: int, nbytes: int) -> mmap.mmap:
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+
+def test_a_segment_that_there_was_no_memory_to_map_is_mapped_when_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = open_files()
+    with monkeypatch.context() as patched:
+        patched.setattr(mmap, "mmap", no_room)
+        mapped = MappedRegion(segment(tmp_path / "segment", 64), 64)
+        mapped.map()
+        with pytest.raises(InferenceError, match="could not be mapped, 64 bytes: Cannot allocate memory") as refused:
+            mapped.check(0, 16)
+    assert refused.value.code is ErrorCode.UNAVAILABLE
+    mapped.map()
+    mapped.check(0, 64)
+    assert (len(mapped.view), open_files()) == (64, before + 1)
+
+
+def test_a_segment_that_was_never_mapped_keeps_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = open_files()
+    with monkeypatch.context() as patched:
+        patched.setattr(mmap, "mmap", no_room)
+        mapped = MappedRegion(segment(tmp_path / "segment", 64), 64)
+    assert open_files() == before + 1
+    del mapped
+    assert open_files() == before

@@ -22,6 +22,8 @@ from tools.torture.schedule import MISBEHAVE, Fault
 _DISK_RESERVE = 4096
 _BUSY_DESCRIPTORS = 3
 """So many more may be opened while descriptors are taken."""
+_MORE_LOADS, _LOAD_AGAIN_S = 20, 0.5
+"""So often is a model loaded again that did not load, and after so long."""
 
 
 @dataclass(frozen=True)
@@ -209,6 +211,10 @@ class Injector:
         name, number = fault.target, int(fault.number)
         if fault.kind == "load and unload":
             every = [await self._control(name, verb) for _ in range(number) for verb in ("unload", "load")]
+            # Another fault may end its workers while they start; it would be unknown to the end of the round then.
+            while every[-1] != "200" and len(every) < 2 * number + _MORE_LOADS:
+                await asyncio.sleep(_LOAD_AGAIN_S)
+                every.append(await self._control(name, "load"))
             return ", ".join(every)
         config, code = self._repository / name / "config.pbtxt", self._repository / name / "1" / "model.py"
         if fault.kind == "change instances":

@@ -46,6 +46,7 @@ class Cause(enum.Enum):
 
 _TEXTS = (
     (Cause.REGION_SHRUNK, re.compile(r"made (its shared memory )?smaller|was smaller than before")),
+    (Cause.NO_MEMORY, re.compile(r"could not be mapped|cannot map")),
     (Cause.OVERLOAD, re.compile(r"exceeds maximum queue size|too much waits|inputs at most|cannot be received now")),
     (Cause.LOAD_REFUSED, re.compile(r"load failed for model|failed to load|failed to poll")),
     (
