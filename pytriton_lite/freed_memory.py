@@ -21,13 +21,13 @@ from pytriton_lite.engine.daemon_threads import in_daemon_thread
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 """Numbers of malloc.h"""
 
-LOOK_EVERY_S = 10.0
+LOOK_EVERY_S = 2.0
 GROWN_BYTES = 128 << 20
 """More than the process had after the last time: then it is worth the page faults of what is needed again, 30 ms at most."""
 
 
-MOST_LOOKS_BETWEEN = 32
-"""So seldom is a process asked that needs what it has: every five minutes."""
+MOST_LOOKS_BETWEEN = 128
+"""So seldom is a process asked that needs what it has: every four minutes."""
 
 
 def _libc() -> ctypes.CDLL | None:

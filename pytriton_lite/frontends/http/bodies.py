@@ -6,6 +6,7 @@ import asyncio
 import binascii
 import string
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -63,10 +64,7 @@ class LargeDocuments:
         if gone.done():
             raise Disconnected
         working = asyncio.ensure_future(self._in_turn(nbytes, work))
-
-        def give_up(_: asyncio.Future[None]) -> None:
-            working.cancel()
-
+        give_up = partial(_cancel, working)
         gone.add_done_callback(give_up)
         try:
             return await working
@@ -76,12 +74,15 @@ class LargeDocuments:
             raise
         finally:
             gone.remove_done_callback(give_up)
+            # What it raised has this frame, and with it the document, which would wait for a collection.
+            del working, give_up
 
     async def _in_turn(self, nbytes: int, work: Callable[[], Result]) -> Result:
         turn = self._turn if nbytes < _VERY_LARGE_BYTES else self._turn_of_very_large
         await turn.acquire()
-        job = Job()
-        done = asyncio.get_running_loop().run_in_executor(None, job.run, work)
+        loop = asyncio.get_running_loop()
+        job = Job(loop)
+        done = loop.run_in_executor(None, job.run, work)
         done.add_done_callback(lambda _: turn.release())
         try:
             # Not `done` itself, which would be cancelled: the thread keeps its turn until it has seen that it may stop.
@@ -90,7 +91,18 @@ class LargeDocuments:
             job.is_given_up = True
             done.add_done_callback(_forget)
             raise
-        return done.result()
+        try:
+            return done.result()
+        except InferenceError as refusal:
+            # Whoever answers it need not keep the frames of the thread, which have the document.
+            refusal.__context__ = None
+            raise refusal.with_traceback(None) from None
+        finally:
+            del done  # as above
+
+
+def _cancel(working: asyncio.Task[Result], _: asyncio.Future[None]) -> None:
+    working.cancel()
 
 
 def _forget(done: asyncio.Future[Result]) -> None:

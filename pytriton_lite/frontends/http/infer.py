@@ -15,6 +15,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
@@ -254,7 +255,7 @@ class Reading:
 async def _while_connected(answer: asyncio.Future[InferenceResponse], receive: Receive) -> InferenceResponse:
     """The result of *answer*, which is cancelled when the client goes away. Raises Disconnected then."""
     gone = asyncio.ensure_future(wait_disconnected(receive))
-    gone.add_done_callback(lambda _: answer.cancel())
+    gone.add_done_callback(partial(_cancel, answer))
     try:
         return await answer
     except asyncio.CancelledError:
@@ -263,6 +264,11 @@ async def _while_connected(answer: asyncio.Future[InferenceResponse], receive: R
         raise
     finally:
         gone.cancel()
+        del answer  # what it raised has this frame, and with it the request, which would wait for a collection
+
+
+def _cancel(answer: asyncio.Future[InferenceResponse], _: asyncio.Future[None]) -> None:
+    answer.cancel()
 
 
 def _json_size(value: bytes, length: int | None) -> int:

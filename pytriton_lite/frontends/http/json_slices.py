@@ -15,7 +15,10 @@ whichever thread the call is in. So the long arrays of a document, which are ten
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+import threading
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -48,21 +51,55 @@ class GivenUp(Exception):
     """Nobody waits for what was being parsed."""
 
 
-class Job:
-    """Work in a thread that parses, and stops between two pieces when somebody sets ``is_given_up``."""
+_SLICE_S = 0.001
+_LONGEST_PAUSE_S = 1.0
+"""A loop that has no turn in this time is about to end."""
 
-    def __init__(self) -> None:
+
+class Job:
+    """Work in a thread that parses, and stops between two pieces when somebody sets ``is_given_up``.
+
+    Between two slices of a millisecond the event loop has a turn. It gives the interpreter up for every call to the system
+    and every record of TLS, a hundred times in a turn when it is busy, and a thread that wanted it at once would make it wait
+    as often for the end of a piece.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.is_given_up = False
+        self._loop = loop
+        self._had_turn = threading.Event()
+        self._began_at = 0.0
+
+    def pause(self) -> None:
+        """Let the loop have its turn if it is time. Raises GivenUp where nobody waits for the work any more."""
+        if time.monotonic() - self._began_at >= _SLICE_S and not self.is_given_up:
+            self._had_turn.clear()
+            try:
+                self._loop.call_soon_threadsafe(self._had_turn.set)
+            except RuntimeError:  # it is closed
+                raise GivenUp from None
+            self._had_turn.wait(_LONGEST_PAUSE_S)
+            self._began_at = time.monotonic()
+        if self.is_given_up:
+            raise GivenUp
 
     def run(self, work: Callable[[], Result]) -> Result:
         """What *work* returns or raises. Raises GivenUp."""
         token = _job.set(self)
+        self._began_at = time.monotonic()
         try:
             if self.is_given_up:
                 raise GivenUp
             return work()
         finally:
             _job.reset(token)
+
+
+def pause() -> None:
+    """`Job.pause` of the job that this thread works on, if it does; between two pieces of what is written."""
+    job = _job.get()
+    if job is not None:
+        job.pause()
 
 
 class DocumentError(ValueError):
@@ -286,8 +323,8 @@ def _pieces(document: memoryview, start: int, end: int) -> Iterator[tuple[int, B
     at, is_inside = start, 0
     job = _job.get()
     while at < end:
-        if job is not None and job.is_given_up:
-            raise GivenUp
+        if job is not None:
+            job.pause()
         stop = min(at + PIECE_BYTES, end)
         piece = bytes(document[at:stop])
         if b"\\" in piece:

@@ -16,7 +16,7 @@ from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Buffer, Tensor, element_count
 from pytriton_lite.frontends.http.json_dialect import syntax_error
-from pytriton_lite.frontends.http.json_slices import DocumentError, LargeArray
+from pytriton_lite.frontends.http.json_slices import DocumentError, LargeArray, pause
 
 UINT64_END = 1 << 64
 INT64_END = 1 << 63
@@ -191,10 +191,10 @@ def write_data(tensor: Tensor, data: Buffer) -> object:
         values: list[Any] = memoryview(data).cast(code).tolist() if len(data) else []
         return orjson.Fragment(_written(values)) if code in "fd" else values
     elements = memoryview(data).cast(code)
-    texts = [
-        _written(elements[at : at + _WRITTEN_AT_ONCE].tolist())[1:-1]
-        for at in range(0, len(elements), _WRITTEN_AT_ONCE)
-    ]
+    texts = []
+    for at in range(0, len(elements), _WRITTEN_AT_ONCE):
+        pause()
+        texts.append(_written(elements[at : at + _WRITTEN_AT_ONCE].tolist())[1:-1])
     return orjson.Fragment(b"[" + b",".join(texts) + b"]")
 
 
@@ -225,9 +225,10 @@ def _write_strings(tensor: Tensor, data: Buffer) -> object:
         texts = [element.decode() for element in elements]
         if len(texts) <= _WRITTEN_AT_ONCE:
             return texts
-        written = [
-            orjson.dumps(texts[at : at + _WRITTEN_AT_ONCE])[1:-1] for at in range(0, len(texts), _WRITTEN_AT_ONCE)
-        ]
+        written = []
+        for at in range(0, len(texts), _WRITTEN_AT_ONCE):
+            pause()
+            written.append(orjson.dumps(texts[at : at + _WRITTEN_AT_ONCE])[1:-1])
         return orjson.Fragment(b"[" + b",".join(written) + b"]")
     except UnicodeDecodeError:
         return orjson.Fragment(b"[" + b",".join(_raw_strings(elements)) + b"]")

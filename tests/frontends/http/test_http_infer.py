@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import json
 import resource
 import struct
+import weakref
 import zlib
 from typing import Any
 
@@ -18,8 +20,10 @@ from http_fake_server import FakeConfig, FakeServed, FakeServer, specs
 from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.frontends.http import bodies
 from pytriton_lite.frontends.http.server import HttpOptions, http_app
 from pytriton_lite.frontends.listener import HEADER_NAMES, AsgiApp, Message
+from tests.contract.wire_models import wait_until
 
 ADD_SUB = "/v2/models/add_sub/infer"
 LEFT, RIGHT = struct.pack("<4f", 1, 2, 3, 4), struct.pack("<4f", 10, 20, 30, 40)
@@ -482,6 +486,34 @@ def test_a_json_body_in_pieces_is_whole(app: AsgiApp, server: FakeServer, size: 
     body = json.dumps(JSON_PAIR).encode() + b" " * size
     assert asked(app, "POST", ADD_SUB, pieces_of(body, 1 + len(body) // 7), chunked=chunked).status == 200
     assert [bytes(given.content()) for given in server.requests.pop().inputs] == [LEFT, RIGHT]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [JSON_PAIR, {"inputs": [json_input("INPUT0", [1])]}, {"inputs": [{}] * 30_000}],
+    ids=["answered", "refused by the engine", "refused by its JSON"],
+)
+def test_a_large_body_is_gone_with_its_request(
+    app: AsgiApp, server: FakeServer, monkeypatch: pytest.MonkeyPatch, document: Any
+) -> None:
+    """Without waiting for a collection of what refers to itself."""
+    held: list[weakref.ref[Any]] = []
+
+    def allocate(size: int, *, before: int = 0) -> memoryview:
+        array = np.empty(size, np.uint8)
+        held.append(weakref.ref(array))
+        return array.data
+
+    monkeypatch.setattr(bodies, "allocate", allocate)
+    body = json.dumps(document).encode() + b" " * (1 << 20)
+    gc.disable()
+    try:
+        asked(app, "POST", ADD_SUB, pieces_of(body, 1 + len(body) // 7))
+        server.requests.clear()
+        assert len(held) == 1
+        wait_until(lambda: held[0]() is None)  # the thread that read it lets go of it a moment later
+    finally:
+        gc.enable()
 
 
 # Raw requests

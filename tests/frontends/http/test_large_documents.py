@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.frontends.http import json_slices
 from pytriton_lite.frontends.http.bodies import Disconnected, LargeDocuments
 from pytriton_lite.frontends.http.json_dialect import loads
+from pytriton_lite.frontends.http.json_slices import GivenUp, Job, pause
 from pytriton_lite.frontends.listener import GONE, Receive, Scope, Send, start_listener, when_gone
 
 LARGE, VERY_LARGE = 100_000, 10 << 20
@@ -150,6 +155,73 @@ def test_a_task_that_is_cancelled_is_not_told_that_its_client_has_gone() -> None
         assert not work.is_done
 
     run(scenario)
+
+
+def test_the_loop_has_a_turn_between_two_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_slices, "_SLICE_S", 0.0)
+
+    async def scenario() -> None:
+        large = LargeDocuments()
+        turns = 0
+
+        def work() -> int:
+            before = turns
+            for _ in range(5):
+                pause()
+            return turns - before
+
+        def turn() -> None:
+            nonlocal turns
+            turns += 1
+            loop.call_soon(turn)
+
+        loop = asyncio.get_running_loop()
+        loop.call_soon(turn)
+        assert await large.run(LARGE, work) >= 5
+
+    run(scenario)
+
+
+def test_what_is_done_when_the_loop_has_ended_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_slices, "_SLICE_S", 0.0)
+    loop = asyncio.new_event_loop()
+    loop.close()
+    with pytest.raises(GivenUp):
+        Job(loop).run(pause)
+
+
+class Document:
+    """Large, and seen by whoever looks whether it is still there."""
+
+
+@pytest.mark.parametrize("has_scope", [False, True])
+def test_a_document_that_is_refused_is_gone_with_the_refusal(has_scope: bool) -> None:
+    """Without waiting for a collection of what refers to itself."""
+
+    async def scenario() -> None:
+        document = Document()
+        loop, has_gone = asyncio.get_running_loop(), asyncio.Event()
+        seen = weakref.ref(document, lambda _: loop.call_soon_threadsafe(has_gone.set))
+
+        def work(document: Document = document) -> None:
+            try:
+                raise ValueError("too complex")
+            except ValueError:
+                raise InferenceError(ErrorCode.INVALID_ARG, "no") from None
+
+        del document
+        large = LargeDocuments()
+        with pytest.raises(InferenceError, match="no"):
+            await large.run(LARGE, work, Client().scope if has_scope else None)
+        del work
+        await asyncio.wait_for(has_gone.wait(), WAIT_S)  # the thread lets go of it a moment later
+        assert seen() is None
+
+    gc.disable()
+    try:
+        run(scenario)
+    finally:
+        gc.enable()
 
 
 def test_an_application_hears_of_the_end_of_its_connection_without_asking_for_the_body() -> None:
