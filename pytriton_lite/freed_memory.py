@@ -26,6 +26,8 @@ GROWN_BYTES = 128 << 20
 """More than the process had after the last time: then it is worth the page faults of what is needed again, 30 ms at most."""
 
 
+TIMES_AT_ONCE = 5
+"""So often is a process that has grown asked at each look: what has made it grow may end at any moment."""
 MOST_LOOKS_BETWEEN = 128
 """So seldom is a process asked that needs what it has: every four minutes."""
 
@@ -65,9 +67,10 @@ class FreedMemory:
         self._resident = resident
         self._lowest = self._least = resident()
         """Smallest resident sizes in bytes that were seen: ever, and since free memory was last given back."""
-        self._looks_between = 1
-        """How many looks at a process that has not grown make it due."""
+        self._times = 0
+        """How often free memory was given back since the process has grown last."""
         self._looks = 0
+        """Since it was given back last."""
         self._loop = asyncio.get_running_loop()
         self._trimming: asyncio.Task[None] | None = None
         self._timer = self._loop.call_later(LOOK_EVERY_S, self._on_time)
@@ -83,12 +86,13 @@ class FreedMemory:
         self._lowest = min(self._lowest, resident)
         self._least = min(self._least, resident)
         if resident - self._least >= GROWN_BYTES:
-            self._looks_between = 1
+            self._times = 0
             return True
         if resident - self._lowest < GROWN_BYTES:
             return False
         self._looks += 1
-        return self._looks >= self._looks_between
+        seldom: int = 2 ** max(0, self._times - TIMES_AT_ONCE)
+        return self._looks >= min(seldom, MOST_LOOKS_BETWEEN)
 
     async def give_back(self) -> None:
         """Have what is free given back."""
@@ -97,7 +101,7 @@ class FreedMemory:
         finally:
             self._least = self._resident()
             self._looks = 0
-            self._looks_between = min(2 * self._looks_between, MOST_LOOKS_BETWEEN)
+            self._times += 1
             self._trimming = None
 
     def close(self) -> None:
