@@ -129,7 +129,7 @@ def _regard_signals(server_pid: int) -> None:
             pass  # it has ended already
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if _is_in_model():
+        if _is_in_model(frame):
             raise KeyboardInterrupt
         stop_server()
 
@@ -137,15 +137,25 @@ def _regard_signals(server_pid: int) -> None:
     signal.signal(signal.SIGTERM, stop_server)
 
 
-def _is_in_model() -> bool:
-    """Whether the main thread runs code of the model's."""
+def _is_in_model(frame: FrameType | None) -> bool:
+    """Whether the main thread, which is in *frame*, runs code of the model's."""
     main = sys.modules.get("pytriton_lite.worker.serving")
     if main is None:
         return False
     from pytriton_lite.worker.process import Phase, host
 
     worker = host()
-    return isinstance(worker, main.Worker) and (worker.phase is not Phase.SERVING or worker.is_executing)
+    if not isinstance(worker, main.Worker):
+        return False
+    if worker.phase is not Phase.SERVING or not worker.is_executing:
+        return worker.phase is not Phase.SERVING
+    # The client has its answer a moment before the worker has left the function that sends it.
+    while frame is not None and frame.f_code is not main.Worker.serve.__code__:
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package != "pytriton_lite" and package not in sys.stdlib_module_names:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _exit_code_of(server_pid: int) -> int:

@@ -29,6 +29,7 @@ from pytriton_lite.frontends.grpc import http2_frames as frames
 from pytriton_lite.frontends.grpc import parsing
 from pytriton_lite.frontends.http import codec as http_codec
 from pytriton_lite.frontends.http import generate_codec, json_dialect
+from pytriton_lite.frontends.unread import UnreadBudget
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import LARGEST_FRAME, FrameReader, ProtocolError
 from pytriton_lite.proto.grpc_service_pb import ModelInferRequest
@@ -284,7 +285,12 @@ class _Http2:
 
         lost: list[object] = []
         connection = Http2Connection(
-            self.endpoint, self.options, on_made=lambda _: None, on_lost=lost.append, on_told=lambda _: None
+            self.endpoint,
+            self.options,
+            on_made=lambda _: None,
+            on_lost=lost.append,
+            on_told=lambda _: None,
+            unread=UnreadBudget(None),
         )
         wire = _Wire()
         connection.connection_made(wire)
