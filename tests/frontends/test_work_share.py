@@ -100,6 +100,16 @@ def test_many_connections_together_take_no_longer_in_a_turn_than_a_few(loop: Sta
     assert longest < TURN_S + SLICE_S + STEP_S
 
 
+def test_bytes_that_were_received_count_before_they_are_worked_on(loop: StandingLoop) -> None:
+    read = []
+    while loop.share.begin(256 << 10):
+        loop.share.end()
+        read.append(256 << 10)
+    assert 2 < len(read) < 16
+    loop.run()
+    assert loop.share.begin(256 << 10)
+
+
 def test_who_has_much_to_do_holds_nobody_up_who_has_little(loop: StandingLoop) -> None:
     done: list[str] = []
     Connection(loop, "busy", done).receive(4000)

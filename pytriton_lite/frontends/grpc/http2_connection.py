@@ -137,7 +137,7 @@ class Http2Connection(asyncio.Protocol):
         self._is_waiting = False
         """For the loop's time: `go_on` is called when it is our turn."""
         self._is_reading_paused = False
-        """Because more came while we waited."""
+        """Because data came too late for this turn of the loop, or while we waited for our own."""
         self._data_left: tuple[int, int, int] | None = None
         """Of a frame of data whose beginning was handed on: bytes that are to come, flags, stream."""
         self._state = ConnectionState.EXPECTING_PREFACE
@@ -260,7 +260,7 @@ class Http2Connection(asyncio.Protocol):
         if self._is_waiting:
             self._keep(data)
             self._pause_reading()
-        elif share.begin():
+        elif share.begin(len(data)):
             try:
                 self._read_at = share.began_at
                 if self._rest:
@@ -271,6 +271,7 @@ class Http2Connection(asyncio.Protocol):
                 share.end()
         else:
             self._keep(data)
+            self._pause_reading()
             self._is_waiting = True
             share.wait(self, is_new=True)
 

@@ -65,6 +65,7 @@ from pytriton_lite.frontends.grpc.http2_call import TasksToCome
 from pytriton_lite.frontends.grpc.http2_frames import keeps_table
 from pytriton_lite.frontends.grpc.options import GrpcOptions
 from pytriton_lite.frontends.unread import UnreadBudget
+from pytriton_lite.frontends.work_share import share_of
 from tests.harness import RunningServer, write_model
 
 PROTOCOL_ERROR, FLOW_CONTROL_ERROR, STREAM_CLOSED, FRAME_SIZE_ERROR = 1, 3, 5, 6
@@ -1295,6 +1296,26 @@ class TestShareOfTheLoop:
                 peer.send(b"\xff" * 20)  # a frame that is too long
             assert peer.next(GOAWAY).code == FRAME_SIZE_ERROR
             peer.until_closed()
+
+    def test_connection_that_waits_for_its_turn_reads_no_more_until_then(
+        self, loop: LoopThread, listener: Http2Listener, peer: Http2Peer
+    ) -> None:
+        peer.send(frame(PING, payload=bytes(8)))
+        peer.next(PING, acknowledgement=True)
+
+        async def is_reading_while_it_waits() -> bool:
+            (connection,) = listener._connections.open
+            await asyncio.sleep(0.01)  # what the turns so far have begun is over
+            assert not share_of(loop.loop).begin(1 << 40)
+            peer.send(frame(PING, payload=b"12345678"))
+            while not connection._is_waiting:  # noqa: ASYNC110 - a turn of the loop at a time
+                await asyncio.sleep(0)
+            return connection._transport.is_reading()
+
+        assert not loop.run(is_reading_while_it_waits())
+        assert peer.next(PING, acknowledgement=True).payload == b"12345678"
+        peer.request(1, infer_message())
+        peer.wait_end(1)
 
     def test_no_more_than_a_few_tasks_begin_in_a_turn(
         self, loop: LoopThread, engine: FakeServer, peer: Http2Peer, monkeypatch: pytest.MonkeyPatch
