@@ -519,7 +519,7 @@ class ListenerProtocol(HttpToolsProtocol):
         if self._is_refused:
             return
         share = self._share
-        if self._rest or not share.begin(len(data)):
+        if self._rest or not share.begin(0 if self._tls is None else len(data)):
             self._keep(memoryview(bytes(self._rest) + data))
             if not self._is_waiting and not self.flow.read_paused:
                 self._wait(is_new=True)

@@ -100,7 +100,7 @@ def test_many_connections_together_take_no_longer_in_a_turn_than_a_few(loop: Sta
     assert longest < TURN_S + SLICE_S + STEP_S
 
 
-def test_bytes_that_were_received_count_before_they_are_worked_on(loop: StandingLoop) -> None:
+def test_bytes_that_were_decrypted_count_before_they_are_worked_on(loop: StandingLoop) -> None:
     read = []
     while loop.share.begin(256 << 10):
         loop.share.end()

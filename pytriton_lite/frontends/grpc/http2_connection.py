@@ -138,6 +138,7 @@ class Http2Connection(asyncio.Protocol):
         """For the loop's time: `go_on` is called when it is our turn."""
         self._is_reading_paused = False
         """Because data came too late for this turn of the loop, or while we waited for our own."""
+        self._is_encrypted = False
         self._data_left: tuple[int, int, int] | None = None
         """Of a frame of data whose beginning was handed on: bytes that are to come, flags, stream."""
         self._state = ConnectionState.EXPECTING_PREFACE
@@ -220,6 +221,7 @@ class Http2Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvloop's is no subclass
         self._transport = transport
         self._writes_pieces = not isinstance(self._loop, asyncio.BaseEventLoop)
+        self._is_encrypted = transport.get_extra_info("sslcontext") is not None
         self._read_at = self._nuisances_since = self._loop.time()
         self._on_made(self)
         transport.write(_GREETING)
@@ -260,7 +262,7 @@ class Http2Connection(asyncio.Protocol):
         if self._is_waiting:
             self._keep(data)
             self._pause_reading()
-        elif share.begin(len(data)):
+        elif share.begin(len(data) if self._is_encrypted else 0):
             try:
                 self._read_at = share.began_at
                 if self._rest:
