@@ -57,7 +57,10 @@ class LargeDocuments:
         *scope* is that of the request it is done for. Raises Disconnected when its client has gone away.
         """
         if not is_large(nbytes):
-            return work()
+            try:
+                return work()
+            except MemoryError:
+                raise _no_memory(nbytes) from None
         gone = None if scope is None else when_gone(scope)
         if gone is None:
             return await self._in_turn(nbytes, work)
@@ -97,8 +100,15 @@ class LargeDocuments:
             # Whoever answers it need not keep the frames of the thread, which have the document.
             refusal.__context__ = None
             raise refusal.with_traceback(None) from None
+        except MemoryError:
+            raise _no_memory(nbytes) from None
         finally:
             del done  # as above
+
+
+def _no_memory(nbytes: int) -> InferenceError:
+    text = f"no memory to read or write {nbytes} bytes of tensors as JSON; send smaller ones, or as binary data"
+    return InferenceError(ErrorCode.UNAVAILABLE, text)
 
 
 def _cancel(working: asyncio.Task[Result], _: asyncio.Future[None]) -> None:

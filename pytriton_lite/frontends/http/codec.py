@@ -114,6 +114,7 @@ def encode(response: InferenceResponse, forms: OutputForms) -> tuple[bytes, list
     """
     parts: list[Buffer] = []
     entries: list[dict[str, object]] = []
+    large: dict[int, bytes] = {}
     for tensor in response.outputs:
         entry: dict[str, object] = {"name": tensor.name, "datatype": tensor.datatype.name, "shape": tensor.shape}
         data = tensor.data if tensor.data is not None else tensor.content()
@@ -123,15 +124,31 @@ def encode(response: InferenceResponse, forms: OutputForms) -> tuple[bytes, list
             if data:
                 parts.append(data)
         elif is_binary is not None:
-            entry["data"] = write_data(tensor, data)
+            written = write_data(tensor, data)
+            if type(written) is bytes:
+                large[len(entries)] = written
+            else:
+                entry["data"] = written
         entries.append(entry)
     head: dict[str, object] = {"id": response.request_id} if response.request_id else {}
     head["model_name"] = response.model_name
     head["model_version"] = str(response.version)
     if response.parameters:
         head["parameters"] = response.parameters
+    if large:
+        return _with_large(head, entries, large), parts
     head["outputs"] = entries
     return orjson.dumps(head), parts
+
+
+def _with_large(head: dict[str, object], entries: list[dict[str, object]], large: Mapping[int, bytes]) -> bytes:
+    """The document of *head* and *entries*, to some of which belong texts of data that orjson does not get."""
+    pieces = [orjson.dumps(head)[:-1]]
+    for index, entry in enumerate(entries):
+        pieces += [b"," if index else b',"outputs":[', orjson.dumps(entry)]
+        if index in large:
+            pieces[-1:] = [pieces[-1][:-1], b',"data":', large[index], b"}"]
+    return b"".join([*pieces, b"]}"])
 
 
 def valid_text(value: str) -> str:

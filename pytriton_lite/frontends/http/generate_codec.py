@@ -184,5 +184,6 @@ def _refuse_shape(name: str) -> NoReturn:
 
 def _tensor_text(tensor: Tensor) -> bytes:
     """A flat array, or the bare element where there is just one."""
-    text = orjson.dumps(write_data(tensor, tensor.content()))
+    written = write_data(tensor, tensor.content())
+    text = written if isinstance(written, bytes) else orjson.dumps(written)
     return text[1:-1] if element_count(tensor.shape) == 1 else text

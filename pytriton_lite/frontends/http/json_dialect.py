@@ -18,10 +18,13 @@ import orjson
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Buffer
-from pytriton_lite.frontends.http.json_slices import DocumentError, LargeArray, TooComplex, split
+from pytriton_lite.frontends.http.json_slices import DocumentError, LargeArray, TooComplex, need_memory, split
 
 MAX_DEPTH = 1024
 """Containers inside containers; orjson's own limit, so that both parsers read the same documents."""
+
+_SMALL_BYTES = 16 << 10
+"""What is parsed without asking whether there is memory for it: that would take as long."""
 
 _BLANKS = re.compile(rb"[ \t\r\n]*")
 _NUMBER = re.compile(rb"(-?)(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
@@ -84,7 +87,9 @@ def _load(data: Buffer, parse: Callable[[Buffer], object]) -> object:
 
 
 def _parse(data: Buffer) -> object:
-    """Raises DocumentError."""
+    """Raises DocumentError, and MemoryError."""
+    if len(data) > _SMALL_BYTES:
+        need_memory(len(data))
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -92,7 +97,9 @@ def _parse(data: Buffer) -> object:
 
 
 def _parse_members(data: Buffer) -> object:
-    """Raises DocumentError."""
+    """Raises DocumentError, and MemoryError."""
+    if len(data) > _SMALL_BYTES:
+        need_memory(len(data))
     try:
         orjson.loads(data)  # refuses control characters and lone surrogates, which the standard library takes
         return json.loads(bytes(data), object_pairs_hook=Members)

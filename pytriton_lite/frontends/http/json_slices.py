@@ -16,6 +16,7 @@ whichever thread the call is in. So the long arrays of a document, which are ten
 from __future__ import annotations
 
 import asyncio
+import mmap
 import secrets
 import threading
 import time
@@ -39,6 +40,11 @@ PIECE_BYTES = 64 << 10
 _QUOTE, _COMMA = ord('"'), ord(",")
 _OPEN, _CLOSE, _OPEN_OBJECT, _CLOSE_OBJECT = b"[]{}"
 _BLANKS = b" \t\r\n"
+
+_ORJSON_MEMORY = 16
+"""Bytes that orjson allocates for each of a document: 12, and the values."""
+_ORJSON_MORE_MEMORY = 4 << 20
+"""For values that are larger than their text, in as much text as is parsed or written at a time."""
 
 Bytes = npt.NDArray[np.uint8]
 Result = TypeVar("Result")
@@ -100,6 +106,18 @@ def pause() -> None:
     job = _job.get()
     if job is not None:
         job.pause()
+
+
+def need_memory(nbytes: int) -> None:
+    """Raise MemoryError where orjson would not get what it needs for a text of *nbytes* bytes.
+
+    It does not look whether it got it, and kills the process (seen with 3.13). Nobody takes the memory in between: who works
+    with orjson has the interpreter from this question on.
+    """
+    try:
+        mmap.mmap(-1, _ORJSON_MEMORY * nbytes + _ORJSON_MORE_MEMORY).close()
+    except OSError:
+        raise MemoryError from None
 
 
 class DocumentError(ValueError):

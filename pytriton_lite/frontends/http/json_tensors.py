@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any, Literal, NoReturn
 
@@ -16,7 +17,7 @@ from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Buffer, Tensor, element_count
 from pytriton_lite.frontends.http.json_dialect import syntax_error
-from pytriton_lite.frontends.http.json_slices import DocumentError, LargeArray, pause
+from pytriton_lite.frontends.http.json_slices import DocumentError, LargeArray, need_memory, pause
 
 UINT64_END = 1 << 64
 INT64_END = 1 << 63
@@ -48,6 +49,9 @@ _CODES: dict[DataType, Literal["?", "B", "H", "I", "Q", "b", "h", "i", "q", "f",
 }
 _WRITTEN_AT_ONCE = 16 << 10
 """Elements in one call of orjson, which keeps the interpreter to itself for it."""
+_WRITTEN_BYTES = 1 << 20
+"""Of strings in one call of orjson. It grows its buffer as it writes, and kills the process where there is no memory for that,
+so it gets nothing that is as large as a client likes (seen with 3.13; Python's own raise MemoryError)."""
 _ONLY_INT = frozenset({int})
 _ONLY_BOOL = frozenset({bool})
 _ONLY_STR = frozenset({str})
@@ -178,7 +182,7 @@ def _read_strings(data: list[Any]) -> bytes:
 
 
 def write_data(tensor: Tensor, data: Buffer) -> object:
-    """What stands behind ``"data":``, a list or a ready piece of JSON."""
+    """What stands behind ``"data":``: a list or a fragment for orjson, or the JSON text of what may be large (bytes)."""
     datatype = tensor.datatype
     if datatype is dtypes.BYTES:
         return _write_strings(tensor, data)
@@ -195,11 +199,13 @@ def write_data(tensor: Tensor, data: Buffer) -> object:
     for at in range(0, len(elements), _WRITTEN_AT_ONCE):
         pause()
         texts.append(_written(elements[at : at + _WRITTEN_AT_ONCE].tolist())[1:-1])
-    return orjson.Fragment(b"[" + b",".join(texts) + b"]")
+    return b"[" + b",".join(texts) + b"]"
 
 
 def _written(values: list[Any]) -> bytes:
     """The JSON array of numbers or booleans."""
+    if len(values) == _WRITTEN_AT_ONCE:
+        need_memory(_WRITTEN_BYTES)
     text = orjson.dumps(values)
     if b"null" in text:  # orjson's way with what is not finite
         text = b"[" + b",".join(map(write_float, values)) + b"]"
@@ -221,27 +227,48 @@ def _write_strings(tensor: Tensor, data: Buffer) -> object:
         _refuse_output_size(tensor)
     if len(elements) != element_count(tensor.shape):
         _refuse_output_size(tensor)
+    is_small = len(data) <= _WRITTEN_BYTES
     try:
         texts = [element.decode() for element in elements]
-        if len(texts) <= _WRITTEN_AT_ONCE:
-            return texts
-        written = []
-        for at in range(0, len(texts), _WRITTEN_AT_ONCE):
-            pause()
-            written.append(orjson.dumps(texts[at : at + _WRITTEN_AT_ONCE])[1:-1])
-        return orjson.Fragment(b"[" + b",".join(written) + b"]")
     except UnicodeDecodeError:
-        return orjson.Fragment(b"[" + b",".join(_raw_strings(elements)) + b"]")
+        written = b"[" + b",".join(map(_raw_string, elements)) + b"]"
+        return orjson.Fragment(written) if is_small else written
+    if is_small and len(texts) <= _WRITTEN_AT_ONCE:
+        return texts
+    return b"[" + b",".join(_pieces(texts)) + b"]"
 
 
-def _raw_strings(elements: Iterable[bytes]) -> Iterable[bytes]:
-    """JSON strings in which bytes that are no UTF-8 stand as they are: Triton does not fail the request for them."""
-    for element in elements:
-        try:
-            yield orjson.dumps(element.decode())
-        except UnicodeDecodeError:
-            # Latin-1 gives every byte a character and so a way through the escaping, and back.
-            yield orjson.dumps(element.decode("latin-1")).decode().encode("latin-1")
+def _pieces(texts: list[str]) -> Iterator[bytes]:
+    """JSON of *texts*, with commas between them and none between two pieces."""
+    some: list[str] = []
+    size = 0
+    for text in texts:
+        if some and (len(some) == _WRITTEN_AT_ONCE or size + len(text) > _WRITTEN_BYTES):
+            pause()
+            need_memory(_WRITTEN_BYTES)
+            yield orjson.dumps(some)[1:-1]
+            some, size = [], 0
+        if len(text) > _WRITTEN_BYTES:
+            pause()
+            yield _string(text)
+        else:
+            some.append(text)
+            size += len(text)
+    if some:
+        yield orjson.dumps(some)[1:-1]
+
+
+def _raw_string(element: bytes) -> bytes:
+    """A JSON string in which bytes that are no UTF-8 stand as they are: Triton does not fail the request for them."""
+    try:
+        return _string(element.decode())
+    except UnicodeDecodeError:
+        # Latin-1 gives every byte a character and so a way through the escaping, and back.
+        return _string(element.decode("latin-1")).decode().encode("latin-1")
+
+
+def _string(text: str) -> bytes:
+    return orjson.dumps(text) if len(text) <= _WRITTEN_BYTES else json.dumps(text, ensure_ascii=False).encode()
 
 
 def _refuse_output_size(tensor: Tensor) -> NoReturn:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
@@ -251,3 +253,65 @@ def test_an_application_hears_of_the_end_of_its_connection_without_asking_for_th
 
 def test_another_servers_scope_says_nothing() -> None:
     assert when_gone({}) is None and when_gone({"extensions": {}}) is None
+
+
+SHORT_OF_MEMORY = """
+import mmap, resource, sys
+import numpy as np
+from pytriton_lite.core import bytes_tensor, dtypes
+from pytriton_lite.core.request import InferenceResponse
+from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.frontends.http import codec, json_dialect
+
+numbers = Tensor("OUT", dtypes.FP64, (1 << 18,), np.random.default_rng(1).random(1 << 18).tobytes())
+strings = Tensor("OUT", dtypes.BYTES, (2,), bytes_tensor.encode([b"a" * (4 << 20)] * 2))
+forms = codec.OutputForms(default=False, listed={})
+work = {
+    "read a list": lambda: [*json_dialect.loads(b'{"a":["' + b"a" * (4 << 20) + b'"]}')["a"].slices()],
+    "read a string": lambda: json_dialect.loads(b'{"a":"' + b"a" * (4 << 20) + b'"}'),
+    "write numbers": lambda: codec.encode(InferenceResponse("m", 1, "", [numbers], {}), forms),
+    "write strings": lambda: codec.encode(InferenceResponse("m", 1, "", [strings], {}), forms),
+}[sys.argv[1]]
+work()  # what it imports, and what the allocator keeps
+limit = 2 << 30
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+ends = []
+for free in range(1, 200, 3):
+    taken = []
+    for size in (16 << 20, 1 << 20, 4096):
+        try:
+            while True:
+                taken.append(mmap.mmap(-1, size))
+        except OSError:
+            pass
+    room = free << 20
+    while room > 0:
+        room -= len(taken.pop(0))
+    try:
+        work()
+        ends.append("done")
+    except MemoryError:
+        ends.append("refused")
+    del taken
+print(ends[0], ends[-1])
+"""
+
+
+@pytest.mark.parametrize("work", ["read a list", "read a string", "write numbers", "write strings"])
+def test_where_memory_is_short_a_document_is_refused_and_the_process_lives(work: str) -> None:
+    command = [sys.executable, "-c", SHORT_OF_MEMORY, work]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "refused done\n"), done.stderr
+
+
+def test_a_refusal_for_want_of_memory_says_so() -> None:
+    def fails() -> None:
+        raise MemoryError
+
+    async def scenario() -> None:
+        for nbytes in (10, 10 << 20):
+            with pytest.raises(InferenceError, match=f"no memory to read or write {nbytes} bytes") as refusal:
+                await LargeDocuments().run(nbytes, fails)
+            assert refusal.value.code is ErrorCode.UNAVAILABLE
+
+    run(scenario)
