@@ -24,9 +24,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-SLICE_S = 0.002
-"""What a connection may take at a time: enough for a read of 256 KiB of tensors, or for some twenty small requests."""
-TURN_S = 0.005
+SLICE_S = 0.0015
+"""What a connection may take at a time: enough for a read of 256 KiB of tensors, or for some fifteen small requests."""
+TURN_S = 0.004
 """What all of them may take in a turn of the loop."""
 _DECRYPTED_S = 3e-9
 """What it took to read and to decrypt a byte before its connection heard of it: of 256 KiB, as much as a loop reads at once,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import queue
 import resource
 import secrets
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -153,6 +155,24 @@ def test_after_close_views_stay_valid_and_the_memory_goes_with_the_last(segment:
     view.release()
     gc.collect()
     assert prefix not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize(("nbytes", "is_elsewhere"), [(4096, False), (32 << 20, True)])
+def test_who_closes_a_large_segment_does_not_wait_until_its_pages_are_free(
+    prefix: str, monkeypatch: pytest.MonkeyPatch, nbytes: int, is_elsewhere: bool
+) -> None:
+    segment = Segment.create(nbytes, prefix=prefix)
+    wanted, closed = segment.fd, queue.SimpleQueue[int]()
+    close = os.close
+
+    def noted(fd: int) -> None:
+        close(fd)
+        if fd == wanted:
+            closed.put(threading.get_ident())
+
+    monkeypatch.setattr(os, "close", noted)
+    segment.close()
+    assert (closed.get(timeout=30) != threading.get_ident()) is is_elsewhere
 
 
 def test_attach_owns_the_descriptor_even_when_it_fails(segment: Segment) -> None:

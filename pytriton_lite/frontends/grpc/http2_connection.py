@@ -49,6 +49,9 @@ _NUISANCE_S = 10.0
 _PER_ANSWER = 4  # a window update for the stream and one for the connection, a ping that measures, and one more
 
 _WRITE_BYTES = 256 << 10
+_SENT_AT_ONCE = 1 << 20
+"""Of large answers, before other connections have their turn. A transport takes any amount where the peer's system has room
+for it, and over TLS encrypts it at once."""
 # So much of a frame of data is handed on before the rest has come: to keep it would be to copy it, and what comes next.
 _PART_BYTES = 4 << 10
 _WORK_BETWEEN_LOOKS = 8  # at the clock: two to four requests, which take a tenth of a slice
@@ -157,6 +160,8 @@ class Http2Connection(asyncio.Protocol):
         """Windows have opened since what is unsent was last looked at."""
         self._is_flush_due = False
         """`_send_unsent` follows within this turn of the loop."""
+        self._sent_bytes = 0
+        """Of answers, since `_send_unsent` began last."""
         self._is_paused = False
         self._unread_bytes = 0
         """Of all calls' `Call.unsent`."""
@@ -763,9 +768,7 @@ class Http2Connection(asyncio.Protocol):
         self._keep_unread(len(prefix) + len(message))
         if call not in self._without_window and call not in self._without_connection_window:
             self._unsent[call] = None
-        if not self._is_flush_due:
-            self._is_flush_due = True
-            self._loop.call_soon(self._flush)
+        self._flush_soon()
 
     def send_closing(self, call: Call, block: bytes) -> None:
         call.closing = self._closing(call, block)
@@ -831,8 +834,11 @@ class Http2Connection(asyncio.Protocol):
             self._unsent[call] = None
         elif self._initial_send_window + call.send_credit <= 0:
             self._without_window[call] = None
-        else:
+        elif self._send_window <= 0:
             self._without_connection_window[call] = None
+        else:
+            self._unsent[call] = None
+            self._flush_soon()
         call.on_sent()
 
     def _unqueue(self, call: Call) -> None:
@@ -842,6 +848,11 @@ class Http2Connection(asyncio.Protocol):
         if self._without_connection_window:
             self._without_connection_window.pop(call, None)
 
+    def _flush_soon(self) -> None:
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush)
+
     def _flush(self) -> None:
         self._is_flush_due = False
         self._send_unsent()
@@ -849,8 +860,12 @@ class Http2Connection(asyncio.Protocol):
     def _send_unsent(self) -> None:
         if self._is_paused:
             return
+        self._sent_bytes = 0
         for call in list(self._unsent):
             if self._is_paused:
+                return
+            if self._sent_bytes >= _SENT_AT_ONCE:
+                self._flush_soon()
                 return
             if call in self._unsent:  # what was sent for another may have ended it
                 self._send_or_keep(call)  # behind the others, if it is not finished
@@ -859,8 +874,8 @@ class Http2Connection(asyncio.Protocol):
             self._send_or_keep(next(iter(waiting)))
 
     def _send(self, call: Call) -> bool:
-        """Send as much of *call* as windows and transport take; True when nothing is left that waits."""
-        while not self._is_paused and self._state is not _CLOSED:
+        """Send as much of *call* as windows and transport take, up to `_SENT_AT_ONCE`; True when nothing is left that waits."""
+        while not self._is_paused and self._state is not _CLOSED and self._sent_bytes < _SENT_AT_ONCE:
             pieces: list[Buffer] = [call.opening] if call.opening else []
             call.opening = b""
             self._cut_frames(call, pieces)
@@ -902,6 +917,7 @@ class Http2Connection(asyncio.Protocol):
             if length >= _SMALL_DATA_BYTES or not unsent:
                 self._answers += 1
             room -= length
+            self._sent_bytes += length
             call.moved += length
             self._unread_bytes -= length
             if self._held_back:

@@ -24,6 +24,8 @@ _LARGE_BYTES = 64 << 10
 
 _VERY_LARGE_BYTES = 1 << 20
 """About 50 ms."""
+_INFLATIONS = 2
+"""Bodies that are decompressed at a time: the threads take the interpreter from the loop, and memory for what they make."""
 
 _UNCOUNTED_BYTES = 64 << 10
 _BASE64_STEP = 1 << 20
@@ -48,6 +50,8 @@ class LargeDocuments:
     """
 
     def __init__(self) -> None:
+        self.inflations = asyncio.Semaphore(_INFLATIONS)
+        """To be held while a body is decompressed in a thread."""
         self._turn = asyncio.Semaphore(1)
         self._turn_of_very_large = asyncio.Semaphore(1)
 

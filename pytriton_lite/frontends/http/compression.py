@@ -9,6 +9,7 @@ from typing import NamedTuple, NoReturn
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Buffer
+from pytriton_lite.frontends.http.bodies import allocate
 
 _AUTO_DETECT = 32 + zlib.MAX_WBITS  # gzip or zlib by the first bytes
 _WBITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
@@ -16,6 +17,8 @@ _WBITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _LEVEL = 1
 _FREE_BYTES = 16 << 20
 """A body may expand to so much whatever its own size: zeros shrink to a thousandth, honest ones among them."""
+_MOST_EXPANSION = 1040
+"""What deflate can make of a byte is 1032 at most."""
 _AT_ONCE_BYTES = 512
 """A compressed body of this size expands to half a megabyte at most, and in less time than a thread needs to start."""
 _STEP_BYTES, _EXPANDED_STEP_BYTES = 64 << 10, 256 << 10
@@ -70,7 +73,7 @@ class ExpansionLimits(NamedTuple):
         return min(self.max_bytes, max(_FREE_BYTES, self.max_ratio * compressed))
 
 
-async def decompress(body: Buffer, limits: ExpansionLimits) -> bytearray:
+async def decompress(body: Buffer, limits: ExpansionLimits) -> memoryview:
     """The contents of *body*. Raises InferenceError where it is none, cut short, or larger than *limits* allow."""
     if not body:
         _refuse("nothing to be decompressed")
@@ -93,33 +96,48 @@ def refuse_size(max_size: int) -> NoReturn:
     )
 
 
-def _decompress(body: Buffer, limits: ExpansionLimits) -> bytearray:
+def _decompress(body: Buffer, limits: ExpansionLimits) -> memoryview:
     inflater = zlib.decompressobj(_AUTO_DETECT)
     most = limits.at_most(len(body))
-    contents = bytearray()
+    # Memory for all of it, of which only what is written is taken: a buffer that grows is moved, whole, again and again, and
+    # nobody else has the interpreter meanwhile.
+    contents = _Contents(allocate(min(most, _MOST_EXPANSION * len(body))), len(body), most, limits)
     view = memoryview(body)
     try:
         # In steps: what is too much is never there as a whole, nor is one call of zlib or one copy long.
         for at in range(0, len(view), _STEP_BYTES):
             packed: Buffer = view[at : at + _STEP_BYTES]
             while packed and not inflater.eof:
-                contents += inflater.decompress(packed, _EXPANDED_STEP_BYTES)
+                contents.add(inflater.decompress(packed, _EXPANDED_STEP_BYTES))
                 packed = inflater.unconsumed_tail
-                if len(contents) > most:
-                    _refuse_expansion(len(body), most, limits)
             if inflater.eof:
                 break
     except zlib.error as error:
         _refuse(f"the request body cannot be decompressed: {error}")
-    contents += inflater.flush()
-    if len(contents) > most:
-        _refuse_expansion(len(body), most, limits)
+    contents.add(inflater.flush())
     if not inflater.eof:
         _refuse("the request body cannot be decompressed: it ends before the compressed data do")
     behind = len(inflater.unused_data) + max(len(view) - at - _STEP_BYTES, 0)
     if behind:
         _refuse(f"the request body has {behind} bytes behind the end of the compressed data")
-    return contents
+    return contents.room[: contents.size]
+
+
+class _Contents:
+    """What has been decompressed so far, in *room* for as much as is allowed: *most* bytes for *compressed* ones."""
+
+    def __init__(self, room: memoryview, compressed: int, most: int, limits: ExpansionLimits) -> None:
+        self.room = room
+        self.size = 0
+        self._compressed = compressed
+        self._most = most
+        self._limits = limits
+
+    def add(self, piece: bytes) -> None:
+        begin, self.size = self.size, self.size + len(piece)
+        if self.size > self._most:
+            _refuse_expansion(self._compressed, self._most, self._limits)
+        self.room[begin : self.size] = piece
 
 
 def _refuse_expansion(compressed: int, most: int, limits: ExpansionLimits) -> NoReturn:

@@ -227,7 +227,8 @@ class Reading:
             if len(packed) > self._limit:
                 compression.refuse_size(self._limit)
             receiving.hold(len(packed))
-        contents = await compression.decompress(packed, expansion)
+        async with large.inflations:
+            contents = await compression.decompress(packed, expansion)
         receiving.hold(len(packed) + len(contents))
         return await self.apart(contents, scope, large)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ def metrics_app(server: Server, options: MetricsOptions, clock: Clock = time.mon
     Another path is 404, where Triton answers 200 with nothing; another method than GET is 405, as there.
     """
     families = _ServerFamilies(server, options, clock)
+    turn = asyncio.Lock()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] not in _PATHS:
@@ -47,8 +49,11 @@ def metrics_app(server: Server, options: MetricsOptions, clock: Clock = time.mon
         elif scope["method"] != "GET":
             await _respond(send, 405, _ERROR_TYPE, b'{"error":"Method Not Allowed"}', (b"allow", b"GET"))
         else:
-            others = [*families.now(), *server.custom_metrics.families()]
-            page = metrics_page(server.loaded_statistics(), others, has_counters=options.has_latency_counters)
+            async with turn:
+                others = [*families.now(), *server.custom_metrics.families()]
+                page = metrics_page(server.loaded_statistics(), others, has_counters=options.has_latency_counters)
+                # A page takes a millisecond and more: the next one is made in another turn of the loop.
+                await asyncio.sleep(0)
             await _respond(send, 200, _PAGE_TYPE, page.encode("utf-8", "replace"))
 
     return app

@@ -1317,6 +1317,35 @@ class TestShareOfTheLoop:
         peer.request(1, infer_message())
         peer.wait_end(1)
 
+    def test_of_large_answers_so_much_is_sent_in_a_turn(self, peer: Http2Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(http2_connection, "_SENT_AT_ONCE", 1 << 10)
+        monkeypatch.setattr(http2_connection, "_WRITE_BYTES", 1 << 10)
+        flushes: list[Any] = []
+        flush = http2_connection.Http2Connection._flush
+
+        def counted(connection: Any) -> None:
+            flushes.append(connection)
+            flush(connection)
+
+        monkeypatch.setattr(http2_connection.Http2Connection, "_flush", counted)
+        peer.send(window_update(0, 1 << 20), settings(initial_window_size=0))
+        for stream in (1, 3):
+            peer.request(stream, infer_message(size=16_000))
+            peer.next(HEADERS, stream)
+        peer.send(settings(initial_window_size=1 << 20))
+        sizes = Counter(found.stream for found in self._until_both_end(peer) if found.kind == DATA)
+        assert min(sizes.values()) >= 16
+        assert len(flushes) >= 30
+
+    @staticmethod
+    def _until_both_end(peer: Http2Peer) -> Iterator[Any]:
+        ended = 0
+        for found in peer.frames():
+            yield found
+            ended += found.kind == HEADERS and bool(found.flags & END_STREAM)
+            if ended == 2:
+                return
+
     def test_no_more_than_a_few_tasks_begin_in_a_turn(
         self, loop: LoopThread, engine: FakeServer, peer: Http2Peer, monkeypatch: pytest.MonkeyPatch
     ) -> None:

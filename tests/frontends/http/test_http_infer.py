@@ -8,8 +8,10 @@ import gzip
 import json
 import resource
 import struct
+import threading
 import weakref
 import zlib
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from http_fake_server import FakeConfig, FakeServed, FakeServer, specs
 from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Tensor
-from pytriton_lite.frontends.http import bodies
+from pytriton_lite.frontends.http import bodies, compression
 from pytriton_lite.frontends.http.server import HttpOptions, http_app
 from pytriton_lite.frontends.listener import HEADER_NAMES, AsgiApp, Message
 from tests.contract.wire_models import wait_until
@@ -601,6 +603,31 @@ def test_a_compressed_body_is_read_and_its_header_length_counts_plain_bytes(
         {**length, "Content-Encoding": encoding},
     )
     assert outputs(answer) == {"OUTPUT0": SUMS, "OUTPUT1": DIFFERENCES}
+
+
+def test_no_more_than_two_threads_decompress_bodies(app: AsgiApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They compute, and every one more takes the interpreter from the loop."""
+    third = threading.Barrier(3)
+    met: list[bool] = []
+    decompress = compression._decompress
+
+    def wait_for_two_others(body: Any, limits: compression.ExpansionLimits) -> memoryview:
+        with suppress(threading.BrokenBarrierError):
+            third.wait(0.2)
+            met.append(True)
+        return decompress(body, limits)
+
+    monkeypatch.setattr(compression, "_decompress", wait_for_two_others)
+    body, length = body_of(BINARY_PAIR, LEFT, RIGHT)
+    packed = gzip.compress(body, 0) + bytes(600)  # more than is decompressed at once
+
+    async def scenario() -> list[Answer | None]:
+        headers = {**length, "Content-Encoding": "gzip"}
+        return await asyncio.gather(*(acall(app, "POST", ADD_SUB, packed, headers) for _ in range(6)))
+
+    answers = asyncio.run(scenario())
+    assert [answer.status for answer in answers if answer is not None] == [400] * 6
+    assert not met
 
 
 def test_identity_is_no_compression(app: AsgiApp) -> None:

@@ -57,6 +57,32 @@ def ask(
     return asyncio.run(serve_one())
 
 
+def test_no_two_pages_are_made_in_one_turn_of_the_loop() -> None:
+    turns = 0
+    made: list[int] = []
+
+    class Noting(FakeServer):
+        def loaded_statistics(self) -> list[ModelStatistics]:
+            made.append(turns)
+            return super().loaded_statistics()
+
+    async def scenario() -> None:
+        nonlocal turns
+        app = metrics_app(Noting(), MetricsOptions(has_cpu=False))
+
+        async def nothing(*message: object) -> dict[str, object]:
+            return {}
+
+        scope = {"type": "http", "path": "/metrics", "method": "GET"}
+        scrapes = asyncio.gather(*(app(scope, nothing, nothing) for _ in range(5)))
+        while not scrapes.done():
+            await asyncio.sleep(0)
+            turns += 1
+
+    asyncio.run(scenario())
+    assert len(set(made)) == len(made) == 5
+
+
 @pytest.mark.parametrize("target", ["/metrics", "/metrics/", "/metrics?a=b", "/metrics/?a=b"])
 def test_page_is_served(target: str) -> None:
     server = FakeServer()
