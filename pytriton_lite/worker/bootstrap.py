@@ -73,7 +73,9 @@ def _restore_blas_threads() -> None:
     if wanted is not None and wanted.isdigit():
         threads = int(wanted)
     else:
-        threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        from pytriton_lite.core.cores import usable_cores
+
+        threads = usable_cores()
     if threads == 1:
         return
     try:

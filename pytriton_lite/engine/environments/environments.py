@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from pytriton_lite.config.model_config import ModelConfig, instance_names
+from pytriton_lite.core.cores import usable_cores
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.environments.activation import activated, ask, check_interpreter, fix_prefixes
 from pytriton_lite.engine.environments.build import is_complete
@@ -86,7 +87,7 @@ class Environments:
             config.name,
             instances=sum(not plan.passive for plan in instance_names(config)),
             variables=environment.variables,
-            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            cores=usable_cores(),
         )
         if advice:
             self._warn_once(advice)

@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 from fastapi import Request
 
+from pytriton_lite.core.cores import usable_cores
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.receive_budget import ReceiveBudget
 from pytriton_lite.frontends.http.json_slices import Job
@@ -25,7 +26,8 @@ _LARGE_BYTES = 64 << 10
 _VERY_LARGE_BYTES = 1 << 20
 """About 50 ms."""
 _INFLATIONS = 2
-"""Bodies that are decompressed at a time: the threads take the interpreter from the loop, and memory for what they make."""
+"""Bodies that are decompressed at a time: the threads take the interpreter from the loop, and memory for what they make. One
+core is the loop's."""
 
 _UNCOUNTED_BYTES = 64 << 10
 _BASE64_STEP = 1 << 20
@@ -50,7 +52,7 @@ class LargeDocuments:
     """
 
     def __init__(self) -> None:
-        self.inflations = asyncio.Semaphore(_INFLATIONS)
+        self.inflations = asyncio.Semaphore(max(1, min(_INFLATIONS, usable_cores() - 1)))
         """To be held while a body is decompressed in a thread."""
         self._turn = asyncio.Semaphore(1)
         self._turn_of_very_large = asyncio.Semaphore(1)
