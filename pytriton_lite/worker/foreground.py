@@ -147,8 +147,10 @@ def _is_in_model(frame: FrameType | None) -> bool:
     worker = host()
     if not isinstance(worker, main.Worker):
         return False
-    if worker.phase is not Phase.SERVING or not worker.is_executing:
-        return worker.phase is not Phase.SERVING
+    if worker.phase is not Phase.SERVING:
+        return True
+    if not worker.is_executing:
+        return False
     # The client has its answer a moment before the worker has left the function that sends it.
     while frame is not None and frame.f_code is not main.Worker.serve.__code__:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]

@@ -223,17 +223,14 @@ def abandon_http(server: RunningServer) -> None:
 def test_a_stream_that_is_abandoned_under_a_thousand_responses_gives_all_back(
     server: RunningServer, abandon: Callable[[RunningServer], None]
 ) -> None:
-    """The model hears of it, its sender goes, and the memory of the next such stream is that of the first.
+    """The model hears of it, its sender goes, and five such streams leave no more memory than one of them takes.
 
-    What is freed stays with the allocator, so the first stream shows nothing; nor does the second alone, for now and then the
-    server gives back what is free.
+    What is freed stays with the allocator, which gives it back now and then, and a busy server may hear of the end before it
+    has taken a single response: so what it takes before the first stream is compared, not what it takes after it.
     """
     assert live_senders(server) == 0
-    first_mb: list[float] = []
-    for _ in range(2):
+    before_mb = own_mb(server)
+    for _ in range(5):
         abandon(server)
-        first_mb.append(own_mb(server))
-    for _ in range(3):
-        abandon(server)
-    assert own_mb(server) < max(first_mb) + 24
+    assert own_mb(server) < before_mb + (RESPONSES * RESPONSE_BYTES >> 20) + 24
     wait_until(lambda: live_senders(server) == 0)

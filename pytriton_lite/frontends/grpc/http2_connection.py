@@ -50,8 +50,8 @@ _PER_ANSWER = 4  # a window update for the stream and one for the connection, a 
 
 _WRITE_BYTES = 256 << 10
 _SENT_AT_ONCE = 1 << 20
-"""Of large answers, before other connections have their turn. A transport takes any amount where the peer's system has room
-for it, and over TLS encrypts it at once."""
+"""Bytes of large answers that one connection sends in a turn of the loop; the rest follows in the next turn. The transport sets
+no such limit: it takes whatever the peer's system has room for, and over TLS encrypts all of it at once."""
 # So much of a frame of data is handed on before the rest has come: to keep it would be to copy it, and what comes next.
 _PART_BYTES = 4 << 10
 _WORK_BETWEEN_LOOKS = 8  # at the clock: two to four requests, which take a tenth of a slice
@@ -161,7 +161,7 @@ class Http2Connection(asyncio.Protocol):
         self._is_flush_due = False
         """`_send_unsent` follows within this turn of the loop."""
         self._sent_bytes = 0
-        """Of answers, since `_send_unsent` began last."""
+        """Bytes of answers that were given to the transport since `_send_unsent` began last; at most about `_SENT_AT_ONCE`."""
         self._is_paused = False
         self._unread_bytes = 0
         """Of all calls' `Call.unsent`."""

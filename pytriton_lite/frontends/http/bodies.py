@@ -7,7 +7,7 @@ import binascii
 import string
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from fastapi import Request
@@ -73,7 +73,7 @@ class LargeDocuments:
         if gone.done():
             raise Disconnected
         working = asyncio.ensure_future(self._in_turn(nbytes, work))
-        give_up = partial(_cancel, working)
+        give_up = partial(cancel, working)
         gone.add_done_callback(give_up)
         try:
             return await working
@@ -117,7 +117,8 @@ def _no_memory(nbytes: int) -> InferenceError:
     return InferenceError(ErrorCode.UNAVAILABLE, text)
 
 
-def _cancel(working: asyncio.Task[Result], _: asyncio.Future[None]) -> None:
+def cancel(working: asyncio.Future[Any], _: asyncio.Future[None]) -> None:
+    """Cancel *working*: a callback of the future that says that its client has gone."""
     working.cancel()
 
 

@@ -29,6 +29,7 @@ from pytriton_lite.frontends.http.bodies import (
     LargeDocuments,
     Receiving,
     allocate,
+    cancel,
     check_limit,
     fill,
     next_piece,
@@ -256,7 +257,7 @@ class Reading:
 async def _while_connected(answer: asyncio.Future[InferenceResponse], receive: Receive) -> InferenceResponse:
     """The result of *answer*, which is cancelled when the client goes away. Raises Disconnected then."""
     gone = asyncio.ensure_future(wait_disconnected(receive))
-    gone.add_done_callback(partial(_cancel, answer))
+    gone.add_done_callback(partial(cancel, answer))
     try:
         return await answer
     except asyncio.CancelledError:
@@ -266,10 +267,6 @@ async def _while_connected(answer: asyncio.Future[InferenceResponse], receive: R
     finally:
         gone.cancel()
         del answer  # what it raised has this frame, and with it the request, which would wait for a collection
-
-
-def _cancel(answer: asyncio.Future[InferenceResponse], _: asyncio.Future[None]) -> None:
-    answer.cancel()
 
 
 def _json_size(value: bytes, length: int | None) -> int:

@@ -86,22 +86,25 @@ def _load(data: Buffer, parse: Callable[[Buffer], object]) -> object:
     return _filled(root, skeleton.arrays) if skeleton.arrays else root
 
 
-def _parse(data: Buffer) -> object:
-    """Raises DocumentError, and MemoryError."""
+def _standard(data: Buffer) -> object:
+    """What *data* say by the standard. Raises orjson.JSONDecodeError, and MemoryError."""
     if len(data) > _SMALL_BYTES:
         need_memory(len(data))
+    return orjson.loads(data)
+
+
+def _parse(data: Buffer) -> object:
+    """Raises DocumentError, and MemoryError."""
     try:
-        return orjson.loads(data)
+        return _standard(data)
     except orjson.JSONDecodeError:
         return _Parser(bytes(data)).parse()
 
 
 def _parse_members(data: Buffer) -> object:
     """Raises DocumentError, and MemoryError."""
-    if len(data) > _SMALL_BYTES:
-        need_memory(len(data))
     try:
-        orjson.loads(data)  # refuses control characters and lone surrogates, which the standard library takes
+        _standard(data)  # refuses control characters and lone surrogates, which the standard library takes
         return json.loads(bytes(data), object_pairs_hook=Members)
     except (ValueError, RecursionError):  # not standard JSON; very long numbers or deep nesting
         return _Parser(bytes(data), Members).parse()

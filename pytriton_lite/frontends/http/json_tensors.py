@@ -50,8 +50,8 @@ _CODES: dict[DataType, Literal["?", "B", "H", "I", "Q", "b", "h", "i", "q", "f",
 _WRITTEN_AT_ONCE = 16 << 10
 """Elements in one call of orjson, which keeps the interpreter to itself for it."""
 _WRITTEN_BYTES = 1 << 20
-"""Of strings in one call of orjson. It grows its buffer as it writes, and kills the process where there is no memory for that,
-so it gets nothing that is as large as a client likes (seen with 3.13; Python's own raise MemoryError)."""
+"""Bytes of strings that one call of orjson writes at most. orjson grows its buffer as it writes, and where the system refuses
+the memory for that, the process dies (seen with 3.13). The standard library writes a longer string: it raises MemoryError."""
 _ONLY_INT = frozenset({int})
 _ONLY_BOOL = frozenset({bool})
 _ONLY_STR = frozenset({str})
@@ -244,9 +244,7 @@ def _pieces(texts: list[str]) -> Iterator[bytes]:
     size = 0
     for text in texts:
         if some and (len(some) == _WRITTEN_AT_ONCE or size + len(text) > _WRITTEN_BYTES):
-            pause()
-            need_memory(_WRITTEN_BYTES)
-            yield orjson.dumps(some)[1:-1]
+            yield _piece(some)
             some, size = [], 0
         if len(text) > _WRITTEN_BYTES:
             pause()
@@ -255,7 +253,14 @@ def _pieces(texts: list[str]) -> Iterator[bytes]:
             some.append(text)
             size += len(text)
     if some:
-        yield orjson.dumps(some)[1:-1]
+        yield _piece(some)
+
+
+def _piece(texts: list[str]) -> bytes:
+    """The JSON array of *texts*, without its brackets."""
+    pause()
+    need_memory(_WRITTEN_BYTES)
+    return orjson.dumps(texts)[1:-1]
 
 
 def _raw_string(element: bytes) -> bytes:
