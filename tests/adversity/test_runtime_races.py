@@ -496,9 +496,11 @@ def test_a_model_that_waits_for_a_cancellation_keeps_no_answer_of_an_earlier_bat
 ) -> None:
     engine = make_engine()
     batches = iter([1, 2])
+    second = threading.Event()
 
     def execute(requests: list[InferenceRequest]) -> object:
         if next(batches) == 2:
+            second.set()
             while not requests[0].is_cancelled():
                 os.sched_yield()
         return [InferenceResponse()]
@@ -506,6 +508,7 @@ def test_a_model_that_waits_for_a_cancellation_keeps_no_answer_of_an_earlier_bat
     thread = engine.serve(execute)
     engine.execute(1, 2)
     assert engine.result() == [(1, [None])]
+    assert second.wait(WAIT_S)  # before it has begun it would be skipped
     engine.cancel(2)
     assert engine.result() == [(2, [None])]
     engine.stop(thread)
