@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
+from typing import Protocol
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Tensor, Window
@@ -113,6 +114,16 @@ class InferenceResponse:
         self.request_id = request_id
         self.outputs = outputs
         self.parameters = parameters
+
+
+class ResponseReceiver(Protocol):
+    """Whoever gets the responses to a request. Called in the event loop; must not raise, and must not wait."""
+
+    def on_response(self, response: InferenceResponse | InferenceError | None, *, is_final: bool) -> None:
+        """A response, or an error in place of one, which ends the request only with *is_final*.
+
+        None, always final, for a model that said with its last flag alone that nothing more comes.
+        """
 
 
 def parse_version(text: str) -> int | None:

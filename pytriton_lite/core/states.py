@@ -62,6 +62,40 @@ INSTANCE_TRANSITIONS: Transitions[InstanceState] = {
 }
 
 
+class RequestState(enum.Enum):
+    """An inference request that a version has accepted.
+
+    Whether a worker has begun with one that was sent is no state: the worker counts in shared memory what it begins with, and
+    nobody is told (`ipc.segment`). Who wants to know looks there.
+    """
+
+    ACCEPTED = "ACCEPTED"
+    """Checked. The response cache is asked for its answer, or an ensemble has it: it waits in no queue of its own."""
+    QUEUED = "QUEUED"
+    """A scheduler has it."""
+    SENT = "SENT"
+    """A worker has it in a batch."""
+    DEFERRED = "DEFERRED"
+    """``execute`` has returned, and the model is going to send the response, or more of them."""
+    ANSWERED = "ANSWERED"
+    """Its last response is here, and leaves after those to earlier requests (``preserve_ordering``)."""
+    ENDED = "ENDED"
+    """Its receiver has heard the last, or would have if it had not cancelled. The end."""
+
+
+REQUEST_TRANSITIONS: Transitions[RequestState] = {
+    RequestState.ACCEPTED: frozenset({RequestState.QUEUED, RequestState.SENT, RequestState.ENDED}),
+    RequestState.QUEUED: frozenset({RequestState.SENT, RequestState.ANSWERED, RequestState.ENDED}),
+    # SENT to QUEUED: the worker gave it back or died before it began, or the model wants it in a later batch again.
+    RequestState.SENT: frozenset(
+        {RequestState.QUEUED, RequestState.DEFERRED, RequestState.ANSWERED, RequestState.ENDED}
+    ),
+    RequestState.DEFERRED: frozenset({RequestState.ANSWERED, RequestState.ENDED}),
+    RequestState.ANSWERED: frozenset({RequestState.ENDED}),
+    RequestState.ENDED: frozenset(),
+}
+
+
 class ServerState(enum.Enum):
     """The server as health reports it."""
 

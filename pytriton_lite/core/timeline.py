@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.tensor import Tensor
 
 Listener = Callable[["Timeline"], None]
 Clock = Callable[[], int]
@@ -27,11 +26,11 @@ class Trace(Protocol):
     def step_context(self) -> str:
         """The same for the requests of an ensemble's steps: no worker has the ensemble's own."""
 
-    def on_accepted(self, request: InferenceRequest) -> None:
-        """The request was checked, and is about to be queued."""
+    def on_accepted(self, inputs: Sequence[Tensor]) -> None:
+        """A request with *inputs* was checked, and is about to be queued."""
 
-    def on_response(self, response: InferenceResponse) -> None:
-        """A response is about to be handed to the front end."""
+    def on_response(self, outputs: Sequence[Tensor]) -> None:
+        """A response with *outputs* is about to be handed to the front end."""
 
 
 class Timeline:
@@ -181,16 +180,17 @@ class Timeline:
         """For the steps of an ensemble, as `trace_context`."""
         return self.trace.step_context if self.trace is not None else ""
 
-    def arrived(self, request: InferenceRequest, version: int) -> None:
+    def arrived(self, request_id: str, version: int) -> None:
         """The engine looks at the request, and may refuse it."""
         self.version = version
-        self.request_id = request.request_id
+        self.request_id = request_id
 
-    def accepted(self, request: InferenceRequest, *, batch_size: int, now_ns: int) -> None:
+    def accepted(self, inputs: Sequence[Tensor], *, batch_size: int, now_ns: int) -> None:
+        """The engine has taken the request, and is about to queue it."""
         self.accepted_ns = now_ns
         self.batch_size = batch_size
         if self.trace is not None:
-            self.trace.on_accepted(request)
+            self.trace.on_accepted(inputs)
 
     def hold(self) -> None:
         """A worker is given the request: `release` will follow."""
@@ -201,12 +201,13 @@ class Timeline:
         if self.is_finished and self._holds <= 0:
             self._complete()
 
-    def responded(self, response: InferenceResponse) -> None:
+    def responded(self, outputs: Sequence[Tensor]) -> None:
+        """A response with *outputs* is about to be handed to the front end."""
         self.responses += 1
         if not self.first_response_ns:
             self.first_response_ns = self._clock()
         if self.trace is not None and not self.is_finished:
-            self.trace.on_response(response)
+            self.trace.on_response(outputs)
 
     def answered(self, *, enqueued_ns: int, error: str = "") -> None:
         """Nothing more comes from the engine. Not heard of a complete one, whose client left while it waited in the queue."""

@@ -18,51 +18,58 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.outputs import arranged
 from pytriton_lite.engine.response_cache import CacheSpace, Found, Outputs, request_digest
-from pytriton_lite.engine.response_stream import ResponseReceiver, ResponseStream
-from pytriton_lite.engine.statistics import FailureReason, Refusal
-
-if TYPE_CHECKING:
-    from pytriton_lite.engine.served_version import ServedVersion
+from pytriton_lite.engine.statistics import FailureReason, ModelStatistics, Refusal
+from pytriton_lite.engine.unanswered import Unanswered
+from pytriton_lite.scheduling.ticket import Executor, Outcome, Ticket, Ways
 
 logger = logging.getLogger(__name__)
-
-Outcome = InferenceResponse | InferenceError
-Answer = asyncio.Future[InferenceResponse]
 
 _LARGE_BYTES = 256 << 10
 """Of inputs: hashing them takes a quarter of a millisecond, a thread a tenth."""
 
 
-class _Submit(Protocol):
-    def __call__(self, request: InferenceRequest, *, batch_size: int, accepted_ns: int) -> Answer: ...
+class CachedVersion(Protocol):
+    """What the cache asks of the version that it answers for."""
 
+    name: str
+    version: int
+    config: ModelConfig
+    statistics: ModelStatistics
+    unanswered: Unanswered
 
-class _SubmitStream(Protocol):
-    def __call__(
-        self, request: InferenceRequest, receiver: ResponseReceiver, *, batch_size: int, accepted_ns: int
-    ) -> ResponseStream: ...
+    @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        """By output, what its elements stand for."""
 
+    @property
+    def is_recovering(self) -> bool:
+        """Whether its workers keep dying."""
 
-@dataclass(slots=True, eq=False)
-class _Accepted:
-    """A request that the version takes."""
+    def not_ready_error(self) -> InferenceError:
+        """What a request is told while it is not READY."""
 
-    request: InferenceRequest
-    batch_size: int
-    accepted_ns: int
-    was_sought: bool = False
-    """The lookup that it waited for has ended: what becomes of it is counted elsewhere."""
+    def count_refusal(self, error: BaseException) -> None:
+        """A request was not taken."""
+
+    def answer_in_order(self, deliver: Callable[[], None]) -> None:
+        """Call *deliver*, which answers a request that needed no execution, when its turn has come."""
+
+    def hold(self) -> None:
+        """Stay able to serve until `release`."""
+
+    def release(self) -> None:
+        """Undo one `hold`."""
 
 
 class _Sought(NamedTuple):
@@ -76,27 +83,26 @@ class _Sought(NamedTuple):
 
 
 class CachedRequests:
-    """Stands in front of the queue of one version."""
+    """Stands in front of the queue of one version, and owns requests while they are looked up. No model here is decoupled."""
 
     def __init__(
         self,
-        version: ServedVersion,
+        version: CachedVersion,
         space: CacheSpace,
         *,
-        submit: _Submit,
-        submit_stream: _SubmitStream,
+        execute: Callable[[Ticket], None],
         clock: Callable[[], int],
     ) -> None:
-        """*submit* and *submit_stream* execute a request of *version*."""
+        """*execute* queues a request of *version*; it raises InferenceError where that is refused."""
         self._version = version
         self._space = space
-        self._submit = submit
-        self._submit_stream = submit_stream
+        self._execute = execute
         self._statistics = version.statistics
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._all_outputs = tuple(sorted(version.config.outputs_by_name))
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._seeking: dict[Ticket, asyncio.Task[_Sought]] = {}
+        """Requests whose lookup takes a while."""
 
     def begin_load(self) -> None:
         self._space.begin_load()
@@ -105,149 +111,98 @@ class CachedRequests:
         """Forget every answer, and keep none of those that are still to come."""
         self._space.drop()
 
-    # ------------------------------------------------------------------------------------------ one answer
+    # ------------------------------------------------------------------------------------------ requests
 
-    def infer(self, request: InferenceRequest, *, batch_size: int, accepted_ns: int) -> Answer:
-        """As `ServedVersion.infer`, for a request that was accepted."""
-        accepted = _Accepted(request, batch_size, accepted_ns)
-        sought = self._seek_now(request)
-        if isinstance(sought, _Sought):
-            return self._answer(accepted, sought)
-        answer = self._loop.create_task(self._answer_later(accepted, sought))
-        answer.add_done_callback(partial(self._on_end, accepted, sought))
-        return answer
-
-    def _answer(self, accepted: _Accepted, sought: _Sought) -> Answer:
-        if sought.found is not None:
-            answer: Answer = self._loop.create_future()
-            outcome = self._hit(accepted, sought, sought.found)
-            self._version.answer_in_order(partial(self._settle, accepted, answer, outcome))
-            return answer
-        answer = self._submit(sought.request, batch_size=accepted.batch_size, accepted_ns=accepted.accepted_ns)
-        if _wants_more(accepted.request):
-            arranging = self._loop.create_task(self._arrange_later(accepted, sought, answer))
-            # One that is cancelled at once never gets to see the answer that it would pass this on to.
-            arranging.add_done_callback(lambda _: answer.cancel())
-            return arranging
-        answer.add_done_callback(partial(self._on_answer, sought))
-        return answer
-
-    async def _answer_later(self, accepted: _Accepted, seeking: asyncio.Future[_Sought]) -> InferenceResponse:
-        sought = await self._sought_by(accepted, seeking)
-        try:
-            answer = self._answer(accepted, sought)
-        except BaseException as error:
-            self._version.count_refusal(error)
-            raise
-        return await answer
-
-    async def _arrange_later(self, accepted: _Accepted, sought: _Sought, answer: Answer) -> InferenceResponse:
-        try:
-            response = await answer
-        except BaseException:
-            self._miss(sought, None)
-            raise
-        self._miss(sought, response)
-        return self._arrange(accepted.request, response)
-
-    def _settle(self, accepted: _Accepted, answer: Answer, outcome: Outcome) -> None:
-        if answer.done():
-            return
-        _note(accepted, outcome)
-        if isinstance(outcome, InferenceError):
-            answer.set_exception(outcome)
+    def begin(self, ticket: Ticket) -> None:
+        """Answer *ticket* from the cache, or have it executed. Raises InferenceError where it is refused at once."""
+        ticket.owner = self
+        sought = self._seek_now(ticket.request)
+        if isinstance(sought, asyncio.Task):
+            self._seeking[ticket] = sought
+            sought.add_done_callback(partial(self._on_sought, ticket))
+        elif sought.found is None:
+            self._begin_execution(ticket, sought)
         else:
-            answer.set_result(outcome)
+            # Not now: its receiver hears nothing before it knows the ticket.
+            self._loop.call_soon(self._answer, ticket, sought, sought.found)
 
-    def _on_answer(self, sought: _Sought, answer: Answer) -> None:
-        if answer.cancelled() or answer.exception() is not None:
-            self._miss(sought, None)
-        else:
-            self._miss(sought, answer.result())
+    def _begin_execution(self, ticket: Ticket, sought: _Sought) -> None:
+        wanted = ticket.request
+        ticket.request = sought.request
+        ticket.tap = partial(self._executed, ticket, wanted, sought)
+        self._execute(ticket)
 
-    # ------------------------------------------------------------------------------------------ a stream
-
-    def infer_stream(
-        self, request: InferenceRequest, receiver: ResponseReceiver, *, batch_size: int, accepted_ns: int
-    ) -> ResponseStream:
-        """As `ServedVersion.infer_stream`, for a request that was accepted. No model here is decoupled."""
-        accepted = _Accepted(request, batch_size, accepted_ns)
-        sought = self._seek_now(request)
-        if not isinstance(sought, _Sought):
-            return self._stream_later(accepted, receiver, sought)
-        if sought.found is None:
-            return self._stream_executed(accepted, receiver, sought)
-        stream = ResponseStream(receiver)
-        # Not now: its receiver hears nothing before it knows the stream.
-        self._loop.call_soon(self._stream_found, accepted, stream, sought, sought.found)
-        return stream
-
-    def _stream_executed(self, accepted: _Accepted, receiver: ResponseReceiver, sought: _Sought) -> ResponseStream:
-        keeping = _Keeping(self, accepted.request, receiver, sought)
-        return self._submit_stream(
-            sought.request, keeping, batch_size=accepted.batch_size, accepted_ns=accepted.accepted_ns
-        )
-
-    def _stream_found(self, accepted: _Accepted, stream: ResponseStream, sought: _Sought, found: Outputs) -> None:
-        outcome = self._hit(accepted, sought, found)
+    def _answer(self, ticket: Ticket, sought: _Sought, found: Outputs) -> None:
+        outcome = self._hit(ticket, sought, found)
 
         def deliver() -> None:
-            if not stream.is_ended:
-                _note(accepted, outcome)
-                stream.deliver(outcome, is_final=True)
+            if not ticket.has_ended:
+                _note(ticket, outcome)
+                ticket.deliver(outcome, is_final=True)
 
-        if stream.caller is None:
+        if ticket.caller is None:
             self._version.answer_in_order(deliver)
         else:
             deliver()  # answers to models keep no order: those before it may wait for just this one
 
-    def _stream_later(
-        self, accepted: _Accepted, receiver: ResponseReceiver, seeking: asyncio.Future[_Sought]
-    ) -> ResponseStream:
-        stream = ResponseStream(receiver)
-        task = self._loop.create_task(self._run_stream(accepted, stream, seeking))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(partial(self._on_end, accepted, seeking))
-
-        def cancel() -> None:
-            task.cancel()
-
-        def end(task: asyncio.Future[None]) -> None:
-            if task.cancelled():  # the stream was withdrawn, perhaps, and waits for its end
-                stream.deliver(InferenceError(ErrorCode.CANCELLED, ""), is_final=True)
-
-        task.add_done_callback(end)
-        stream.on_cancel(cancel)
-        return stream
-
-    async def _run_stream(self, accepted: _Accepted, stream: ResponseStream, seeking: asyncio.Future[_Sought]) -> None:
+    def _on_sought(self, ticket: Ticket, seeking: asyncio.Task[_Sought]) -> None:
+        """The lookup of *ticket*, which took a while, has ended."""
+        if self._seeking.pop(ticket, None) is None:
+            return  # it was cancelled
         try:
-            sought = await self._sought_by(accepted, seeking)
+            sought = seeking.result()
             if sought.found is not None:
-                self._stream_found(accepted, stream, sought, sought.found)
-            else:
-                stream.stands_for(self._stream_executed_late(accepted, stream, sought))
+                self._answer(ticket, sought, sought.found)
+                return
+            if self._version.is_recovering:  # the workers that would have to execute it have died meanwhile
+                self._statistics.refusals[Refusal.UNAVAILABLE] += 1
+                self._fail(ticket, self._version.not_ready_error())
+                return
+            self._begin_execution(ticket, sought)
         except InferenceError as error:
-            self._fail_stream(accepted, stream, error)
-        except Exception:
-            logger.exception("a request to model '%s' failed inside the server", self._version.name)
-            self._fail_stream(accepted, stream, InferenceError(ErrorCode.INTERNAL, "internal error of the server"))
-
-    def _stream_executed_late(self, accepted: _Accepted, stream: ResponseStream, sought: _Sought) -> ResponseStream:
-        try:
-            return self._stream_executed(accepted, _Forwarding(stream), sought)
+            self._version.count_refusal(error)
+            self._fail(ticket, error)
         except Exception as error:
             self._version.count_refusal(error)
-            raise
+            logger.exception("a request to model '%s' failed inside the server", self._version.name)
+            self._fail(ticket, InferenceError(ErrorCode.INTERNAL, "internal error of the server"))
+        else:
+            if ticket.on_queued is not None:
+                ticket.on_queued()
 
-    def _fail_stream(self, accepted: _Accepted, stream: ResponseStream, error: InferenceError) -> None:
-        _note(accepted, error)
-        stream.deliver(error, is_final=True)
+    def _fail(self, ticket: Ticket, error: InferenceError) -> None:
+        ticket.tap = None
+        _note(ticket, error)
+        ticket.deliver(error, is_final=True)
+
+    # ------------------------------------------------------------------------------------------ what tickets say
+
+    def cancelled(self, ticket: Ticket) -> None:
+        """Stop looking *ticket* up. One that has been found is about to end in any case."""
+        seeking = self._seeking.pop(ticket, None)
+        if seeking is not None:
+            seeking.cancel()
+            self._statistics.cancellations += 1
+            self._statistics.add_failure(FailureReason.CANCELED, self._clock() - ticket.accepted_ns)
+            # Not now: whoever withdraws requests hears of their ends later, wherever they are.
+            self._loop.call_soon(partial(ticket.deliver, InferenceError(ErrorCode.CANCELLED, ""), is_final=True))
+
+    def consumed(self, ticket: Ticket, count: int) -> None:
+        """Nobody waits for that: there is one response."""
+
+    def may_be_stuck(self, ticket: Ticket) -> bool:
+        """Not here: no lookup waits for an instance."""
+        return False
+
+    def ways_on(self, ticket: Ticket) -> Ways:
+        return [[]]
+
+    def servers_of(self, ticket: Ticket) -> Sequence[Executor]:
+        return ()
 
     # ------------------------------------------------------------------------------------------ lookup
 
-    def _seek_now(self, request: InferenceRequest) -> _Sought | asyncio.Future[_Sought]:
+    def _seek_now(self, request: InferenceRequest) -> _Sought | asyncio.Task[_Sought]:
         """What the cache has for *request*, or a task that finds it out where that takes a while."""
         began_ns = self._clock()
         if sum(tensor.nbytes for tensor in request.inputs) > _LARGE_BYTES:
@@ -286,43 +241,23 @@ class CachedRequests:
             raise
         self._version.hold()
         task = self._loop.create_task(seeking)
-        task.add_done_callback(partial(self._on_sought, request, nbytes))
+        task.add_done_callback(partial(self._let_go, request, nbytes))
         return task
 
-    def _on_sought(self, request: InferenceRequest, nbytes: int, seeking: asyncio.Future[_Sought]) -> None:
+    def _let_go(self, request: InferenceRequest, nbytes: int, seeking: asyncio.Future[_Sought]) -> None:
         self._version.unanswered.give_back(request, nbytes)
         self._version.release()
         if not seeking.cancelled():
             seeking.exception()  # which nobody else looks at where the request is cancelled just now
 
-    async def _sought_by(self, accepted: _Accepted, seeking: asyncio.Future[_Sought]) -> _Sought:
-        """Raises InferenceError where its inputs are gone, or the workers that would have to execute it now have died."""
-        try:
-            sought = await seeking
-        except Exception as error:
-            self._version.count_refusal(error)
-            raise
-        accepted.was_sought = True
-        if sought.found is None and self._version.is_recovering:
-            self._statistics.refusals[Refusal.UNAVAILABLE] += 1
-            raise self._version.not_ready_error()
-        return sought
-
-    def _on_end(self, accepted: _Accepted, seeking: asyncio.Future[_Sought], task: asyncio.Future[Any]) -> None:
-        """*task* was to answer *accepted*; if it was cancelled before that was looked up, nobody else counts it."""
-        if task.cancelled() and not accepted.was_sought:
-            seeking.cancel()
-            self._statistics.cancellations += 1
-            self._statistics.add_failure(FailureReason.CANCELED, self._clock() - accepted.accepted_ns)
-
     # ------------------------------------------------------------------------------------------ what comes of it
 
-    def _hit(self, accepted: _Accepted, sought: _Sought, outputs: Outputs) -> Outcome:
-        total_ns = self._clock() - accepted.accepted_ns
+    def _hit(self, ticket: Ticket, sought: _Sought, outputs: Outputs) -> Outcome:
+        total_ns = self._clock() - ticket.accepted_ns
         self._statistics.add_cache_hit(total_ns=total_ns, lookup_ns=sought.lookup_ns)
         if self._statistics.first_response is not None:
             self._statistics.first_response.observe(total_ns // 1_000_000)
-        request = accepted.request
+        request = ticket.request
         tensors = [output.tensor() for output in outputs]
         response = InferenceResponse(self._version.name, self._version.version, request.request_id, tensors, {})
         try:
@@ -341,14 +276,16 @@ class CachedRequests:
             insert_ns = self._clock() - began_ns
         self._statistics.add_cache_miss(lookup_ns=sought.lookup_ns, insert_ns=insert_ns)
 
-    def executed(self, request: InferenceRequest, sought: _Sought, response: Outcome | None) -> Outcome | None:
-        """Keep what was executed for *request*, and make of it what it wants."""
-        if not isinstance(response, InferenceResponse):
+    def _executed(
+        self, ticket: Ticket, wanted: InferenceRequest, sought: _Sought, response: Outcome | None
+    ) -> Outcome | None:
+        """Keep what was executed for *ticket*, and make of it what its request *wanted*."""
+        if ticket.is_cancelled or not isinstance(response, InferenceResponse):
             self._miss(sought, None)
             return response
         self._miss(sought, response)
         try:
-            return self._arrange(request, response)
+            return self._arrange(wanted, response)
         except InferenceError as error:
             return error
 
@@ -362,32 +299,6 @@ class CachedRequests:
                 labels=self._version.labels,
             )
         return response
-
-
-class _Keeping:
-    """Receives what was executed, and passes it on."""
-
-    def __init__(
-        self, cached: CachedRequests, request: InferenceRequest, receiver: ResponseReceiver, sought: _Sought
-    ) -> None:
-        self._cached = cached
-        self._request = request
-        self._receiver = receiver
-        self._sought = sought
-
-    def on_response(self, response: Outcome | None, *, is_final: bool) -> None:
-        outcome = self._cached.executed(self._request, self._sought, response) if is_final else response
-        self._receiver.on_response(outcome, is_final=is_final)
-
-
-class _Forwarding:
-    """Receives what is for a stream that was there before its request was queued."""
-
-    def __init__(self, stream: ResponseStream) -> None:
-        self._stream = stream
-
-    def on_response(self, response: Outcome | None, *, is_final: bool) -> None:
-        self._stream.deliver(response, is_final=is_final)
 
 
 def _wants_more(request: InferenceRequest) -> bool:
@@ -408,12 +319,12 @@ def _plain(request: InferenceRequest) -> InferenceRequest:
     return plain
 
 
-def _note(accepted: _Accepted, outcome: Outcome) -> None:
+def _note(ticket: Ticket, outcome: Outcome) -> None:
     """Tell whoever follows the request that it is answered."""
-    timeline = accepted.request.timeline
+    timeline = ticket.request.timeline
     if timeline is None:
         return
     if isinstance(outcome, InferenceResponse):
-        timeline.responded(outcome)
+        timeline.responded(outcome.outputs)
     error = outcome.message if isinstance(outcome, InferenceError) else ""
-    timeline.answered(enqueued_ns=accepted.accepted_ns, error=error)
+    timeline.answered(enqueued_ns=ticket.accepted_ns, error=error)

@@ -5,30 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Hashable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.request import InferenceRequest, InferenceResponse, Origin, ParameterValue
+from pytriton_lite.core.request import InferenceRequest, Origin, ParameterValue, ResponseReceiver
+from pytriton_lite.core.timeline import Timeline
+from pytriton_lite.engine.asking import AskingInstance, CallOutcome, WorkerLink
 from pytriton_lite.engine.deadlock import chain_text, is_stuck
-from pytriton_lite.engine.response_stream import Caller, ResponseReceiver, ResponseStream
+from pytriton_lite.engine.observation import Observation
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import ProtocolError
 from pytriton_lite.ipc.messages import CallMessage, Kind
-
-if TYPE_CHECKING:
-    from pytriton_lite.core.timeline import Timeline
-    from pytriton_lite.engine.instance import Instance, InstanceOwner
-    from pytriton_lite.engine.observation import Observation
-    from pytriton_lite.engine.served_version import ServedVersion
-    from pytriton_lite.engine.worker_process import WorkerProcess
-    from pytriton_lite.scheduling.queue import Ticket
+from pytriton_lite.scheduling.ticket import Caller, Ticket
 
 logger = logging.getLogger(__name__)
-
-CallOutcome = InferenceResponse | InferenceError | None
-"""What a `ResponseReceiver` hears."""
 
 MOST_OPEN = 16_384
 """Calls of one worker process that may wait for answers, and as many questions: a loop that starts calls and never awaits
@@ -37,44 +29,44 @@ one would fill the server."""
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
+class Servable(Protocol):
+    """A model version that can be called."""
+
+    config: ModelConfig
+
+    def infer(self, request: InferenceRequest, receiver: ResponseReceiver, caller: Caller | None = None) -> Ticket: ...
+
+
 class WorkerServices(Protocol):
     """What the server does for models. *worker* identifies one process."""
 
-    def find(self, name: str, version: int | None, namespace: str = "") -> ServedVersion: ...
+    def find(self, name: str, version: int | None, namespace: str = "") -> Servable: ...
 
     def is_model_known(self, name: str) -> bool: ...
-
-    def infer_stream(
-        self, served: ServedVersion, request: InferenceRequest, receiver: ResponseReceiver
-    ) -> ResponseStream: ...
 
     @property
     def observation(self) -> Observation: ...
 
-    async def answer(self, worker: Hashable, asker: InstanceOwner, operation: str, arguments: dict[str, Any]) -> object:
-        """The answer to an ASK of a process of *asker*. Raises InferenceError."""
+    async def answer(self, worker: object, asker: object, operation: str, arguments: dict[str, Any]) -> object:
+        """The answer to an ASK of a process of the version *asker*. Raises InferenceError."""
 
-    def hear(self, worker: Hashable, operation: str, arguments: dict[str, Any]) -> None:
+    def hear(self, worker: object, operation: str, arguments: dict[str, Any]) -> None:
         """A TELL."""
 
-    def worker_gone(self, worker: Hashable) -> None:
+    def worker_gone(self, worker: object) -> None:
         """Nothing more comes from it."""
 
 
 class OpenCalls:
-    """The calls and questions of one worker process that have not been answered."""
+    """The calls and questions of one worker process that have not been answered: what is `Asking` to its instance."""
 
-    def __init__(self, instance: Instance, worker: WorkerProcess, services: WorkerServices) -> None:
+    def __init__(self, services: WorkerServices, instance: AskingInstance, worker: WorkerLink) -> None:
         self._instance = instance
         self._worker = worker
         self._services = services
         self._calls: dict[int, _Call] = {}
         self._answering: set[asyncio.Task[None]] = set()
         self._is_closed = False
-
-    @property
-    def instance(self) -> Instance:
-        return self._instance
 
     def on_frame(self, kind: int, body: memoryview) -> None:
         if kind == Kind.CALL:
@@ -164,25 +156,23 @@ class OpenCalls:
                     "models using the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or "
                     "'async_exec' calls for decoupled models.'",
                 )
-            call.stream = self._services.infer_stream(served, request, call)
-            call.stream.caller = Caller(self._instance)
+            call.ticket = served.infer(request, call, Caller(self._instance))
         except InferenceError as error:
             self._instance.refuse(message.request.inputs)
             call.on_response(_framed(message.model_name, error.code, error.message), is_final=True)
             return
         if call.waiting_batch:
             self._end_if_stuck(call, message.model_name)
-            if call.ticket is None and not call.stream.done():
-                call.stream.on_queued = partial(self._end_if_stuck, call, message.model_name)
+            call.ticket.on_queued = partial(self._end_if_stuck, call, message.model_name)
 
     def _end_if_stuck(self, call: _Call, model_name: str) -> None:
         ticket = call.ticket
-        if ticket is not None and call.stream is not None and is_stuck(ticket):
+        if ticket is not None and not ticket.is_over and is_stuck(ticket):
             text = chain_text(Caller(self._instance), ticket)
-            call.stream.cancel()
+            ticket.cancel()
             call.on_response(_framed(model_name, ErrorCode.UNAVAILABLE, text), is_final=True)
 
-    def _find(self, message: CallMessage) -> ServedVersion:
+    def _find(self, message: CallMessage) -> Servable:
         name = message.model_name
         try:
             return self._services.find(name, None if message.version < 0 else message.version)
@@ -215,7 +205,7 @@ class OpenCalls:
             return
         if is_final:
             del self._calls[call]
-        self._instance.reply(self._worker, call, outcome, is_final=is_final)
+        self._instance.reply(call, outcome, is_final=is_final)
 
 
 class _Call:
@@ -226,21 +216,14 @@ class _Call:
         self._number = number
         self._taken = 0
         self.waiting_batch = waiting_batch
-        self.stream: ResponseStream | None = None
+        self.ticket: Ticket | None = None
+        """None before it is begun, and for one that is refused."""
         self.timeline: Timeline | None = None
-
-    @property
-    def caller(self) -> Instance:
-        return self._calls.instance
-
-    @property
-    def ticket(self) -> Ticket | None:
-        return self.stream.ticket if self.stream is not None else None
 
     @property
     def is_unread(self) -> bool:
         """Whether a response has been sent to the caller that it has not taken."""
-        return self.stream is not None and self.stream.unread > 0
+        return self.ticket is not None and self.ticket.unread > 0
 
     def on_response(self, response: CallOutcome, *, is_final: bool) -> None:
         if is_final and self.timeline is not None:
@@ -249,14 +232,14 @@ class _Call:
 
     def taken(self, count: int) -> None:
         """So many responses have arrived at the caller."""
-        if self.stream is not None and count > self._taken:
-            self.stream.consumed(count - self._taken)
+        if self.ticket is not None and count > self._taken:
+            self.ticket.consumed(count - self._taken)
             self._taken = count
 
     def abandon(self) -> None:
         """Nobody waits any more; the caller still hears an end."""
-        if self.stream is not None and not self.stream.done():
-            self.stream.cancel()
+        if self.ticket is not None and not self.ticket.is_over:
+            self.ticket.cancel()
             error = InferenceError(ErrorCode.CANCELLED, "the request was cancelled by its caller")
             self._calls.reply(self._number, error, is_final=True)
         if self.timeline is not None:

@@ -12,52 +12,87 @@ answered. So a queued request is *stuck* when nothing that could serve it can ev
 * a request to an ensemble is stuck if one of its steps is; a step that waits because only so many may run at a time is, if all
   of those are
 
-That is the greatest solution of these rules over what can be reached from the request. Looked at whenever a call is made
-that its caller waits for, or a step of such a call begins, because only these can close a chain. Calls from threads of the
-model's own making are not known to hold anything up, so a model that waits for one by itself, with ``join`` for instance, is
-not seen.
+Each owner of requests says in what ways one of its own may get on (`TicketOwner.ways_on`); whether it is stuck is the
+greatest solution of these rules over what can be reached from the request. Looked at whenever a call is made that its caller
+waits for, or a step of such a call begins, because only these can close a chain. Calls from threads of the model's own making
+are not known to hold anything up, so a model that waits for one by itself, with ``join`` for instance, is not seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol, Union
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeVar
 
-from pytriton_lite.engine.response_stream import ResponseStream
-from pytriton_lite.scheduling.queue import Ticket
-
-if TYPE_CHECKING:
-    from pytriton_lite.engine.instance import Batch, Instance
-    from pytriton_lite.engine.response_stream import Caller
-
-
-class Bottleneck(Protocol):
-    """What requests wait for that is no queue."""
-
-    def ways_on(self) -> list[list[Waited]]:
-        """Ways in which what waits here may get on: each a list of what must come true for it; [[]] for at once."""
-
-
-Waited = Union[Ticket, Bottleneck]  # noqa: UP007  # a Protocol has no ``|`` before it exists
+from pytriton_lite.scheduling.ticket import Caller, Executor, Ticket, Waited, Ways
 
 
 def is_stuck(waited: Waited) -> bool:
     """Whether *waited*, which has just been queued, waits for itself."""
-    if isinstance(waited, Ticket) and not _is_hopeless_at_first_sight(waited):
+    if isinstance(waited, Ticket) and not waited.owner.may_be_stuck(waited):
         return False
     graph = _Graph()
     graph.add(waited)
     return graph.solve(waited)
 
 
-def helpers_of(holders: Iterable[Instance]) -> set[Instance]:
+class Serving(Executor, Protocol):
+    """An instance that serves the queue in which a request waits."""
+
+    capacity: int
+    """Batches that it executes at a time."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes batches; if not, it is about to."""
+
+    @property
+    def is_full_of_calls(self) -> bool:
+        """Whether it takes no batch at the moment, and its model has called others."""
+
+
+Instance = TypeVar("Instance", bound=Serving)
+
+
+def are_all_waiting(instances: Sequence[Instance], in_the_way_of: Callable[[Instance], Sequence[Executor]]) -> bool:
+    """Whether each of *instances*, and there are some, waits for a call of its own, or for others that may."""
+    return bool(instances) and all(
+        instance.is_ready and (instance.is_full_of_calls or bool(in_the_way_of(instance))) for instance in instances
+    )
+
+
+def ways_through(
+    ticket: Ticket, instances: Sequence[Instance], in_the_way_of: Callable[[Instance], Sequence[Executor]]
+) -> Ways:
+    """How *ticket*, which waits for one of *instances* or is with one, may get on: when an execution in its way ends.
+
+    *in_the_way_of* gives the other instances that have to end an execution before one can begin.
+    """
+    if not instances:
+        return [[]]
+    ways: Ways = []
+    can_get_on = False
+    for instance in instances:
+        begun = instance.executions()
+        for execution in begun:
+            if ticket in execution.tickets:
+                return [list(execution.needs)]
+        if len(begun) < instance.capacity or not instance.is_ready:
+            holders = in_the_way_of(instance) if instance.is_ready else ()
+            ways += [list(execution.needs) for holder in holders for execution in holder.executions()]
+            # It is free, or about to begin with something that has not called anybody yet.
+            can_get_on = can_get_on or not holders
+        ways += [list(execution.needs) for execution in begun]
+    return [[]] if can_get_on else ways
+
+
+def helpers_of(holders: Iterable[Executor]) -> set[Executor]:
     """The instances that could begin with something that *holders* wait for, now or when others have ended."""
     graph = _Graph()
     for holder in holders:
-        for batch in holder.batches_in_flight:
-            for waited in _needs(holder, batch):
-                graph.add(waited)
-    return {instance for ticket in graph.queued() for instance in _candidates(ticket)}
+        for execution in holder.executions():
+            for ticket in execution.needs:
+                graph.add(ticket)
+    return {executor for ticket in graph.queued() if not ticket.is_over for executor in ticket.owner.servers_of(ticket)}
 
 
 def chain_text(caller: Caller, ticket: Ticket) -> str:
@@ -72,7 +107,7 @@ def chain_text(caller: Caller, ticket: Ticket) -> str:
 def chain(caller: Caller) -> str:
     """Names *caller*, and whose calls it is executing, the first one first."""
     names: list[str] = []
-    seen: set[Instance] = set()
+    seen: set[Executor] = set()
     link: Caller | None = caller
     while link is not None and link.instance not in seen:
         seen.add(link.instance)
@@ -81,53 +116,17 @@ def chain(caller: Caller) -> str:
     return " -> ".join(names)
 
 
-def _caller_of(instance: Instance) -> Caller | None:
-    """Whose call *instance* is executing, if it is one."""
-    for batch in instance.batches_in_flight:
-        for ticket in batch.tickets:
-            stream = _stream_of(ticket)
-            if stream is not None and stream.caller is not None and instance.has_begun(batch.number):
-                return stream.caller
-    return None
-
-
-def _is_hopeless_at_first_sight(ticket: Ticket) -> bool:
-    """Cheap, and most often False: every instance that could serve it waits for a call of its own."""
-    # An ensemble's steps are looked at when they begin.
-    instances = _candidates(ticket)
-    return bool(instances) and all(
-        instance.is_ready and (_is_full_of_calls(instance) or bool(_in_the_way_of(instance, ticket)))
-        for instance in instances
-    )
-
-
-def _is_full_of_calls(instance: Instance) -> bool:
-    return not instance.has_room and instance.calls is not None
-
-
-def _in_the_way_of(instance: Instance, ticket: Ticket) -> Sequence[Instance]:
-    """Instances, of any model, that have what *instance* needs before it can execute *ticket*."""
-    stream = _stream_of(ticket)
-    return stream.dispatcher.in_the_way_of(instance) if stream is not None and stream.dispatcher is not None else ()
-
-
-def _candidates(ticket: Ticket) -> list[Instance]:
-    """The instances that could serve a queued *ticket*; none for one that has ended."""
-    stream = _stream_of(ticket)
-    if stream is None or stream.done() or stream.dispatcher is None:
-        return []
-    return stream.dispatcher.candidates(ticket)
-
-
-def _stream_of(ticket: Ticket) -> ResponseStream | None:
-    return ticket.waiter if isinstance(ticket.waiter, ResponseStream) else None
+def _caller_of(executor: Executor) -> Caller | None:
+    """Whose call *executor* is executing, if it is one."""
+    callers = (ticket.caller for execution in executor.executions() for ticket in execution.tickets)
+    return next((caller for caller in callers if caller is not None), None)
 
 
 class _Graph:
     """Requests, and for each the alternatives of which one must come true before it is served."""
 
     def __init__(self) -> None:
-        self._rules: dict[Waited, list[list[Waited]]] = {}
+        self._rules: dict[Waited, Ways] = {}
         """A request is stuck when each of its alternatives has a stuck request in it."""
 
     def add(self, waited: Waited) -> None:
@@ -157,43 +156,11 @@ class _Graph:
 
 
 def _is_begun(ticket: Ticket) -> bool:
-    return any(
-        ticket in batch.tickets and instance.has_begun(batch.number)
-        for instance in _candidates(ticket)
-        for batch in instance.batches_in_flight
-    )
+    batch = ticket.batch
+    return batch is not None and batch.executor.has_begun(batch)
 
 
-def _alternatives(waited: Waited) -> list[list[Waited]]:
-    """Ways in which *waited* may get on: each a list of what must come true for it; [[]] for at once."""
-    if not isinstance(waited, Ticket):
-        return waited.ways_on()
-    stream = _stream_of(waited)
-    if stream is not None and stream.steps is not None and not stream.done():
-        return stream.steps.ways_on()
-    return _ways_of_queued(waited)
-
-
-def _ways_of_queued(ticket: Ticket) -> list[list[Waited]]:
-    instances = _candidates(ticket)
-    if not instances:
-        return [[]]
-    ways: list[list[Waited]] = []
-    can_get_on = False
-    for instance in instances:
-        begun = [batch for batch in instance.batches_in_flight if instance.has_begun(batch.number)]
-        for batch in begun:
-            if ticket in batch.tickets:
-                return [_needs(instance, batch)]
-        if len(begun) < instance.capacity or not instance.is_ready:
-            holders = _in_the_way_of(instance, ticket) if instance.is_ready else ()
-            ways += [_needs(holder, batch) for holder in holders for batch in holder.batches_in_flight]
-            # It is free, or about to begin with something that has not called anybody yet.
-            can_get_on = can_get_on or not holders
-        ways += [_needs(instance, batch) for batch in begun]
-    return [[]] if can_get_on else ways
-
-
-def _needs(instance: Instance, batch: Batch) -> list[Waited]:
-    """What has to be answered before *batch*, which was begun, ends."""
-    return list(instance.calls.blocking(batch.number)) if instance.calls is not None else []
+def _alternatives(waited: Waited) -> Ways:
+    if isinstance(waited, Ticket):
+        return [[]] if waited.is_over else waited.owner.ways_on(waited)
+    return waited.ways_on()

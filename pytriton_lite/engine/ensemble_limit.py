@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from pytriton_lite.engine.deadlock import Waited
-    from pytriton_lite.scheduling.queue import Ticket
+from pytriton_lite.scheduling.ticket import Ticket, Ways
 
 
 class Limited(Protocol):
@@ -48,7 +46,7 @@ class EnsembleLimit:
             self._inside[following] = None
             following.begin()
 
-    def ways_on(self) -> list[list[Waited]]:
+    def ways_on(self) -> Ways:
         """What `deadlock` asks: one of those inside has to end."""
         tickets = [step.ticket for step in self._inside]
         return [[] if ticket is None else [ticket] for ticket in tickets]

@@ -1,10 +1,10 @@
 """One request on its way through an ensemble (scheduling spec, section 6).
 
 ```
-EnsembleVersion ── start, cancel ──▶ EnsembleRun ── infer_stream ──▶ ServedVersion of a step
+EnsembleVersion ── start ──▶ EnsembleRun ── infer ──▶ ServedVersion of a step
         ◀── ended ──                   │  ▲                              │
-client  ◀── waiter: responses ─────────┘  └───── on_response ── _StepCall ◀
-        ── consumed ──▶ EnsembleStream ──▶ the step whose responses wait for it
+client  ◀── its ticket: responses ─────┘  └───── on_response ── _StepCall ◀
+        ── consumed ──▶ its ticket ──▶ the step whose responses wait for it
 ```
 
 * What a step gives lies in an *iteration*: the request's own, or one that a response of a decoupled step opened. A step looks
@@ -24,51 +24,72 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as SequenceOf
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pytriton_lite.config.ensemble_plan import PlannedStep, Route
+from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse, Origin
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.core.timeline import Timeline
-from pytriton_lite.engine.deadlock import Waited, chain, chain_text, is_stuck
-from pytriton_lite.engine.dispatch import PendingAnswer
+from pytriton_lite.engine.calls import Servable
+from pytriton_lite.engine.deadlock import chain, chain_text, is_stuck
 from pytriton_lite.engine.ensemble_limit import EnsembleLimit
 from pytriton_lite.engine.ensemble_tensors import EnsembleTensor, Sequence, sequence_in
 from pytriton_lite.engine.instance import reshaped
+from pytriton_lite.engine.observation import Observation
 from pytriton_lite.engine.outputs import arranged
-from pytriton_lite.engine.response_stream import Caller, ResponseReceiver, ResponseStream
-from pytriton_lite.engine.statistics import FailureReason, ResponseKind
-from pytriton_lite.scheduling.queue import Ticket
-
-if TYPE_CHECKING:
-    from pytriton_lite.engine.ensemble_version import EnsembleVersion
-    from pytriton_lite.engine.served_version import ServedVersion
+from pytriton_lite.engine.statistics import FailureReason, ModelStatistics, ResponseKind
+from pytriton_lite.scheduling.ticket import Caller, Executor, Outcome, Ticket, Waited, Ways
 
 logger = logging.getLogger(__name__)
-
-Outcome = InferenceResponse | InferenceError
 
 _LOOK_AGAIN_S = 1.0
 """How often a call that waits for room looks whether it waits for itself."""
 
 
-class EnsembleStream(ResponseStream):
-    """The responses of a request to an ensemble."""
+class Step(Servable, Protocol):
+    """The version that serves a step."""
 
-    __slots__ = ("run",)
+    def hold(self) -> None:
+        """Stay able to serve until `release`."""
 
-    def __init__(self, receiver: ResponseReceiver) -> None:
-        super().__init__(receiver)
-        self.run: EnsembleRun | None = None
-        """None when it has ended."""
+    def release(self) -> None:
+        """Undo one `hold`."""
 
-    def consumed(self, count: int = 1) -> None:
-        super().consumed(count)
-        if self.run is not None:
-            self.run.consumed(count)
+
+class Ensemble(Protocol):
+    """What a run asks of its ensemble."""
+
+    name: str
+    version: int
+    config: ModelConfig
+    statistics: ModelStatistics
+    limits: dict[int, EnsembleLimit]
+    """Of steps, by their numbers; none where there is no limit."""
+    patience_s: float
+    """How long a step waits for room."""
+
+    @property
+    def observation(self) -> Observation: ...
+
+    @property
+    def labels(self) -> Mapping[str, SequenceOf[str]]:
+        """By output, what its elements stand for."""
+
+    def now_ns(self) -> int: ...
+
+    def route(self, outputs: SequenceOf[str]) -> Route:
+        """What runs for a request for *outputs*."""
+
+    def find(self, step: PlannedStep) -> Step:
+        """The version that serves *step* now. Raises InferenceError where there is none."""
+
+    def ended(self, run: EnsembleRun) -> None:
+        """*run* is over."""
 
 
 class _Iteration:
@@ -155,17 +176,13 @@ class _StepCall:
         self.iteration = iteration
         self.sequence: Sequence | None = None
         """That of its inputs, where a step before has said something else of it than the ensemble's request."""
-        self.stream: ResponseStream | None = None
+        self.ticket: Ticket | None = None
         """None while it waits for room, and where it is refused."""
         self.timeline: Timeline | None = None
         self.patience: asyncio.TimerHandle | None = None
         """While it waits for room."""
         self.next_look: asyncio.TimerHandle | None = None
         """While it waits for room, and a model for it."""
-
-    @property
-    def ticket(self) -> Ticket | None:
-        return self.stream.ticket if self.stream is not None else None
 
     def begin(self) -> None:
         self._run.has_room(self)
@@ -180,23 +197,15 @@ class _StepCall:
 class EnsembleRun:
     """Ends exactly once: with the last response, an error, or unheard."""
 
-    def __init__(
-        self,
-        ensemble: EnsembleVersion,
-        request: InferenceRequest,
-        waiter: PendingAnswer | EnsembleStream,
-        *,
-        batch_size: int,
-        accepted_ns: int,
-    ) -> None:
+    def __init__(self, ensemble: Ensemble, ticket: Ticket) -> None:
         self._ensemble = ensemble
-        self.request = request
-        self._waiter = waiter
-        self._route = ensemble.route(request.requested_outputs)
-        self._batch_size = batch_size
-        self._accepted_ns = self._responded_ns = accepted_ns
+        self._ticket = ticket
+        self.request = ticket.request
+        self._route = ensemble.route(ticket.request.requested_outputs)
+        self._batch_size = ticket.batch_size
+        self._accepted_ns = self._responded_ns = ticket.accepted_ns
         self._loop = asyncio.get_running_loop()
-        self._served: dict[int, ServedVersion] = {}
+        self._served: dict[int, Step] = {}
         """The versions of the steps that are needed, by the step's number; held until the end."""
         self._root: _Iteration | None = None
         """The iteration of the request itself."""
@@ -209,8 +218,6 @@ class EnsembleRun:
         self._turn_is_due = False
         self._unread: deque[_Iteration] = deque()
         """Of the responses that the client has not taken yet, in order."""
-        self._answer: InferenceResponse | None = None
-        """For a client that takes one."""
         self._responses = 0
         self._failure: InferenceError | None = None
         self._is_cancelled = False
@@ -220,7 +227,7 @@ class EnsembleRun:
     # ------------------------------------------------------------------------------------------ begin
 
     def start(self) -> None:
-        """Begin with the steps that need nothing but the request. The waiter hears nothing before this returns."""
+        """Begin with the steps that need nothing but the request. The client hears nothing before this returns."""
         if self.request.timeline is not None:
             self.request.timeline.is_composed = True
         try:
@@ -234,10 +241,9 @@ class EnsembleRun:
         for spec in self._ensemble.config.inputs:
             iteration.tensors[spec.name] = self._given(given[spec.name]) if spec.name in given else None
         steps = list(iteration.waiting.values())
-        if isinstance(self._waiter, PendingAnswer):
+        if self._ticket.caller is None:  # otherwise a step may close a chain of calls, and end the request at once
             self._begin_steps(iteration, steps)
         if not self._calls:
-            # Of a stream it is not known before the next turn whose model has made the request.
             self._grown[iteration] = steps
             self._turn_soon()
 
@@ -347,7 +353,7 @@ class EnsembleRun:
         try:
             request = self._step_request(call)
             call.timeline = request.timeline = self._observe(call.step)
-            call.stream = self._served[call.step.number].infer_stream(request, call)
+            ticket = call.ticket = self._served[call.step.number].infer(request, call, self._caller())
         except InferenceError as error:
             self._refused(call, error)
             return
@@ -355,31 +361,36 @@ class EnsembleRun:
             logger.exception("a step of ensemble '%s' failed inside the server", self._ensemble.name)
             self._refused(call, InferenceError(ErrorCode.INTERNAL, "internal error of the server"))
             return
-        call.stream.report_times(self._add_times)
-        call.stream.caller = self._caller()
-        if call.stream.caller is not None:
+        ticket.on_times = self._add_times
+        if ticket.caller is not None:
             self._abort_if_stuck(call)
+            ticket.on_queued = partial(self._abort_if_stuck, call)
 
     def _refused(self, call: _StepCall, error: InferenceError) -> None:
         self._loop.call_soon(partial(call.on_response, error, is_final=True))
 
     def _caller(self) -> Caller | None:
         """For the steps."""
-        caller = None if isinstance(self._waiter, PendingAnswer) else self._waiter.caller
+        caller = self._ticket.caller
         return None if caller is None else Caller(caller.instance, (*caller.ensembles, self._ensemble.name))
 
     def _abort_if_stuck(self, call: _StepCall) -> None:
-        stream = call.stream
-        if stream is None or stream.done():
-            return
-        if stream.ticket is None:
-            stream.on_queued = partial(self._abort_if_stuck, call)
-        elif stream.caller is not None and is_stuck(stream.ticket):
-            text = chain_text(stream.caller, stream.ticket)
+        ticket = call.ticket
+        if ticket is not None and not ticket.is_over and ticket.caller is not None and is_stuck(ticket):
+            text = chain_text(ticket.caller, ticket)
             self.abort(self._framed(InferenceError(ErrorCode.UNAVAILABLE, text)))
 
-    def ways_on(self) -> list[list[Waited]]:
-        """What `deadlock` asks: all steps that run have to be answered, whatever else may begin."""
+    # ------------------------------------------------------------------------------------------ what the ticket says
+
+    def may_be_stuck(self, ticket: Ticket) -> bool:
+        """Not looked at here: its steps are when they begin."""
+        return False
+
+    def servers_of(self, ticket: Ticket) -> list[Executor]:
+        return []
+
+    def ways_on(self, ticket: Ticket) -> Ways:
+        """All steps that run have to be answered, whatever else may begin."""
         needed: list[Waited] = []
         for call in self._calls:
             if call.patience is not None:
@@ -415,7 +426,7 @@ class EnsembleRun:
         )
 
     def _observe(self, step: PlannedStep) -> Timeline | None:
-        observation = self._ensemble.services.observation
+        observation = self._ensemble.observation
         if not observation.is_on:
             return None
         around = self.request.timeline
@@ -478,8 +489,8 @@ class EnsembleRun:
         """Close *iteration*, and those around it, as far as they are at their end."""
         while iteration.around is not None and iteration in iteration.around.children and iteration.is_closed:
             del iteration.around.children[iteration]
-            assert iteration.opened_by is not None and iteration.opened_by.stream is not None
-            iteration.opened_by.stream.consumed()
+            assert iteration.opened_by is not None and iteration.opened_by.ticket is not None
+            iteration.opened_by.ticket.consumed()
             iteration = iteration.around
 
     def _add_times(self, input_ns: int, infer_ns: int, output_ns: int) -> None:
@@ -490,12 +501,12 @@ class EnsembleRun:
             self._input_ns += input_ns
             self._infer_ns += infer_ns
             self._output_ns += output_ns
-        if isinstance(self._waiter, EnsembleStream) and self._waiter.on_times is not None:
-            self._waiter.on_times(input_ns, infer_ns, output_ns)
+        if self._ticket.on_times is not None:
+            self._ticket.on_times(input_ns, infer_ns, output_ns)
 
     # ------------------------------------------------------------------------------------------ to the client
 
-    def consumed(self, count: int) -> None:
+    def consumed(self, ticket: Ticket, count: int) -> None:
         """The client has taken so many responses."""
         for _ in range(min(count, len(self._unread))):
             iteration = self._unread.popleft()
@@ -522,17 +533,14 @@ class EnsembleRun:
             return
         self._note_response(ResponseKind.SUCCESS)
         if self.request.timeline is not None:
-            self.request.timeline.responded(response)
+            self.request.timeline.responded(response.outputs)
         if is_last:
             self._end(response)
-        elif isinstance(self._waiter, EnsembleStream):
+        else:
             iteration.tensors.clear()  # every step that is needed leads to an output, so none of this one is left
             iteration.is_unread = True
             self._unread.append(iteration)
-            self._waiter.deliver(response, is_final=False)
-        else:
-            self._answer = response
-            self._close(iteration)
+            self._ticket.deliver(response, is_final=False)
 
     def _response(self, iteration: _Iteration) -> InferenceResponse:
         """Raises InferenceError for an output that cannot become what the request wants."""
@@ -573,8 +581,8 @@ class EnsembleRun:
 
     # ------------------------------------------------------------------------------------------ end
 
-    def cancel(self) -> None:
-        """Nobody wants the answer any more."""
+    def cancelled(self, ticket: Ticket) -> None:
+        """Begin with no step any more, and end when those that run have."""
         if self._is_ended:
             return
         self._ensemble.statistics.cancellations += 1
@@ -589,8 +597,8 @@ class EnsembleRun:
             return
         self._failure = error
         for call in list(self._calls):
-            if call.stream is not None:
-                call.stream.cancel()
+            if call.ticket is not None:
+                call.ticket.cancel()
             self._end_call(call, error.message)
         self._end(None)
 
@@ -603,10 +611,10 @@ class EnsembleRun:
         """Begin with none any more. Those that would go on sending are told; with *everywhere* all that run are."""
         self._grown.clear()
         for call in list(self._calls):
-            if call.stream is None:
+            if call.ticket is None:
                 self._end_call(call)
             elif everywhere or call.step.is_decoupled:
-                call.stream.withdraw()
+                call.ticket.withdraw()
 
     @property
     def _is_idle(self) -> bool:
@@ -634,11 +642,7 @@ class EnsembleRun:
         if self._root is not None:
             self._root.dissolve()
         self._ensemble.ended(self)
-        if isinstance(self._waiter, EnsembleStream):
-            self._waiter.run = self._waiter.steps = None
-            self._waiter.deliver(self._failure or response, is_final=True)
-        else:
-            self._resolve(self._waiter, response or self._answer)
+        self._ticket.deliver(self._failure or response, is_final=True)
 
     def _count(self, response: InferenceResponse | None) -> None:
         statistics = self._ensemble.statistics
@@ -654,18 +658,6 @@ class EnsembleRun:
         times = {"input_ns": self._input_ns, "infer_ns": self._infer_ns, "output_ns": self._output_ns}
         statistics.add_success(batch_size=self._batch_size, total_ns=total_ns, queue_ns=0, **times)
         statistics.add_execution(batch_size=self._batch_size, now_ms=int(time.time() * 1000), **times)
-
-    def _resolve(self, answer: PendingAnswer, response: InferenceResponse | None) -> None:
-        if answer.done():
-            return
-        answer.on_cancel = None  # it refers to us: memory of the answer would wait for a collection
-        if self._failure is not None:
-            answer.set_exception(self._failure)
-        elif response is not None:
-            answer.set_result(response)
-        else:
-            text = f"ensemble '{self._ensemble.name}' ended without a response"
-            answer.set_exception(InferenceError(ErrorCode.INTERNAL, text))
 
     def _framed(self, error: InferenceError) -> InferenceError:
         return InferenceError(error.code, f"in ensemble '{self._ensemble.name}', {error.message}")

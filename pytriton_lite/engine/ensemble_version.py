@@ -6,29 +6,40 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
+from typing import Protocol
 
 from pytriton_lite.config.ensemble_plan import EnsemblePlan, PlannedStep, Route
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.core.errors import BugError, ErrorCode, InferenceError
-from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.core.states import VersionState
-from pytriton_lite.engine.calls import WorkerServices
-from pytriton_lite.engine.dispatch import Clock, PendingAnswer
+from pytriton_lite.core.timeline import Clock
 from pytriton_lite.engine.ensemble_limit import EnsembleLimit
-from pytriton_lite.engine.ensemble_run import EnsembleRun, EnsembleStream
+from pytriton_lite.engine.ensemble_run import EnsembleRun
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.latency_metrics import LatencyMetrics
-from pytriton_lite.engine.response_stream import ResponseReceiver, ResponseStream
+from pytriton_lite.engine.observation import Observation
 from pytriton_lite.engine.served_version import ServedVersion
 from pytriton_lite.engine.statistics import SharedMemory
 from pytriton_lite.engine.unanswered import UnansweredTotal
-from pytriton_lite.scheduling.queue import Ticket, queue_is_full
+from pytriton_lite.scheduling.queue import queue_is_full
+from pytriton_lite.scheduling.ticket import Ticket
 
 PATIENCE_S = 300.0
 """How long a step waits where ``max_inflight_requests`` keeps it (scheduling spec, 6.1)."""
 
 _MOST_ROUTES = 64
 """Sets of outputs that requests ask for, worked out once; clients choose them."""
+
+
+class StepServices(Protocol):
+    """What the server does for ensembles."""
+
+    def find(self, name: str, version: int | None, namespace: str = "") -> ServedVersion:
+        """The version that would serve a request now. Raises InferenceError where there is none."""
+
+    @property
+    def observation(self) -> Observation: ...
 
 
 class EnsembleVersion(ServedVersion):
@@ -39,7 +50,7 @@ class EnsembleVersion(ServedVersion):
         version: int,
         *,
         plan: EnsemblePlan,
-        services: WorkerServices,
+        services: StepServices,
         namespace: str = "",
         patience_s: float = PATIENCE_S,
         clock: Clock = time.monotonic_ns,
@@ -48,7 +59,7 @@ class EnsembleVersion(ServedVersion):
     ) -> None:
         """*patience_s* is how long a step waits where ``max_inflight_requests`` keeps it. *total* is as for `ServedVersion`."""
         super().__init__(plan.config, version, namespace=namespace, clock=clock, latencies=latencies, total=total)
-        self.services = services
+        self._services = services
         self.patience_s = patience_s
         self._plan = plan
         self._routes: dict[tuple[str, ...], Route] = {}
@@ -64,29 +75,12 @@ class EnsembleVersion(ServedVersion):
 
     # ------------------------------------------------------------------------------------------ requests
 
-    def _submit(
-        self, request: InferenceRequest, *, batch_size: int, accepted_ns: int
-    ) -> asyncio.Future[InferenceResponse]:
-        self._refuse_if_full(request)
-        answer = PendingAnswer(loop=self._loop)
-        run = EnsembleRun(self, request, answer, batch_size=batch_size, accepted_ns=accepted_ns)
-        self._runs[run] = self.unanswered.take(request)
-        answer.on_cancel = run.cancel
+    def _begin(self, ticket: Ticket) -> None:
+        self._refuse_if_full(ticket.request)
+        nbytes = self.unanswered.take(ticket.request)
+        ticket.owner = run = EnsembleRun(self, ticket)
+        self._runs[run] = nbytes
         run.start()
-        return answer
-
-    def _submit_stream(
-        self, request: InferenceRequest, receiver: ResponseReceiver, *, batch_size: int, accepted_ns: int
-    ) -> ResponseStream:
-        self._refuse_if_full(request)
-        stream = EnsembleStream(receiver)
-        run = EnsembleRun(self, request, stream, batch_size=batch_size, accepted_ns=accepted_ns)
-        self._runs[run] = self.unanswered.take(request)
-        stream.run = stream.steps = run
-        stream.ticket = Ticket(request, stream, batch_size=batch_size, shape_key=None, accepted_ns=accepted_ns)
-        stream.on_cancel(run.cancel)
-        run.start()
-        return stream
 
     def _refuse_if_full(self, request: InferenceRequest) -> None:
         limit = self.config.max_queue_size
@@ -99,6 +93,10 @@ class EnsembleVersion(ServedVersion):
         return InferenceError(error.code, f"in ensemble '{self.name}', {error.message}")
 
     # ------------------------------------------------------------------------------------------ for requests under way
+
+    @property
+    def observation(self) -> Observation:
+        return self._services.observation
 
     def now_ns(self) -> int:
         return self._clock()
@@ -121,7 +119,7 @@ class EnsembleVersion(ServedVersion):
         if self.state is not VersionState.READY and step.number in self._kept:
             return self._kept[step.number]
         try:
-            served = self.services.find(step.model, step.version, self.id.namespace)
+            served = self._services.find(step.model, step.version, self.id.namespace)
         except InferenceError as error:
             # Nobody has asked for that model by name, so it is not a 404 (scheduling spec, 6.3).
             code = ErrorCode.INVALID_ARG if error.code is ErrorCode.NOT_FOUND else error.code

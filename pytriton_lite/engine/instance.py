@@ -21,12 +21,11 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.states import INSTANCE_TRANSITIONS, InstanceState, move
 from pytriton_lite.core.tensor import Tensor, element_count
-from pytriton_lite.engine.calls import CallOutcome, OpenCalls, WorkerServices
+from pytriton_lite.engine.asking import Asking, BeginAsking, CallOutcome
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.execution_watch import ExecutionLimits, ExecutionWatch, Overlong, UnderWay
 from pytriton_lite.engine.fork_server import ForkServerStuck, Spawners, WorkerExit
 from pytriton_lite.engine.outputs import BatchOutputs, arranged
-from pytriton_lite.engine.response_stream import ResponseStream
 from pytriton_lite.engine.state_outputs import StateOutputs, states_of
 from pytriton_lite.engine.statistics import SharedMemory
 from pytriton_lite.engine.worker_memory import Parcel, WorkerMemory, room_for
@@ -35,8 +34,8 @@ from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import ProtocolError, frame
 from pytriton_lite.ipc.messages import INLINE_BYTES, Answer, BatchResult, Fate, Kind, Place, SpecTable, TensorRef
 from pytriton_lite.scheduling.batch_tensors import BatchInputs
-from pytriton_lite.scheduling.queue import Ticket
 from pytriton_lite.scheduling.rate_limit import Claim
+from pytriton_lite.scheduling.ticket import Batch, Execution, Ticket
 
 logger = logging.getLogger(__name__)
 
@@ -67,36 +66,12 @@ _SILENCE = 0
 _CANNOT_ENCODE = "internal error of the server: the request cannot be handed to the model; the log has the details"
 
 
-class Batch:
-    """Requests on their way through one ``execute``."""
-
-    __slots__ = ("batch_size", "ended", "error", "number", "slots", "tickets")
-
-    def __init__(self, number: int, tickets: list[Ticket], slots: list[int]) -> None:
-        self.number = number
-        self.tickets = tickets
-        self.slots = slots
-        """Memory that the worker gives back, or we take back when it never looked at the batch."""
-        self.batch_size = sum(ticket.batch_size for ticket in tickets) if len(tickets) > 1 else tickets[0].batch_size
-        self.ended: set[int] = set()
-        """Requests that a RESPONSE has ended, by their place in ``tickets``."""
-        self.error: InferenceError | None = None
-        """What requests that have not ended get when the worker dies; None for the news of its death."""
-
-    def input(self, at: int) -> Tensor:
-        """The tensor that the worker calls input *at*: request << 32 | number, counting the controls first."""
-        ticket = self.tickets[at >> 32]
-        number = at & 0xFFFFFFFF
-        controls = ticket.controls
-        return controls[number] if number < len(controls) else ticket.request.inputs[number - len(controls)]
-
-
 Reshape = tuple[tuple[int, ...], tuple[int, ...]]
 """(the shape on this side, the shape on the other), both without the batch dimension and perhaps with -1."""
 
 
-Outcome = list[Tensor] | InferenceError | Fate
-"""What became of one request: the tensors that the model gave, the error that it returned, or what else."""
+ExecutionOutcome = list[Tensor] | InferenceError | Fate
+"""What an execution made of one request: the tensors that the model gave, the error that it returned, or what else."""
 
 
 class Sent(NamedTuple):
@@ -118,11 +93,13 @@ class InstanceOwner(Protocol):
     def labels(self) -> Mapping[str, Sequence[str]]:
         """By output, what its elements stand for."""
 
-    def on_result(self, instance: Instance, batch: Batch, result: BatchResult, outcomes: list[Outcome]) -> None:
+    def on_result(
+        self, instance: Instance, batch: Batch, result: BatchResult, outcomes: Sequence[ExecutionOutcome]
+    ) -> None:
         """``execute`` is done with a batch. *outcomes* go with its tickets; empty when ``result.failure`` says why."""
 
-    def on_response(self, instance: Instance, batch: Batch, index: int, sent: Sent) -> None:
-        """To request *index* of *batch*, perhaps before the batch's result."""
+    def on_response(self, instance: Instance, batch: Batch, ticket: Ticket, sent: Sent) -> None:
+        """To *ticket* of *batch*, perhaps before the batch's result."""
 
     def on_returned(self, instance: Instance, batches: list[Batch]) -> None:
         """The worker gave back what it had not begun with."""
@@ -159,7 +136,7 @@ class Instance:
         owner: InstanceOwner,
         spawners: Spawners,
         environment: Environment,
-        services: WorkerServices,
+        begin_asking: BeginAsking,
         *,
         capacity: int = 1,
         warm_up: WarmUpOfWorkers | None = None,
@@ -207,11 +184,11 @@ class Instance:
         self._specs = SpecTable()
         self._worker: WorkerProcess | None = None
         self._memory = WorkerMemory(options, self._flush_soon)
-        self._services = services
+        self._begin_asking = begin_asking
         self.capacity = capacity
         self._overlaps = capacity > 1
         """Whether its executions may overlap. Also when its capacity is less than it was."""
-        self._calls: OpenCalls | None = None
+        self._asking: Asking | None = None
         """Of the present worker. None before it has asked for anything."""
         self.is_alone = False
         """Whether its model has no other instance that takes requests."""
@@ -326,7 +303,7 @@ class Instance:
                 refused.append((tickets, InferenceError(ErrorCode.INTERNAL, _CANNOT_ENCODE)))
                 continue
             self._next_batch += 1
-            self._in_flight[number] = Batch(number, tickets, parcel.slots if parcel is not None else [])
+            self._in_flight[number] = Batch(self, number, tickets, parcel.slots if parcel is not None else [])
             sent += 1
         worker = self._worker
         assert worker is not None, "dispatch is only called while READY"
@@ -415,21 +392,15 @@ class Instance:
             if name not in ours
         ]
 
-    def cancel(self, ticket: Ticket) -> bool:
-        """Tell the worker that nobody waits for *ticket* any more. Whether it was here."""
-        for batch in (*self._in_flight.values(), *self._open.values()):
-            if ticket in batch.tickets:
-                index = batch.tickets.index(ticket)
-                if index in batch.ended:
-                    continue  # it was released for another batch
-                if self._worker is not None:
-                    self._worker.send_cancel(batch.number, index)
-                return True
-        return False
+    def cancel(self, ticket: Ticket) -> None:
+        """Tell the worker that nobody waits for *ticket*, which it has, any more."""
+        batch = ticket.batch
+        if batch is not None and self._worker is not None:
+            self._worker.send_cancel(batch.number, ticket.index)
 
-    def credit(self, batch: int, index: int, consumed: int) -> None:
-        """So many responses of a request have been passed on. Said at the end of this turn of the loop."""
-        self._credits[batch, index] = consumed
+    def credit(self, batch: Batch, ticket: Ticket) -> None:
+        """Tell the worker how many responses to *ticket* in *batch* have been passed on, at the end of this turn."""
+        self._credits[batch.number, ticket.index] = ticket.passed_on - ticket.credited_from
         self._flush_soon()
 
     def _reshape(self, reshape: Reshape, shape: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -464,7 +435,7 @@ class Instance:
         elif kind == Kind.RETURNED:
             self._take_back(messages.read_returned(body))
         else:
-            self._calls_of(worker).on_frame(kind, body)
+            self._asking_of(worker).on_frame(kind, body)
 
     def _finish(self, result: BatchResult) -> None:
         batch = self._in_flight[result.number]
@@ -473,46 +444,40 @@ class Instance:
         self._has_served = True
         self.deaths_in_a_row = 0
         outcomes = [self._outcome(answer, batch, ticket) for answer, ticket in zip(result.answers, batch.tickets)]
-        for index, outcome in enumerate(outcomes):
-            if outcome is Fate.DEFERRED and index not in batch.ended:
-                batch.ended.update(at for at, other in enumerate(outcomes) if other is not Fate.DEFERRED)
-                self._open[result.number] = batch
-                self._moved_ns = result.placed_ns
-                break
         self._owner.on_result(self, batch, result, outcomes)
         # Last: if anything above fails, the worker is killed, and what is still in flight is answered for.
         del self._in_flight[result.number]
+        if batch.open:
+            self._open[result.number] = batch
+            self._moved_ns = result.placed_ns
 
     def _respond(self, body: memoryview) -> None:
         number, index, answer, is_final, infer_ns, sent_ns = messages.read_response(body, self._specs)
         batch = self._in_flight.get(number) or self._open.get(number)
-        if batch is None or index in batch.ended:
+        if batch is None or batch.tickets[index].batch is not batch:
             # The end that a destructor sends takes no lock: ``execute`` may fail, and end the whole batch, meanwhile.
             self.refuse(answer.outputs if answer is not None else ())
             return
         self._has_served = True
         self.deaths_in_a_row = 0
         self._moved_ns = sent_ns
+        ticket = batch.tickets[index]
         response: InferenceResponse | InferenceError | None = None
         if answer is not None:
-            outcome = self._outcome(answer, batch, batch.tickets[index])
+            outcome = self._outcome(answer, batch, ticket)
             assert not isinstance(outcome, Fate), "a RESPONSE carries outputs or an error"
-            response = outcome if isinstance(outcome, InferenceError) else self._response(batch, index, outcome, answer)
-        self._owner.on_response(self, batch, index, Sent(response, is_final, infer_ns, sent_ns))
-        if is_final:
-            batch.ended.add(index)
-            if number in self._open and len(batch.ended) == len(batch.tickets):
-                del self._open[number]
-                self._trim_when_empty()
-                self._owner.on_room(self)
+            response = outcome if isinstance(outcome, InferenceError) else self._response(ticket, outcome, answer)
+        self._owner.on_response(self, batch, ticket, Sent(response, is_final, infer_ns, sent_ns))
+        if not batch.open and self._open.pop(number, None) is not None:
+            self._trim_when_empty()
+            self._owner.on_room(self)
 
-    def _response(self, batch: Batch, index: int, outputs: list[Tensor], answer: Answer) -> InferenceResponse:
+    def _response(self, ticket: Ticket, outputs: list[Tensor], answer: Answer) -> InferenceResponse:
         options = self._options
-        ticket = batch.tickets[index]
         parameters = json.loads(answer.parameters_json) if answer.parameters_json else {}
         return InferenceResponse(options.model, options.version, ticket.request.request_id, outputs, parameters)
 
-    def _outcome(self, answer: Answer, batch: Batch, ticket: Ticket) -> Outcome:
+    def _outcome(self, answer: Answer, batch: Batch, ticket: Ticket) -> ExecutionOutcome:
         if answer.error is not None:
             return InferenceError(*answer.error)
         if answer.fate is not None:
@@ -590,15 +555,10 @@ class Instance:
 
     # ------------------------------------------------------------------------------------------ calls
 
-    def _calls_of(self, worker: WorkerProcess) -> OpenCalls:
-        if self._calls is None:
-            self._calls = OpenCalls(self, worker, self._services)
-        return self._calls
-
-    @property
-    def calls(self) -> OpenCalls | None:
-        """What the model is asking of others at this moment."""
-        return self._calls
+    def _asking_of(self, worker: WorkerProcess) -> Asking:
+        if self._asking is None:
+            self._asking = self._begin_asking(self, worker)
+        return self._asking
 
     @property
     def batches_in_flight(self) -> Collection[Batch]:
@@ -609,8 +569,23 @@ class Instance:
         """Those whose ``execute`` has returned, and whose requests have not all ended."""
         return self._open.values()
 
-    def has_begun(self, batch: int) -> bool:
-        return self._worker is not None and batch <= self._worker.started_batch
+    def has_begun(self, batch: Batch) -> bool:
+        """Whether the worker has begun with *batch*: read from its memory, since no message tells."""
+        return self._worker is not None and batch.number <= self._worker.started_batch
+
+    def executions(self) -> list[Execution]:
+        """What the worker has begun with, and which calls of the model must be answered before it can end."""
+        asking = self._asking
+        return [
+            Execution(batch.tickets, asking.blocking(batch.number) if asking is not None else ())
+            for batch in self._in_flight.values()
+            if self.has_begun(batch)
+        ]
+
+    @property
+    def is_full_of_calls(self) -> bool:
+        """Whether it takes no batch at the moment, and its model has called others."""
+        return not self.has_room and self._asking is not None
 
     def on_call(self, *, is_in_execute: bool) -> None:
         """The model calls another one: what waits behind it may be what it is going to wait for.
@@ -631,8 +606,10 @@ class Instance:
         if len(self._in_flight) > self.capacity and self._worker is not None:
             self._worker.send(frame(Kind.RECALL, []))
 
-    def reply(self, worker: WorkerProcess, call: int, outcome: CallOutcome, *, is_final: bool) -> None:
-        """Hand a response to a call of *worker*, which lives; tensors in shared memory go by reference."""
+    def reply(self, call: int, outcome: CallOutcome, *, is_final: bool) -> None:
+        """Hand a response to a call of the worker, which lives; tensors in shared memory go by reference."""
+        worker = self._worker
+        assert worker is not None, "calls end with their worker"
         parts: list[bytes] = []
         if isinstance(outcome, InferenceError):
             messages.put_error(parts, outcome.code, outcome.message)
@@ -669,10 +646,10 @@ class Instance:
         worker = self._worker
         if worker is None or not self._in_flight:
             return 0.0
-        begun = [found.since_ns for found in self._executions(worker) if found.since_ns is not None]
+        begun = [found.since_ns for found in self._execution_times(worker) if found.since_ns is not None]
         return max(0, self._clock() - min(begun)) / 1e9 if begun else 0.0
 
-    def _executions(self, worker: WorkerProcess) -> list[UnderWay]:
+    def _execution_times(self, worker: WorkerProcess) -> list[UnderWay]:
         """The executions that have begun; where none has, the one that should have."""
         started, started_ns = worker.started
         found = [
@@ -688,14 +665,14 @@ class Instance:
 
     def _under_way(self, worker: WorkerProcess) -> list[UnderWay]:
         """The executions, and the silence in which requests wait whose ``execute`` has returned."""
-        found = self._executions(worker)
+        found = self._execution_times(worker)
         if self._open:
             found.append(UnderWay(_SILENCE, self._moved_ns, any(map(self._waits, self._open.values()))))
         return found
 
     def _waits(self, batch: Batch) -> bool:
         """Whether the model may be waiting for others: a model that it calls, or a client that does not read."""
-        if self._calls is not None and self._calls.is_waited_for(
+        if self._asking is not None and self._asking.is_waited_for(
             batch.number if batch.number in self._in_flight else 0
         ):
             return True
@@ -703,7 +680,7 @@ class Instance:
         return (
             self._worker is not None
             and self._worker.waits_for_clients
-            and any(isinstance(ticket.waiter, ResponseStream) and ticket.waiter.unread > 0 for ticket in batch.tickets)
+            and any(ticket.unread > 0 for ticket in batch.tickets)
         )
 
     def _look(self) -> None:
@@ -861,7 +838,7 @@ class Instance:
             text = f"the worker of instance '{self.name}' cannot be started: {error}"
             raise InferenceError(ErrorCode.INTERNAL, text) from error
         except BaseException:
-            self._end_calls()
+            self._end_asking()
             raise
         if self._warm_up is not None:
             await self._warm_up_worker(self._warm_up)
@@ -920,7 +897,7 @@ class Instance:
         self._memory.close()
         lost, self._in_flight = list(self._in_flight.values()), {}
         deferred, self._open = [batch for batch in self._open.values() if batch not in lost], {}
-        self._end_calls()
+        self._end_asking()
         if self.state is InstanceState.STOPPING:
             self._move(InstanceState.STOPPED)
         elif self.state is InstanceState.STARTING:
@@ -949,13 +926,13 @@ class Instance:
             how,
         )
 
-    def _end_calls(self) -> None:
+    def _end_asking(self) -> None:
         """Nobody is there any more to whom the model's calls could be answered, nor anybody to answer ours."""
         self._end_probe(is_ready=False)
         self._credits.clear()
-        if self._calls is not None:
-            self._calls.close()
-            self._calls = None
+        if self._asking is not None:
+            self._asking.close()
+            self._asking = None
 
     async def _restart_until_ready(self, *, at_once: bool) -> None:
         """Try again and again, ever more slowly. Ends with READY or by being cancelled."""

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from pytriton_lite.core.errors import BugError, ErrorCode, InferenceError
 from pytriton_lite.core.request import parse_version
 from pytriton_lite.core.states import VersionState
 from pytriton_lite.engine.served_version import ServedVersion
 
-if TYPE_CHECKING:
-    from pytriton_lite.engine.server import Server
-
 _FILE = "file:"
 
 
+class ModelControl(Protocol):
+    """A server, as far as models may ask for others. What its methods say of errors models see."""
+
+    async def would_serve(self, name: str, version: int | None) -> bool:
+        """Whether that version, or the newest ready one, would serve a request now, and its model says so, too."""
+
+    async def load_model(
+        self, name: str, config_override: str | None, files: Mapping[str, bytes], *, asked_by: str = ""
+    ) -> None:
+        """Load a model or load it anew, for the model whose id is *asked_by* where that one is being loaded itself."""
+
+    async def unload_model(self, name: str, unload_dependents: bool, *, asked_by: str = "") -> None:
+        """Begin to unload a model."""
+
+
 async def answer_model_operation(
-    server: Server, operation: str, arguments: Mapping[str, Any], *, caller: ServedVersion
+    server: ModelControl, operation: str, arguments: Mapping[str, Any], *, caller: ServedVersion
 ) -> object:
     """Do what a worker of *caller* asks, and return the answer for it. Cancel it when that worker is gone.
 

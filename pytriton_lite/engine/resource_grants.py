@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
 from pytriton_lite.engine.deadlock import helpers_of
-from pytriton_lite.engine.instance import Instance
 from pytriton_lite.scheduling.rate_limit import Claim, RateLimiter, ResourceSize
+from pytriton_lite.scheduling.ticket import Executor
 
 Use = Callable[[], None]
 """To be called when the resources are there: `ResourceGrants.take` them, or `ResourceGrants.leave`."""
@@ -23,7 +23,7 @@ class ResourceGrants:
         self._limiter = RateLimiter(sizes)
         self._loop = asyncio.get_running_loop()
         self._uses: dict[Claim, Use] = {}
-        self._executing: dict[Claim, Instance] = {}
+        self._executing: dict[Claim, Executor] = {}
         self._is_due = False
 
     def register(self, claims: Sequence[Claim], *, replaced: Iterable[Claim] = ()) -> None:
@@ -49,7 +49,7 @@ class ResourceGrants:
             self._limiter.leave(claim)
             self._settle_soon()
 
-    def take(self, claim: Claim, instance: Instance) -> None:
+    def take(self, claim: Claim, instance: Executor) -> None:
         """*instance* begins with an execution."""
         self._limiter.take(claim)
         self._executing[claim] = instance
@@ -60,7 +60,7 @@ class ResourceGrants:
             self._limiter.release(claim, claim.held - executions)
             self._settle_soon()
 
-    def holders(self, claim: Claim) -> list[Instance]:
+    def holders(self, claim: Claim) -> list[Executor]:
         """Who has what *claim* lacks."""
         missing = self._limiter.missing(claim)
         return [self._executing[holder] for pool in missing for holder in self._limiter.holders(pool)]

@@ -13,18 +13,18 @@ from contextlib import AbstractAsyncContextManager
 
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.request import SEQUENCE_START, InferenceRequest, InferenceResponse, Origin
+from pytriton_lite.core.request import SEQUENCE_START, InferenceRequest, Origin, ResponseReceiver
 from pytriton_lite.core.states import VERSION_TRANSITIONS, VersionState, move
+from pytriton_lite.core.timeline import Clock
 from pytriton_lite.engine.admission import Admission
 from pytriton_lite.engine.cached_requests import CachedRequests
-from pytriton_lite.engine.dispatch import Clock
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.latency_metrics import LatencyMetrics
 from pytriton_lite.engine.response_cache import CacheSpace
-from pytriton_lite.engine.response_stream import ResponseReceiver, ResponseStream
 from pytriton_lite.engine.statistics import Refusal, SharedMemory, statistics_of
 from pytriton_lite.engine.unanswered import Unanswered, UnansweredLimits, UnansweredTotal
 from pytriton_lite.repository.index import ModelId
+from pytriton_lite.scheduling.ticket import Caller, Ticket
 
 
 class ServedVersion(ABC):
@@ -81,41 +81,40 @@ class ServedVersion(ABC):
             self.statistics.refusals[Refusal.INVALID] += 1
             raise
 
-    def infer(self, request: InferenceRequest) -> asyncio.Future[InferenceResponse]:
-        """Check, enqueue, and return the future that carries the answer.
+    def infer(self, request: InferenceRequest, receiver: ResponseReceiver, caller: Caller | None = None) -> Ticket:
+        """Check and enqueue; *receiver* gets the responses, one for a model that is not decoupled.
 
-        Raises InferenceError at once for what is wrong with the request or with the queue.
-        """
-        accepted_ns = self._clock()
-        batch_size = self._accept(request, accepted_ns)
-        try:
-            if self._cached is not None:
-                return self._cached.infer(request, batch_size=batch_size, accepted_ns=accepted_ns)
-            return self._submit(request, batch_size=batch_size, accepted_ns=accepted_ns)
-        except BaseException as error:
-            self.count_refusal(error)
-            raise
-
-    def infer_stream(self, request: InferenceRequest, receiver: ResponseReceiver) -> ResponseStream:
-        """Check and enqueue; *receiver* gets the responses, one for a model that is not decoupled. Raises as `infer`.
+        *caller* is whose model asks. The ticket is for the client: to cancel the request, and to say what was passed on.
+        Raises InferenceError at once for what is wrong with the request or with the queue; *receiver* hears nothing then,
+        nor before this returns.
 
         A step of an ensemble's request is served while the server stops, or the version is unloaded, which the ensemble holds.
         """
         accepted_ns = self._clock()
         batch_size = self._accept(request, accepted_ns)
+        ticket = Ticket(
+            request,
+            receiver,
+            batch_size=batch_size,
+            shape_key=self._admission.shape_key(request),
+            accepted_ns=accepted_ns,
+            caller=caller,
+        )
         try:
             if self._cached is not None:
-                return self._cached.infer_stream(request, receiver, batch_size=batch_size, accepted_ns=accepted_ns)
-            return self._submit_stream(request, receiver, batch_size=batch_size, accepted_ns=accepted_ns)
+                self._cached.begin(ticket)
+            else:
+                self._begin(ticket)
         except BaseException as error:
             self.count_refusal(error)
             raise
+        return ticket
 
     def _accept(self, request: InferenceRequest, accepted_ns: int) -> int:
         """The request's batch size; raises InferenceError for one that is refused."""
         timeline = request.timeline
         if timeline is not None:
-            timeline.arrived(request, self.version)
+            timeline.arrived(request.request_id, self.version)
         try:
             batch_size = self._admission.check(request)
         except InferenceError:
@@ -129,7 +128,7 @@ class ServedVersion(ABC):
             self.statistics.refusals[Refusal.UNAVAILABLE] += 1
             raise self.not_ready_error()
         if timeline is not None:
-            timeline.accepted(request, batch_size=batch_size, now_ns=accepted_ns)
+            timeline.accepted(request.inputs, batch_size=batch_size, now_ns=accepted_ns)
         return batch_size
 
     def _goes_on(self, request: InferenceRequest) -> bool:
@@ -148,22 +147,12 @@ class ServedVersion(ABC):
         self.statistics.refusals[Refusal.QUEUE_FULL if is_full else Refusal.INVALID] += 1
 
     @abstractmethod
-    def _submit(
-        self, request: InferenceRequest, *, batch_size: int, accepted_ns: int
-    ) -> asyncio.Future[InferenceResponse]:
-        """Begin with a request that was accepted. Cancelling the future cancels it. Raises InferenceError if it is refused."""
-
-    @abstractmethod
-    def _submit_stream(
-        self, request: InferenceRequest, receiver: ResponseReceiver, *, batch_size: int, accepted_ns: int
-    ) -> ResponseStream:
-        """`_submit` for a client that takes any number of responses."""
+    def _begin(self, ticket: Ticket) -> None:
+        """Begin with a request that was accepted, as its owner. Raises InferenceError if it is refused."""
 
     def use_cache(self, space: CacheSpace) -> None:
         """Answer from *space* where it can, from now on. Call it before `begin_load`."""
-        self._cached = CachedRequests(
-            self, space, submit=self._submit, submit_stream=self._submit_stream, clock=self._clock
-        )
+        self._cached = CachedRequests(self, space, execute=self._begin, clock=self._clock)
         self.statistics.begin_caching()
 
     def answer_in_order(self, deliver: Callable[[], None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,17 +15,16 @@ from pytriton_lite import __version__
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.log_settings import LogSettings
-from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.request import InferenceRequest, ResponseReceiver
 from pytriton_lite.core.states import SERVER_TRANSITIONS, ServerState, VersionState, move
+from pytriton_lite.core.timeline import Clock
 from pytriton_lite.engine.backends import Backends
 from pytriton_lite.engine.cache_options import CacheOptions, LocalCacheOptions
 from pytriton_lite.engine.custom_metrics import CustomMetrics
 from pytriton_lite.engine.daemon_threads import in_daemon_thread
-from pytriton_lite.engine.dispatch import Clock
 from pytriton_lite.engine.environments import Environments
 from pytriton_lite.engine.foreground import Foreground
 from pytriton_lite.engine.fork_server import ForkServers
-from pytriton_lite.engine.instance import InstanceOwner
 from pytriton_lite.engine.latency_metrics import LatencyMetrics
 from pytriton_lite.engine.local_cache import LocalCache
 from pytriton_lite.engine.model_operations import answer_model_operation
@@ -38,7 +37,6 @@ from pytriton_lite.engine.redis_cache import RedisCache
 from pytriton_lite.engine.regions import RegionLimits, Regions
 from pytriton_lite.engine.resource_grants import ResourceGrants
 from pytriton_lite.engine.response_cache import CacheStatistics, ResponseCache
-from pytriton_lite.engine.response_stream import ResponseReceiver, ResponseStream
 from pytriton_lite.engine.served_version import ServedVersion
 from pytriton_lite.engine.statistics import ModelStatistics, RequestCounts
 from pytriton_lite.engine.trace_options import TraceOptions
@@ -53,6 +51,7 @@ from pytriton_lite.repository.index import ModelId
 from pytriton_lite.repository.reader import Override, RepositoryOptions
 from pytriton_lite.repository.scratch import sweep
 from pytriton_lite.scheduling.rate_limit import ResourceSize
+from pytriton_lite.scheduling.ticket import Ticket
 
 if TYPE_CHECKING:
     from pytriton_lite.remote.repositories import RemoteRepositories
@@ -376,20 +375,15 @@ class Server:
         """Every rule of the core that needs no tensor bytes. Raises InferenceError(INVALID_ARG)."""
         served.check(request)
 
-    def infer(self, served: ServedVersion, request: InferenceRequest) -> asyncio.Future[InferenceResponse]:
-        """Enqueue a request. Raises InferenceError for what is found at once; the future carries the rest."""
+    def infer(self, served: ServedVersion, request: InferenceRequest, receiver: ResponseReceiver) -> Ticket:
+        """Enqueue a request whose responses *receiver* gets, as they come: one, of a model that is not decoupled.
+
+        Raises InferenceError for what is found at once.
+        """
         if served.state is not VersionState.READY:
             # It was when it was found, but the body took its time, and the version was replaced or unloaded meanwhile.
             served = self.find(request.model_name, request.version)
-        return served.infer(request)
-
-    def infer_stream(
-        self, served: ServedVersion, request: InferenceRequest, receiver: ResponseReceiver
-    ) -> ResponseStream:
-        """Enqueue a request whose responses *receiver* gets, as they come. Raises InferenceError as `infer`."""
-        if served.state is not VersionState.READY:
-            served = self.find(request.model_name, request.version)
-        return served.infer_stream(request, receiver)
+        return served.infer(request, receiver)
 
     # ------------------------------------------------------------------------------------------ what models ask
 
@@ -397,19 +391,19 @@ class Server:
         """Whether it was ever asked to load."""
         return self._models.is_named(name)
 
-    async def answer(self, worker: Hashable, asker: InstanceOwner, operation: str, arguments: dict[str, Any]) -> object:
+    async def answer(self, worker: object, asker: object, operation: str, arguments: dict[str, Any]) -> object:
         if operation.startswith("metric."):
             return self.custom_metrics.handle(worker, operation, arguments)
         assert isinstance(asker, ServedVersion)
         return await answer_model_operation(self, operation, arguments, caller=asker)
 
-    def hear(self, worker: Hashable, operation: str, arguments: dict[str, Any]) -> None:
+    def hear(self, worker: object, operation: str, arguments: dict[str, Any]) -> None:
         try:
             self.custom_metrics.handle(worker, operation, arguments)
         except InferenceError as error:
             logger.warning("'%s' of a model was dropped: %s", operation, error.message)
 
-    def worker_gone(self, worker: Hashable) -> None:
+    def worker_gone(self, worker: object) -> None:
         self.custom_metrics.owner_gone(worker)
 
     # ------------------------------------------------------------------------------------------ life

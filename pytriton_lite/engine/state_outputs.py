@@ -9,7 +9,7 @@ from pytriton_lite.config.sequence_state import SequenceState
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.ipc.messages import INLINE_BYTES, TensorRef
 from pytriton_lite.ipc.segment import Segment
-from pytriton_lite.scheduling.queue import Ticket
+from pytriton_lite.scheduling.ticket import Ticket
 
 
 class StateOutputs:

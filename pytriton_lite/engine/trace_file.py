@@ -14,10 +14,11 @@ from __future__ import annotations
 import io
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.core.timeline import Timeline
 from pytriton_lite.engine import trace_stations
 from pytriton_lite.engine.trace_options import Levels, TraceLevel
@@ -57,13 +58,13 @@ class FileTrace:
     def nbytes(self) -> int:
         return sum(len(tensor.data) for tensor in self.tensors)
 
-    def on_accepted(self, request: InferenceRequest) -> None:
+    def on_accepted(self, inputs: Sequence[Tensor]) -> None:
         if self._has_tensors:
-            self.tensors += copies(QUEUE_INPUT, request.inputs)
+            self.tensors += copies(QUEUE_INPUT, inputs)
 
-    def on_response(self, response: InferenceResponse) -> None:
+    def on_response(self, outputs: Sequence[Tensor]) -> None:
         if self._has_tensors:
-            self.tensors += copies(BACKEND_OUTPUT, response.outputs)
+            self.tensors += copies(BACKEND_OUTPUT, outputs)
 
 
 class FileTraces:

@@ -20,7 +20,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -31,7 +31,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from pytriton_lite import __version__
-from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.core.timeline import Timeline
 from pytriton_lite.engine import trace_stations
 from pytriton_lite.engine.observation import HeaderOf
@@ -90,10 +90,10 @@ class SpanTrace:
             carrier["tracestate"] = self.state
         return json.dumps(carrier)
 
-    def on_accepted(self, request: InferenceRequest) -> None:
+    def on_accepted(self, inputs: Sequence[Tensor]) -> None:
         """Nothing of the tensors goes into spans."""
 
-    def on_response(self, response: InferenceResponse) -> None:
+    def on_response(self, outputs: Sequence[Tensor]) -> None:
         """As above."""
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Protocol
 
 from pytriton_lite.config.ensemble_plan import EnsemblePlan, check_ensemble_for_load
 from pytriton_lite.config.model_config import ModelConfig, check_for_load, regrouped, resolve_for_load
+from pytriton_lite.core.timeline import Clock
 from pytriton_lite.engine.auto_complete import completed_config
 from pytriton_lite.engine.backends import Backends
 from pytriton_lite.engine.calls import WorkerServices
-from pytriton_lite.engine.dispatch import Clock
-from pytriton_lite.engine.ensemble_version import EnsembleVersion
+from pytriton_lite.engine.ensemble_version import EnsembleVersion, StepServices
 from pytriton_lite.engine.environments import Environment, Environments
 from pytriton_lite.engine.foreground import Foreground
 from pytriton_lite.engine.fork_server import ForkServers, Spawners
@@ -26,6 +27,13 @@ from pytriton_lite.ipc import cuda
 logger = logging.getLogger(__name__)
 
 
+class Services(WorkerServices, StepServices, Protocol):
+    """What the server does for versions of both kinds."""
+
+    def find(self, name: str, version: int | None, namespace: str = "") -> ServedVersion:
+        """The version that would serve a request now. Raises InferenceError where there is none."""
+
+
 class VersionFactory:
     """Knows what every version of this server has in common: workers, backends, the GPUs of this machine."""
 
@@ -38,7 +46,7 @@ class VersionFactory:
         environments: Environments,
         backends: Backends,
         auto_completes: bool,
-        services: WorkerServices,
+        services: Services,
         clock: Clock,
         latencies: LatencyMetrics,
         grants: ResourceGrants | None = None,

@@ -18,16 +18,16 @@ from pytriton_lite.config.warm_up import WarmUpSample, sample_tensors
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.core.timeline import Clock
 from pytriton_lite.engine.admission import Admission
-from pytriton_lite.engine.dispatch import Clock, Dispatcher
+from pytriton_lite.engine.answers import Answers
 from pytriton_lite.engine.fork_server import WorkerExit
-from pytriton_lite.engine.instance import Batch, Instance, InstanceOwner, Outcome, Sent
+from pytriton_lite.engine.instance import ExecutionOutcome, Instance, InstanceOwner, Sent
 from pytriton_lite.engine.latency_metrics import LatencyMetrics
-from pytriton_lite.engine.response_stream import ResponseStream
-from pytriton_lite.engine.statistics import ModelStatistics, statistics_of
-from pytriton_lite.ipc.messages import BatchResult, Fate
-from pytriton_lite.scheduling.default import DefaultScheduler
-from pytriton_lite.scheduling.queue import Ticket
+from pytriton_lite.engine.statistics import FailureReason, ModelStatistics, statistics_of
+from pytriton_lite.ipc.messages import BatchResult
+from pytriton_lite.scheduling.queue import NOT_ITERATIVE_TEXT
+from pytriton_lite.scheduling.ticket import Batch, Executor, Ticket, Ways
 
 _MOST_TEXTS = 1000
 """A batch size may be any number; so many of its requests are told that it is too large."""
@@ -117,7 +117,7 @@ class WarmUp:
 
 
 class _Run(InstanceOwner):
-    """One warm-up of one worker, which reports here meanwhile. A dispatcher of its own counts, and answers."""
+    """One warm-up of one worker, which reports here meanwhile."""
 
     def __init__(
         self,
@@ -128,30 +128,61 @@ class _Run(InstanceOwner):
     ) -> None:
         self.sample = ""
         self._labels = labels
-        self._model = config.name
+        self._model, self._version = config.name, statistics.version
         self._is_iterative = config.sequence_batching is not None and config.sequence_batching.is_iterative
         self._clock = clock
-        self._dispatcher = Dispatcher(DefaultScheduler, statistics, is_decoupled=config.decoupled, clock=clock)
+        self._answers = Answers(statistics, self, is_decoupled=config.decoupled, clock=clock)
 
     async def execute(
         self, instance: Instance, inputs: list[Tensor], others: list[Tensor], *, requests: int
     ) -> list[str]:
         """One batch of so many equal *requests*. The errors that are answered, in order."""
-        answers = [_Answers() for _ in range(requests)]
-        tickets = [self._ticket(inputs, others, own) for own in answers]
+        ends = [_End() for _ in range(requests)]
+        tickets = [self._ticket(inputs, others, own) for own in ends]
         for refused, error in instance.dispatch([tickets]):
             return [error.message] * len(refused)
-        await asyncio.gather(*(own.ended for own in answers))
-        return [text for own in answers for text in own.errors]
+        await asyncio.gather(*(own.ended for own in ends))
+        return [text for own in ends for text in own.errors]
 
-    def _ticket(self, inputs: list[Tensor], others: list[Tensor], answers: _Answers) -> Ticket:
+    def _ticket(self, inputs: list[Tensor], others: list[Tensor], end: _End) -> Ticket:
         now_ns = self._clock()
         request = InferenceRequest(self._model, None, inputs=inputs)
-        answers.stream = stream = ResponseStream(answers)
-        ticket = stream.ticket = Ticket(request, stream, batch_size=1, shape_key=None, accepted_ns=now_ns)
+        ticket = end.ticket = Ticket(request, end, batch_size=1, shape_key=None, accepted_ns=now_ns)
+        ticket.owner = self
         ticket.enqueued_ns = now_ns
         ticket.controls = others
         return ticket
+
+    # ------------------------------------------------------------------------------------------ what tickets say
+
+    def cancelled(self, ticket: Ticket) -> None:
+        """Nobody cancels a warm-up."""
+
+    def consumed(self, ticket: Ticket, count: int) -> None:
+        if ticket.source is not None:
+            ticket.source.executor.credit(ticket.source, ticket)
+
+    def may_be_stuck(self, ticket: Ticket) -> bool:
+        """Nobody waits for a warm-up."""
+        return False
+
+    def ways_on(self, ticket: Ticket) -> Ways:
+        return [[]]
+
+    def servers_of(self, ticket: Ticket) -> Sequence[Executor]:
+        return ()
+
+    # ------------------------------------------------------------------------------------------ what answers say
+
+    def released(self, ticket: Ticket) -> None:
+        """There are no sequences."""
+
+    def reschedule(self, ticket: Ticket, now_ns: int) -> None:
+        """The model wants to execute the request once more: an iterative one has done a step, and that was all."""
+        if self._is_iterative:
+            self._answers.end(ticket, InferenceResponse(self._model, self._version, "", [], {}))
+        else:
+            self._answers.end(ticket, InferenceError(ErrorCode.INVALID_ARG, NOT_ITERATIVE_TEXT))
 
     # ------------------------------------------------------------------------------------------ what the instance reports
 
@@ -159,30 +190,31 @@ class _Run(InstanceOwner):
     def labels(self) -> Mapping[str, Sequence[str]]:
         return self._labels
 
-    def on_result(self, instance: Instance, batch: Batch, result: BatchResult, outcomes: list[Outcome]) -> None:
-        if self._is_iterative:  # it has done a step, and that was all
-            outcomes = [[] if outcome is Fate.RESCHEDULED else outcome for outcome in outcomes]
-        self._dispatcher.finished(instance, batch, result, outcomes)
+    def on_result(
+        self, instance: Instance, batch: Batch, result: BatchResult, outcomes: Sequence[ExecutionOutcome]
+    ) -> None:
+        self._answers.finished(instance, batch, result, outcomes)
 
-    def on_response(self, instance: Instance, batch: Batch, index: int, sent: Sent) -> None:
-        self._dispatcher.responded(instance, batch, index, sent)
+    def on_response(self, instance: Instance, batch: Batch, ticket: Ticket, sent: Sent) -> None:
+        self._answers.responded(batch, ticket, sent)
 
     def on_returned(self, instance: Instance, batches: list[Batch]) -> None:
-        self._dispatcher.returned(batches)
-        self._fail_rest(instance, "gave it back")
+        self._fail(instance, batches, "gave it back")
 
     def on_lost(
         self, instance: Instance, begun: list[Batch], untouched: list[Batch], deferred: list[Batch], how: WorkerExit
     ) -> None:
-        self._dispatcher.lost(instance, begun, untouched, deferred, how)
-        self._fail_rest(instance, str(how))
+        text = f"Stub process '{instance.name}' is not healthy. The worker {how} while it had this request."
+        self._answers.lost(instance, begun, deferred, InferenceError(ErrorCode.UNAVAILABLE, text))
+        self._fail(instance, untouched, str(how))
 
-    def _fail_rest(self, instance: Instance, what: str) -> None:
-        """End what the dispatcher has put into its queue: no other instance is there to serve it."""
+    def _fail(self, instance: Instance, batches: list[Batch], what: str) -> None:
+        """End *batches*, which were not begun: no other instance is there to serve them."""
         text = (
             f"Stub process '{instance.name}' is not healthy. The worker {what} before it had begun with this request."
         )
-        self._dispatcher.fail_queued(InferenceError(ErrorCode.UNAVAILABLE, text))
+        for batch in batches:
+            self._answers.fail(batch.tickets, InferenceError(ErrorCode.UNAVAILABLE, text), FailureReason.BACKEND)
 
     def on_room(self, instance: Instance) -> None:
         pass  # there is never more than one batch
@@ -191,20 +223,20 @@ class _Run(InstanceOwner):
         pass  # it stays STARTING
 
 
-class _Answers:
-    """The responses of one request, of which only the errors matter."""
+class _End:
+    """Receives the responses of one request, of which only the errors matter."""
 
     def __init__(self) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.errors: list[str] = []
-        self.stream: ResponseStream | None = None
+        self.ticket: Ticket | None = None
 
     def on_response(self, response: InferenceResponse | InferenceError | None, *, is_final: bool) -> None:
         if isinstance(response, InferenceError):
             self.errors.append(response.message)
         if is_final:
-            self.stream = None  # each refers to the other
+            self.ticket = None  # each refers to the other
             if not self.ended.done():
                 self.ended.set_result(None)
-        elif self.stream is not None and response is not None:
-            self.stream.consumed()
+        elif self.ticket is not None and response is not None:
+            self.ticket.consumed()

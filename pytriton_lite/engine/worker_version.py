@@ -14,21 +14,19 @@ from typing import Any
 
 from pytriton_lite.config.model_config import InstanceSpec, ModelConfig, instance_names
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.states import InstanceState, VersionState
+from pytriton_lite.core.timeline import Clock
 from pytriton_lite.engine.backends import Backend
-from pytriton_lite.engine.calls import WorkerServices
-from pytriton_lite.engine.dispatch import Clock, Dispatcher, PendingAnswer
+from pytriton_lite.engine.calls import OpenCalls, WorkerServices
+from pytriton_lite.engine.dispatch import Dispatcher
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.execution_watch import ExecutionLimits
 from pytriton_lite.engine.fork_server import Spawners, WorkerExit
-from pytriton_lite.engine.instance import DEATHS_BEFORE_NOT_READY, Batch, Instance, Outcome, Sent
+from pytriton_lite.engine.instance import DEATHS_BEFORE_NOT_READY, ExecutionOutcome, Instance, Sent
 from pytriton_lite.engine.latency_metrics import LatencyMetrics
-from pytriton_lite.engine.limited_dispatch import LimitedDispatcher
 from pytriton_lite.engine.log_levels import LogLevels
 from pytriton_lite.engine.regrouping import match, with_free_names
 from pytriton_lite.engine.resource_grants import ResourceGrants
-from pytriton_lite.engine.response_stream import ResponseReceiver, ResponseStream
 from pytriton_lite.engine.served_version import ServedVersion
 from pytriton_lite.engine.state_outputs import states_of
 from pytriton_lite.engine.statistics import SharedMemory
@@ -38,10 +36,11 @@ from pytriton_lite.engine.worker_process import DEFAULT_RESPONSE_WINDOW, LaunchO
 from pytriton_lite.ipc.messages import BatchResult
 from pytriton_lite.scheduling.default import DefaultScheduler
 from pytriton_lite.scheduling.dynamic_batch import DynamicBatchScheduler
-from pytriton_lite.scheduling.queue import Cancellable, Scheduler, Ticket
+from pytriton_lite.scheduling.queue import Scheduler
 from pytriton_lite.scheduling.rate_limit import Claim
 from pytriton_lite.scheduling.sequence_batch import SequenceBatchScheduler
 from pytriton_lite.scheduling.sequence_state import StateTensors
+from pytriton_lite.scheduling.ticket import Batch, Ticket
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +83,7 @@ def initialize_args(config: ModelConfig, plan: InstanceSpec, *, version: int, di
     }
 
 
-def make_scheduler(config: ModelConfig) -> Scheduler | SequenceBatchScheduler:
+def make_scheduler(config: ModelConfig) -> Scheduler:
     """The scheduler that the configuration asks for."""
     if config.sequence_batching is not None:
         return SequenceBatchScheduler(
@@ -166,21 +165,11 @@ class WorkerVersion(ServedVersion):
 
     def _make_dispatcher(self) -> Dispatcher:
         config = self.config
-        make = partial(make_scheduler, config)
-        if self._grants is not None:
-            return LimitedDispatcher(
-                make,
-                self.statistics,
-                self._grants,
-                unanswered=self.unanswered,
-                preserve_ordering=config.preserves_ordering,
-                is_decoupled=config.decoupled,
-                clock=self._clock,
-            )
         return Dispatcher(
-            make,
+            partial(make_scheduler, config),
             self.statistics,
             unanswered=self.unanswered,
+            grants=self._grants,
             preserve_ordering=config.preserves_ordering,
             # A batcher gains by seeing everything that comes in the same turn; a model that takes single requests does not.
             is_eager=config.dynamic_batching is None and config.sequence_batching is None,
@@ -190,44 +179,11 @@ class WorkerVersion(ServedVersion):
 
     # ------------------------------------------------------------------------------------------ requests
 
-    def _submit(
-        self, request: InferenceRequest, *, batch_size: int, accepted_ns: int
-    ) -> asyncio.Future[InferenceResponse]:
-        answer = PendingAnswer(loop=self._loop)
-        ticket = self._ticket(request, answer, batch_size, accepted_ns)
-        answer.on_cancel = partial(self._dispatcher.cancelled, ticket)
-        try:
-            self._dispatcher.submit(ticket)
-        except BaseException:
-            answer.on_cancel = None  # each refers to the other: the request's memory would wait for a collection
-            raise
-        return answer
-
-    def _submit_stream(
-        self, request: InferenceRequest, receiver: ResponseReceiver, *, batch_size: int, accepted_ns: int
-    ) -> ResponseStream:
-        stream = ResponseStream(receiver)
-        ticket = stream.ticket = self._ticket(request, stream, batch_size, accepted_ns)
-        stream.dispatcher = self._dispatcher
-        stream.on_cancel(partial(self._dispatcher.cancelled, ticket))
-        try:
-            self._dispatcher.submit(ticket)
-        except BaseException:
-            stream.forget()
-            raise
-        return stream
+    def _begin(self, ticket: Ticket) -> None:
+        self._dispatcher.submit(ticket)
 
     def answer_in_order(self, deliver: Callable[[], None]) -> None:
         self._dispatcher.answer_in_order(deliver)
-
-    def _ticket(self, request: InferenceRequest, waiter: Cancellable, batch_size: int, accepted_ns: int) -> Ticket:
-        return Ticket(
-            request,
-            waiter,
-            batch_size=batch_size,
-            shape_key=self._admission.shape_key(request),
-            accepted_ns=accepted_ns,
-        )
 
     @property
     def pending(self) -> int:
@@ -493,7 +449,7 @@ class WorkerVersion(ServedVersion):
             self,
             self._spawners,
             environment,
-            self._services,
+            partial(OpenCalls, self._services),
             capacity=capacity,
             warm_up=None if plan.passive else self._warm_up,
             claim=Claim.of(plan) if self._grants is not None and not plan.passive else None,
@@ -531,11 +487,13 @@ class WorkerVersion(ServedVersion):
 
     # ------------------------------------------------------------------------------------------ what instances report
 
-    def on_result(self, instance: Instance, batch: Batch, result: BatchResult, outcomes: list[Outcome]) -> None:
+    def on_result(
+        self, instance: Instance, batch: Batch, result: BatchResult, outcomes: Sequence[ExecutionOutcome]
+    ) -> None:
         self._dispatcher.finished(instance, batch, result, outcomes)
 
-    def on_response(self, instance: Instance, batch: Batch, index: int, sent: Sent) -> None:
-        self._dispatcher.responded(instance, batch, index, sent)
+    def on_response(self, instance: Instance, batch: Batch, ticket: Ticket, sent: Sent) -> None:
+        self._dispatcher.responded(batch, ticket, sent)
 
     def on_returned(self, instance: Instance, batches: list[Batch]) -> None:
         self._dispatcher.returned(batches)

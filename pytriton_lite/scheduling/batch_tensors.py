@@ -15,7 +15,7 @@ from pytriton_lite.core import dtypes
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.core.tensor import Tensor, element_count
-from pytriton_lite.scheduling.queue import Ticket
+from pytriton_lite.scheduling.ticket import Ticket
 
 _Shape = tuple[int, ...]
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from pytriton_lite.config.model_config import DynamicBatching, TimeoutAction
 from pytriton_lite.scheduling.deadlines import Deadlines
 from pytriton_lite.scheduling.policy_queues import queues_for, timeout_us
-from pytriton_lite.scheduling.queue import Decision, Line, Ticket, queue_is_full
+from pytriton_lite.scheduling.queue import Decision, Line, Place, SharedQueue, queue_is_full
+from pytriton_lite.scheduling.ticket import Ticket
 
 
 class _Prefix(NamedTuple):
@@ -31,7 +32,7 @@ class _Prefix(NamedTuple):
         return min(ticket.enqueued_ns for ticket in self.tickets)
 
 
-class DynamicBatchScheduler:
+class DynamicBatchScheduler(SharedQueue):
     """Batches from the head of what waits, in service order: by priority level, and in a level as its `PolicyQueue` has it.
 
     Assumptions: *now_ns* never goes backwards, and whoever calls `decide` calls again no later than ``next_check_ns``.
@@ -46,7 +47,7 @@ class DynamicBatchScheduler:
         self._lines: Sequence[Line] = self._queues.lines
         self._deadlines: Deadlines[Ticket] = Deadlines(_has_deadline)
         self._cancelled: list[Ticket] = []
-        """Whose waiters went away while they waited; the next decision reports them."""
+        """Those that were cancelled while they waited; the next decision reports them."""
 
     def __len__(self) -> int:
         waiting = len(self._cancelled)
@@ -65,25 +66,26 @@ class DynamicBatchScheduler:
         if limit and len(queue) >= limit:
             raise queue_is_full(ticket.request)
         ticket.enqueued_ns = now_ns
-        ticket.is_queued = True
+        ticket.is_in_line = True
         if policy.default_timeout_us:
             self._watch(ticket, now_ns + timeout_us(policy, ticket.request) * 1000)
         queue.unexpired.append(ticket)
 
     def notice_cancelled(self, ticket: Ticket) -> None:
-        if ticket.is_queued:
+        if ticket.is_in_line:
             self.remove(ticket)
             self._cancelled.append(ticket)
 
-    def put_back(self, tickets: list[Ticket]) -> None:
-        self._cancelled += [ticket for ticket in tickets if ticket.waiter.cancelled()]  # nobody says it again
+    def put_back(self, tickets: list[Ticket]) -> list[Ticket]:
+        self._cancelled += [ticket for ticket in tickets if ticket.is_cancelled]  # nobody says it again
         for ticket in reversed(tickets):
-            if ticket.waiter.cancelled():
+            if ticket.is_cancelled:
                 continue
-            ticket.is_queued = True
+            ticket.is_in_line = True
             self._queues.of(ticket.request).unexpired.appendleft(ticket)
             if ticket.deadline_ns is not None:
                 self._watch(ticket, ticket.deadline_ns)
+        return []
 
     def drain(self) -> list[Ticket]:
         waiting = [*self._cancelled, *chain.from_iterable(self._lines)]
@@ -92,28 +94,32 @@ class DynamicBatchScheduler:
             line.clear()
         self._deadlines.clear()
         for ticket in waiting:
-            ticket.is_queued = False
+            ticket.is_in_line = False
         return waiting
 
     def remove(self, ticket: Ticket) -> None:
         """Take one that waits out of the queue."""
-        ticket.is_queued = False
+        ticket.is_in_line = False
         queue = self._queues.of(ticket.request)
         del (queue.unexpired if ticket in queue.unexpired else queue.delayed)[ticket]
 
-    def decide(self, now_ns: int, *, idle: int, ahead: int) -> Decision:
+    def with_work(self, free: Sequence[Place], now_ns: int) -> list[Place]:
+        return list(free) if self else []
+
+    def decide(self, now_ns: int, *, free: Sequence[Place], ahead: Sequence[Place] = ()) -> Decision:
         decision = Decision(cancelled=self._cancelled)
         self._cancelled = []
         if self._deadlines:
             self._expire(now_ns, decision)
         wait_until_ns: int | None = None
-        while idle and self:
+        for place in free:
+            if not self:
+                break
             batch, wait_until_ns = self._take_batch(now_ns)
             if not batch:
                 break
-            decision.batches.append(batch)
-            idle -= 1
-        if not idle and self._queues.may_go_ahead:
+            decision.batches.append((place, batch))
+        if len(decision.batches) == len(free) and self._queues.may_go_ahead:
             self._take_ahead(now_ns, ahead, decision)
         decision.next_check_ns = _earliest(wait_until_ns, self._deadlines.next_ns())
         return decision
@@ -131,7 +137,7 @@ class DynamicBatchScheduler:
                 ticket.deadline_ns = None
                 queue.delayed.append(ticket)
             else:
-                ticket.is_queued = False
+                ticket.is_in_line = False
                 decision.expired.append(ticket)
 
     def _take_batch(self, now_ns: int) -> tuple[list[Ticket], int | None]:
@@ -144,12 +150,14 @@ class DynamicBatchScheduler:
             return self._take(prefix.tickets), None
         return [], prefix.oldest_ns + self._delay_ns
 
-    def _take_ahead(self, now_ns: int, room: int, decision: Decision) -> None:
+    def _take_ahead(self, now_ns: int, places: Sequence[Place], decision: Decision) -> None:
         """Batches for instances that are still busy: only those that would be the same whenever an instance is free.
 
         Nobody can join them, and where a preferred size is smaller, it is known whether the delay will have passed.
         """
-        while room and self:
+        for place in places:
+            if not self:
+                return
             prefix = self._pending()
             if not (prefix.is_flushed or prefix.size >= self._max):
                 return
@@ -158,8 +166,7 @@ class DynamicBatchScheduler:
                 if self._delay_ns and prefix.best < len(batch):
                     return
                 batch = batch[: prefix.best]
-            decision.batches.append(self._take(batch))
-            room -= 1
+            decision.batches.append((place, self._take(batch)))
 
     def _pending(self) -> _Prefix:
         """Collect from the head of what waits, in order, never skipping (3.2)."""
@@ -182,14 +189,14 @@ class DynamicBatchScheduler:
         left = len(tickets)
         for line in self._lines:
             while left and line:
-                line.popitem(last=False)[0].is_queued = False
+                line.popitem(last=False)[0].is_in_line = False
                 left -= 1
         return tickets
 
 
 def _has_deadline(ticket: Ticket, deadline_ns: int) -> bool:
     """Not when it was taken since, or put back while it had a deadline here, and delayed by that one."""
-    return ticket.is_queued and ticket.deadline_ns == deadline_ns
+    return ticket.is_in_line and ticket.deadline_ns == deadline_ns
 
 
 def _earliest(*times_ns: int | None) -> int | None:

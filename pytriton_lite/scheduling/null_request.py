@@ -6,17 +6,7 @@ from pytriton_lite.core import dtypes
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.core.tensor import Tensor, element_count
-from pytriton_lite.scheduling.queue import Ticket
-
-
-class _Nobody:
-    """Waits for nothing, and never goes away."""
-
-    def cancelled(self) -> bool:
-        return False
-
-    def done(self) -> bool:
-        return True
+from pytriton_lite.scheduling.ticket import Ticket
 
 
 def null_ticket(real: Ticket, controls: list[Tensor], *, now_ns: int) -> Ticket:
@@ -24,9 +14,7 @@ def null_ticket(real: Ticket, controls: list[Tensor], *, now_ns: int) -> Ticket:
     request = InferenceRequest(
         real.request.model_name, real.request.version, inputs=[blank(tensor) for tensor in real.request.inputs]
     )
-    ticket = Ticket(
-        request, _Nobody(), batch_size=real.batch_size, shape_key=real.shape_key, accepted_ns=real.accepted_ns
-    )
+    ticket = Ticket(request, None, batch_size=real.batch_size, shape_key=real.shape_key, accepted_ns=real.accepted_ns)
     ticket.enqueued_ns = now_ns
     ticket.controls = controls
     ticket.is_null = True

@@ -3,111 +3,148 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest
-from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.scheduling.ticket import Ticket
 
-if TYPE_CHECKING:
-    from pytriton_lite.scheduling.sequence_state import SequenceStates
+Place = Hashable
+"""A model instance, to a scheduler. Never used again once it is removed."""
 
-
-class Cancellable(Protocol):
-    """Whoever waits for the answer. An asyncio future is one."""
-
-    def cancelled(self) -> bool: ...
-
-    def done(self) -> bool:
-        """Whether nothing that happens now would be heard."""
-
-
-class Ticket:
-    """A request in the hands of a scheduler. Times are nanoseconds of one monotonic clock.
-
-    ``batch_size`` is the first dimension of its inputs, 1 for a model without batching. ``shape_key`` is equal for requests
-    that may share a batch (scheduling spec, 3.3); None when all may.
-
-    ``controls`` are the tensors that the model sees before the request's own inputs; they are shared between tickets, and
-    not to be changed. ``is_null`` marks the filling of an empty row (4.4): the model sees it, nobody waits for its
-    answer, and no statistic but the batch's size counts it. ``states`` take what the model says of implicit state in its
-    answer; None where it has none.
-    """
-
-    __slots__ = (
-        "accepted_ns",
-        "batch_size",
-        "controls",
-        "deadline_ns",
-        "enqueued_ns",
-        "is_null",
-        "is_queued",
-        "request",
-        "shape_key",
-        "states",
-        "waiter",
-    )
-
-    def __init__(
-        self, request: InferenceRequest, waiter: Cancellable, *, batch_size: int, shape_key: Hashable, accepted_ns: int
-    ) -> None:
-        self.request = request
-        self.waiter = waiter
-        self.batch_size = batch_size
-        self.shape_key = shape_key
-        self.accepted_ns = accepted_ns
-        self.enqueued_ns = 0
-        self.deadline_ns: int | None = None
-        self.is_queued = False
-        self.is_null = False
-        self.controls: list[Tensor] = []
-        self.states: SequenceStates | None = None
+NOT_ITERATIVE_TEXT = (
+    "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to handle such a "
+    "flag."
+)
 
 
 @dataclass(slots=True)
 class Decision:
-    """What is to be done now. Every ticket that left the queue is in exactly one of the lists of tickets.
+    """What is to be done now. Every ticket that left the queue is in exactly one of the lists.
 
-    ``batches`` are in order, for instances as they come: the first ones for those that are idle. ``next_check_ns`` is when
-    to ask again if nothing else happens first, None for never. Where batches cannot go to any instance, ``instances`` has
-    an instance's index for each of them. Waiters of ``cancelled`` may be there still: one request of a sequence that is
-    cancelled takes those behind it along. Waiters of ``expired`` are told ``expired_text``, those of ``failed`` their error.
+    ``batches`` are in order, each with the place where it goes. ``next_check_ns`` is when to ask again if nothing else
+    happens first, None for never. Tickets of ``cancelled`` may not be cancelled themselves: one request of a sequence that is
+    takes those behind it along. Those of ``expired`` are told ``expired_text``, those of ``failed`` their error.
     """
 
-    batches: list[list[Ticket]] = field(default_factory=list)
+    batches: list[tuple[Place, list[Ticket]]] = field(default_factory=list)
     expired: list[Ticket] = field(default_factory=list)
     cancelled: list[Ticket] = field(default_factory=list)
     next_check_ns: int | None = None
-    instances: list[int] = field(default_factory=list)
     failed: list[tuple[Ticket, InferenceError]] = field(default_factory=list)
     expired_text: str = "Request timeout expired"
 
+    @property
+    def ends_some(self) -> bool:
+        """Whether requests end without a batch."""
+        return bool(self.cancelled or self.expired or self.failed)
+
 
 class Scheduler(Protocol):
-    """The queue of one model version, shared by its instances."""
+    """The queue of one model version, shared by its instances.
+
+    Where a scheduler *keeps sequences* a request may be for one place alone, and the scheduler has to hear of places and of
+    the ends of requests. To one that does not all places are equal, and what is said of them changes nothing
+    (`SharedQueue`).
+    """
+
+    keeps_sequences: bool
 
     def __len__(self) -> int:
         """Requests waiting."""
+
+    def depths(self) -> dict[int, int]:
+        """Requests waiting by priority level; empty where there are no levels."""
 
     def enqueue(self, ticket: Ticket, now_ns: int) -> None:
         """Take a request. Raises InferenceError when the queue is full; the request never waited then."""
 
     def notice_cancelled(self, ticket: Ticket) -> None:
-        """The waiter of *ticket*, which may be here, went away. To be called for each of them, and `decide` after it."""
+        """*ticket*, which may be here, was cancelled. To be called for each of them, and `decide` after it."""
 
-    def put_back(self, tickets: list[Ticket]) -> None:
-        """Return requests of a dead worker that no execution had begun with, to the head of the queue, in order."""
+    def put_back(self, tickets: list[Ticket]) -> list[Ticket]:
+        """Return requests that no execution had begun with to the head of the queue, in order.
+
+        The scheduler has given them out, or one before it that failed; it cannot take those back that it does not know:
+        they are returned.
+        """
 
     def drain(self) -> list[Ticket]:
         """Take everything that waits out of the queue, because nobody will serve it."""
 
-    def decide(self, now_ns: int, *, idle: int, ahead: int) -> Decision:
-        """Fill *idle* instances, and then at most *ahead* places behind executing batches.
+    def decide(self, now_ns: int, *, free: Sequence[Place], ahead: Sequence[Place] = ()) -> Decision:
+        """Fill the *free* places, and then those *ahead*, behind executing batches; a place is there once for each batch.
 
-        Only a batch that waiting could not improve may go ahead of a free instance.
+        Only a batch that waiting could not improve may go ahead.
         """
+
+    def with_work(self, free: Sequence[Place], now_ns: int) -> list[Place]:
+        """Those of *free* places for which something waits: a batch might be due there.
+
+        To be asked before resources are taken for one; what `decide` says of a place is not known before.
+        """
+
+    def place_of(self, ticket: Ticket) -> Place | None:
+        """The only place that can take *ticket*, which waits; None where any can, or where none has been chosen yet."""
+
+    def released(self, ticket: Ticket, now_ns: int) -> None:
+        """A request that was taken has ended: its final answer is sent. Unknown ones are passed over."""
+
+    def rescheduled(self, ticket: Ticket, now_ns: int) -> None:
+        """The model wants to execute *ticket*, which was taken, once more.
+
+        Raises InferenceError where it cannot; the request has ended with that error then.
+        """
+
+    def add_place(self, place: Place, now_ns: int) -> None:
+        """There is one more instance."""
+
+    def retire_place(self, place: Place) -> None:
+        """Nothing new is to go to *place*; what has begun there goes on."""
+
+    def is_vacant(self, place: Place) -> bool:
+        """Whether nothing that has begun at *place* could go on there."""
+
+    def remove_place(self, place: Place) -> None:
+        """Forget a place that was retired and is vacant."""
+
+    def place_lost(self, place: Place, now_ns: int) -> None:
+        """The worker at *place* died, and with it what the model knew."""
+
+
+class SharedQueue:
+    """The part of `Scheduler` that is the same wherever all places are equal."""
+
+    keeps_sequences = False
+
+    def depths(self) -> dict[int, int]:
+        return {}
+
+    def place_of(self, ticket: Ticket) -> Place | None:
+        return None
+
+    def released(self, ticket: Ticket, now_ns: int) -> None:
+        pass
+
+    def rescheduled(self, ticket: Ticket, now_ns: int) -> None:
+        raise InferenceError(ErrorCode.INVALID_ARG, NOT_ITERATIVE_TEXT)
+
+    def add_place(self, place: Place, now_ns: int) -> None:
+        pass
+
+    def retire_place(self, place: Place) -> None:
+        pass
+
+    def is_vacant(self, place: Place) -> bool:
+        return True
+
+    def remove_place(self, place: Place) -> None:
+        pass
+
+    def place_lost(self, place: Place, now_ns: int) -> None:
+        pass
 
 
 class Line(OrderedDict[Ticket, None]):

@@ -16,30 +16,26 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Sequence as SequenceOf
 
 from pytriton_lite.config.model_config import DirectStrategy, SequenceBatching
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import SEQUENCE_END, SEQUENCE_START, InferenceRequest
 from pytriton_lite.scheduling.control_tensors import ControlTensors
 from pytriton_lite.scheduling.null_request import null_ticket
-from pytriton_lite.scheduling.queue import Decision, Ticket, queue_is_full
+from pytriton_lite.scheduling.queue import NOT_ITERATIVE_TEXT, Decision, Place, queue_is_full
 from pytriton_lite.scheduling.sequence_slots import Backlog, Sequence, Slot, Slots
 from pytriton_lite.scheduling.sequence_state import StateTensors
 from pytriton_lite.scheduling.sequence_strategies import Direct, Oldest, Strategy
+from pytriton_lite.scheduling.ticket import Ticket
 
 logger = logging.getLogger("pytriton_lite.model")
 
 EXPIRED_TEXT = "timeout of the corresponding sequence has been expired"
 
-NOT_ITERATIVE_TEXT = (
-    "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to handle such a "
-    "flag."
-)
-
 
 class SequenceBatchScheduler:
-    """The sequences of one model version. Instances are numbers: *instances* of them from 0 on, and those that are added.
+    """The sequences of one model version.
 
     *is_decoupled*: with the direct strategy, the next request of a sequence does not wait for the last answer to the one
     before (4.4). An instance must not be called free then while it executes.
@@ -52,13 +48,14 @@ class SequenceBatchScheduler:
     of a sequence that has begun. Those between two iterations are under way, and do not count.
     """
 
+    keeps_sequences = True
+
     def __init__(
         self,
         options: SequenceBatching,
         *,
         model: str,
         max_batch_size: int,
-        instances: int = 0,
         is_decoupled: bool = False,
         max_queue_size: int = 0,
         states: StateTensors | None = None,
@@ -83,9 +80,6 @@ class SequenceBatchScheduler:
             candidates = options.strategy.max_candidate_sequences
             self._slots = Slots(each=candidates if candidates > 0 else rows)
             self._strategy = Oldest(options.strategy, max_batch_size=max_batch_size)
-        for number in range(instances):
-            self._slots.add(number)
-            self._strategy.add_instance(number)
         self._backlog = Backlog()
         self._open: dict[int | str, Sequence] = {}
         # Open sequences with a slot, the one first that was silent for longest.
@@ -96,7 +90,7 @@ class SequenceBatchScheduler:
         """Those that wait to be executed once more."""
         self._made_up_ids = 0
         self._leavers: list[Ticket] = []
-        """Whose waiters went away since the last decision."""
+        """Those that were cancelled since the last decision."""
         # For the next decision to report.
         self._cancelled: list[Ticket] = []
         self._failed: list[tuple[Ticket, InferenceError]] = []
@@ -105,44 +99,42 @@ class SequenceBatchScheduler:
         """Requests that wait, in slots and in the backlog, and those whose end the next decision reports."""
         return len(self._waiting) + len(self._cancelled) + len(self._failed)
 
-    def instance_of(self, ticket: Ticket) -> int | None:
-        """The only instance that can take *ticket*, which waits: where its sequence has a slot; None in the backlog."""
+    def depths(self) -> dict[int, int]:
+        return {}
+
+    def place_of(self, ticket: Ticket) -> Place | None:
+        """Where its sequence has a slot; None in the backlog."""
         sequence = self._waiting.get(ticket)
-        return sequence.slot.instance if sequence is not None and sequence.slot is not None else None
+        return sequence.slot.place if sequence is not None and sequence.slot is not None else None
 
     # ------------------------------------------------------------------------------------------ instances (4.8)
 
-    def add_instance(self, number: int, now_ns: int) -> None:
-        """There is one more instance; the backlog gets its slots at once. *number* was never used before."""
-        self._slots.add(number)
-        self._strategy.add_instance(number)
+    def add_place(self, place: Place, now_ns: int) -> None:
+        """There is one more instance; the backlog gets its slots at once."""
+        self._slots.add(place)
+        self._strategy.add_place(place)
         self._seat_waiting(now_ns)
 
-    def retire_instance(self, number: int) -> None:
+    def retire_place(self, place: Place) -> None:
         """No sequence gets a slot of the instance any more; those that have one keep it."""
-        self._slots.retire(number)
+        self._slots.retire(place)
 
-    def is_vacant(self, number: int) -> bool:
+    def is_vacant(self, place: Place) -> bool:
         """Whether no sequence has a slot of the instance, and nothing that was taken from there executes."""
-        return self._slots.is_vacant(number)
+        return self._slots.is_vacant(place)
 
-    def remove_instance(self, number: int) -> None:
-        """Forget an instance that was retired and is vacant."""
-        self._slots.remove(number)
-        self._strategy.remove_instance(number)
+    def remove_place(self, place: Place) -> None:
+        self._slots.remove(place)
+        self._strategy.remove_place(place)
 
-    def with_work(self, free: Collection[int], now_ns: int) -> list[int]:
-        """Those of *free* instances on which something waits: a batch might be due there.
-
-        To be asked before resources are taken for one; what `decide` says of an instance is not known before.
-        """
-        for number in free:
-            self._slots.reopen(number)
+    def with_work(self, free: SequenceOf[Place], now_ns: int) -> list[Place]:
+        for place in free:
+            self._slots.reopen(place)
         self._seat_waiting(now_ns)
-        return [number for number in free if self._is_waited_for(number)]
+        return [place for place in free if self._is_waited_for(place)]
 
-    def _is_waited_for(self, number: int) -> bool:
-        return any(slot.sequence is not None and slot.sequence.waiting for slot in self._slots.of(number))
+    def _is_waited_for(self, place: Place) -> bool:
+        return any(slot.sequence is not None and slot.sequence.waiting for slot in self._slots.of(place))
 
     # ------------------------------------------------------------------------------------------ in
 
@@ -193,7 +185,7 @@ class SequenceBatchScheduler:
         sequence.waiting.appendleft(ticket)
         self._waiting[ticket] = sequence
         self._between_iterations.add(ticket)
-        if ticket.waiter.cancelled():  # while it executed, and nobody says it again
+        if ticket.is_cancelled:  # while it executed, and nobody says it again
             self._leavers.append(ticket)
         self._heard(sequence, now_ns)
         self._strategy.offer(sequence, now_ns)
@@ -213,23 +205,25 @@ class SequenceBatchScheduler:
         if ticket in self._waiting:
             self._leavers.append(ticket)
 
-    def put_back(self, tickets: list[Ticket]) -> None:
+    def put_back(self, tickets: list[Ticket]) -> list[Ticket]:
         """Return requests of a dead worker that no execution had begun with.
 
-        `instance_lost` must follow before its instance is called free.
+        `place_lost` must follow before the instance is called free.
         """
+        unknown = [ticket for ticket in tickets if ticket not in self._in_hand and not ticket.is_null]
         for ticket in reversed(tickets):
-            if ticket.is_null:
+            if ticket not in self._in_hand:
                 continue
             sequence, _ = self._in_hand.pop(ticket)
             sequence.waiting.appendleft(ticket)
             self._waiting[ticket] = sequence
-            if ticket.waiter.cancelled():  # while it was away, and nobody says it again
+            if ticket.is_cancelled:  # while it was away, and nobody says it again
                 self._leavers.append(ticket)
             if sequence.slot is None:  # it was over, so its slot is another's
                 self._return(sequence)
+        return unknown
 
-    def instance_lost(self, index: int, now_ns: int) -> None:
+    def place_lost(self, place: Place, now_ns: int) -> None:
         """The worker of an instance died, and with it what the model knew of the sequences in its slots.
 
         Each of them ends: what waits fails, up to the next START if there is one; from there on it is a new sequence, and
@@ -237,12 +231,12 @@ class SequenceBatchScheduler:
         the instance are taken again when it is free for the first time. Triton has no answer here: it never continues.
         """
         self._in_hand = {
-            ticket: (sequence, slot) for ticket, (sequence, slot) in self._in_hand.items() if slot.instance != index
+            ticket: (sequence, slot) for ticket, (sequence, slot) in self._in_hand.items() if slot.place != place
         }
-        for slot in self._slots.of(index):
+        for slot in self._slots.of(place):
             if slot.sequence is not None:
                 self._strategy.withdraw(slot.sequence)
-        for sequence in reversed(self._slots.close(index)):
+        for sequence in reversed(self._slots.close(place)):
             self._return(sequence)
         self._seat_waiting(now_ns)
 
@@ -264,31 +258,30 @@ class SequenceBatchScheduler:
 
     # ------------------------------------------------------------------------------------------ out
 
-    def decide(self, now_ns: int, *, free: Collection[int]) -> Decision:
-        """A batch for each instance in *free* that has one due. See `Decision` for what else comes of it."""
+    def decide(self, now_ns: int, *, free: SequenceOf[Place], ahead: SequenceOf[Place] = ()) -> Decision:
+        """A batch for each of the *free* places that has one due. Nothing goes ahead: it would be the next of a sequence."""
         decision = Decision(expired_text=EXPIRED_TEXT)
-        for index in free:
-            self._slots.reopen(index)
+        for place in free:
+            self._slots.reopen(place)
         self._cancel_leavers(now_ns)
         self._cut_silent(now_ns)
         for sequence in self._backlog.take_expired(now_ns):
             self._close(sequence)
             decision.expired += self._empty(sequence)
         checks: list[int] = []
-        for index in free:
+        for place in free:
             if not self._waiting:
                 break
-            self._form_batch(index, now_ns, decision, checks)
+            self._form_batch(place, now_ns, decision, checks)
         decision.cancelled, self._cancelled = self._cancelled, []
         decision.failed, self._failed = self._failed, []
         decision.next_check_ns = self._next_check(checks)
         return decision
 
-    def _form_batch(self, index: int, now_ns: int, decision: Decision, checks: list[int]) -> None:
-        pick = self._strategy.pick(index, now_ns)
+    def _form_batch(self, place: Place, now_ns: int, decision: Decision, checks: list[int]) -> None:
+        pick = self._strategy.pick(place, now_ns)
         if pick.rows:
-            decision.batches.append(self._take(pick.rows, now_ns))
-            decision.instances.append(index)
+            decision.batches.append((place, self._take(pick.rows, now_ns)))
         if pick.next_check_ns is not None:
             checks.append(pick.next_check_ns)
         self._seat_waiting(now_ns)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict, deque
+from typing import NamedTuple
 
 from pytriton_lite.scheduling.deadlines import Deadlines
-from pytriton_lite.scheduling.queue import Ticket
+from pytriton_lite.scheduling.queue import Place
 from pytriton_lite.scheduling.sequence_state import SequenceStates
+from pytriton_lite.scheduling.ticket import Ticket
 
 
 class Sequence:
@@ -39,17 +41,25 @@ class Sequence:
 class Slot:
     """A place for one sequence after the other on an instance; with the direct strategy, a row of its batches."""
 
-    __slots__ = ("in_hand", "index", "instance", "sequence")
+    __slots__ = ("in_hand", "index", "place", "sequence")
 
-    def __init__(self, instance: int, index: int) -> None:
-        self.instance = instance
+    def __init__(self, place: Place, index: int) -> None:
+        self.place = place
         self.index = index
         self.sequence: Sequence | None = None
         self.in_hand = 0
         """Requests that were taken from here for execution and have not ended; of a sequence that has left, perhaps."""
 
     def __repr__(self) -> str:
-        return f"Slot({self.instance}, {self.index}, {self.in_hand} in hand)"
+        return f"Slot({self.place}, {self.index}, {self.in_hand} in hand)"
+
+
+class _FreeSlot(NamedTuple):
+    """In the order in which they are taken: ``turn`` is the instance's, so that no two are equal."""
+
+    number: int
+    turn: int
+    place: Place
 
 
 class Slots:
@@ -58,79 +68,86 @@ class Slots:
     Of equal index that is taken whose instance has least in hand: a slot is free while the last request of its sequence
     executes, and a new one would wait there for the end.
 
-    Instances are numbers that are never used twice. Only slots that were ever taken exist: a configuration may ask for a
-    million.
+    Only slots that were ever taken exist: a configuration may ask for a million.
     """
 
     def __init__(self, *, each: int) -> None:
         self._each = each
-        self._slots: dict[int, list[Slot]] = {}
-        self._free: list[tuple[int, int]] = []
-        """A heap of index and instance: those that became free, and the first of each instance that was never taken."""
-        self._in_hand: dict[int, int] = {}
+        self._slots: dict[Place, list[Slot]] = {}
+        self._free: list[_FreeSlot] = []
+        """A heap: those that became free, and the first of each instance that was never taken."""
+        self._in_hand: dict[Place, int] = {}
         """Of all slots of an instance."""
-        self._closed: set[int] = set()
+        self._closed: set[Place] = set()
         """Instances that have no slots until they are free again."""
-        self._retired: set[int] = set()
+        self._retired: set[Place] = set()
         """Instances of which no slot is taken any more."""
+        self._turns: dict[Place, int] = {}
+        """The order in which instances were added, in which those come that are equal otherwise."""
+        self._added = 0
 
     @property
     def has_free(self) -> bool:
         return bool(self._free)
 
-    def of(self, instance: int) -> list[Slot]:
-        """The slots of *instance* by index, as far as they were ever taken. Not to be changed."""
-        return self._slots[instance]
+    def of(self, place: Place) -> list[Slot]:
+        """The slots of *place* by index, as far as they were ever taken. Not to be changed."""
+        return self._slots[place]
 
     def seated(self) -> list[Sequence]:
         return [slot.sequence for slots in self._slots.values() for slot in slots if slot.sequence is not None]
 
-    def add(self, instance: int) -> None:
+    def add(self, place: Place) -> None:
         """There is a new instance, all of whose slots are free."""
-        self._slots[instance] = []
-        self._in_hand[instance] = 0
-        heapq.heappush(self._free, (0, instance))
+        self._slots[place] = []
+        self._in_hand[place] = 0
+        self._turns[place] = self._added
+        self._added += 1
+        self._offer(place, 0)
 
-    def retire(self, instance: int) -> None:
+    def _offer(self, place: Place, index: int) -> None:
+        heapq.heappush(self._free, _FreeSlot(index, self._turns[place], place))
+
+    def retire(self, place: Place) -> None:
         """Its free slots are not taken any more, nor those that become free."""
-        self._retired.add(instance)
-        self._withhold(instance)
+        self._retired.add(place)
+        self._withhold(place)
 
-    def is_vacant(self, instance: int) -> bool:
+    def is_vacant(self, place: Place) -> bool:
         """Whether no sequence has a slot there, and nothing that was taken from one is in hand."""
-        return not self._in_hand[instance] and all(slot.sequence is None for slot in self._slots[instance])
+        return not self._in_hand[place] and all(slot.sequence is None for slot in self._slots[place])
 
-    def remove(self, instance: int) -> None:
+    def remove(self, place: Place) -> None:
         """A vacant instance that was retired is gone."""
-        assert instance in self._retired and self.is_vacant(instance)
-        del self._slots[instance]
-        del self._in_hand[instance]
-        self._retired.remove(instance)
-        self._closed.discard(instance)
+        assert place in self._retired and self.is_vacant(place)
+        del self._slots[place]
+        del self._in_hand[place]
+        del self._turns[place]
+        self._retired.remove(place)
+        self._closed.discard(place)
 
-    def _withhold(self, instance: int) -> None:
-        self._free = [place for place in self._free if place[1] != instance]
+    def _withhold(self, place: Place) -> None:
+        self._free = [slot for slot in self._free if slot.place != place]
         heapq.heapify(self._free)
 
-    def _take_free(self) -> tuple[int, int]:
-        """Index and instance."""
+    def _take_free(self) -> _FreeSlot:
         equal = [heapq.heappop(self._free)]
-        while self._free and self._free[0][0] == equal[0][0]:
+        while self._free and self._free[0].number == equal[0].number:
             equal.append(heapq.heappop(self._free))
-        best = min(equal, key=lambda place: self._in_hand[place[1]])
-        for place in equal:
-            if place is not best:
-                heapq.heappush(self._free, place)
+        best = min(equal, key=lambda slot: self._in_hand[slot.place])
+        for slot in equal:
+            if slot is not best:
+                heapq.heappush(self._free, slot)
         return best
 
     def seat(self, sequence: Sequence) -> None:
         """Give *sequence* the free slot with the lowest index, of which there must be one."""
-        index, instance = self._take_free()
-        slots = self._slots[instance]
+        index, _, place = self._take_free()
+        slots = self._slots[place]
         if index == len(slots):
-            slots.append(Slot(instance, index))
+            slots.append(Slot(place, index))
             if index + 1 < self._each:
-                heapq.heappush(self._free, (index + 1, instance))
+                self._offer(place, index + 1)
         slots[index].sequence = sequence
         sequence.slot = slots[index]
 
@@ -139,35 +156,35 @@ class Slots:
         assert slot.sequence is not None
         slot.sequence.slot = None
         slot.sequence = None
-        if slot.instance not in self._retired:
-            heapq.heappush(self._free, (slot.index, slot.instance))
+        if slot.place not in self._retired:
+            self._offer(slot.place, slot.index)
 
     def taken(self, slot: Slot) -> None:
         """A request from *slot* is in hand."""
         slot.in_hand += 1
-        self._in_hand[slot.instance] += 1
+        self._in_hand[slot.place] += 1
 
     def ended(self, slot: Slot) -> None:
         """One that was `taken` is not any more."""
         slot.in_hand -= 1
-        self._in_hand[slot.instance] -= 1
+        self._in_hand[slot.place] -= 1
 
-    def close(self, instance: int) -> list[Sequence]:
-        """Drop every slot of *instance*; there are none until `reopen`. Returns the sequences that lost theirs."""
-        lost = [slot.sequence for slot in self._slots[instance] if slot.sequence is not None]
+    def close(self, place: Place) -> list[Sequence]:
+        """Drop every slot of *place*; there are none until `reopen`. Returns the sequences that lost theirs."""
+        lost = [slot.sequence for slot in self._slots[place] if slot.sequence is not None]
         for sequence in lost:
             sequence.slot = None
-        self._slots[instance] = []
-        self._in_hand[instance] = 0
-        self._withhold(instance)
-        self._closed.add(instance)
+        self._slots[place] = []
+        self._in_hand[place] = 0
+        self._withhold(place)
+        self._closed.add(place)
         return lost
 
-    def reopen(self, instance: int) -> None:
-        """*instance* has slots again; nothing happens where it has them already."""
-        if instance in self._closed and instance not in self._retired:
-            self._closed.remove(instance)
-            heapq.heappush(self._free, (0, instance))
+    def reopen(self, place: Place) -> None:
+        """*place* has slots again; nothing happens where it has them already."""
+        if place in self._closed and place not in self._retired:
+            self._closed.remove(place)
+            self._offer(place, 0)
 
 
 class Backlog:

@@ -9,8 +9,9 @@ from typing import Protocol
 
 from pytriton_lite.config.model_config import DirectStrategy, DynamicBatching, OldestStrategy, QueuePolicy
 from pytriton_lite.scheduling.dynamic_batch import DynamicBatchScheduler
-from pytriton_lite.scheduling.queue import Ticket
+from pytriton_lite.scheduling.queue import Place
 from pytriton_lite.scheduling.sequence_slots import Sequence, Slots
+from pytriton_lite.scheduling.ticket import Ticket
 
 
 @dataclass(slots=True)
@@ -30,11 +31,11 @@ class Strategy(Protocol):
     one_at_a_time: bool
     """A slot sends nothing while a request of it is in hand."""
 
-    def add_instance(self, instance: int) -> None:
-        """There will be sequences on *instance*."""
+    def add_place(self, place: Place) -> None:
+        """There will be sequences on *place*."""
 
-    def remove_instance(self, instance: int) -> None:
-        """*instance* is gone; it has no sequence."""
+    def remove_place(self, place: Place) -> None:
+        """*place* is gone; it has no sequence."""
 
     def offer(self, sequence: Sequence, now_ns: int) -> None:
         """The first waiting request of *sequence* may be another than before, or be allowed to go now."""
@@ -42,8 +43,8 @@ class Strategy(Protocol):
     def withdraw(self, sequence: Sequence) -> None:
         """The first waiting request of *sequence* must not go after all."""
 
-    def pick(self, instance: int, now_ns: int) -> Pick:
-        """The next batch of *instance*, which is idle."""
+    def pick(self, place: Place, now_ns: int) -> Pick:
+        """The next batch of *place*, which is idle."""
 
 
 class Direct:
@@ -60,13 +61,13 @@ class Direct:
         self._enough = _rows_for(options.minimum_slot_utilization, of=max(1, max_batch_size))
         # Sequences whose shapes did not fit into the last batches, by instance. The first of them decides on the shape
         # of the next, so that one row's stream of requests cannot keep another row waiting for ever.
-        self._passed_over: dict[int, list[Sequence]] = {}
+        self._passed_over: dict[Place, list[Sequence]] = {}
 
-    def add_instance(self, instance: int) -> None:
+    def add_place(self, place: Place) -> None:
         pass
 
-    def remove_instance(self, instance: int) -> None:
-        self._passed_over.pop(instance, None)
+    def remove_place(self, place: Place) -> None:
+        self._passed_over.pop(place, None)
 
     def offer(self, sequence: Sequence, now_ns: int) -> None:
         pass
@@ -74,8 +75,8 @@ class Direct:
     def withdraw(self, sequence: Sequence) -> None:
         pass
 
-    def pick(self, instance: int, now_ns: int) -> Pick:
-        rows = [slot.sequence for slot in self._slots.of(instance)]
+    def pick(self, place: Place, now_ns: int) -> Pick:
+        rows = [slot.sequence for slot in self._slots.of(place)]
         ready = [sequence for sequence in rows if sequence is not None and self._may_send(sequence)]
         if not ready:
             return Pick()
@@ -83,7 +84,7 @@ class Direct:
             due_ns = min(sequence.waiting[0].enqueued_ns for sequence in ready) + self._delay_ns
             if now_ns < due_ns:
                 return Pick(next_check_ns=due_ns)
-        shape_key = self._shape_key(instance, ready)
+        shape_key = self._shape_key(place, ready)
         chosen = {sequence for sequence in ready if sequence.waiting[0].shape_key == shape_key}
         return Pick(rows=[row if row in chosen else None for row in rows[: rows.index(ready[-1]) + 1]])
 
@@ -91,15 +92,15 @@ class Direct:
         assert sequence.slot is not None
         return bool(sequence.waiting) and not (self.one_at_a_time and sequence.slot.in_hand)
 
-    def _shape_key(self, instance: int, ready: list[Sequence]) -> Hashable:
+    def _shape_key(self, place: Place, ready: list[Sequence]) -> Hashable:
         """That of the lowest row which is ready, or which was passed over first; remembers who is passed over now."""
-        passed = [sequence for sequence in self._passed_over.pop(instance, []) if sequence in ready]
+        passed = [sequence for sequence in self._passed_over.pop(place, []) if sequence in ready]
         first = (passed or ready)[0]
         shape_key = first.waiting[0].shape_key
         unfit = [sequence for sequence in ready if sequence.waiting[0].shape_key != shape_key]
         if unfit:
             still = [sequence for sequence in passed if sequence in unfit]
-            self._passed_over[instance] = still + [sequence for sequence in unfit if sequence not in still]
+            self._passed_over[place] = still + [sequence for sequence in unfit if sequence not in still]
         return shape_key
 
 
@@ -123,15 +124,15 @@ class Oldest:
             default_queue_policy=QueuePolicy(),
             priority_queue_policies={},
         )
-        self._batchers: dict[int, DynamicBatchScheduler] = {}
+        self._batchers: dict[Place, DynamicBatchScheduler] = {}
         # Each with the time of its arrival, in whose place the batcher writes that of its entry.
         self._candidates: dict[Ticket, tuple[Sequence, int]] = {}
 
-    def add_instance(self, instance: int) -> None:
-        self._batchers[instance] = DynamicBatchScheduler(self._batching, max_batch_size=self._max_batch_size)
+    def add_place(self, place: Place) -> None:
+        self._batchers[place] = DynamicBatchScheduler(self._batching, max_batch_size=self._max_batch_size)
 
-    def remove_instance(self, instance: int) -> None:
-        del self._batchers[instance]
+    def remove_place(self, place: Place) -> None:
+        del self._batchers[place]
 
     def offer(self, sequence: Sequence, now_ns: int) -> None:
         slot = sequence.slot
@@ -140,19 +141,19 @@ class Oldest:
             return
         ticket = sequence.waiting[0]
         self._candidates[ticket] = (sequence, ticket.enqueued_ns)
-        self._batchers[slot.instance].enqueue(ticket, now_ns)
+        self._batchers[slot.place].enqueue(ticket, now_ns)
 
     def withdraw(self, sequence: Sequence) -> None:
         if sequence.waiting and sequence.waiting[0] in self._candidates:
             assert sequence.slot is not None
             ticket = sequence.waiting[0]
             self._leave(ticket)
-            self._batchers[sequence.slot.instance].remove(ticket)
+            self._batchers[sequence.slot.place].remove(ticket)
 
-    def pick(self, instance: int, now_ns: int) -> Pick:
-        decision = self._batchers[instance].decide(now_ns, idle=1, ahead=0)
+    def pick(self, place: Place, now_ns: int) -> Pick:
+        decision = self._batchers[place].decide(now_ns, free=[place])
         return Pick(
-            rows=[self._leave(ticket) for batch in decision.batches for ticket in batch],
+            rows=[self._leave(ticket) for _, batch in decision.batches for ticket in batch],
             next_check_ns=decision.next_check_ns,
         )
 

@@ -43,7 +43,7 @@ from pytriton_lite.ipc import cuda
 from pytriton_lite.repository.index import read_model_directory
 from pytriton_lite.scheduling.batch_tensors import BatchInputs
 from pytriton_lite.scheduling.control_tensors import ControlTensors
-from pytriton_lite.scheduling.sequence_batch import NOT_ITERATIVE_TEXT
+from pytriton_lite.scheduling.queue import NOT_ITERATIVE_TEXT
 from pytriton_lite.testing.exchange import Array, Outcome, Request, Response
 from pytriton_lite.testing.host import InProcessHost, LogLine, Outputs
 from pytriton_lite.testing.stand_ins import StandIns

@@ -17,6 +17,7 @@ import socket
 import struct
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -26,6 +27,8 @@ _DESCRIPTORS = 5
 
 RESUMED = "foreground"
 """The word on the command line of bootstrap.py after which `resume` is to be called."""
+
+_BOOTSTRAP = str(Path(__file__).with_name("bootstrap.py"))
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,10 @@ def _receive(control: socket.socket) -> Orders | None:
 
 def _become_interpreter(orders: Orders, control: socket.socket, server_pid: int) -> None:
     """Never returns: the model's own interpreter begins in bootstrap.py, and comes to `resume`."""
-    from pytriton_lite.worker import bootstrap
-
     for fd in (control.fileno(), *orders.descriptors):
         os.set_inheritable(fd, True)
     words = [str(control.fileno()), orders.libraries, RESUMED, str(server_pid), *map(str, orders.descriptors)]
-    os.execve(orders.executable, [orders.executable, bootstrap.__file__, *words], orders.variables)
+    os.execve(orders.executable, [orders.executable, _BOOTSTRAP, *words], orders.variables)
 
 
 def _work(descriptors: tuple[int, ...], control: socket.socket) -> None:

@@ -14,11 +14,11 @@ from pytriton_lite.config.ensemble_plan import check_ensemble_for_load, plan_ens
 from pytriton_lite.config.model_config import ModelConfig, check_for_load, read_model_config
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.request import InferenceRequest, InferenceResponse, Origin, ParameterValue
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse, Origin, ParameterValue, ResponseReceiver
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.ensemble_version import EnsembleVersion
 from pytriton_lite.engine.observation import Observation
-from pytriton_lite.engine.response_stream import ResponseReceiver, ResponseStream
+from pytriton_lite.scheduling.ticket import Caller, Executor, Ticket, Ways
 from tests.contract.ensemble_models import DECOUPLED, write_ensemble, write_step_model
 
 Outcome = InferenceResponse | InferenceError | None
@@ -39,27 +39,33 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-class CountedStream(ResponseStream):
-    """Of a request to a step."""
-
-    __slots__ = ("credits",)
-
-    def __init__(self, receiver: ResponseReceiver) -> None:
-        super().__init__(receiver)
-        self.credits = 0
-
-    def consumed(self, count: int = 1) -> None:
-        super().consumed(count)
-        self.credits += count
-
-
 class Asked:
-    """A request that a step has got."""
+    """A request that a step has got: the owner of its ticket."""
 
-    def __init__(self, model: Step, request: InferenceRequest, receiver: ResponseReceiver) -> None:
+    def __init__(
+        self, model: Step, request: InferenceRequest, receiver: ResponseReceiver, caller: Caller | None
+    ) -> None:
         self.model = model
         self.request = request
-        self.stream = CountedStream(receiver)
+        self.ticket = Ticket(request, receiver, batch_size=1, shape_key=None, accepted_ns=0, caller=caller)
+        self.ticket.owner = self
+        self.credits = 0
+        """Responses that were passed on."""
+
+    def cancelled(self, ticket: Ticket) -> None:
+        pass
+
+    def consumed(self, ticket: Ticket, count: int) -> None:
+        self.credits += count
+
+    def may_be_stuck(self, ticket: Ticket) -> bool:
+        return False
+
+    def ways_on(self, ticket: Ticket) -> Ways:
+        return [[]]
+
+    def servers_of(self, ticket: Ticket) -> list[Executor]:
+        return []
 
     def answer(
         self, value: float = 0, *, is_final: bool = True, parameters: dict[str, ParameterValue] | None = None
@@ -67,14 +73,14 @@ class Asked:
         """Every output is *value*."""
         outputs = [tensor(name, value) for name in self.model.config.outputs_by_name]
         response = InferenceResponse(self.model.config.name, 1, self.request.request_id, outputs, parameters or {})
-        self.stream.deliver(response, is_final=is_final)
+        self.ticket.deliver(response, is_final=is_final)
 
     def fail(self, text: str, code: ErrorCode = ErrorCode.INTERNAL, *, is_final: bool = True) -> None:
-        self.stream.deliver(InferenceError(code, text), is_final=is_final)
+        self.ticket.deliver(InferenceError(code, text), is_final=is_final)
 
     def end(self) -> None:
         """With its last flag alone."""
-        self.stream.deliver(None, is_final=True)
+        self.ticket.deliver(None, is_final=True)
 
 
 class Step:
@@ -91,12 +97,12 @@ class Step:
         """How often it was asked whether it is."""
         self.refusal: Exception | None = None
 
-    def infer_stream(self, request: InferenceRequest, receiver: ResponseReceiver) -> ResponseStream:
+    def infer(self, request: InferenceRequest, receiver: ResponseReceiver, caller: Caller | None = None) -> Ticket:
         self.inside.append(request.origin is Origin.ENSEMBLE)
         if self.refusal is not None:
             raise self.refusal
-        self.asked.append(Asked(self, request, receiver))
-        return self.asked[-1].stream
+        self.asked.append(Asked(self, request, receiver, caller))
+        return self.asked[-1].ticket
 
     def hold(self) -> None:
         self.holders += 1

@@ -17,6 +17,7 @@ from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.server import Server, ServerOptions
 from pytriton_lite.engine.worker_version import WorkerSettings
+from pytriton_lite.frontends.pending_answer import PendingAnswer
 
 WORKERS = WorkerSettings(
     executable=sys.executable,
@@ -155,7 +156,7 @@ async def value_of(answer: asyncio.Future[Any]) -> int:
 
 
 async def ask(server: Server, model: str = "m", **inputs: int) -> int:
-    return await value_of(server.infer(server.find(model, None), request(model, **inputs)))
+    return await value_of(PendingAnswer.to(server, server.find(model, None), request(model, **inputs)))
 
 
 async def refusal_of(work: Awaitable[None]) -> str:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from pytriton_lite.config.model_config import ModelConfig, parse_model_config
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse, ResponseReceiver
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.cached_requests import CachedRequests
 from pytriton_lite.engine.response_cache import CachedOutput, CacheSpace, copied
-from pytriton_lite.engine.response_stream import ResponseStream
 from pytriton_lite.engine.statistics import FailureReason, ModelStatistics, Refusal
 from pytriton_lite.engine.unanswered import Unanswered, UnansweredLimits, UnansweredTotal
+from pytriton_lite.frontends.pending_answer import PendingAnswer
+from pytriton_lite.scheduling.ticket import Caller, Executor, Ticket, Ways
+from tests.engine.answering import answer_of
 
 CONFIG = ModelConfig.from_message(
     parse_model_config(
@@ -81,23 +83,34 @@ class Version:
     def not_ready_error(self) -> InferenceError:
         return InferenceError(ErrorCode.UNAVAILABLE, "not ready")
 
-    def submit(self, request: InferenceRequest, *, batch_size: int, accepted_ns: int) -> asyncio.Future[Any]:
+    def execute(self, ticket: Ticket) -> None:
         if self.refusal is not None:
             raise self.refusal
-        self.executing.append(asyncio.get_running_loop().create_future())
+        ticket.owner = Executing()
+        self.executing.append(ticket)
         self.submitted.set()
-        return self.executing[-1]
 
-    def submit_stream(
-        self, request: InferenceRequest, receiver: Any, *, batch_size: int, accepted_ns: int
-    ) -> ResponseStream:
-        if self.refusal is not None:
-            raise self.refusal
-        stream = ResponseStream(receiver)
-        stream.ticket = stream.dispatcher = "queued"  # type: ignore[assignment]
-        self.executing.append(stream)
-        self.submitted.set()
-        return stream
+
+class Executing:
+    """Owns the requests that are executed."""
+
+    def __init__(self) -> None:
+        self.was_told = False
+
+    def cancelled(self, ticket: Ticket) -> None:
+        self.was_told = True
+
+    def consumed(self, ticket: Ticket, count: int) -> None:
+        pass
+
+    def may_be_stuck(self, ticket: Ticket) -> bool:
+        return False
+
+    def ways_on(self, ticket: Ticket) -> Ways:
+        return [[]]
+
+    def servers_of(self, ticket: Ticket) -> list[Executor]:
+        return []
 
 
 class Receiver:
@@ -111,6 +124,18 @@ class Receiver:
             self.ended.set()
 
 
+class _Served:
+    """Accepts everything."""
+
+    def __init__(self, cached: CachedRequests) -> None:
+        self._cached = cached
+
+    def infer(self, wanted: InferenceRequest, receiver: ResponseReceiver) -> Ticket:
+        ticket = Ticket(wanted, receiver, batch_size=1, shape_key=None, accepted_ns=0)
+        self._cached.begin(ticket)
+        return ticket
+
+
 class Scene:
     def __init__(self) -> None:
         self._before = asyncio.all_tasks()
@@ -119,17 +144,18 @@ class Scene:
         self.cached = CachedRequests(
             self.version,  # type: ignore[arg-type]
             self.space,
-            submit=self.version.submit,
-            submit_stream=self.version.submit_stream,
+            execute=self.version.execute,
             clock=lambda: 0,
         )
 
-    def infer(self, data: bytes = SMALL) -> asyncio.Future[InferenceResponse]:
-        return self.cached.infer(request(data), batch_size=1, accepted_ns=0)
+    def infer(self, data: bytes = SMALL, wanted: InferenceRequest | None = None) -> PendingAnswer:
+        return answer_of(_Served(self.cached), request(data) if wanted is None else wanted)
 
-    def stream(self, data: bytes = SMALL) -> tuple[ResponseStream, Receiver]:
+    def stream(self, data: bytes = SMALL, caller: Caller | None = None) -> tuple[Ticket, Receiver]:
         receiver = Receiver()
-        return self.cached.infer_stream(request(data), receiver, batch_size=1, accepted_ns=0), receiver
+        ticket = Ticket(request(data), receiver, batch_size=1, shape_key=None, accepted_ns=0, caller=caller)
+        self.cached.begin(ticket)
+        return ticket, receiver
 
     async def looked_up(self, found: Any) -> None:
         """The cache answers the lookup that comes next."""
@@ -188,7 +214,7 @@ def test_a_late_miss_is_executed_and_kept(data: bytes) -> None:
     async def act(scene: Scene) -> None:
         answer = scene.infer(data)
         await scene.looked_up(None)
-        (await scene.executed()).set_result(response())
+        (await scene.executed()).deliver(response(), is_final=True)
         assert (await answer).outputs[0].data == b"x"
         assert list(scene.space.kept.values()) == [KEPT]
         assert scene.version.statistics.cache_miss.count == 1
@@ -269,7 +295,9 @@ def test_a_request_that_is_cancelled_while_it_is_executed_is_cancelled_there() -
         answer.cancel()
         with pytest.raises(asyncio.CancelledError):
             await answer
-        assert executing.cancelled() and not scene.space.kept
+        assert executing.owner.was_told
+        executing.deliver(response(), is_final=True)
+        assert not scene.space.kept
 
     play(act)
 
@@ -280,12 +308,12 @@ def test_a_request_for_classes_that_is_cancelled_is_cancelled_where_it_executes(
         scene.space.lookup = lambda digest: None  # type: ignore[assignment,method-assign,return-value]
         wanted = request(SMALL)
         wanted.classes = {"OUT": 1}
-        answer = scene.cached.infer(wanted, batch_size=1, accepted_ns=0)
+        answer = scene.infer(wanted=wanted)
         if has_begun:
             await asyncio.sleep(0)
         answer.cancel()
         await scene.settled()
-        assert scene.version.executing[0].cancelled()
+        assert scene.version.executing[0].owner.was_told
 
     play(act)
 
@@ -303,7 +331,7 @@ def test_a_stream_hears_its_one_response(data: bytes, found: Any) -> None:
             (await scene.executed()).deliver(response(), is_final=True)
         await receiver.ended.wait()
         assert [heard.outputs[0].data for heard in receiver.heard] == [b"x"]
-        assert stream.is_ended
+        assert stream.has_ended
         assert bool(scene.space.kept) is (found is None)
 
     play(act)
@@ -327,18 +355,16 @@ def test_a_stream_that_is_queued_late_has_its_ticket_its_caller_and_its_cancella
     """What finds calls that wait for themselves looks at them (engine/deadlock.py)."""
 
     async def act(scene: Scene) -> None:
-        stream, receiver = scene.stream()
-        stream.caller = "the caller"  # type: ignore[assignment]
+        ticket, receiver = scene.stream(caller=Caller(cast(Any, "the caller")))
         told = asyncio.Event()
-        stream.on_queued = told.set
-        assert stream.ticket is None
+        ticket.on_queued = told.set
+        assert (ticket.owner, ticket.owner.ways_on(ticket)) == (scene.cached, [[]])
         await scene.looked_up(None)
-        inner = await scene.executed()
+        assert await scene.executed() is ticket
         await told.wait()
-        assert (stream.ticket, stream.dispatcher, inner.caller) == ("queued", "queued", "the caller")
-        stream.cancel()
-        assert inner.cancelled()
-        inner.deliver(response(), is_final=True)
+        ticket.cancel()
+        assert cast(Executing, ticket.owner).was_told
+        ticket.deliver(response(), is_final=True)
         assert receiver.heard == []
 
     play(act)
@@ -403,7 +429,7 @@ def test_a_request_whose_inputs_are_gone_when_they_are_hashed_in_a_thread_is_ref
         wanted = request(LARGE)
         wanted.inputs = [Tensor("IN", dtypes.UINT8, (1 << 20,), None, nbytes=1 << 20, home=(Segment(), 0))]
         with pytest.raises(InferenceError, match="smaller"):
-            await scene.cached.infer(wanted, batch_size=1, accepted_ns=0)
+            await scene.infer(wanted=wanted)
         assert scene.version.refused == [gone]
 
     play(act)
@@ -436,7 +462,7 @@ def test_an_answer_that_there_is_no_memory_to_keep_is_given(is_streamed: bool) -
         else:
             answer = scene.infer()
             await scene.looked_up(None)
-            (await scene.executed()).set_result(response())
+            (await scene.executed()).deliver(response(), is_final=True)
             assert (await answer).outputs[0].data == b"x"
         assert scene.version.statistics.cache_miss.count == 1
 

@@ -11,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytriton_lite.core.request import InferenceRequest
-from pytriton_lite.engine.deadlock import Waited, chain_text, is_stuck
-from pytriton_lite.engine.instance import Batch
-from pytriton_lite.engine.response_stream import Caller, ResponseStream
-from pytriton_lite.scheduling.queue import Ticket
+from pytriton_lite.engine.deadlock import are_all_waiting, chain_text, is_stuck, ways_through
+from pytriton_lite.scheduling.ticket import Batch, Caller, Execution, Ticket, Waited, Ways
 
 
 class Nobody:
@@ -47,12 +45,27 @@ class Instance:
     def has_room(self) -> bool:
         return self.is_ready and len(self.batches) < self.capacity
 
-    @property
-    def batches_in_flight(self) -> list[Batch]:
-        return self.batches
+    claim: None = None
 
-    def has_begun(self, batch: int) -> bool:
-        return batch <= self.begun
+    @property
+    def is_full_of_calls(self) -> bool:
+        return not self.has_room and self.calls is not None
+
+    def executions(self) -> list[Execution]:
+        return [
+            Execution(batch.tickets, self.calls.blocking(batch.number) if self.calls is not None else ())
+            for batch in self.batches
+            if self.has_begun(batch)
+        ]
+
+    def has_begun(self, batch: Batch) -> bool:
+        return batch.number <= self.begun
+
+    def cancel(self, ticket: Ticket) -> None:
+        pass
+
+    def credit(self, batch: Batch, ticket: Ticket) -> None:
+        pass
 
 
 @dataclass(eq=False)
@@ -68,9 +81,21 @@ class Model:
     def in_the_way_of(self, instance: Instance) -> list[Instance]:
         return self.holders if instance.has_room else []
 
-    def candidates(self, ticket: Ticket) -> list[Instance]:
+    def servers_of(self, ticket: Ticket) -> list[Instance]:
         assert ticket in self.queue or any(ticket in b.tickets for i in self.instances for b in i.batches)
         return self.instances
+
+    def may_be_stuck(self, ticket: Ticket) -> bool:
+        return are_all_waiting(self.servers_of(ticket), cast(Any, self.in_the_way_of))
+
+    def ways_on(self, ticket: Ticket) -> Ways:
+        return ways_through(ticket, self.servers_of(ticket), cast(Any, self.in_the_way_of))
+
+    def cancelled(self, ticket: Ticket) -> None:
+        pass
+
+    def consumed(self, ticket: Ticket, count: int) -> None:
+        pass
 
 
 class World:
@@ -91,16 +116,20 @@ class World:
         return self.give(self.ticket(model, None), self.instance(where), is_begun=is_begun)
 
     def ticket(self, model: Model, caller: Instance | None) -> Ticket:
-        stream = ResponseStream(cast(Any, Nobody()))
-        ticket = Ticket(InferenceRequest(model.name, None), stream, batch_size=1, shape_key=None, accepted_ns=0)
-        stream.ticket = ticket
-        stream.dispatcher = cast(Any, model)
-        stream.caller = Caller(cast(Any, caller)) if caller is not None else None
+        ticket = Ticket(
+            InferenceRequest(model.name, None),
+            Nobody(),
+            batch_size=1,
+            shape_key=None,
+            accepted_ns=0,
+            caller=Caller(caller) if caller is not None else None,
+        )
+        ticket.owner = model
         return ticket
 
     def give(self, ticket: Ticket, instance: Instance, *, is_begun: bool = True) -> Batch:
         self._batches += 1
-        batch = Batch(self._batches, [ticket], [])
+        batch = Batch(instance, self._batches, [ticket], [])
         instance.batches.append(batch)
         if is_begun:
             instance.begun = batch.number
@@ -259,7 +288,7 @@ def test_a_call_that_has_ended_holds_nothing_up() -> None:
     world = World(a=1, b=1)
     in_a, in_b = world.client("a0"), world.client("b0")
     gone = world.call("a0", in_a, "b")
-    cast(ResponseStream, gone.waiter).cancel()
+    gone.cancel()
     assert not is_stuck(world.call("b0", in_b, "a"))
 
 
@@ -268,7 +297,7 @@ def test_the_chain_names_every_instance_from_the_first_caller_on() -> None:
     in_b = world.batch_of(world.call("a0", world.client("a0"), "b", taken_by="b0"))
     in_c = world.batch_of(world.call("b0", in_b, "c", taken_by="c0"))
     last = world.call("c0", in_c, "a")
-    assert chain_text(Caller(cast(Any, world.instance("c0"))), last) == (
+    assert chain_text(Caller(world.instance("c0")), last) == (
         "the call waits for itself: a0 -> b0 -> c0 -> a. No instance of 'a' can become free before this call is answered"
     )
 
@@ -276,11 +305,9 @@ def test_the_chain_names_every_instance_from_the_first_caller_on() -> None:
 def test_the_chain_of_a_circle_names_each_instance_once() -> None:
     world = World(a=1)
     batch = world.client("a0")
-    cast(ResponseStream, batch.tickets[0].waiter).caller = Caller(cast(Any, world.instance("a0")))
+    batch.tickets[0].caller = Caller(world.instance("a0"))
     ticket = world.call("a0", batch, "a")
-    assert chain_text(Caller(cast(Any, world.instance("a0"))), ticket).startswith(
-        "the call waits for itself: a0 -> a. "
-    )
+    assert chain_text(Caller(world.instance("a0")), ticket).startswith("the call waits for itself: a0 -> a. ")
 
 
 # ---------------------------------------------------------------------------------------------- ensembles
@@ -292,8 +319,20 @@ class Composed:
 
     needed: list[Waited]
 
-    def ways_on(self) -> list[list[Waited]]:
+    def ways_on(self, ticket: Ticket) -> Ways:
         return [self.needed]
+
+    def may_be_stuck(self, ticket: Ticket) -> bool:
+        return False
+
+    def servers_of(self, ticket: Ticket) -> list[Instance]:
+        return []
+
+    def cancelled(self, ticket: Ticket) -> None:
+        pass
+
+    def consumed(self, ticket: Ticket, count: int) -> None:
+        pass
 
 
 class Room:
@@ -302,15 +341,13 @@ class Room:
     def __init__(self, *inside: Ticket) -> None:
         self._inside = inside
 
-    def ways_on(self) -> list[list[Waited]]:
+    def ways_on(self) -> Ways:
         return [[ticket] for ticket in self._inside]
 
 
 def compose(ensemble: Ticket, *needed: Waited) -> None:
     """Let *ensemble*, a call, be answered by *needed*."""
-    stream = cast(ResponseStream, ensemble.waiter)
-    stream.dispatcher = None
-    stream.steps = Composed(list(needed))
+    ensemble.owner = Composed(list(needed))
 
 
 def step(world: World, model: str, *, taken_by: str = "") -> Ticket:
@@ -360,9 +397,9 @@ def test_a_step_that_waits_for_room_is_stuck_if_all_that_have_it_are() -> None:
 def test_the_chain_names_the_ensembles_between() -> None:
     world = World(a=1, b=1)
     in_b = world.batch_of(world.call("a0", world.client("a0"), "b", taken_by="b0"))
-    cast(ResponseStream, in_b.tickets[0].waiter).caller = Caller(cast(Any, world.instance("a0")), ("outer", "inner"))
+    in_b.tickets[0].caller = Caller(world.instance("a0"), ("outer", "inner"))
     last = world.call("b0", in_b, "a")
-    assert chain_text(Caller(cast(Any, world.instance("b0")), ("other",)), last).startswith(
+    assert chain_text(Caller(world.instance("b0"), ("other",)), last).startswith(
         "the call waits for itself: a0 -> outer -> inner -> b0 -> other -> a. "
     )
 
@@ -374,7 +411,7 @@ def can_ever_be_answered(world: World, wanted: Ticket) -> bool:
     """Play it out: everything ends that waits for nothing more, and what is free takes what is queued."""
     answered: set[Ticket] = set()
     running = {
-        instance: [batch for batch in instance.batches if instance.has_begun(batch.number)]
+        instance: [batch for batch in instance.batches if instance.has_begun(batch)]
         for model in world.models.values()
         for instance in model.instances
     }

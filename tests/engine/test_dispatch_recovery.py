@@ -14,7 +14,6 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.engine.instance import Instance
 from pytriton_lite.engine.resource_grants import ResourceGrants
-from pytriton_lite.engine.response_stream import ResponseStream
 from pytriton_lite.scheduling.default import DefaultScheduler
 from pytriton_lite.scheduling.dynamic_batch import DynamicBatchScheduler
 from pytriton_lite.scheduling.ordering import AnswerOrder
@@ -118,7 +117,7 @@ async def expect_good(model: Model, last: asyncio.Future[InferenceResponse], fau
     assert (await name_in(good)).startswith("m_0")
     assert (model.served.unanswered.requests, model.served.unanswered.nbytes) == (0, 0)
     assert model.served.queued == 0
-    assert not model.served._dispatcher._unended
+    assert not model.served._dispatcher._answers.in_flight
 
 
 METHODS = {
@@ -130,11 +129,11 @@ METHODS = {
         "notice_cancelled",
         "decide",
         "released",
-        "instance_lost",
-        "add_instance",
-        "retire_instance",
+        "place_lost",
+        "add_place",
+        "retire_place",
         "is_vacant",
-        "remove_instance",
+        "remove_place",
     ),
 }
 CONFIGS = {DefaultScheduler: "", DynamicBatchScheduler: BATCHES, SequenceBatchScheduler: SEQUENCES}
@@ -145,8 +144,8 @@ def test_a_scheduler_that_raises_leaves_nobody_without_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, owner: type, method: str
 ) -> None:
     fault = Fault(monkeypatch, owner, method)
-    adopts = CONFIGS[owner] + TWO if method == "add_instance" else ""
-    begins = TWO if method in ("retire_instance", "is_vacant", "remove_instance") else ""
+    adopts = CONFIGS[owner] + TWO if method == "add_place" else ""
+    begins = TWO if method in ("retire_place", "is_vacant", "remove_place") else ""
 
     async def scenario(world: World) -> None:
         model = await world.load(CONFIGS[owner] + begins)
@@ -282,9 +281,9 @@ def test_a_receiver_that_raises_does_not_disturb_its_batch_mates(
         model = await world.load("max_batch_size: 2 dynamic_batching { max_queue_delay_microseconds: 3600000000 } ")
         mate = model.infer("mate")
         request = InferenceRequest("m", None, inputs=model.inputs("deaf"))
-        stream: ResponseStream = model.served.infer_stream(request, Deaf())
+        ticket = model.served.infer(request, Deaf())
         assert await name_in(mate) == "m_0"
-        assert stream.is_ended
+        assert ticket.has_ended
         assert model.served.unanswered.requests == 0
 
     play(tmp_path, scenario)

@@ -18,11 +18,10 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import SEQUENCE_END, InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine import ensemble_run
-from pytriton_lite.engine.ensemble_run import EnsembleStream
 from pytriton_lite.engine.ensemble_version import EnsembleVersion
-from pytriton_lite.engine.response_stream import Caller
 from pytriton_lite.engine.statistics import FailureReason
-from pytriton_lite.scheduling.queue import Ticket
+from pytriton_lite.scheduling.ticket import Caller, Ticket
+from tests.engine.answering import answer_of
 from tests.engine.ensemble_world import Heard, Step, World, first_value, in_loop, tensor, turns
 
 
@@ -40,9 +39,9 @@ def request(**fields: Any) -> InferenceRequest:
     return InferenceRequest("ens", None, inputs=[tensor("X")], **fields)
 
 
-def stream(ensemble: EnsembleVersion, **fields: Any) -> tuple[Heard, EnsembleStream]:
+def stream(ensemble: EnsembleVersion, caller: Caller | None = None, **fields: Any) -> tuple[Heard, Ticket]:
     heard = Heard()
-    return heard, cast(EnsembleStream, ensemble.infer_stream(request(**fields), heard))
+    return heard, ensemble.infer(request(**fields), heard, caller)
 
 
 # ---------------------------------------------------------------------------------------------- steps
@@ -59,7 +58,7 @@ async def test_steps_hear_everything_that_the_request_says(world: World) -> None
         "priority": 3,
         "timeout_us": 7,
     }
-    answer = ensemble.infer(request(**said))
+    answer = answer_of(ensemble, request(**said))
     world.a.last.answer()
     await turns()
     for step in (world.a, world.b):
@@ -73,7 +72,7 @@ async def test_steps_hear_everything_that_the_request_says(world: World) -> None
 @in_loop
 async def test_a_step_begins_as_soon_as_its_inputs_exist(world: World) -> None:
     ensemble = world.ensemble(*PARALLEL)
-    answer = ensemble.infer(request())
+    answer = answer_of(ensemble, request())
     assert (len(world.a.asked), len(world.b.asked)) == (1, 1)
     world.b.last.answer(2)
     await turns()
@@ -89,11 +88,11 @@ async def test_a_step_begins_as_soon_as_its_inputs_exist(world: World) -> None:
 @in_loop
 async def test_the_bytes_of_a_tensor_are_handed_on_where_they_lie(world: World) -> None:
     ensemble = world.ensemble(*CHAIN)
-    answer = ensemble.infer(request())
+    answer = answer_of(ensemble, request())
     home = (object(), 64)
     data = memoryview(bytes(16))
     given = Tensor("OUT0", dtypes.BY_CONFIG_NAME["TYPE_FP32"], (4,), data, home=home)
-    world.a.last.stream.deliver(InferenceResponse("a", 1, "", [given], {}), is_final=True)
+    world.a.last.ticket.deliver(InferenceResponse("a", 1, "", [given], {}), is_final=True)
     await turns()
     (taken,) = world.b.last.request.inputs
     assert (taken.name, taken.home, taken.data) == ("IN0", home, data)
@@ -105,7 +104,7 @@ async def test_the_bytes_of_a_tensor_are_handed_on_where_they_lie(world: World) 
 @in_loop
 async def test_versions_are_chosen_when_the_request_begins_and_held_until_it_ends(world: World) -> None:
     ensemble = world.ensemble(*CHAIN)
-    answer = ensemble.infer(request())
+    answer = answer_of(ensemble, request())
     chosen = world.b
     assert (world.a.holders, chosen.holders) == (1, 1)
     world.steps["b"] = Step(chosen.config)
@@ -123,7 +122,7 @@ async def test_the_versions_of_an_ensemble_inside_are_held_from_the_beginning_an
 ) -> None:
     inner = world.ensemble(("b", "IN0=X", "OUT0=Y"), name="inner")
     world.steps["inner"] = cast(Step, inner)
-    answer = world.ensemble(("a", "IN0=X", "OUT0=T"), ("inner", "X=T", "Y=Y")).infer(request())
+    answer = answer_of(world.ensemble(("a", "IN0=X", "OUT0=T"), ("inner", "X=T", "Y=Y")), request())
     chosen = world.b
     assert chosen.holders == 1
     world.steps["b"] = Step(chosen.config)
@@ -143,7 +142,7 @@ async def test_the_versions_of_an_ensemble_inside_are_held_from_the_beginning_an
 async def test_a_request_that_does_not_come_to_its_ensemble_inside_lets_go_of_the_models_of_that(world: World) -> None:
     world.steps["inner"] = cast(Step, world.ensemble(("b", "IN0=X", "OUT0=Y"), name="inner"))
     outer = world.ensemble(("a", "IN0=X", "OUT0=T"), ("inner", "X=T", "Y=Y"))
-    answers = [outer.infer(request()) for _ in range(2)]
+    answers = [answer_of(outer, request()) for _ in range(2)]
     for asked in world.a.asked:
         assert world.b.holders == 1
         asked.fail("no")
@@ -157,7 +156,7 @@ async def test_a_model_that_has_gone_fails_the_request(world: World) -> None:
     ensemble = world.ensemble(*CHAIN)
     del world.steps["b"]
     with pytest.raises(InferenceError) as failed:
-        await ensemble.infer(request())
+        await answer_of(ensemble, request())
     assert failed.value.code is ErrorCode.INVALID_ARG
     assert failed.value.message == "in ensemble 'ens', Request for unknown model: 'b' has no available versions"
     assert (world.a.holders, len(world.a.asked)) == (0, 0)
@@ -168,25 +167,25 @@ async def test_a_model_that_has_become_decoupled_is_not_asked_before_the_ensembl
     ensemble = world.ensemble(*CHAIN)
     world.steps["b"] = Step(world.d.config)
     with pytest.raises(InferenceError, match="model 'b' has changed") as failed:
-        await ensemble.infer(request())
+        await answer_of(ensemble, request())
     assert failed.value.code is ErrorCode.UNAVAILABLE
 
 
 @in_loop
 async def test_an_output_that_is_an_input_needs_no_step(world: World) -> None:
     ensemble = world.ensemble(("a", "IN0=X", "OUT0=Y"), outputs="Y:FP32:4 X:FP32:4")
-    response = await ensemble.infer(request(requested_outputs=["X"]))
+    response = await answer_of(ensemble, request(requested_outputs=["X"]))
     assert ([t.name for t in response.outputs], world.a.asked) == (["X"], [])
 
 
 @in_loop
 async def test_a_tensor_is_let_go_when_the_last_step_that_takes_it_has_begun(world: World) -> None:
     ensemble = world.ensemble(*CHAIN)
-    answer = ensemble.infer(request())
+    answer = answer_of(ensemble, request())
     array = np.zeros(4, np.float32)
     alive = weakref.ref(array)
     given = Tensor("OUT0", dtypes.BY_CONFIG_NAME["TYPE_FP32"], (4,), memoryview(array).cast("B"))  # type: ignore[arg-type]
-    world.a.last.stream.deliver(InferenceResponse("a", 1, "", [given], {}), is_final=True)
+    world.a.last.ticket.deliver(InferenceResponse("a", 1, "", [given], {}), is_final=True)
     del array, given
     await turns()
     assert alive() is not None
@@ -202,12 +201,12 @@ async def test_a_tensor_that_this_request_has_no_use_for_is_not_kept(world: Worl
     ensemble = world.ensemble(
         ("two", "IN0=X IN1=X", "OUT0=T OUT1=Z"), ("b", "IN0=T", "OUT0=Y"), outputs="Y:FP32:4 Z:FP32:4"
     )
-    answer = ensemble.infer(request(requested_outputs=["Y"]))
+    answer = answer_of(ensemble, request(requested_outputs=["Y"]))
     array = np.zeros(4, np.float32)
     alive = weakref.ref(array)
     unwanted = Tensor("OUT1", dtypes.BY_CONFIG_NAME["TYPE_FP32"], (4,), memoryview(array).cast("B"))  # type: ignore[arg-type]
     given = InferenceResponse("two", 1, "", [tensor("OUT0", 3), unwanted], {})
-    world.two.last.stream.deliver(given, is_final=True)
+    world.two.last.ticket.deliver(given, is_final=True)
     del array, unwanted, given
     await turns()
     assert alive() is None
@@ -231,7 +230,7 @@ async def test_what_a_step_gives_is_not_looked_for_by_steps_that_do_not_take_it(
     monkeypatch.setattr(ensemble_run._Iteration, "where", counted)
     names = ["X", *(f"T{at}" for at in range(39)), "Y"]
     chain = [("a", f"IN0={taken}", f"OUT0={given}") for taken, given in pairwise(names)]
-    answer = world.ensemble(*chain).infer(request())
+    answer = answer_of(world.ensemble(*chain), request())
     while not answer.done():
         world.a.last.answer()
         await turns()
@@ -274,11 +273,9 @@ async def test_a_run_waits_for_every_step_that_runs_also_while_others_are_about_
     ensemble = world.ensemble(*PARALLEL)
     _heard, opened = stream(ensemble)
     await turns()
-    running = world.b.last.stream
-    running.ticket = Ticket(world.b.last.request, running, batch_size=1, shape_key=None, accepted_ns=0)
+    running = world.b.last.ticket
     world.a.last.answer()
-    assert opened.steps is not None
-    assert opened.steps.ways_on() == [[running.ticket]]
+    assert opened.owner.ways_on(opened) == [[running]]
     world.b.last.answer()
     await turns()
     world.two.last.answer()
@@ -290,7 +287,7 @@ async def test_a_run_waits_for_every_step_that_runs_also_while_others_are_about_
 @in_loop
 async def test_the_first_error_is_told_when_what_runs_has_ended(world: World) -> None:
     ensemble = world.ensemble(*PARALLEL)
-    answer = ensemble.infer(request())
+    answer = answer_of(ensemble, request())
     world.a.last.fail("first", ErrorCode.NOT_FOUND)
     await turns()
     assert not answer.done()
@@ -308,7 +305,7 @@ async def test_what_the_request_of_a_step_is_refused_with_is_told(world: World) 
     ensemble = world.ensemble(*CHAIN)
     world.a.refusal = InferenceError(ErrorCode.UNAVAILABLE, "full")
     with pytest.raises(InferenceError) as failed:
-        await ensemble.infer(request())
+        await answer_of(ensemble, request())
     assert (failed.value.code, failed.value.message) == (ErrorCode.UNAVAILABLE, "in ensemble 'ens', full")
 
 
@@ -317,7 +314,7 @@ async def test_a_bug_on_the_way_into_a_step_ends_the_request(world: World, caplo
     ensemble = world.ensemble(*CHAIN)
     world.a.refusal = RuntimeError("a bug")
     with pytest.raises(InferenceError, match="internal error of the server"):
-        await ensemble.infer(request())
+        await answer_of(ensemble, request())
     assert "a bug" in caplog.text
 
 
@@ -325,7 +322,7 @@ async def test_a_bug_on_the_way_into_a_step_ends_the_request(world: World, caplo
 async def test_an_output_that_nobody_is_going_to_set_is_called_a_deadlock(world: World) -> None:
     """A model in default mode always has a response; one that has none must not leave the client waiting."""
     ensemble = world.ensemble(*CHAIN)
-    answer = ensemble.infer(request(request_id="z"))
+    answer = answer_of(ensemble, request(request_id="z"))
     world.a.last.end()
     with pytest.raises(InferenceError) as failed:
         await answer
@@ -353,11 +350,11 @@ async def test_a_response_of_a_decoupled_step_is_consumed_when_the_client_has_ta
     second.answer(2)
     first.answer(1)
     assert heard.values == [2, 1]
-    assert source.stream.credits == 0
+    assert source.credits == 0
     opened.consumed()
-    assert source.stream.credits == 1
+    assert source.credits == 1
     opened.consumed()
-    assert source.stream.credits == 2
+    assert source.credits == 2
     source.end()
     assert heard.outcomes[-1] == (None, True)
 
@@ -372,7 +369,7 @@ async def test_what_was_delivered_is_kept_by_the_client_alone(world: World) -> N
     array = np.zeros(4, np.float32)
     alive = weakref.ref(array)
     given = Tensor("OUT0", dtypes.BY_CONFIG_NAME["TYPE_FP32"], (4,), memoryview(array).cast("B"))  # type: ignore[arg-type]
-    world.a.last.stream.deliver(InferenceResponse("a", 1, "", [given], {}), is_final=True)
+    world.a.last.ticket.deliver(InferenceResponse("a", 1, "", [given], {}), is_final=True)
     del array, given
     assert len(heard.outcomes) == 1
     heard.outcomes.clear()
@@ -392,11 +389,11 @@ async def test_of_decoupled_steps_behind_each_other_the_first_waits_for_all_of_t
     inner = world.e.last
     inner.answer(1, is_final=False)
     opened.consumed()
-    assert (inner.stream.credits, outer.stream.credits) == (1, 0)
+    assert (inner.credits, outer.credits) == (1, 0)
     inner.answer(2)
-    assert outer.stream.credits == 0
+    assert outer.credits == 0
     opened.consumed()
-    assert outer.stream.credits == 1
+    assert outer.credits == 1
     outer.end()
     assert (heard.values, heard.has_ended) == ([1, 2, None], True)
 
@@ -421,7 +418,7 @@ async def test_an_error_between_responses_withdraws_the_step_and_waits_for_its_e
     await turns()
     source = world.d.last
     source.fail("no", is_final=False)
-    assert source.stream.cancelled()
+    assert source.ticket.is_cancelled
     source.answer(is_final=False)
     assert heard.outcomes == []
     source.end()
@@ -431,11 +428,11 @@ async def test_an_error_between_responses_withdraws_the_step_and_waits_for_its_e
 
 @in_loop
 async def test_a_client_that_takes_one_answer_of_a_decoupled_ensemble_gets_the_last(world: World) -> None:
-    answer = world.ensemble(*STREAM).infer(request())
+    answer = answer_of(world.ensemble(*STREAM), request())
     world.d.last.answer(is_final=False)
     await turns()
     world.a.last.answer(1)
-    assert world.d.last.stream.credits == 1
+    assert world.d.last.credits == 1
     world.d.last.answer()
     await turns()
     world.a.last.answer(2)
@@ -451,7 +448,7 @@ async def test_a_cancelled_request_holds_its_versions_until_the_running_step_has
     heard, opened = stream(ensemble)
     await turns()
     opened.cancel()
-    assert world.a.last.stream.cancelled()
+    assert world.a.last.ticket.is_cancelled
     assert world.b.holders == 1
     world.a.last.answer()
     await turns()
@@ -464,9 +461,9 @@ async def test_a_cancelled_request_holds_its_versions_until_the_running_step_has
 @in_loop
 async def test_a_future_that_is_cancelled_cancels_the_request(world: World) -> None:
     ensemble = world.ensemble(*CHAIN)
-    answer = ensemble.infer(request())
+    answer = answer_of(ensemble, request())
     answer.cancel()
-    assert world.a.last.stream.cancelled()
+    assert world.a.last.ticket.is_cancelled
     world.a.last.fail("")
     assert ensemble.under_way == 0
 
@@ -474,7 +471,7 @@ async def test_a_future_that_is_cancelled_cancels_the_request(world: World) -> N
 @in_loop
 async def test_an_unload_waits_for_what_is_under_way(world: World) -> None:
     ensemble = world.ensemble(*CHAIN)
-    answer = ensemble.infer(request())
+    answer = answer_of(ensemble, request())
     ensemble.begin_unload()
     unload = asyncio.ensure_future(ensemble.unload())
     await turns()
@@ -489,21 +486,21 @@ async def test_an_unload_waits_for_what_is_under_way(world: World) -> None:
 @in_loop
 async def test_an_unload_that_has_no_time_ends_what_is_under_way(world: World) -> None:
     ensemble = world.ensemble(*CHAIN)
-    answer = ensemble.infer(request())
+    answer = answer_of(ensemble, request())
     ensemble.begin_unload()
     assert await ensemble.unload(0) is False
     with pytest.raises(InferenceError, match="Server is stopping before ensemble 'ens' served this request"):
         await answer
-    assert (world.a.last.stream.cancelled(), world.a.holders) == (True, 0)
+    assert (world.a.last.ticket.is_cancelled, world.a.holders) == (True, 0)
 
 
 @in_loop
 async def test_a_server_that_stops_serves_what_is_inside_and_refuses_the_rest(world: World) -> None:
     ensemble = world.ensemble(*CHAIN)
-    answer = ensemble.infer(request())
+    answer = answer_of(ensemble, request())
     ensemble.stop_accepting()
     with pytest.raises(InferenceError) as refused:
-        ensemble.infer(request(request_id="late"))
+        answer_of(ensemble, request(request_id="late"))
     assert refused.value.message == (
         "in ensemble 'ens', [request id: late] Server is stopping, scheduler for model has stopped accepting new inference "
         "requests"
@@ -523,7 +520,7 @@ LIMITED = {"scheduling": "max_inflight_requests: 1"}
 @in_loop
 async def test_a_step_begins_when_there_is_room_in_the_order_of_coming(world: World) -> None:
     ensemble = world.ensemble(("a", "IN0=X", "OUT0=Y"), **LIMITED)
-    answers = [ensemble.infer(request(request_id=str(number))) for number in range(3)]
+    answers = [answer_of(ensemble, request(request_id=str(number))) for number in range(3)]
     assert len(world.a.asked) == 1
     for number, answer in enumerate(answers):
         assert world.a.last.request.request_id == str(number)
@@ -535,7 +532,7 @@ async def test_a_step_begins_when_there_is_room_in_the_order_of_coming(world: Wo
 @in_loop
 async def test_who_gives_up_while_he_waits_for_room_leaves_it_to_the_next(world: World) -> None:
     ensemble = world.ensemble(("a", "IN0=X", "OUT0=Y"), **LIMITED)
-    first, second, third = (ensemble.infer(request(request_id=name)) for name in "123")
+    first, second, third = (answer_of(ensemble, request(request_id=name)) for name in "123")
     second.cancel()
     assert ensemble.under_way == 2
     world.a.last.answer()
@@ -548,7 +545,7 @@ async def test_who_gives_up_while_he_waits_for_room_leaves_it_to_the_next(world:
 @in_loop
 async def test_who_waits_for_room_too_long_is_told(world: World) -> None:
     ensemble = world.ensemble(("a", "IN0=X", "OUT0=Y"), patience_s=0, **LIMITED)
-    first, second = ensemble.infer(request()), ensemble.infer(request(request_id="q"))
+    first, second = answer_of(ensemble, request()), answer_of(ensemble, request(request_id="q"))
     with pytest.raises(InferenceError) as failed:
         await second
     assert failed.value.code is ErrorCode.UNAVAILABLE
@@ -577,10 +574,10 @@ async def test_a_call_that_waits_for_room_looks_again_whether_it_waits_for_itsel
     monkeypatch.setattr(ensemble_run, "is_stuck", look)
     monkeypatch.setattr(ensemble_run, "_LOOK_AGAIN_S", 0.001)
     ensemble = world.ensemble(("a", "IN0=X", "OUT0=Y"), scheduling="max_inflight_requests: 1")
-    client = ensemble.infer(request())
-    heard, opened = stream(ensemble)
-    opened.caller = Caller(cast(Any, Mock(batches_in_flight=[])))
-    opened.caller.instance.name = "caller_0"
+    client = answer_of(ensemble, request())
+    instance = Mock()
+    instance.name, instance.executions.return_value = "caller_0", []
+    heard, _ = stream(ensemble, Caller(instance))
     await was_found.wait()
     (text,) = heard.values
     assert str(text).startswith("in ensemble 'ens', the call waits for itself: caller_0 -> ens -> a. None of the 1")
@@ -592,14 +589,14 @@ async def test_a_call_that_waits_for_room_looks_again_whether_it_waits_for_itsel
 @in_loop
 async def test_an_ensemble_may_bound_the_requests_under_way(world: World) -> None:
     ensemble = world.ensemble(*CHAIN, more='parameters { key: "MAX_QUEUE_SIZE" value { string_value: "1" } }')
-    answer = ensemble.infer(request())
+    answer = answer_of(ensemble, request())
     with pytest.raises(InferenceError, match=r"\[request id: q\] Exceeds maximum queue size"):
-        ensemble.infer(request(request_id="q"))
+        answer_of(ensemble, request(request_id="q"))
     world.a.last.answer()
     await turns()
     world.b.last.answer()
     await answer
-    assert not ensemble.infer(request()).done()
+    assert not answer_of(ensemble, request()).done()
 
 
 # ---------------------------------------------------------------------------------------------- what can be seen
@@ -614,11 +611,11 @@ async def test_times_of_steps_are_added_up_also_when_they_come_late(world: World
     source.answer()
     await turns()
     step = world.a.last
-    assert step.stream.on_times is not None and source.stream.on_times is not None
-    step.stream.on_times(1000, 2000, 3000)
+    assert step.ticket.on_times is not None and source.ticket.on_times is not None
+    step.ticket.on_times(1000, 2000, 3000)
     step.answer()
     assert heard.has_ended
-    source.stream.on_times(10_000, 20_000, 30_000)  # its worker's result comes after its last response
+    source.ticket.on_times(10_000, 20_000, 30_000)  # its worker's result comes after its last response
     counted = ensemble.statistics
     times = (counted.compute_input, counted.compute_infer, counted.compute_output)
     assert [(time.count, time.ns) for time in times] == [(1, 11_000), (1, 22_000), (1, 33_000)]

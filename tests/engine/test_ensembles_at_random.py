@@ -15,9 +15,10 @@ import pytest
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
-from pytriton_lite.engine.dispatch import PendingAnswer
 from pytriton_lite.engine.ensemble_version import EnsembleVersion
-from pytriton_lite.engine.response_stream import ResponseReceiver, ResponseStream
+from pytriton_lite.frontends.pending_answer import PendingAnswer
+from pytriton_lite.scheduling.ticket import Ticket
+from tests.engine.answering import answer_of
 from tests.engine.ensemble_world import Asked, Outcome, Step, World, in_loop, tensor
 
 MOST_UNREAD = 4
@@ -25,20 +26,11 @@ MOST_UNREAD = 4
 MOST_SENT = 6
 
 
-class RandomStep(Step):
-    """Hears when nobody wants its responses any more, as a step that is executed does."""
-
-    def infer_stream(self, request: InferenceRequest, receiver: ResponseReceiver) -> ResponseStream:
-        stream = super().infer_stream(request, receiver)
-        stream.on_cancel(lambda: None)
-        return stream
-
-
 class Client:
     """Takes a stream."""
 
     def __init__(self) -> None:
-        self.stream: ResponseStream | None = None
+        self.ticket: Ticket | None = None
         self.unread = 0
         self.ends = 0
         self.error: InferenceError | None = None
@@ -51,18 +43,18 @@ class Client:
             self.error = response
 
     def read(self) -> None:
-        assert self.stream is not None
-        if self.unread and not self.stream.cancelled():
+        assert self.ticket is not None
+        if self.unread and not self.ticket.is_cancelled:
             count, self.unread = self.unread, 0
-            self.stream.consumed(count)
+            self.ticket.consumed(count)
 
     def leave(self) -> None:
-        assert self.stream is not None
-        self.stream.cancel()
+        assert self.ticket is not None
+        self.ticket.cancel()
 
     @property
     def has_ended(self) -> bool:
-        return bool(self.ends) or (self.stream is not None and self.stream.cancelled())
+        return bool(self.ends) or (self.ticket is not None and self.ticket.is_cancelled)
 
 
 class Scene:
@@ -71,8 +63,6 @@ class Scene:
     def __init__(self, folder: Path, chance: random.Random) -> None:
         self._chance = chance
         self.world = World(folder)
-        self.world.steps = {name: RandomStep(step.config) for name, step in self.world.steps.items()}
-        self.world.services.steps = self.world.steps
         self.leaves = list(self.world.steps.values())
         self._goals: dict[Asked, int] = {}
         """How much the decoupled steps send, unless they end before."""
@@ -108,14 +98,14 @@ class Scene:
         wanted = self._chance.sample(outputs, self._chance.randrange(len(outputs) + 1))
         request = InferenceRequest(ensemble.name, None, inputs=[tensor("X")], requested_outputs=wanted)
         if not ensemble.config.decoupled and self._chance.random() < 0.5:
-            return cast(PendingAnswer, ensemble.infer(request))
+            return answer_of(ensemble, request)
         client = Client()
-        client.stream = ensemble.infer_stream(request, client)
+        client.ticket = ensemble.infer(request, client)
         return client
 
     @property
     def running(self) -> list[Asked]:
-        return [asked for step in self.leaves for asked in step.asked if not asked.stream.is_ended]
+        return [asked for step in self.leaves for asked in step.asked if not asked.ticket.has_ended]
 
     @property
     def is_over(self) -> bool:
@@ -145,15 +135,15 @@ class Scene:
     def _work(self, asked: Asked) -> None:
         is_decoupled = asked.model.config.decoupled
         what = self._chance.random()
-        if asked.stream.cancelled():
+        if asked.ticket.is_cancelled:
             asked.fail("", ErrorCode.CANCELLED)
         elif self.fails and what < 0.05:
             asked.fail("no", is_final=not is_decoupled or what < 0.03)
         elif not is_decoupled:
             asked.answer()
-        elif asked.stream.delivered == self._goals.setdefault(asked, self._chance.randrange(MOST_SENT + 1)):
+        elif asked.ticket.delivered == self._goals.setdefault(asked, self._chance.randrange(MOST_SENT + 1)):
             asked.end()
-        elif asked.stream.delivered - asked.stream.credits < MOST_UNREAD:
+        elif asked.ticket.delivered - asked.credits < MOST_UNREAD:
             asked.answer(is_final=what < 0.1)
 
     def left(self) -> Iterator[str]:

@@ -24,15 +24,15 @@ from pytriton_lite.core import dtypes
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine import worker_memory
-from pytriton_lite.engine.calls import WorkerServices
+from pytriton_lite.engine.calls import OpenCalls, WorkerServices
 from pytriton_lite.engine.fork_server import Spawned, WorkerExit
-from pytriton_lite.engine.instance import Batch, Instance, InstanceOwner
+from pytriton_lite.engine.instance import Instance, InstanceOwner
 from pytriton_lite.engine.log_levels import LogLevels
 from pytriton_lite.engine.worker_process import LaunchOptions
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import HEADER, frame, send_descriptor
 from pytriton_lite.ipc.messages import Fate, Kind, Place, SpecTable
-from pytriton_lite.scheduling.queue import Ticket
+from pytriton_lite.scheduling.ticket import Batch, Ticket
 
 WAIT_S = 30
 OPTIONS = LaunchOptions(
@@ -97,18 +97,27 @@ class Services:
 
 
 class Owner:
-    """Notes what becomes of batches."""
+    """Notes what becomes of batches, each of which has one request."""
 
     labels: ClassVar[dict[str, tuple[str, ...]]] = {}
 
     def __init__(self) -> None:
         self.ends: list[int] = []
+        self._executed: list[Batch] = []
 
     def on_result(self, instance: Instance, batch: Batch, result: Any, outcomes: Any) -> None:
+        self._executed.append(batch)
         if not any(outcome is Fate.DEFERRED for outcome in outcomes):
-            self.ends.append(batch.number)
+            self._end(batch)
 
-    def on_response(self, instance: Instance, batch: Batch, index: int, sent: Any) -> None: ...
+    def on_response(self, instance: Instance, batch: Batch, ticket: Ticket, sent: Any) -> None:
+        if sent.is_final:
+            self._end(batch)
+
+    def _end(self, batch: Batch) -> None:
+        batch.tickets[0].leave_batch()
+        if batch in self._executed:
+            self.ends.append(batch.number)
 
     def on_returned(self, instance: Instance, batches: list[Batch]) -> None:
         self.ends += [batch.number for batch in batches]
@@ -125,7 +134,7 @@ class Owner:
 
 def ticket(nbytes: int) -> Ticket:
     request = InferenceRequest("m", None, inputs=[Tensor("IN", dtypes.UINT8, (nbytes,), bytes(nbytes))])
-    return Ticket(request, cast(Any, None), batch_size=1, shape_key=None, accepted_ns=0)
+    return Ticket(request, None, batch_size=1, shape_key=None, accepted_ns=0)
 
 
 def under_attack(attack: Callable[[HostileWorker, Instance, Owner], Awaitable[None]]) -> Owner:
@@ -139,7 +148,7 @@ def under_attack(attack: Callable[[HostileWorker, Instance, Owner], Awaitable[No
         worker = HostileWorker()
         instance = Instance(
             OPTIONS, cast(Any, Config()), cast(InstanceOwner, owner), cast(Any, worker), cast(Any, None),
-            cast(WorkerServices, Services()),
+            partial(OpenCalls, cast(WorkerServices, Services())),
         )  # fmt: skip
         await instance.start()
         assert not instance.dispatch([[ticket(1)], [ticket(1 << 14)]])

@@ -12,6 +12,7 @@ from pytriton_lite.core.errors import BugError, ErrorCode, InferenceError
 from pytriton_lite.core.states import VersionState
 from pytriton_lite.engine.model_operations import answer_model_operation
 from pytriton_lite.engine.server import Server
+from pytriton_lite.frontends.pending_answer import PendingAnswer
 from tests.engine.store_scenarios import CONFIG, Gate, code, refusal_of, request, run, value_of
 from tests.engine.version_kit import wait_until
 from tests.harness import write_model
@@ -28,7 +29,7 @@ def test_a_request_whose_model_was_replaced_while_its_body_came_is_served(tmp_pa
         write_model(tmp_path, "m", code(2), version=version)
         await server.load_model("m", None, {})
         assert found.state is not VersionState.READY
-        assert await value_of(server.infer(found, request())) == 2
+        assert await value_of(PendingAnswer.to(server, found, request())) == 2
 
     run(tmp_path, scenario)
 
@@ -42,7 +43,7 @@ def test_a_request_whose_model_was_unloaded_while_its_body_came_is_refused(tmp_p
         found = server.find("m", None)
         await server.unload_model("m", unload_dependents=False)
         with pytest.raises(InferenceError, match=r"^Request for unknown model: 'm' has no available versions$"):
-            server.infer(found, request())
+            PendingAnswer.to(server, found, request())
 
     run(tmp_path, scenario)
 
@@ -54,11 +55,11 @@ def test_a_replaced_generation_serves_what_is_inside_it(tmp_path: Path) -> None:
 
     async def scenario(server: Server) -> None:
         await server.load_model("m", None, {})
-        old = [server.infer(server.find("m", None), request()) for _ in range(3)]
+        old = [PendingAnswer.to(server, server.find("m", None), request()) for _ in range(3)]
         await gate.wait_held()
         write_model(tmp_path / "models", "m", code(2))
         await server.load_model("m", None, {})
-        assert await value_of(server.infer(server.find("m", None), request())) == 2
+        assert await value_of(PendingAnswer.to(server, server.find("m", None), request())) == 2
         assert not any(answer.done() for answer in old)
         gate.open()
         assert [await value_of(answer) for answer in old] == [1, 1, 1]
@@ -77,7 +78,7 @@ def test_requests_of_an_unloading_model_whose_worker_does_not_come_back_all_end(
     async def scenario(server: Server) -> None:
         await server.load_model("m", None, {})
         served = server.find("m", None)
-        answers = [server.infer(served, request()) for _ in range(8)]
+        answers = [PendingAnswer.to(server, served, request()) for _ in range(8)]
         await gate.wait_held()
         await server.unload_model("m", unload_dependents=False)
         gate.open()
@@ -101,7 +102,7 @@ def test_a_load_repairs_a_model_whose_worker_does_not_come_back(tmp_path: Path, 
         served = server.find("m", None)
         while served.state is VersionState.READY:
             with pytest.raises(InferenceError):
-                await server.infer(served, request())
+                await PendingAnswer.to(server, served, request())
         died.unlink()
         if unloads_first:
             await server.unload_model("m", unload_dependents=False)
@@ -196,7 +197,7 @@ def test_the_log_counts_what_the_end_of_the_server_waits_for(tmp_path: Path, cap
     async def scenario(server: Server) -> None:
         for name in "mn":
             await server.load_model(name, None, {})
-        answers = [server.infer(server.find("m", None), request()) for _ in range(3)]
+        answers = [PendingAnswer.to(server, server.find("m", None), request()) for _ in range(3)]
         await gate.wait_held()
         stopping = asyncio.ensure_future(server.stop(20))
         await told(f"Found 1 {inferences}", 2)

@@ -21,6 +21,7 @@ from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.fork_server import ForkServer
 from pytriton_lite.engine.server import Server, ServerOptions
 from pytriton_lite.engine.worker_version import WorkerSettings
+from pytriton_lite.frontends.pending_answer import PendingAnswer
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import frame
 from pytriton_lite.ipc.messages import Kind
@@ -116,13 +117,13 @@ def test_a_version_that_became_unavailable_after_it_was_found_refuses(tmp_path: 
         served = server.find("m", None)
         while served.state is VersionState.READY:
             with pytest.raises(InferenceError, match="is not healthy"):
-                await server.infer(served, request())
+                await PendingAnswer.to(server, served, request())
         with pytest.raises(InferenceError, match="is not at ready state") as refusal:
-            server.infer(served, request())
+            PendingAnswer.to(server, served, request())
         assert refusal.value.code is ErrorCode.UNAVAILABLE
         served.hold()  # somebody's request is being looked up in the cache
         with pytest.raises(InferenceError, match="is not at ready state"):
-            server.infer(served, request())
+            PendingAnswer.to(server, served, request())
         served.release()
         assert [row.name for row in server.loaded_statistics()] == ["m"]
         await server.stop(10)
@@ -151,11 +152,11 @@ def test_a_request_whose_mere_arrival_kills_workers_ends(tmp_path: Path, monkeyp
             poison = request()
             poison.request_id = "poison"
             with pytest.raises(InferenceError, match="not healthy"):
-                await asyncio.wait_for(server.infer(server.find("m", None), poison), 30)
+                await asyncio.wait_for(PendingAnswer.to(server, server.find("m", None), poison), 30)
             while not backs.empty():  # those from which it died again
                 backs.get_nowait()
             await asyncio.wait_for(backs.get(), 30)
-            answer = await asyncio.wait_for(server.infer(server.find("m", None), request()), 30)
+            answer = await asyncio.wait_for(PendingAnswer.to(server, server.find("m", None), request()), 30)
             assert answer.outputs[0].content() == b"\1\0\0\0"
         finally:
             await server.stop(10)

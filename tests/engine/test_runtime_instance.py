@@ -26,6 +26,7 @@ from pytriton_lite.engine.worker_version import WorkerSettings, WorkerVersion
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import FrameReader
 from pytriton_lite.ipc.messages import Fate, Kind, SpecTable
+from tests.engine.answering import answer_of
 
 TENSORS = """
     name: "m" backend: "python" instance_group { name: "m" count: 1 kind: KIND_CPU }
@@ -89,7 +90,7 @@ class World:
 
     def infer(self, data: bytes = b"\1", **fields: Any) -> asyncio.Future[InferenceResponse]:
         tensor = Tensor("IN", dtypes.UINT8, (1, len(data)) if self.served.config.max_batch_size else (len(data),), data)
-        return self.served.infer(InferenceRequest("m", None, inputs=[tensor], **fields))
+        return answer_of(self.served, InferenceRequest("m", None, inputs=[tensor], **fields))
 
     def says(self, data: bytes) -> None:
         """The worker sends *data*."""
@@ -173,7 +174,7 @@ def test_an_end_that_comes_after_its_batch_has_failed_is_passed_over() -> None:
                 heard.append((str(response), is_final))
 
         tensor = Tensor("IN", dtypes.UINT8, (1,), b"\1")
-        world.served.infer_stream(InferenceRequest("m", None, inputs=[tensor]), Receiver())
+        world.served.infer(InferenceRequest("m", None, inputs=[tensor]), Receiver())
         world.says(result(1, failure="no luck"))
         world.says(messages.response_frame(1, 0, is_final=True, infer_ns=0, sent_ns=0, parts=[]))
         ((text, is_final),) = heard
@@ -195,7 +196,7 @@ def test_a_second_end_of_a_request_is_passed_over() -> None:
 
         for _ in range(2):
             tensor = Tensor("IN", dtypes.UINT8, (1, 1), b"\1")
-            world.served.infer_stream(InferenceRequest("m", None, inputs=[tensor]), Receiver())
+            world.served.infer(InferenceRequest("m", None, inputs=[tensor]), Receiver())
         await a_turn()
         assert world.worker.batches() == [1]
         world.says(result(1, Fate.DEFERRED, Fate.DEFERRED))
@@ -215,12 +216,14 @@ def test_a_cancelled_coroutine_leaves_no_response_that_its_sender_gave_before() 
     async def scenario() -> None:
         world = World()
         answer = world.infer()
+        (ticket,) = world.served._dispatcher._answers.in_flight
         answer.cancel()
         parts: list[bytes] = []
         messages.put_answer(parts, outputs=0)
         world.says(messages.response_frame(1, 0, is_final=False, infer_ns=0, sent_ns=0, parts=parts))
         world.says(result(1, Fate.SKIPPED))
-        assert not world.served._dispatcher._held
+        assert ticket.has_ended
+        assert ticket.held is None
         assert world.instance.is_empty
 
     run(scenario())
@@ -276,9 +279,9 @@ def test_the_memory_of_a_request_that_a_full_queue_refuses_is_free_at_once(
         request = InferenceRequest("m", None, inputs=[tensor])
         try:
             if is_streamed:
-                world.served.infer_stream(request, Receiver())
+                world.served.infer(request, Receiver())
             else:
-                world.served.infer(request)
+                answer_of(world.served, request)
         except InferenceError as error:  # not pytest.raises, which keeps the traceback, and with it the frames
             assert "Exceeds maximum queue size" in error.message
         else:

@@ -13,7 +13,6 @@ import pytest
 
 from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.dtypes import DataType
-from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.core.timeline import Timeline
 from pytriton_lite.engine import trace_file
@@ -193,7 +192,7 @@ def test_a_request_that_its_client_gives_up_in_the_queue_ends_with_it(path: Path
     timeline = Timeline("grpc", "m", lambda: next(times))
     trace = timeline.trace = numbers.begin(TIMESTAMPS, 0)
     timeline.received(0)
-    timeline.accepted(InferenceRequest("m", None), batch_size=1, now_ns=15)
+    timeline.accepted([], batch_size=1, now_ns=15)
     timeline.finish("gone")
     timeline.answered(enqueued_ns=16)  # when its turn would have come, perhaps while it is being written
     numbers.end(trace)
@@ -247,8 +246,8 @@ def test_tensors_alone_have_no_timestamps(path: Path, tracing: Callable[..., Tra
     assert isinstance(trace, FileTrace)
     values = np.array([[1, 2.5]], np.float32)
     tensor = Tensor("X", dtypes.FP32, (1, 2), values.tobytes())
-    trace.on_accepted(InferenceRequest("m", None, inputs=[tensor, Tensor("E", dtypes.FP32, (0,), b"")]))
-    trace.on_response(InferenceResponse("m", 1, "", [tensor], {}))
+    trace.on_accepted([tensor, Tensor("E", dtypes.FP32, (0,), b"")])
+    trace.on_response([tensor])
     assert trace.nbytes == 16
     traced.end(timeline)
     shown = {"name": "X", "data": "1,2.5", "shape": "1,2", "dtype": "FP32"}
@@ -264,8 +263,8 @@ def test_tensors_stand_between_the_stations(path: Path, tracing: Callable[..., T
     trace = timeline.trace
     assert trace is not None
     tensor = Tensor("X", dtypes.INT32, (1,), b"\1\0\0\0")
-    trace.on_accepted(InferenceRequest("m", None, inputs=[tensor]))
-    trace.on_response(InferenceResponse("m", 1, "", [tensor], {}))
+    trace.on_accepted([tensor])
+    trace.on_response([tensor])
     traced.end(timeline)
     what = [entry.get("activity") or entry.get("timestamps", [{"name": "model"}])[0]["name"] for entry in read(path)]
     assert what[what.index("TENSOR_QUEUE_INPUT") - 1] == "QUEUE_START"

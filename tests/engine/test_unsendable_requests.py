@@ -14,6 +14,7 @@ from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.server import Server, ServerOptions
 from pytriton_lite.engine.worker_version import WorkerSettings
+from pytriton_lite.frontends.pending_answer import PendingAnswer
 from tests.harness import write_model
 
 ECHO = """
@@ -65,7 +66,7 @@ async def infer_all(repository: Path, requests: list[InferenceRequest], *, at_on
         served = server.find("echo", None)
         answers: Answers = []
         for together in [requests] if at_once else [[asked] for asked in requests]:
-            waiting = [server.infer(served, asked) for asked in together]
+            waiting = [PendingAnswer.to(server, served, asked) for asked in together]
             answers += await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 30)
         return answers
     finally:

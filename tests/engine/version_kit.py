@@ -21,6 +21,7 @@ from pytriton_lite.engine.fork_server import ForkServers
 from pytriton_lite.engine.instance import Instance
 from pytriton_lite.engine.resource_grants import ResourceGrants
 from pytriton_lite.engine.worker_version import WorkerSettings, WorkerVersion
+from tests.engine.answering import answer_of
 from tests.harness import write_model
 
 WAIT_S = 30
@@ -154,7 +155,7 @@ class Model:
             sequence_flags=SEQUENCE_START * ("S" in flags) + SEQUENCE_END * ("E" in flags),
             **fields,
         )
-        return self.served.infer(request)
+        return answer_of(self.served, request)
 
     def inputs(self, text: str) -> list[Tensor]:
         shape = (1, 1) if self.served.config.max_batch_size else (1,)

@@ -16,28 +16,17 @@ from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.scheduling.dynamic_batch import DynamicBatchScheduler
 from pytriton_lite.scheduling.ordering import AnswerOrder
-from pytriton_lite.scheduling.queue import Scheduler, Ticket
+from pytriton_lite.scheduling.queue import Scheduler
+from pytriton_lite.scheduling.ticket import Ticket
+from tests.scheduling.deciding import decide
 
 MS = 1_000_000
 S = 1000 * MS
 
 
-class Waiter:
-    """Who waits for an answer, and may have gone away."""
-
-    def __init__(self) -> None:
-        self.has_gone = False
-
-    def cancelled(self) -> bool:
-        return self.has_gone
-
-    def done(self) -> bool:
-        return self.has_gone
-
-
 def make_ticket(name: str, *, size: int = 1, shape: Hashable = None, timeout_us: int = 0, priority: int = 0) -> Ticket:
     request = InferenceRequest("m", None, request_id=name, timeout_us=timeout_us, priority=priority)
-    return Ticket(request, Waiter(), batch_size=size, shape_key=shape, accepted_ns=0)
+    return Ticket(request, None, batch_size=size, shape_key=shape, accepted_ns=0)
 
 
 def name_of(ticket: Ticket) -> str:
@@ -49,8 +38,8 @@ def names_of(tickets: Sequence[Ticket]) -> list[str]:
 
 
 def go_away(ticket: Ticket) -> None:
-    assert isinstance(ticket.waiter, Waiter)
-    ticket.waiter.has_gone = True
+    """Its client cancels it."""
+    ticket.cancel()
 
 
 def batching(
@@ -201,7 +190,7 @@ class Simulation:
     def _turn(self) -> int | None:
         free = list(self._idle)
         rooms = [max(0, self._ahead + 1 - max(1, len(worker.batches))) for worker in self._workers]
-        decision = self._scheduler.decide(self.now_ns, idle=len(free), ahead=sum(rooms))
+        decision = decide(self._scheduler, self.now_ns, idle=len(free), ahead=sum(rooms))
         for ticket in decision.expired:
             self.expired[name_of(ticket)] = self.now_ns
         for ticket in decision.cancelled:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from scheduling_simulator import MS, Waiter, go_away, name_of
+from scheduling_simulator import MS, go_away, name_of
 
 from pytriton_lite.config.model_config import ModelConfig, SequenceBatching, parse_model_config
 from pytriton_lite.config.normalise import normalise
@@ -21,9 +21,10 @@ from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import SEQUENCE_END, SEQUENCE_START, InferenceRequest
 from pytriton_lite.core.tensor import Tensor
-from pytriton_lite.scheduling.queue import Ticket
 from pytriton_lite.scheduling.sequence_batch import SequenceBatchScheduler
 from pytriton_lite.scheduling.sequence_state import StateTensors
+from pytriton_lite.scheduling.ticket import Ticket
+from tests.scheduling.deciding import decide
 
 NULL = "-"
 
@@ -67,17 +68,19 @@ def scheduler_for(
 ) -> SequenceBatchScheduler:
     """*initial* are the contents of the files that states begin with."""
     batching = options(sequence_batching, max_batch_size=max_batch_size)
-    return SequenceBatchScheduler(
+    scheduler = SequenceBatchScheduler(
         batching,
         model="m",
         states=StateTensors(batching.states, initial, model="m", max_batch_size=max_batch_size)
         if batching.states
         else None,
         max_batch_size=max_batch_size,
-        instances=instances,
         is_decoupled=is_decoupled,
         max_queue_size=max_queue_size,
     )
+    for number in range(instances):
+        scheduler.add_place(number, 0)
+    return scheduler
 
 
 def make_ticket(
@@ -102,7 +105,7 @@ def make_ticket(
         sequence_flags=SEQUENCE_START * ("S" in flags) + SEQUENCE_END * ("E" in flags),
         timeout_us=timeout_us,
     )
-    return Ticket(request, Waiter(), batch_size=batch_size, shape_key=shape, accepted_ns=0)
+    return Ticket(request, None, batch_size=batch_size, shape_key=shape, accepted_ns=0)
 
 
 def start_error(correlation_id: int | str) -> str:
@@ -265,7 +268,7 @@ class World:
 
     def _turn(self) -> int | None:
         free = [worker.number for worker in self._workers.values() if worker.batch is None]
-        decision = self.scheduler.decide(self.now_ns, free=free)
+        decision = decide(self.scheduler, self.now_ns, free=free)
         for ticket in decision.expired:
             self._end(ticket, self.expired, self.now_ns)
             self.expired_text = decision.expired_text
@@ -273,8 +276,8 @@ class World:
             self._end(ticket, self.cancelled, self.now_ns)
         for ticket, error in decision.failed:
             self._end(ticket, self.failed, f"{error.code.name} {error.message}")
-        assert len(decision.batches) == len(decision.instances) == len(set(decision.instances))
-        for batch, instance in zip(decision.batches, decision.instances):
+        assert len(decision.batches) == len(decision.places) == len(set(decision.places))
+        for batch, instance in zip(decision.batches, decision.places):
             assert instance in free
             self._execute(self._workers[instance], batch)
         self._see_off()
@@ -282,18 +285,18 @@ class World:
 
     def _add(self, instance: int) -> None:
         self._workers[instance] = Worker(instance)
-        self.scheduler.add_instance(instance, self.now_ns)
+        self.scheduler.add_place(instance, self.now_ns)
 
     def _retire(self, instance: int) -> None:
         if instance in self._workers and instance not in self._retired:
             self._retired.add(instance)
-            self.scheduler.retire_instance(instance)
+            self.scheduler.retire_place(instance)
 
     def _see_off(self) -> None:
         for instance in sorted(self._retired & self._workers.keys()):
             worker = self._workers[instance]
             if not worker.batch and not worker.answering and self.scheduler.is_vacant(instance):
-                self.scheduler.remove_instance(instance)
+                self.scheduler.remove_place(instance)
                 self.left[instance] = self.now_ns
                 del self._workers[instance]
 
@@ -362,7 +365,7 @@ class World:
         elif batch:
             self.executions = [execution for execution in self.executions if execution is not worker.execution]
             self.scheduler.put_back(batch)
-        self.scheduler.instance_lost(worker.number, self.now_ns)
+        self.scheduler.place_lost(worker.number, self.now_ns)
         life = worker.life
         self._at(self.now_ns + back_after_ns, lambda: self._come_back(worker, life))
 

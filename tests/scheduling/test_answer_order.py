@@ -10,7 +10,7 @@ from property_settings import examples
 from scheduling_simulator import make_ticket, name_of
 
 from pytriton_lite.scheduling.ordering import AnswerOrder
-from pytriton_lite.scheduling.queue import Ticket
+from pytriton_lite.scheduling.ticket import Ticket
 
 
 class Answers:

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from property_settings import examples
-from scheduling_simulator import Waiter
 
 from pytriton_lite.config.batch_io import BatchInput, BatchInputKind
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.scheduling.batch_tensors import BatchInputs
-from pytriton_lite.scheduling.queue import Ticket
+from pytriton_lite.scheduling.ticket import Ticket
 
 Shape = tuple[int, ...]
 
@@ -25,7 +24,7 @@ def request_of(shape: Shape | None) -> InferenceRequest:
 
 
 def ticket_of(shape: Shape | None) -> Ticket:
-    return Ticket(request_of(shape), Waiter(), batch_size=1, shape_key=None, accepted_ns=0)
+    return Ticket(request_of(shape), None, batch_size=1, shape_key=None, accepted_ns=0)
 
 
 def shape_of(tensor: Tensor) -> Shape:

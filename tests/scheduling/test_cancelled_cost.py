@@ -6,7 +6,9 @@ import pytest
 from scheduling_simulator import dynamic, go_away, make_ticket
 
 from pytriton_lite.scheduling.default import DefaultScheduler
-from pytriton_lite.scheduling.queue import Scheduler, Ticket
+from pytriton_lite.scheduling.queue import Scheduler
+from pytriton_lite.scheduling.ticket import Ticket
+from tests.scheduling.deciding import decide
 
 _WAITING = 2000
 
@@ -41,6 +43,6 @@ def test_requests_that_leave_one_by_one_do_not_search_the_queue(scheduler: Sched
     for left, ticket in enumerate(reversed(tickets), start=1):
         go_away(ticket)
         scheduler.notice_cancelled(ticket)
-        assert scheduler.decide(0, idle=0, ahead=0).cancelled == [ticket]
+        assert decide(scheduler, 0, idle=0, ahead=0).cancelled == [ticket]
         assert len(scheduler) == _WAITING - left
     assert ComparedTicket.comparisons < 10 * _WAITING

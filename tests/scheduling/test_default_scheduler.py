@@ -6,6 +6,7 @@ import pytest
 from scheduling_simulator import MS, S, Simulation, go_away, make_ticket, names_of
 
 from pytriton_lite.scheduling.default import DefaultScheduler
+from tests.scheduling.deciding import decide
 
 
 def test_payloads_are_single_requests_in_arrival_order() -> None:
@@ -58,7 +59,7 @@ def test_the_queue_has_no_limit_and_no_timer() -> None:
     for number in range(2000):
         scheduler.enqueue(make_ticket(str(number)), 0)
     assert len(scheduler) == 2000
-    assert scheduler.decide(3600 * S, idle=0, ahead=0).next_check_ns is None
+    assert decide(scheduler, 3600 * S, idle=0, ahead=0).next_check_ns is None
     assert len(scheduler) == 2000
 
 
@@ -68,7 +69,7 @@ def test_free_instances_and_places_behind_busy_ones_are_filled(idle: int, ahead:
     tickets = [make_ticket(name) for name in "abcde"]
     for ticket in tickets:
         scheduler.enqueue(ticket, 0)
-    assert scheduler.decide(0, idle=idle, ahead=ahead).batches == [[ticket] for ticket in tickets[:taken]]
+    assert decide(scheduler, 0, idle=idle, ahead=ahead).batches == [[ticket] for ticket in tickets[:taken]]
     assert len(scheduler) == 5 - taken
 
 
@@ -78,7 +79,8 @@ def test_cancelled_requests_take_no_place() -> None:
     for ticket in tickets:
         scheduler.enqueue(ticket, 0)
     go_away(tickets[0])
-    decision = scheduler.decide(0, idle=1, ahead=0)
+    scheduler.notice_cancelled(tickets[0])
+    decision = decide(scheduler, 0, idle=1, ahead=0)
     assert (names_of(decision.cancelled), decision.batches) == (["a"], [[tickets[1]]])
 
 
@@ -108,8 +110,8 @@ def test_those_who_left_do_not_wait_for_their_turn() -> None:
     go_away(tickets[7])
     scheduler.notice_cancelled(tickets[7])
     assert len(scheduler) == 40  # its end is still to be reported
-    assert scheduler.decide(0, idle=0, ahead=0).cancelled == [tickets[7]]
+    assert decide(scheduler, 0, idle=0, ahead=0).cancelled == [tickets[7]]
     assert len(scheduler) == 39
-    assert [names_of(batch) for batch in scheduler.decide(0, idle=40, ahead=0).batches] == [
+    assert [names_of(batch) for batch in decide(scheduler, 0, idle=40, ahead=0).batches] == [
         [str(number)] for number in range(40) if number != 7
     ]

@@ -11,7 +11,8 @@ from scheduling_simulator import go_away, make_ticket, name_of, names_of
 
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.scheduling.default import DefaultScheduler
-from pytriton_lite.scheduling.queue import Ticket
+from pytriton_lite.scheduling.ticket import Ticket
+from tests.scheduling.deciding import decide
 
 
 class Happens(NamedTuple):
@@ -48,8 +49,8 @@ def test_requests_leave_one_by_one_in_the_order_in_which_they_came(story: list[H
         tickets.append(ticket)
         waiting.append(name_of(ticket))
 
-    def decide(idle: int, ahead: int) -> None:
-        decision = ours.decide(0, idle=idle, ahead=ahead)
+    def turn(idle: int, ahead: int) -> None:
+        decision = decide(ours, 0, idle=idle, ahead=ahead)
         room = idle if limit else idle + ahead
         alive = [name for name in waiting if name not in gone]
         assert [names_of(batch) for batch in decision.batches] == [[name] for name in alive[:room]]
@@ -63,7 +64,7 @@ def test_requests_leave_one_by_one_in_the_order_in_which_they_came(story: list[H
         if what == "arrive":
             arrive()
         elif what == "decide":
-            decide(which % 4, which // 4)
+            turn(which % 4, which // 4)
         elif what == "leave" and tickets:
             ticket = tickets[-1 - which % len(tickets)]
             gone.add(name_of(ticket))
@@ -76,5 +77,5 @@ def test_requests_leave_one_by_one_in_the_order_in_which_they_came(story: list[H
             ended.remove(name_of(ticket))
         assert len(ours) == len(waiting)
     while len(ours):
-        decide(1, 0)
+        turn(1, 0)
     assert sorted(ended) == sorted(map(name_of, tickets)), "exactly one end for each"

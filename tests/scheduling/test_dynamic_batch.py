@@ -10,6 +10,7 @@ from scheduling_simulator import MS, S, Simulation, dynamic, go_away, make_ticke
 
 from pytriton_lite.config.model_config import QueuePolicy, TimeoutAction
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from tests.scheduling.deciding import decide
 
 D = 1_000_000
 """One second of queue delay, in the configuration's microseconds."""
@@ -222,8 +223,8 @@ def test_a_limit_keeps_requests_where_it_can_see_them() -> None:
         scheduler = dynamic(4, policy=policy)
         for name in numbered(8):
             scheduler.enqueue(make_ticket(name), 0)
-        assert scheduler.decide(0, idle=0, ahead=2).batches == []
-        assert len(scheduler.decide(0, idle=1, ahead=2).batches) == 1
+        assert decide(scheduler, 0, idle=0, ahead=2).batches == []
+        assert len(decide(scheduler, 0, idle=1, ahead=2).batches) == 1
 
 
 def timeout(default_us: int, *, override: bool = False, delay: bool = False) -> QueuePolicy:
@@ -409,31 +410,31 @@ def test_requests_of_a_dead_worker_come_back_to_the_head_in_order() -> None:
 def test_a_request_that_came_back_keeps_its_deadline() -> None:
     scheduler = dynamic(1, policy=timeout(200_000))
     scheduler.enqueue(make_ticket("r"), 5)
-    (batch,) = scheduler.decide(10, idle=1, ahead=0).batches
+    (batch,) = decide(scheduler, 10, idle=1, ahead=0).batches
     scheduler.put_back(batch)
-    decision = scheduler.decide(20, idle=0, ahead=0)
+    decision = decide(scheduler, 20, idle=0, ahead=0)
     assert (decision.expired, decision.next_check_ns) == ([], 200 * MS + 5)
-    assert scheduler.decide(200 * MS + 5, idle=0, ahead=0).expired == batch
+    assert decide(scheduler, 200 * MS + 5, idle=0, ahead=0).expired == batch
 
 
 def test_a_request_that_came_back_is_delayed_only_once() -> None:
     scheduler = dynamic(1, policy=timeout(10_000, override=True, delay=True))
     scheduler.enqueue(make_ticket("r"), 0)
     scheduler.enqueue(make_ticket("sooner", timeout_us=1000), 0)
-    (batch,) = scheduler.decide(0, idle=1, ahead=0).batches
+    (batch,) = decide(scheduler, 0, idle=1, ahead=0).batches
     scheduler.put_back(batch)
-    assert scheduler.decide(10 * MS, idle=0, ahead=0).next_check_ns is None
-    assert [names_of(b) for b in scheduler.decide(20 * MS, idle=2, ahead=0).batches] == [["sooner"], ["r"]]
+    assert decide(scheduler, 10 * MS, idle=0, ahead=0).next_check_ns is None
+    assert [names_of(b) for b in decide(scheduler, 20 * MS, idle=2, ahead=0).batches] == [["sooner"], ["r"]]
 
 
 def test_drain_takes_everything_in_service_order_and_forgets_deadlines() -> None:
     scheduler = dynamic(1, policy=timeout(10_000, override=True, delay=True))
     for name, own_us in (("early", 1000), ("a", 0), ("b", 0)):
         scheduler.enqueue(make_ticket(name, timeout_us=own_us), 0)
-    scheduler.decide(MS, idle=0, ahead=0)
+    decide(scheduler, MS, idle=0, ahead=0)
     assert names_of(scheduler.drain()) == ["a", "b", "early"]
     assert len(scheduler) == 0
-    assert scheduler.decide(S, idle=1, ahead=1).next_check_ns is None
+    assert decide(scheduler, S, idle=1, ahead=1).next_check_ns is None
 
 
 def test_a_refused_request_never_waited() -> None:
@@ -445,7 +446,7 @@ def test_a_refused_request_never_waited() -> None:
         scheduler.enqueue(refused, 0)
     assert caught.value.code is ErrorCode.UNAVAILABLE
     assert str(caught.value) == "[request id: <id_unknown>] Exceeds maximum queue size"
-    decision = scheduler.decide(0, idle=0, ahead=0)
+    decision = decide(scheduler, 0, idle=0, ahead=0)
     assert (decision.expired, decision.cancelled, decision.failed) == ([], [], [])
     assert names_of(scheduler.drain()) == ["a"]
 
@@ -458,7 +459,7 @@ def test_cancelled_requests_leave_a_long_queue_wherever_they_are(leavers: int) -
     tickets = [make_ticket(name) for name in names]
     for ticket in tickets[:30]:
         scheduler.enqueue(ticket, 0)
-    scheduler.decide(MS, idle=0, ahead=0)
+    decide(scheduler, MS, idle=0, ahead=0)
     for ticket in tickets[30:]:
         scheduler.enqueue(ticket, MS)
     gone = [*names[5 : 5 + leavers // 2], *names[35 : 35 + leavers // 2]]
@@ -466,7 +467,7 @@ def test_cancelled_requests_leave_a_long_queue_wherever_they_are(leavers: int) -
         if name_of(ticket) in gone:
             go_away(ticket)
             scheduler.notice_cancelled(ticket)
-    decision = scheduler.decide(MS, idle=1, ahead=0)
+    decision = decide(scheduler, MS, idle=1, ahead=0)
     assert names_of(decision.cancelled) == gone
     assert [names_of(batch) for batch in decision.batches] == [
         [name for name in [*names[30:], *names[:30]] if name not in gone]

@@ -15,7 +15,8 @@ from scheduling_simulator import MS, Simulation, batching, go_away, make_ticket,
 from pytriton_lite.config.model_config import DynamicBatching, QueuePolicy, TimeoutAction
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.scheduling.dynamic_batch import DynamicBatchScheduler
-from pytriton_lite.scheduling.queue import Ticket
+from pytriton_lite.scheduling.ticket import Ticket
+from tests.scheduling.deciding import decide
 
 MAX_BATCH = st.integers(0, 6)
 DELAYS_US = st.sampled_from([0, 0, 3000, 7000])
@@ -132,12 +133,12 @@ class SideBySide:
         self.waiting[name].is_cancelled = True
 
     def decide(self, *, idle: int) -> None:
-        decision = self.ours.decide(self.now_ns, idle=idle, ahead=0)
+        decision = decide(self.ours, self.now_ns, idle=idle, ahead=0)
         outcome = self.reference.decide(self.now_ns, idle)
         assert [names_of(batch) for batch in decision.batches] == outcome.batches
         assert sorted(names_of(decision.expired)) == sorted(outcome.expired)
         for ticket in decision.cancelled:
-            assert ticket.waiter.cancelled()
+            assert ticket.is_cancelled
         ends = [
             *(name for batch in decision.batches for name in names_of(batch)),
             *names_of(decision.expired),
@@ -163,7 +164,7 @@ class SideBySide:
         self.ended.difference_update(names_of(batch))
 
     def check_that_nothing_is_lost(self) -> None:
-        cancelled = sum(ticket.waiter.cancelled() for ticket in self.tickets.values())
+        cancelled = sum(ticket.is_cancelled for ticket in self.tickets.values())
         left = len(self.tickets) - len(self.ended)
         assert left - cancelled <= len(self.ours) <= left
 

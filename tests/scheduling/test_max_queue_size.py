@@ -9,6 +9,7 @@ from sequence_simulator import make_ticket as sequence_ticket
 
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.scheduling.default import DefaultScheduler
+from tests.scheduling.deciding import decide
 
 
 def full(name: str) -> str:
@@ -32,7 +33,7 @@ def test_a_limit_keeps_requests_where_it_can_see_them() -> None:
     scheduler = DefaultScheduler(max_queue_size=8)
     for name in "abc":
         scheduler.enqueue(make_ticket(name), 0)
-    assert [names_of(batch) for batch in scheduler.decide(0, idle=1, ahead=4).batches] == [["a"]]
+    assert [names_of(batch) for batch in decide(scheduler, 0, idle=1, ahead=4).batches] == [["a"]]
 
 
 def test_cancelled_requests_make_room_and_are_reported_once() -> None:
@@ -51,13 +52,13 @@ def test_what_comes_back_from_a_dead_worker_has_its_place_whatever_the_limit() -
     scheduler = DefaultScheduler(max_queue_size=1)
     first, second = make_ticket("first"), make_ticket("second")
     scheduler.enqueue(first, 0)
-    ((taken,),) = scheduler.decide(0, idle=1, ahead=0).batches
+    ((taken,),) = decide(scheduler, 0, idle=1, ahead=0).batches
     scheduler.enqueue(second, 0)
     go_away(taken)
     scheduler.put_back([taken])
     with pytest.raises(InferenceError):
         scheduler.enqueue(make_ticket("third"), 0)
-    assert names_of(scheduler.decide(0, idle=0, ahead=0).cancelled) == ["first"]
+    assert names_of(decide(scheduler, 0, idle=0, ahead=0).cancelled) == ["first"]
     assert names_of(scheduler.drain()) == ["second"]
 
 
@@ -159,9 +160,9 @@ def test_what_came_back_after_a_loss_counts_and_the_count_ends_at_none() -> None
     tickets = [sequence_ticket("a0", 1, "S"), sequence_ticket("b0", 2, "S")]
     for ticket in tickets:
         scheduler.enqueue(ticket, 0)
-    (batch,) = scheduler.decide(0, free=[0]).batches
+    (batch,) = decide(scheduler, 0, free=[0]).batches
     scheduler.put_back(batch)
-    scheduler.instance_lost(0, 1)
+    scheduler.place_lost(0, 1)
     with pytest.raises(InferenceError, match="Exceeds maximum queue size"):
         scheduler.enqueue(sequence_ticket("c0", 3, "S"), 2)
     assert len(scheduler.drain()) == 2

@@ -7,13 +7,15 @@ is silent the results are those of Triton 2.51.
 from __future__ import annotations
 
 import weakref
+from typing import Any, cast
 
 import pytest
 from scheduling_simulator import MS, S, Simulation, batching, go_away, make_ticket, name_of, names_of
 
 from pytriton_lite.config.model_config import QueuePolicy, TimeoutAction
 from pytriton_lite.scheduling.dynamic_batch import DynamicBatchScheduler
-from pytriton_lite.scheduling.queue import Ticket
+from pytriton_lite.scheduling.ticket import Caller, Ticket
+from tests.scheduling.deciding import decide
 
 D = 1_000_000
 """One second of queue delay, in the configuration's microseconds."""
@@ -66,7 +68,7 @@ def queued(scheduler: DynamicBatchScheduler, *names: str) -> dict[str, Ticket]:
 
 def take(scheduler: DynamicBatchScheduler, now_ns: int = 0) -> list[str]:
     """The next batch, if there is one."""
-    batches = scheduler.decide(now_ns, idle=1, ahead=0).batches
+    batches = decide(scheduler, now_ns, idle=1, ahead=0).batches
     return names_of(batches[0]) if batches else []
 
 
@@ -133,7 +135,7 @@ def test_where_many_wait_in_many_levels_all_are_served_in_order() -> None:
 def test_nothing_is_sent_ahead_that_a_higher_level_could_overtake() -> None:
     scheduler = leveled(2)
     queued(scheduler, *(f"2 {at}" for at in range(8)))
-    assert scheduler.decide(0, idle=0, ahead=3).batches == []
+    assert decide(scheduler, 0, idle=0, ahead=3).batches == []
     queued(scheduler, "1")
     assert take(scheduler) == ["1", "2 0"]
 
@@ -289,7 +291,7 @@ def test_a_cancelled_request_of_a_low_level_leaves_although_its_turn_does_not_co
     tickets = queued(scheduler, *(f"1 {at}" for at in range(5)), "3 gone", "3")
     go_away(tickets["3 gone"])
     scheduler.notice_cancelled(tickets["3 gone"])
-    decision = scheduler.decide(0, idle=1, ahead=0)
+    decision = decide(scheduler, 0, idle=1, ahead=0)
     assert (names_of(decision.cancelled), names_of(decision.batches[0])) == (["3 gone"], ["1 0"])
     assert scheduler.depths() == {1: 4, 2: 0, 3: 1}
 
@@ -297,7 +299,7 @@ def test_a_cancelled_request_of_a_low_level_leaves_although_its_turn_does_not_co
 def test_requests_that_come_back_are_first_in_their_levels_again() -> None:
     scheduler = leveled(4)
     queued(scheduler, "2 a", "1 a", "9 b", "1 b", "3 a")
-    first, second = (scheduler.decide(0, idle=1, ahead=0).batches[0] for _ in range(2))
+    first, second = (decide(scheduler, 0, idle=1, ahead=0).batches[0] for _ in range(2))
     queued(scheduler, "3 b", "2 c", "1 c")
     scheduler.put_back(second)
     scheduler.put_back(first)
@@ -309,10 +311,10 @@ def test_requests_that_come_back_are_first_in_their_levels_again() -> None:
 def test_a_request_that_came_back_to_its_level_keeps_its_deadline() -> None:
     scheduler = leveled(1, policy=timeout(200_000))
     queued(scheduler, "3")
-    (batch,) = scheduler.decide(10, idle=1, ahead=0).batches
+    (batch,) = decide(scheduler, 10, idle=1, ahead=0).batches
     scheduler.put_back(batch)
-    assert scheduler.decide(20, idle=0, ahead=0).next_check_ns == 200 * MS
-    assert scheduler.decide(200 * MS, idle=0, ahead=0).expired == batch
+    assert decide(scheduler, 20, idle=0, ahead=0).next_check_ns == 200 * MS
+    assert decide(scheduler, 200 * MS, idle=0, ahead=0).expired == batch
 
 
 def test_drain_takes_all_levels_in_service_order() -> None:
@@ -320,10 +322,10 @@ def test_drain_takes_all_levels_in_service_order() -> None:
     late = ticket("1 late", timeout_us=1000)
     scheduler.enqueue(late, 0)
     queued(scheduler, "3", "2", "1")
-    scheduler.decide(MS, idle=0, ahead=0)
+    decide(scheduler, MS, idle=0, ahead=0)
     assert names_of(scheduler.drain()) == ["1", "1 late", "2", "3"]
     assert scheduler.depths() == {1: 0, 2: 0, 3: 0}
-    assert scheduler.decide(S, idle=1, ahead=1).next_check_ns is None
+    assert decide(scheduler, S, idle=1, ahead=1).next_check_ns is None
 
 
 def test_one_level_may_keep_the_order_of_answers() -> None:
@@ -358,6 +360,10 @@ def test_levels_without_number_cost_nothing_until_they_are_asked_for(levels: int
     assert [take(scheduler) for _ in range(5)] == [["16"], ["17"], ["1000000"], [f"{levels - 1}"], ["0"]]
 
 
+class Instance:
+    """Somebody to whom a ticket refers, and who can be referred to weakly."""
+
+
 def test_deadlines_of_requests_that_have_left_are_forgotten() -> None:
     """Behind one that waits for long, with the earliest deadline of all."""
     scheduler = leveled(1, policy=timeout(3_600_000_000, override=True))
@@ -365,8 +371,10 @@ def test_deadlines_of_requests_that_have_left_are_forgotten() -> None:
     kept = []
     for at in range(10_000):
         ticket = make_ticket(str(at), priority=1)
-        kept.append(weakref.ref(ticket.waiter))
+        ticket.caller = Caller(cast(Any, instance := Instance()))
+        kept.append(weakref.ref(instance))
+        del instance
         scheduler.enqueue(ticket, at)
-        assert len(scheduler.decide(at, idle=1, ahead=0).batches) == 1
+        assert len(decide(scheduler, at, idle=1, ahead=0).batches) == 1
     del ticket
     assert sum(ref() is not None for ref in kept) < 2000

@@ -8,6 +8,7 @@ from sequence_simulator import CONTROLS, World, make_ticket, names_of, scheduler
 
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.tensor import Tensor
+from tests.scheduling.deciding import decide
 
 HALF_OF_4_FOR_A_SECOND = "direct { max_queue_delay_microseconds: 1000000 minimum_slot_utilization: 0.5 }"
 LONG_IDLE = "max_sequence_idle_microseconds: 60000000 "
@@ -39,12 +40,12 @@ def test_a_null_request_says_nothing() -> None:
     scheduler = scheduler_for(CONTROLS)
     for correlation_id in (1, 2):
         scheduler.enqueue(make_ticket(str(correlation_id), correlation_id, "S"), 0)
-    for ticket in scheduler.decide(0, free=[0]).batches[0]:
+    for ticket in decide(scheduler, 0, free=[0]).batches[0]:
         scheduler.released(ticket, 1)
     real = make_ticket("b", 2, shape=(1, 3))
     real.request.inputs.append(Tensor("T", dtypes.BYTES, (1, 2), b"\x01\0\0\0x\0\0\0\0"))
     scheduler.enqueue(real, 2)
-    null, taken = scheduler.decide(2, free=[0]).batches[0]
+    null, taken = decide(scheduler, 2, free=[0]).batches[0]
     assert taken is real
     assert null.is_null
     assert not real.is_null
@@ -70,11 +71,11 @@ def test_a_null_request_counts_in_its_batch_and_nowhere_else() -> None:
     scheduler = scheduler_for()
     for correlation_id in (1, 2):
         scheduler.enqueue(make_ticket(str(correlation_id), correlation_id, "S"), 0)
-    for ticket in scheduler.decide(0, free=[0]).batches[0]:
+    for ticket in decide(scheduler, 0, free=[0]).batches[0]:
         scheduler.released(ticket, 1)
     scheduler.enqueue(make_ticket("b", 2), 2)
     assert len(scheduler) == 1
-    (batch,) = scheduler.decide(2, free=[0]).batches
+    (batch,) = decide(scheduler, 2, free=[0]).batches
     assert sum(ticket.batch_size for ticket in batch) == 2
     assert sum(ticket.batch_size for ticket in batch if not ticket.is_null) == 1
     assert len(scheduler) == 0
@@ -86,10 +87,10 @@ def test_a_null_request_has_an_empty_text_for_a_correlation_id() -> None:
     )
     for correlation_id in ("a", "b"):
         scheduler.enqueue(make_ticket(correlation_id, correlation_id, "S"), 0)
-    for ticket in scheduler.decide(0, free=[0]).batches[0]:
+    for ticket in decide(scheduler, 0, free=[0]).batches[0]:
         scheduler.released(ticket, 0)
     scheduler.enqueue(make_ticket("b2", "b"), 0)
-    null, _ = scheduler.decide(0, free=[0]).batches[0]
+    null, _ = decide(scheduler, 0, free=[0]).batches[0]
     assert null.controls[0].data == bytes(4)
 
 
@@ -132,15 +133,15 @@ def test_an_instance_that_executes_several_batches_at_a_time_has_one_of_each_seq
     tickets = {name: make_ticket(name, name[0], "S" * (name[1] == "1")) for name in ("a1", "b1", "a2", "b2")}
     for name in ("a1", "a2"):
         scheduler.enqueue(tickets[name], 0)
-    assert [names_of(batch) for batch in scheduler.decide(0, free=[0]).batches] == [["a1"]]
+    assert [names_of(batch) for batch in decide(scheduler, 0, free=[0]).batches] == [["a1"]]
     for name in ("b1", "b2"):
         scheduler.enqueue(tickets[name], 1)
-    assert [names_of(batch) for batch in scheduler.decide(1, free=[0]).batches] == [["-", "b1"]]
-    assert scheduler.decide(2, free=[0]).batches == []
+    assert [names_of(batch) for batch in decide(scheduler, 1, free=[0]).batches] == [["-", "b1"]]
+    assert decide(scheduler, 2, free=[0]).batches == []
     scheduler.released(tickets["b1"], 3)
-    assert [names_of(batch) for batch in scheduler.decide(3, free=[0]).batches] == [["-", "b2"]]
+    assert [names_of(batch) for batch in decide(scheduler, 3, free=[0]).batches] == [["-", "b2"]]
     scheduler.released(tickets["a1"], 4)
-    assert [names_of(batch) for batch in scheduler.decide(4, free=[0]).batches] == [["a2"]]
+    assert [names_of(batch) for batch in decide(scheduler, 4, free=[0]).batches] == [["a2"]]
 
 
 def test_without_batching_an_instance_has_one_slot() -> None:
@@ -218,8 +219,8 @@ def test_the_slot_of_a_sequence_whose_end_was_taken_is_refilled_before_the_next_
     first = make_ticket("a", 1, "SE")
     scheduler.enqueue(first, 0)
     scheduler.enqueue(make_ticket("b", 2, "S"), 0)
-    assert scheduler.decide(0, free=[0]).batches == [[first]]
+    assert decide(scheduler, 0, free=[0]).batches == [[first]]
     # b has the slot already: its idle time runs.
-    assert scheduler.decide(1, free=[]).next_check_ns == S
+    assert decide(scheduler, 1, free=[]).next_check_ns == S
     scheduler.released(first, 2)
-    assert names_of(scheduler.decide(2, free=[0]).batches[0]) == ["b"]
+    assert names_of(decide(scheduler, 2, free=[0]).batches[0]) == ["b"]

@@ -7,6 +7,7 @@ from scheduling_simulator import MS, S
 from sequence_simulator import CONTROLS, World, make_ticket, names_of, scheduler_for, start_error
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from tests.scheduling.deciding import decide
 
 ITERATIVE = "iterative_sequence: true "
 STRATEGIES = ["direct {}", "oldest {}"]
@@ -78,9 +79,9 @@ def test_idle_time_of_the_next_runs_from_the_release_that_gives_it_the_slot(stra
     first = make_ticket("a", 0)
     scheduler.enqueue(first, 0)
     scheduler.enqueue(make_ticket("b", 0), 0)
-    scheduler.decide(0, free=[0])
+    decide(scheduler, 0, free=[0])
     scheduler.released(first, 100 * MS)
-    assert scheduler.decide(200 * MS, free=[]).next_check_ns == 100 * MS + S
+    assert decide(scheduler, 200 * MS, free=[]).next_check_ns == 100 * MS + S
 
 
 @both
@@ -113,7 +114,7 @@ def test_a_model_that_is_not_iterative_cannot_reschedule(strategy: str) -> None:
     ticket = make_ticket("a1", 1, "S")
     scheduler.enqueue(ticket, 0)
     scheduler.enqueue(make_ticket("a2", 1), 0)
-    scheduler.decide(0, free=[0])
+    decide(scheduler, 0, free=[0])
     with pytest.raises(InferenceError) as raised:
         scheduler.rescheduled(ticket, 1)
     assert (raised.value.code, raised.value.message) == (
@@ -121,7 +122,7 @@ def test_a_model_that_is_not_iterative_cannot_reschedule(strategy: str) -> None:
         "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to handle "
         "such a flag.",
     )
-    assert [names_of(batch) for batch in scheduler.decide(1, free=[0]).batches] == [["a2"]]
+    assert [names_of(batch) for batch in decide(scheduler, 1, free=[0]).batches] == [["a2"]]
 
 
 @both
@@ -134,7 +135,7 @@ def test_finished_requests_leave_nothing_behind(strategy: str) -> None:
     assert len(world.answered) == 10
     assert not world.cancelled
     assert not world.failed
-    assert world.scheduler.decide(world.now_ns, free=[0]).next_check_ns is None
+    assert decide(world.scheduler, world.now_ns, free=[0]).next_check_ns is None
 
 
 @both

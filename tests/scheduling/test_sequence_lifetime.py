@@ -6,6 +6,8 @@ import pytest
 from scheduling_simulator import MS, S, go_away
 from sequence_simulator import World, make_ticket, names_of, scheduler_for, start_error
 
+from tests.scheduling.deciding import decide
+
 HALF_A_SECOND_IDLE = "max_sequence_idle_microseconds: 500000 "
 STRATEGIES = ["direct {}", "oldest {}"]
 both = pytest.mark.parametrize("strategy", STRATEGIES)
@@ -92,7 +94,7 @@ def test_idle_sequences_give_their_slots_away(strategy: str) -> None:
 def test_the_idle_limit_holds_to_the_instant_even_if_nobody_asked_in_between() -> None:
     scheduler = scheduler_for(HALF_A_SECOND_IDLE)
     scheduler.enqueue(make_ticket("a1", 1, "S"), 0)
-    assert scheduler.decide(0, free=[0]).next_check_ns == 500 * MS
+    assert decide(scheduler, 0, free=[0]).next_check_ns == 500 * MS
     with pytest.raises(Exception, match="must specify the START flag"):
         scheduler.enqueue(make_ticket("a2", 1), 500 * MS)
 
@@ -172,12 +174,12 @@ def test_a_request_that_was_cancelled_in_the_hands_of_a_worker_that_died_is_not_
     tickets = [make_ticket(name, 1, "S" if name == "a1" else "") for name in ("a1", "a2")]
     for ticket in tickets:
         scheduler.enqueue(ticket, 0)
-    (batch,) = scheduler.decide(0, free=[0]).batches
+    (batch,) = decide(scheduler, 0, free=[0]).batches
     go_away(tickets[0])
     scheduler.notice_cancelled(tickets[0])
     scheduler.put_back(batch)
-    scheduler.instance_lost(0, 1)
-    decision = scheduler.decide(1, free=[0])
+    scheduler.place_lost(0, 1)
+    decision = decide(scheduler, 1, free=[0])
     assert (names_of(decision.cancelled), decision.batches) == (["a1", "a2"], [])
     assert len(scheduler) == 0
 
@@ -262,29 +264,29 @@ def test_the_loss_of_a_worker_is_reported_once_and_by_the_next_decision() -> Non
     scheduler = scheduler_for("oldest {}")
     first, second = make_ticket("a1", 1, "S"), make_ticket("a2", 1)
     scheduler.enqueue(first, 0)
-    assert scheduler.decide(0, free=[0]).batches == [[first]]
+    assert decide(scheduler, 0, free=[0]).batches == [[first]]
     scheduler.enqueue(second, 0)
     scheduler.enqueue(make_ticket("b1", 1, "S"), 0)
-    scheduler.instance_lost(0, 1)
+    scheduler.place_lost(0, 1)
     assert len(scheduler) == 2
-    assert [ticket for ticket, _ in scheduler.decide(1, free=[]).failed] == [second]
+    assert [ticket for ticket, _ in decide(scheduler, 1, free=[]).failed] == [second]
     assert len(scheduler) == 1
-    decision = scheduler.decide(2, free=[0])
+    decision = decide(scheduler, 2, free=[0])
     assert (decision.failed, names_of(decision.batches[0])) == ([], ["b1"])
     # Late, and about an execution that died: b1 is in hand still.
     scheduler.released(first, 3)
     scheduler.enqueue(make_ticket("b2", 1), 3)
-    assert scheduler.decide(3, free=[0]).batches == []
+    assert decide(scheduler, 3, free=[0]).batches == []
 
 
 def test_drain_takes_what_was_to_be_reported_too() -> None:
     scheduler = scheduler_for("")
     for name, flags in (("a1", "S"), ("a2", ""), ("a3", "")):
         scheduler.enqueue(make_ticket(name, 1, flags), 0)
-    scheduler.decide(0, free=[0])
-    scheduler.instance_lost(0, 1)
+    decide(scheduler, 0, free=[0])
+    scheduler.place_lost(0, 1)
     assert names_of(scheduler.drain()) == ["a2", "a3"]
-    decision = scheduler.decide(2, free=[0])
+    decision = decide(scheduler, 2, free=[0])
     assert (decision.failed, decision.batches, len(scheduler)) == ([], [], 0)
 
 
@@ -300,8 +302,8 @@ def test_a_sequence_that_waits_for_a_worker_to_come_back_is_not_idle(strategy: s
 def test_idle_time_runs_from_the_loss_where_another_instance_has_a_slot() -> None:
     scheduler = scheduler_for(HALF_A_SECOND_IDLE, max_batch_size=1, instances=2)
     scheduler.enqueue(make_ticket("a1", 1, "S"), 0)
-    scheduler.instance_lost(0, 100 * MS)
-    assert scheduler.decide(200 * MS, free=[]).next_check_ns == 600 * MS
+    scheduler.place_lost(0, 100 * MS)
+    assert decide(scheduler, 200 * MS, free=[]).next_check_ns == 600 * MS
 
 
 @both

@@ -8,6 +8,8 @@ from __future__ import annotations
 from scheduling_simulator import MS
 from sequence_simulator import World, make_ticket, scheduler_for
 
+from tests.scheduling.deciding import decide
+
 HALF_A_SECOND = "oldest { max_queue_delay_microseconds: 500000 %s }"
 
 
@@ -59,9 +61,9 @@ def test_statistics_see_when_a_request_arrived_not_when_it_entered() -> None:
     first, second = make_ticket("a1", 1, "S"), make_ticket("a2", 1, "E")
     scheduler.enqueue(first, 5)
     scheduler.enqueue(second, 6)
-    scheduler.decide(7, free=[0])
+    decide(scheduler, 7, free=[0])
     scheduler.released(first, 8)
-    assert scheduler.decide(9, free=[0]).batches == [[second]]
+    assert decide(scheduler, 9, free=[0]).batches == [[second]]
     assert (first.enqueued_ns, second.enqueued_ns) == (5, 6)
 
 
@@ -71,10 +73,10 @@ def test_a_request_that_must_enter_again_keeps_the_time_of_its_arrival() -> None
     first, second = make_ticket("a", 1, "SE"), make_ticket("b", 2, "SE")
     scheduler.enqueue(first, 5)
     scheduler.enqueue(second, 6)
-    scheduler.decide(7, free=[0])
+    decide(scheduler, 7, free=[0])
     scheduler.released(first, 8)
-    scheduler.instance_lost(0, 9)
-    assert scheduler.decide(10, free=[0]).batches == [[second]]
+    scheduler.place_lost(0, 9)
+    assert decide(scheduler, 10, free=[0]).batches == [[second]]
     assert second.enqueued_ns == 6
 
 

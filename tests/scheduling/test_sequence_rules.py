@@ -11,8 +11,9 @@ from sequence_simulator import CONTROLS, World, config, make_ticket, names_of, s
 from pytriton_lite.config.model_config import ControlKind, DirectStrategy, OldestStrategy, SequenceControl
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.scheduling.queue import Ticket
 from pytriton_lite.scheduling.sequence_batch import SequenceBatchScheduler
+from pytriton_lite.scheduling.ticket import Ticket
+from tests.scheduling.deciding import decide
 
 STRATEGIES = ["direct {}", "oldest {}"]
 
@@ -160,7 +161,7 @@ def test_a_number_and_its_text_are_two_sequences() -> None:
 
 def first_controls(scheduler: SequenceBatchScheduler, ticket: Ticket) -> Ticket:
     scheduler.enqueue(ticket, 0)
-    ((taken,),) = scheduler.decide(0, free=[0]).batches
+    ((taken,),) = decide(scheduler, 0, free=[0]).batches
     assert taken is ticket
     return taken
 
@@ -239,7 +240,7 @@ def test_drain_takes_everything_and_forgets_all_sequences(strategy: str) -> None
         scheduler.enqueue(make_ticket(name, sequence, flags), 0)
     assert names_of(scheduler.drain()) == ["a1", "a2", "b1", "b2"]
     assert len(scheduler) == 0
-    assert scheduler.decide(0, free=[0]).batches == []
+    assert decide(scheduler, 0, free=[0]).batches == []
     assert "must specify the START flag" in refusal_of(scheduler, make_ticket("a3", 1))
     scheduler.enqueue(make_ticket("c", 3, "SE"), 1)
-    assert [names_of(batch) for batch in scheduler.decide(1, free=[0]).batches] == [["c"]]
+    assert [names_of(batch) for batch in decide(scheduler, 1, free=[0]).batches] == [["c"]]

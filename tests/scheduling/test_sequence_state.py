@@ -18,9 +18,10 @@ from pytriton_lite.core import dtypes
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.tensor import Tensor
-from pytriton_lite.scheduling.queue import Ticket
 from pytriton_lite.scheduling.sequence_batch import SequenceBatchScheduler
 from pytriton_lite.scheduling.sequence_state import StateTensors
+from pytriton_lite.scheduling.ticket import Ticket
+from tests.scheduling.deciding import decide
 
 STATE = 'state { input_name: "SI" output_name: "SO" data_type: TYPE_INT32 dims: [ 1 ] } '
 INITIAL = {"SI": np.int32(42).tobytes()}
@@ -131,7 +132,7 @@ def test_states_come_in_the_order_of_the_configuration_behind_the_controls() -> 
         'state { input_name: "A" output_name: "O2" data_type: TYPE_FP32 dims: [ 1 ] } '
     )
     scheduler.enqueue(make_ticket("a", 1, "S"), 0)
-    ((ticket,),) = scheduler.decide(0, free=[0]).batches
+    ((ticket,),) = decide(scheduler, 0, free=[0]).batches
     assert [tensor.name for tensor in ticket.controls] == ["START", "Z", "A"]
 
 
@@ -139,7 +140,7 @@ def test_a_repeated_name_is_ignored() -> None:
     again = 'state { input_name: "SI" output_name: "S2" data_type: TYPE_FP32 dims: [ 2 ] } '
     scheduler = scheduler_for(STATE + again)
     scheduler.enqueue(make_ticket("a", 1, "S"), 0)
-    ((ticket,),) = scheduler.decide(0, free=[0]).batches
+    ((ticket,),) = decide(scheduler, 0, free=[0]).batches
     assert [(tensor.name, tensor.datatype) for tensor in ticket.controls] == [("SI", dtypes.INT32)]
 
 
@@ -208,12 +209,12 @@ def test_a_null_request_sees_zeros_of_the_shape_that_a_real_one_sees() -> None:
     scheduler = scheduler_for(STATE.replace("[ 1 ]", "[ -1 ]"))
     for correlation_id in (1, 2):
         scheduler.enqueue(make_ticket(str(correlation_id), correlation_id, "S"), 0)
-    for ticket in scheduler.decide(0, free=[0]).batches[0]:
+    for ticket in decide(scheduler, 0, free=[0]).batches[0]:
         assert ticket.states is not None
         ticket.states.keep([Tensor("SO", dtypes.INT32, (1, 3), b"\1" * 12)])
         scheduler.released(ticket, 1)
     scheduler.enqueue(make_ticket("b", 2), 2)
-    null, real = scheduler.decide(2, free=[0]).batches[0]
+    null, real = decide(scheduler, 2, free=[0]).batches[0]
     assert [(t.name, t.shape, bytes(t.data or b"")) for t in null.controls] == [("SI", (1, 3), bytes(12))]
     assert bytes(real.controls[0].data or b"") == b"\1" * 12
     assert null.states is None, "what it is answered is kept by nobody"
@@ -254,7 +255,7 @@ def test_a_sequence_whose_worker_died_begins_anew() -> None:
 def state_memory(scheduler: SequenceBatchScheduler) -> weakref.ref[np.ndarray]:
     """Of the state of sequence 1, which has been executed once."""
     scheduler.enqueue(make_ticket("a1", 1, "S"), 0)
-    ((ticket,),) = scheduler.decide(0, free=[0]).batches
+    ((ticket,),) = decide(scheduler, 0, free=[0]).batches
     memory = np.zeros(4, np.uint8)
     assert ticket.states is not None
     ticket.states.keep([Tensor("SO", dtypes.INT32, (1, 1), memory.data)])
@@ -267,7 +268,7 @@ def test_the_state_is_held_as_long_as_its_sequence() -> None:
     memory = state_memory(scheduler)
     assert memory() is not None
     scheduler.enqueue(make_ticket("a2", 1, "E"), 2)
-    ((ticket,),) = scheduler.decide(2, free=[0]).batches
+    ((ticket,),) = decide(scheduler, 2, free=[0]).batches
     assert memory() is not None
     scheduler.released(ticket, 3)
     del ticket
@@ -280,20 +281,20 @@ def test_the_memory_of_a_state_is_given_back_when_nobody_will_see_it(how: str) -
     memory = state_memory(scheduler)
     assert memory() is not None
     if how == "idle":
-        scheduler.decide(2_000 * MS, free=[0])
+        decide(scheduler, 2_000 * MS, free=[0])
     elif how == "worker died":
-        scheduler.instance_lost(0, 2)
+        scheduler.place_lost(0, 2)
     else:
         following = make_ticket("a2", 1, "S" if how == "started anew" else "")
         scheduler.enqueue(following, 2)
         if how == "cancelled":
             go_away(following)
             scheduler.notice_cancelled(following)
-            scheduler.decide(3, free=[0])
+            decide(scheduler, 3, free=[0])
         elif how == "drained":
             assert scheduler.drain() == [following]
         else:
-            scheduler.decide(3, free=[0])
+            decide(scheduler, 3, free=[0])
             if how == "replaced":
                 assert following.states is not None
                 following.states.keep([state_output(1)])

@@ -15,7 +15,8 @@ from sequence_reference import ReferenceSequences, Request
 from sequence_simulator import make_ticket, names_of, options, scheduler_for
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.scheduling.queue import Ticket
+from pytriton_lite.scheduling.ticket import Ticket
+from tests.scheduling.deciding import decide
 
 REFUSALS = {
     "no id": "non-empty correlation ID",
@@ -196,15 +197,15 @@ class SideBySide:
     def decide(self, but_for: int = -1) -> None:
         free = [number for number, batch in self.executing.items() if not batch and number != but_for]
         outcome = self.reference.decide(self.now_ns, free)
-        decision = self.ours.decide(self.now_ns, free=free)
+        decision = decide(self.ours, self.now_ns, free=free)
         assert [names_of(batch) for batch in decision.batches] == outcome.batches
-        assert decision.instances == outcome.instances
+        assert decision.places == outcome.instances
         assert sorted(map(name_of, decision.expired)) == sorted(outcome.expired)
         assert {name_of(ticket) for ticket in decision.cancelled} == outcome.cancelled
         assert decision.next_check_ns == outcome.next_check_ns
         assert not decision.failed
         self.next_check_ns = decision.next_check_ns
-        for batch, number in zip(decision.batches, decision.instances):
+        for batch, number in zip(decision.batches, decision.places):
             self.executing[number] = [ticket for ticket in batch if not ticket.is_null]
         for name in (*outcome.expired, *outcome.cancelled):
             del self.tickets[name]
@@ -238,13 +239,13 @@ class SideBySide:
 
     def add_instance(self) -> None:
         self.reference.add_instance(self.numbers, self.now_ns)
-        self.ours.add_instance(self.numbers, self.now_ns)
+        self.ours.add_place(self.numbers, self.now_ns)
         self.executing[self.numbers] = []
         self.numbers += 1
 
     def retire_instance(self, number: int) -> None:
         self.reference.retired.add(number)
-        self.ours.retire_instance(number)
+        self.ours.retire_place(number)
         self.retired.add(number)
 
     def remove_instances(self) -> None:
@@ -252,7 +253,7 @@ class SideBySide:
             is_vacant = self.reference.is_vacant(number)
             assert self.ours.is_vacant(number) == is_vacant
             if is_vacant and not self.executing[number]:
-                self.ours.remove_instance(number)
+                self.ours.remove_place(number)
                 self.reference.remove_instance(number)
                 self.retired.remove(number)
                 del self.executing[number]

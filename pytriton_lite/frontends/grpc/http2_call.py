@@ -33,7 +33,7 @@ from pytriton_lite.frontends.grpc.http2_frames import STATUS_200, field
 from pytriton_lite.frontends.grpc.infer_stream import METHOD as STREAM_METHOD
 from pytriton_lite.frontends.grpc.infer_stream import StreamOrigin
 from pytriton_lite.frontends.grpc.options import GrpcOptions
-from pytriton_lite.frontends.grpc.parsing import LARGE_BYTES, Parsed, SlowParsing, parse_quickly, parse_request
+from pytriton_lite.frontends.grpc.parsing import LARGE_BYTES, NOTHING_TYPED, Parsed, SlowParsing, parse_quickly
 from pytriton_lite.frontends.grpc.restricted import refusal, restrictions_by_path
 from pytriton_lite.frontends.grpc.servicer import (
     HEALTH_SERVICE,
@@ -41,6 +41,7 @@ from pytriton_lite.frontends.grpc.servicer import (
     Method,
     Servicer,
 )
+from pytriton_lite.frontends.pending_answer import only
 from pytriton_lite.frontends.work_share import share_of
 from pytriton_lite.proto.grpc_service_pb import ModelInferRequest
 from pytriton_lite.proto.message import Message
@@ -48,6 +49,7 @@ from pytriton_lite.proto.message import Message
 if TYPE_CHECKING:
     from pytriton_lite.core.request import InferenceResponse
     from pytriton_lite.core.timeline import Timeline
+    from pytriton_lite.scheduling.ticket import Ticket
 
 PREFIX_BYTES = 5  # whether it is compressed, and its length
 _read_prefix = struct.Struct(">BL").unpack_from
@@ -92,9 +94,8 @@ class Route(NamedTuple):
     """Where a path leads."""
 
     name: str
-    start: Callable[[Any], bytes | asyncio.Future[InferenceResponse] | asyncio.Future[bytes]] | None
-    """Takes a serialized message, of an inference method perhaps as a view; answers with one, or promises to. Raises what
-    `failure_of` maps. None for ModelStreamInfer, the one method that takes any number of them."""
+    start: Callable[[Any], bytes | asyncio.Future[bytes]] | None
+    """Takes a serialized message; answers with one, or promises to. Raises what `failure_of` maps. None for inference."""
     max_message_bytes: int
     """What one message may have, decompressed."""
     takes_task: bool = False
@@ -232,7 +233,7 @@ class Endpoint:
         if self._forwarding is not None and is_inference:
             forwarded = self._forwarding.pick_encoded(fields.items())
         return Head(
-            self._forwarding_route(forwarded) if forwarded and not is_stream else route,
+            route,
             timeout_s=timeout_s,
             encoding=encoding,
             answer_encoding=compression.choose(self._level, accepted) if is_inference else None,
@@ -240,12 +241,6 @@ class Endpoint:
             forwarded=forwarded,
             ends_on_error=is_stream and fields.get(b"triton_grpc_error") == b"true",
         )
-
-    def _forwarding_route(self, forwarded: Forwarded) -> Route:
-        """ModelInfer for calls that all forward the same; others do not pay for it."""
-        start_infer = self.servicer.start_infer
-        parse = ModelInferRequest.FromString
-        return self.infer_route._replace(start=lambda data: start_infer(parse(data), forwarded=forwarded))
 
     def refuse_unread(self, unread: int) -> Head:
         """The head of a call that is refused because its connection leaves so many bytes of answers unread."""
@@ -415,7 +410,7 @@ class Call:
         self._link = link
         self._endpoint = endpoint
         self._head = head
-        self._pending: asyncio.Future[Any] | None = None
+        self._pending: asyncio.Future[Any] | Ticket | None = None
         """What the call waits for: an answer of the engine, or a thread."""
         self._timer: asyncio.TimerHandle | None = None
         self._taken_bytes = 0
@@ -715,7 +710,7 @@ class UnaryCall(Call):
             message: bytes | memoryview = data[begin:end]
         else:
             message = memoryview(data)[begin:end]
-            if flag or not self._takes_views:
+            if flag or not self._is_inference:
                 message = bytes(message)
         if flag:
             assert isinstance(message, bytes)
@@ -724,33 +719,17 @@ class UnaryCall(Call):
             self._start(message)
 
     @property
-    def _takes_views(self) -> bool:
+    def _is_inference(self) -> bool:
         """Whether the method leaves its tensors where they are; others are small, and protobuf wants bytes."""
-        route = self._head.route
-        return route is self._endpoint.infer_route or bool(self._head.forwarded)
+        return self._head.route is self._endpoint.infer_route
 
     def _start(self, message: bytes | memoryview) -> None:
-        route = self._head.route
-        assert route is not None and route.start is not None
-        try:
-            if len(message) >= LARGE_BYTES and self._takes_views:
-                parsed = parse_quickly(message)
-                if parsed is None:
-                    self._parse(message, partial(self._infer_parsed, len(message)))
-                else:
-                    self._infer(len(message), parsed)
-                return
-            if self._endpoint.observation.is_on and self._takes_views:
-                self._infer(len(message), parse_request(message))
-                return
-            if route.takes_task:
-                self._endpoint.tasks_to_come.add(self._link, self, message)
-                return
-            answer = route.start(message)
-        except Exception as error:
-            self._fail(error)
-            return
-        self._wait_for(answer)
+        if self._is_inference:
+            self._start_inference(message)
+        elif self._head.route is not None and self._head.route.takes_task:
+            self._endpoint.tasks_to_come.add(self._link, self, message)
+        else:
+            self.start(message)
 
     def start(self, message: bytes | memoryview) -> None:
         """Have the method begin."""
@@ -762,6 +741,22 @@ class UnaryCall(Call):
             return
         self._wait_for(answer)
 
+    def _start_inference(self, message: bytes | memoryview) -> None:
+        nbytes = len(message)
+        try:
+            if nbytes < LARGE_BYTES:
+                whole = ModelInferRequest.FromString(message)
+                parsed: Parsed | None = Parsed(whole, whole.raw_input_contents, NOTHING_TYPED)
+            else:
+                parsed = parse_quickly(message)
+        except Exception as error:
+            self._fail(error)
+            return
+        if parsed is None:
+            self._parse(message, partial(self._infer_parsed, nbytes))
+        else:
+            self._infer(nbytes, parsed)
+
     def _infer_parsed(self, nbytes: int, parsed: Parsed | Exception) -> None:
         if isinstance(parsed, Exception):
             self._fail(parsed)
@@ -769,19 +764,20 @@ class UnaryCall(Call):
             self._infer(nbytes, parsed)
 
     def _infer(self, nbytes: int, parsed: Parsed) -> None:
-        """Begin what may be large, or is observed."""
+        endpoint = self._endpoint
         try:
-            if self._endpoint.observation.is_on:
+            if endpoint.observation.is_on:
                 self._begin_timeline(nbytes, parsed)
-            answer = self._endpoint.servicer.start_infer(
-                *parsed, timeline=self.timeline, forwarded=self._head.forwarded
+            self._pending = endpoint.servicer.start_infer(
+                parsed, self, timeline=self.timeline, forwarded=self._head.forwarded
             )
         except Exception as error:
             self._fail(error)
             return
-        self._wait_for(answer)
+        if self._taken_bytes:
+            self._give_back_budget()
 
-    def _wait_for(self, answer: bytes | asyncio.Future[Any]) -> None:
+    def _wait_for(self, answer: bytes | asyncio.Future[bytes]) -> None:
         if self._taken_bytes:
             self._give_back_budget()
         if isinstance(answer, bytes):
@@ -805,31 +801,39 @@ class UnaryCall(Call):
 
     # ------------------------------------------------------------------------------------------ out
 
-    def _on_answer(self, answer: asyncio.Future[Any]) -> None:
+    def on_response(self, response: InferenceResponse | InferenceError | None, *, is_final: bool) -> None:
+        """See `core.request.ResponseReceiver`: the response of a model that is not decoupled."""
+        if self.is_ended:
+            return
+        self._pending = None
+        outcome = only(response)
+        if isinstance(outcome, InferenceError):
+            self._fail(outcome)
+            return
+        try:
+            parts, size = encode_response_parts(outcome)
+        except Exception as error:  # an answer that cannot be sent
+            self._fail(error)
+            return
+        if size >= LARGE_BYTES and self._head.answer_encoding is None:
+            self._answer_in_parts(parts, size)
+        else:
+            self._answer_whole(b"".join(parts))
+
+    def _on_answer(self, answer: asyncio.Future[bytes]) -> None:
         if answer.cancelled():
-            if not self.is_ended:
-                self._fail(Refusal(Status.CANCELLED, "the request was cancelled"))
             return
         error = answer.exception()  # looked at even when it is too late, or asyncio would complain
         if self.is_ended:
             return
         self._pending = None
         if error is None:
-            try:
-                result = answer.result()
-                if isinstance(result, bytes):
-                    message = result
-                else:
-                    parts, size = encode_response_parts(result)
-                    if size >= LARGE_BYTES and self._head.answer_encoding is None:
-                        self._answer_in_parts(parts, size)
-                        return
-                    message = b"".join(parts)
-            except Exception as refusal:  # an answer that cannot be sent
-                error = refusal
-        if error is not None:
+            self._answer_whole(answer.result())
+        else:
             self._fail(error)
-        elif self._head.answer_encoding is None:
+
+    def _answer_whole(self, message: bytes) -> None:
+        if self._head.answer_encoding is None:
             self._answer_with(_PLAIN_OPENING, make_prefix(0, len(message)), message)
         else:
             self._compress(message, self._head.answer_encoding)
@@ -1166,14 +1170,8 @@ def _read_timeout(text: bytes | None) -> float | None:
 
 
 def _routes(servicer: Servicer, max_message_bytes: int) -> dict[bytes, Route]:
-    parse = ModelInferRequest.FromString
-    start_infer = servicer.start_infer
-
-    def infer(data: bytes) -> asyncio.Future[InferenceResponse]:
-        return start_infer(parse(data))
-
     routes = {
-        f"/{INFERENCE_SERVICE}/ModelInfer".encode(): Route("ModelInfer", infer, max_message_bytes),
+        f"/{INFERENCE_SERVICE}/ModelInfer".encode(): Route("ModelInfer", None, max_message_bytes),
         f"/{INFERENCE_SERVICE}/{STREAM_METHOD}".encode(): Route(STREAM_METHOD, None, max_message_bytes),
     }
     for service, methods in (

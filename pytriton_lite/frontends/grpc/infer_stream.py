@@ -1,7 +1,7 @@
 """ModelStreamInfer: many requests in, many answers out, whatever carries them (gRPC spec, section 4).
 
     transport                     InferStream                       engine
-      take, finish, cancel  ──▶     a _Request for each   ── infer_stream, consumed, cancel ──▶
+      take, finish, cancel  ──▶     a _Request for each   ── infer, consumed, cancel ──▶
       Outlet.send, end      ◀──     in the right order    ◀── on_response ──
 
 What holds at any time:
@@ -41,8 +41,8 @@ from pytriton_lite.proto.grpc_service_pb import ModelInferRequest, ModelInferRes
 if TYPE_CHECKING:
     from pytriton_lite.core.timeline import Timeline
     from pytriton_lite.engine.observation import HeaderOf
-    from pytriton_lite.engine.response_stream import ResponseStream
     from pytriton_lite.engine.server import Server
+    from pytriton_lite.scheduling.ticket import Ticket
 
 MAX_REQUESTS = 1024
 """So many requests of one stream may be in the engine, as many as there may be unary calls on a connection."""
@@ -192,7 +192,7 @@ class InferStream:
             forward(decoded, self._forwarded)
         request.wants_empty_final = not request.is_ordered and wants_empty_final(message.parameters)
         decoded.timeline = request.timeline
-        request.responses = server.infer_stream(served, decoded, request)
+        request.ticket = server.infer(served, decoded, request)
 
     # ------------------------------------------------------------------------------------------ out
 
@@ -293,7 +293,7 @@ class _Request:
         "held",
         "is_ended",
         "is_ordered",
-        "responses",
+        "ticket",
         "timeline",
         "wants_empty_final",
     )
@@ -308,7 +308,7 @@ class _Request:
         self.is_ordered = True
         self.is_ended = False
         self.wants_empty_final = False
-        self.responses: ResponseStream | None = None
+        self.ticket: Ticket | None = None
         """None until the engine has the request, and for one that it never got."""
         self.timeline: Timeline | None = None
 
@@ -337,8 +337,8 @@ class _Request:
 
     def on_left(self) -> None:
         """One of the messages has left. Behind its last response no model waits for room."""
-        if self.responses is not None and not self.is_ended:
-            self.responses.consumed()
+        if self.ticket is not None and not self.is_ended:
+            self.ticket.consumed()
 
     def note_error(self, error: InferenceError) -> None:
         """The status that it would be, which the client of a stream reads as a text."""
@@ -347,8 +347,8 @@ class _Request:
             self.timeline.error = error.message
 
     def cancel(self) -> None:
-        if self.responses is not None:
-            self.responses.cancel()
+        if self.ticket is not None:
+            self.ticket.cancel()
         if self.timeline is not None:
             self.timeline.status = self.timeline.status or Status.CANCELLED
             self.timeline.finish(CLIENT_GONE)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.request import InferenceResponse, parse_version
-from pytriton_lite.core.tensor import Buffer
+from pytriton_lite.core.request import ResponseReceiver, parse_version
 from pytriton_lite.frontends.grpc import log_settings, trace_settings
 from pytriton_lite.frontends.grpc.calls import CallsInFlight
 from pytriton_lite.frontends.grpc.codec import decode_request, encode_response
 from pytriton_lite.frontends.grpc.forwarding import Forwarded, forward
 from pytriton_lite.frontends.grpc.infer_stream import InferStream, Outlet, StreamOrigin
 from pytriton_lite.frontends.grpc.options import LARGEST_MESSAGE_BYTES
-from pytriton_lite.frontends.grpc.parsing import NOTHING_TYPED, Parsed, Typed, check_width
+from pytriton_lite.frontends.grpc.parsing import Parsed, check_width
 from pytriton_lite.frontends.grpc.shared_memory import SharedMemoryMethods
+from pytriton_lite.frontends.pending_answer import PendingAnswer
 from pytriton_lite.proto import grpc_service_pb as pb
 from pytriton_lite.proto import health_pb
 from pytriton_lite.proto.message import Message
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pytriton_lite.core.timeline import Timeline
     from pytriton_lite.engine.server import Server
     from pytriton_lite.engine.statistics import BatchStatistics, Duration, ModelStatistics, ResponseStatistics
+    from pytriton_lite.scheduling.ticket import Ticket
 
 INFERENCE_SERVICE = "inference.GRPCInferenceService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
@@ -58,7 +59,7 @@ class Servicer:
     """A method takes a parsed message and returns the answer; it knows nothing of the transport.
 
     Failure is a raised InferenceError, to be mapped with `errors.failure_of`. Inference is what waits: a transport with
-    callbacks takes the future of `start_infer`, one with tasks awaits `model_infer`, and whoever does cancels it when the
+    callbacks gives a receiver to `start_infer`, one with tasks awaits `model_infer`, and whoever does cancels it when the
     client cancels or its deadline passes, and with it the request in the engine.
     """
 
@@ -101,18 +102,15 @@ class Servicer:
 
     def start_infer(
         self,
-        message: pb.ModelInferRequest,
-        raw: Sequence[Buffer] | None = None,
-        typed: Mapping[int, Typed] = NOTHING_TYPED,
+        parsed: Parsed,
+        receiver: ResponseReceiver,
         *,
         timeline: Timeline | None = None,
         forwarded: Forwarded = (),
-    ) -> asyncio.Future[InferenceResponse]:
-        """Begin one request, of which *raw* and *typed* are as in `codec.decode_request`.
-
-        `encode_response` makes the answer; cancelling the future cancels the request.
-        """
+    ) -> Ticket:
+        """Begin one request, whose only response *receiver* gets: `encode_response` makes the answer of it."""
         server = self._server
+        message, raw, typed = parsed
         version = parse_version(message.model_version)
         served = server.find(message.model_name, version)
         if served.config.decoupled:
@@ -124,7 +122,7 @@ class Servicer:
             forward(request, forwarded)
         if timeline is not None:
             request.timeline = timeline
-        return server.infer(served, request)
+        return server.infer(served, request, receiver)
 
     def open_stream(
         self,
@@ -140,7 +138,8 @@ class Servicer:
 
     async def model_infer(self, parsed: Parsed, timeline: Timeline | None = None, forwarded: Forwarded = ()) -> bytes:
         """Serve one request; returns the serialized ModelInferResponse."""
-        return encode_response(await self.start_infer(*parsed, timeline=timeline, forwarded=forwarded))
+        begin = partial(self.start_infer, parsed, timeline=timeline, forwarded=forwarded)
+        return encode_response(await PendingAnswer.of(begin))
 
     def server_live(self, message: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
         self._refuse_while_exiting("Server exiting")

@@ -1,7 +1,7 @@
 """The generate routes: a flat JSON object in; one out, or a stream of server-sent events (HTTP spec, section 15).
 
     client            here                                      engine
-      body      ──▶   read, decode              ── infer_stream ──▶
+      body      ──▶   read, decode              ── infer ──▶
                       _Responses: encoded       ◀── on_response ──
       events    ◀──   send, one for each        ──   consumed   ──▶   the model may send its next
 
@@ -41,8 +41,8 @@ from pytriton_lite.frontends.http.routes import GENERATE_STREAM, parse_version
 from pytriton_lite.frontends.listener import Receive, Scope, Send
 
 if TYPE_CHECKING:
-    from pytriton_lite.engine.response_stream import ResponseStream
     from pytriton_lite.engine.server import ServedVersion, Server
+    from pytriton_lite.scheduling.ticket import Ticket
 
 GenerateApp = Callable[[Scope, Receive, Send, str, "str | None"], Awaitable[None]]
 Header = tuple[bytes, bytes]
@@ -72,7 +72,7 @@ def generate_app(server: Server, options: HttpOptions, large: LargeDocuments) ->
             served, request = await _read_request(server, limit, headers, scope, receive, model, version_text, large)
             request.timeline = timeline
             responses = _Responses(model, large)
-            stream = server.infer_stream(served, request, responses)
+            ticket = server.infer(served, request, responses)
         except InferenceError as error:
             error_text = error.message
             await send_error(send, STATUS[error.code], error.message, *retry_headers(error))
@@ -85,7 +85,7 @@ def generate_app(server: Server, options: HttpOptions, large: LargeDocuments) ->
         else:
             answer = _send_events if scope["path"].endswith(GENERATE_STREAM) else _send_object
             start = partial(_start, server, send, headers.get(REQUEST_HEADER))
-            error_text = await _while_connected(receive, stream, responses, answer(start, send, stream, responses))
+            error_text = await _while_connected(receive, ticket, responses, answer(start, send, ticket, responses))
         finally:
             if timeline is not None:
                 timeline.finish(error_text)
@@ -200,9 +200,7 @@ class _Responses:
         return _Answer(status, error_body(text))
 
 
-async def _while_connected(
-    receive: Receive, stream: ResponseStream, responses: _Responses, answering: Awaitable[None]
-) -> str:
+async def _while_connected(receive: Receive, ticket: Ticket, responses: _Responses, answering: Awaitable[None]) -> str:
     """Wait for *answering*; cancel the request when the client goes away. What to note as the request's error."""
     gone = asyncio.ensure_future(wait_disconnected(receive))
     gone.add_done_callback(lambda _: responses.abandon())
@@ -213,7 +211,7 @@ async def _while_connected(
     finally:
         gone.cancel()
         responses.abandon()
-        stream.cancel()  # which nobody hears of that has ended
+        ticket.cancel()  # which nobody hears of that has ended
     return responses.error_text
 
 
@@ -227,22 +225,22 @@ async def _start(server: Server, send: Send, load_form: bytes | None, status: in
     await send({"type": "http.response.start", "status": status, "headers": headers})
 
 
-async def _send_events(start: Start, send: Send, stream: ResponseStream, responses: _Responses) -> None:
+async def _send_events(start: Start, send: Send, ticket: Ticket, responses: _Responses) -> None:
     """An event for each response, in a chunk of its own. The first one decides the status."""
     answer = await responses.next()
     await start(200 if answer is None else answer.status, _EVENT_TYPE)
     while answer is not None:
         await send({"type": "http.response.body", "body": generate_codec.event(answer.body), "more_body": True})
-        stream.consumed()
+        ticket.consumed()
         answer = await responses.next()
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _send_object(start: Start, send: Send, stream: ResponseStream, responses: _Responses) -> None:
+async def _send_object(start: Start, send: Send, ticket: Ticket, responses: _Responses) -> None:
     """The only response. A second one is as many as any number: nobody waits for a third."""
     answer = await responses.next()
     if answer is not None:
-        stream.consumed()
+        ticket.consumed()
     if answer is None or await responses.next() is not None:
         answer = _Answer(200 if answer is None else answer.status, error_body(generate_codec.NOT_ONE_RESPONSE))
     await start(answer.status, _JSON_TYPE)

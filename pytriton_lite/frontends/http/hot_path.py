@@ -2,8 +2,8 @@
 
 An ASGI request costs uvicorn more than everything that we do for it (benchmarks/README.md). So the commonest kind, a small
 complete ``POST …/infer`` on a keep-alive connection without compression, is decoded as soon as its last byte is parsed, and
-answered from the future's callback. Whatever is in any way unusual goes the way through the application that any other
-request goes; the bytes on the wire are the same.
+answered when the engine gives its response. Whatever is in any way unusual goes the way through the application that any
+other request goes; the bytes on the wire are the same.
 
 A client mostly sends the same head again, byte for byte, and the same JSON part with other tensors. Both are remembered:
 the head by its connection, which then leaves the parser alone, the JSON part by the listener (templates).
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Buffer
 from pytriton_lite.core.timeline import CLIENT_GONE, Timeline
@@ -36,11 +36,13 @@ from pytriton_lite.frontends.http.options import HttpOptions
 from pytriton_lite.frontends.http.routes import split_infer_path
 from pytriton_lite.frontends.http.templates import Templates
 from pytriton_lite.frontends.listener import ListenerProtocol, NameKeepingProtocol, ProtocolFactory
+from pytriton_lite.frontends.pending_answer import only
 from pytriton_lite.frontends.restriction import restrictions
 from pytriton_lite.frontends.unread import LARGE_ANSWER
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import ServedVersion, Server
+    from pytriton_lite.scheduling.ticket import Ticket
 
 logger = logging.getLogger(__name__)
 
@@ -48,9 +50,6 @@ _LARGEST_BODY = 64 << 10
 """Above this the body is checked before it is buffered, which the application does."""
 
 _LONGEST_HEAD = 4096
-
-_CANCELLED = InferenceError(ErrorCode.CANCELLED, "the request was cancelled")
-"""What a client reads that did not cancel it itself."""
 
 _UNUSUAL = frozenset({b"content-encoding", b"transfer-encoding", b"accept-encoding", b"expect", b"upgrade"})
 
@@ -78,7 +77,7 @@ class InferProtocol(ListenerProtocol):
         self._observation = server.observation
         self._counts = server.request_counts.http
         self._timeline: Timeline | None = None
-        """Of the request that `_answer` is for, where somebody watches it."""
+        """Of the request that `_ticket` is for, where somebody watches it."""
         self._receiving_ns = 0
         self._limit = max_input_size
         self._templates = templates
@@ -94,8 +93,8 @@ class InferProtocol(ListenerProtocol):
         self._body = b""
         self._is_reading = False
         """A body of our own kind is coming in."""
-        self._answer: asyncio.Future[InferenceResponse] | None = None
-        """What this connection waits for; also while `_writing`."""
+        self._ticket: Ticket | None = None
+        """Of the request that is being answered; also while `_writing`."""
         self._writing: asyncio.Task[None] | None = None
         self._forms: OutputForms | None = None
         self._is_used = False
@@ -133,7 +132,7 @@ class InferProtocol(ListenerProtocol):
     def _is_free(self) -> bool:
         """Nothing is being answered on this connection, and the client reads what was."""
         return (
-            self._answer is None
+            self._ticket is None
             and not self.flow.write_paused  # uvicorn's way waits until the answers before have left
             and not self.pipeline
             and not self._is_last
@@ -141,7 +140,7 @@ class InferProtocol(ListenerProtocol):
         )
 
     def is_answer_due(self) -> bool:
-        return self._answer is not None or super().is_answer_due()
+        return self._ticket is not None or super().is_answer_due()
 
     def is_between_requests(self) -> bool:
         return self._is_between and super().is_between_requests()
@@ -208,7 +207,7 @@ class InferProtocol(ListenerProtocol):
             super().on_message_complete()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        if self._answer is None:
+        if self._ticket is None:
             super()._start_asgi_task(cycle, app)
         else:
             self.flow.pause_reading()
@@ -223,15 +222,12 @@ class InferProtocol(ListenerProtocol):
             request = self._read(served, model, version)
             if timeline is not None:
                 request.timeline = timeline
-            self._answer = self._server.infer(served, request)
+            self._ticket = self._server.infer(served, request, self)
         except InferenceError as error:
             self._write_refusal(error)
-            return
         except Exception:
             logger.exception("infer request to model '%s' failed inside the server", model)
             self._write_error(500, BUG)
-            return
-        self._answer.add_done_callback(self._on_answer)
 
     def _begin_timeline(self, model: str) -> Timeline | None:
         timeline = self._observation.begin(
@@ -263,30 +259,30 @@ class InferProtocol(ListenerProtocol):
 
     # ------------------------------------------------------------------------------------------ out
 
-    def _on_answer(self, answer: asyncio.Future[InferenceResponse]) -> None:
-        error = _CANCELLED if answer.cancelled() else answer.exception()
+    def on_response(self, response: InferenceResponse | InferenceError | None, *, is_final: bool) -> None:
+        """See `core.request.ResponseReceiver`: the response of a model that is not decoupled."""
         if self.transport.is_closing():
-            self._answer = None
+            self._ticket = None
             self._end_timeline(CLIENT_GONE)
             return
-        if error is None:
-            response = answer.result()
-            for tensor in response.outputs:
-                if tensor.nbytes > _LARGEST_BODY:
-                    if self._begin_large(response):
-                        return
-                    break
-        self._answer = None
-        if error is None:
-            try:
-                assert self._forms is not None
-                self._write_response(*codec.encode(response, self._forms))
-                return
-            except InferenceError as refusal:  # an output that cannot be written as asked
-                error = refusal
-            except Exception as bug:
-                error = bug
-        self._write_failure(error)
+        outcome = only(response)
+        if isinstance(outcome, InferenceError):
+            self._ticket = None
+            self._write_refusal(outcome)
+            return
+        for tensor in outcome.outputs:
+            if tensor.nbytes > _LARGEST_BODY:
+                if self._begin_large(outcome):
+                    return
+                break
+        self._ticket = None
+        try:
+            assert self._forms is not None
+            head, tensors = codec.encode(outcome, self._forms)
+        except Exception as error:
+            self._write_failure(error)
+        else:
+            self._write_response(head, tensors)
 
     def _begin_large(self, response: InferenceResponse) -> bool:
         """Have `_write_large` write *response*, if so much of it is to become JSON that the loop should not do it."""
@@ -299,7 +295,7 @@ class InferProtocol(ListenerProtocol):
         return True
 
     async def _write_large(self, response: InferenceResponse, nbytes: int) -> None:
-        """The end of `_on_answer`, with the work done in a thread."""
+        """The end of `on_response`, with the work done in a thread."""
         forms = self._forms
         assert forms is not None
         failure: Exception | None = None
@@ -307,7 +303,7 @@ class InferProtocol(ListenerProtocol):
             head, tensors = await self._large.run(nbytes, lambda: codec.encode(response, forms))
         except Exception as error:
             failure = error
-        self._answer = self._writing = None
+        self._ticket = self._writing = None
         if self.transport.is_closing():
             self._end_timeline(CLIENT_GONE)
         elif failure is None:
@@ -388,14 +384,14 @@ class InferProtocol(ListenerProtocol):
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         super().connection_lost(exc)
-        if self._answer is not None:
-            self._answer.cancel()
+        if self._ticket is not None:
+            self._ticket.cancel()
+            self._end_timeline(CLIENT_GONE)
         if self._writing is not None:
             self._writing.cancel()
-            self._end_timeline(CLIENT_GONE)  # which the task would have done
 
     def close_behind_answers(self) -> bool:
-        if self._answer is None or self.pipeline:
+        if self._ticket is None or self.pipeline:
             return super().close_behind_answers()
         self._is_last = True
         return True

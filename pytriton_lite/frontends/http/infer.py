@@ -43,6 +43,7 @@ from pytriton_lite.frontends.http.options import HttpOptions
 from pytriton_lite.frontends.http.raw import decode_raw
 from pytriton_lite.frontends.http.routes import parse_version
 from pytriton_lite.frontends.listener import HEADER_NAMES, AsgiApp, Receive, Scope, Send
+from pytriton_lite.frontends.pending_answer import PendingAnswer
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import ServedVersion, Server
@@ -99,7 +100,7 @@ def infer_app(server: Server, options: HttpOptions, large: LargeDocuments) -> In
                     forward_header(request, name, value)
             if timeline is not None:
                 request.timeline = timeline
-            response = await _while_connected(server.infer(served, request), receive)
+            response = await _while_connected(PendingAnswer.to(server, served, request), receive)
             await _send_response(scope, send, response, forms, headers.get(b"accept-encoding"), large)
         except compression.UnsupportedEncoding as error:
             error_text = error.message

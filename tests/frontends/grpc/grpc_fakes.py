@@ -10,16 +10,17 @@ from typing import Any, TypeVar
 
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse, ResponseReceiver
 from pytriton_lite.core.states import VersionState
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine import views
 from pytriton_lite.engine.observation import Observation
 from pytriton_lite.engine.receive_budget import ReceiveBudget
 from pytriton_lite.engine.regions import Regions
-from pytriton_lite.engine.response_stream import ResponseReceiver, ResponseStream
 from pytriton_lite.engine.statistics import FailureReason, ModelStatistics, RequestCounts
 from pytriton_lite.proto import model_config_pb
+from pytriton_lite.scheduling.ticket import Ticket
+from tests.frontends.answered import Owner, answered_by
 
 T = TypeVar("T")
 
@@ -63,18 +64,23 @@ def fake_statistics() -> list[ModelStatistics]:
     return [busy, ModelStatistics("idle", 1, {})]
 
 
-class FakeStream(ResponseStream):
+class FakeStream(Owner):
     """What the engine and a model do for one request of a stream. The test calls `deliver`, in the loop."""
 
     def __init__(self, request: InferenceRequest, receiver: ResponseReceiver) -> None:
-        super().__init__(receiver)
         self.request = request
+        self.ticket = Ticket(request, receiver, batch_size=1, shape_key=None, accepted_ns=0)
+        self.ticket.owner = self
         self.consumed_count = 0
         self.was_cancelled = threading.Event()
-        self.on_cancel(self.was_cancelled.set)
 
-    def consumed(self, count: int = 1) -> None:
-        super().consumed(count)
+    def deliver(self, response: InferenceResponse | InferenceError | None, *, is_final: bool) -> None:
+        self.ticket.deliver(response, is_final=is_final)
+
+    def cancelled(self, ticket: Ticket) -> None:
+        self.was_cancelled.set()
+
+    def consumed(self, ticket: Ticket, count: int) -> None:
         self.consumed_count += count
 
 
@@ -90,9 +96,9 @@ class FakeFlood(FakeStream):
         size = int(request.parameters["bytes_each"])
         self._tensor = Tensor("X", dtypes.UINT8, (size,), b"x" * size)
 
-    def consumed(self, count: int = 1) -> None:
-        super().consumed(count)
-        if not self.cancelled():
+    def consumed(self, ticket: Ticket, count: int) -> None:
+        super().consumed(ticket, count)
+        if not ticket.is_cancelled:
             self.flow()
 
     def flow(self) -> None:
@@ -132,7 +138,7 @@ class FakeServer:
     cancelled: threading.Event = field(default_factory=threading.Event)
     """Set when the future of a request of ``waiting`` was cancelled."""
     streams: list[FakeStream] = field(default_factory=list)
-    """The requests of `infer_stream`, in order."""
+    """The requests of ``echo``, ``decoupled`` and ``flood``, in order."""
     streamed: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     """Released for each of them."""
 
@@ -199,21 +205,17 @@ class FakeServer:
     def check(self, served: FakeServed, request: InferenceRequest) -> None:
         """Every request is right."""
 
-    def infer(self, served: FakeServed, request: InferenceRequest) -> asyncio.Future[InferenceResponse]:
+    def infer(self, served: FakeServed, request: InferenceRequest, receiver: ResponseReceiver) -> Ticket:
+        if "refuse" in request.parameters:
+            raise InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
         self.seen.append(request)
-        future: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
         if served.name == "waiting":
+            future: asyncio.Future[InferenceResponse] = loop.create_future()
             future.add_done_callback(lambda ended: self.cancelled.set() if ended.cancelled() else None)
             self.waiting.append(future)
             self.entered.set()
-        else:
-            future.set_result(self.echo(served, request))
-        return future
-
-    def infer_stream(self, served: FakeServed, request: InferenceRequest, receiver: ResponseReceiver) -> FakeStream:
-        if "refuse" in request.parameters:
-            raise InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
-        loop = asyncio.get_running_loop()
+            return answered_by(future, request, receiver)
         if served.name == "flood":
             flood = FakeFlood(request, receiver)
             loop.call_soon(flood.flow)
@@ -222,10 +224,9 @@ class FakeServer:
             stream = FakeStream(request, receiver)
         if served.name == "echo":
             loop.call_soon(lambda: stream.deliver(self.echo(served, request), is_final=True))
-        self.seen.append(request)
         self.streams.append(stream)
         self.streamed.release()
-        return stream
+        return stream.ticket
 
     def echo(self, served: FakeServed, request: InferenceRequest) -> InferenceResponse:
         """Views, as the engine's outputs are views of a worker's memory."""

@@ -12,7 +12,7 @@ import numpy as np
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse, ResponseReceiver
 from pytriton_lite.core.states import VersionState
 from pytriton_lite.core.tensor import Tensor, element_count, format_shape
 from pytriton_lite.engine.observation import Observation
@@ -20,6 +20,8 @@ from pytriton_lite.engine.receive_budget import ReceiveBudget
 from pytriton_lite.engine.regions import Regions
 from pytriton_lite.engine.statistics import ModelStatistics, RequestCounts
 from pytriton_lite.engine.views import IndexEntry, ModelMetadata, ServerMetadata, TensorMetadata
+from pytriton_lite.scheduling.ticket import Ticket
+from tests.frontends.answered import answered_by
 
 Execute = Callable[[InferenceRequest], list[Tensor]]
 
@@ -214,7 +216,12 @@ class FakeServer:
                 )
                 raise InferenceError(ErrorCode.INVALID_ARG, text)
 
-    def infer(self, served: FakeServed, request: InferenceRequest) -> asyncio.Future[InferenceResponse]:
+    def infer(self, served: FakeServed, request: InferenceRequest, receiver: ResponseReceiver) -> Ticket:
+        if self.failure is not None and not isinstance(self.failure, InferenceError):
+            raise self.failure  # a bug of the engine's
+        return answered_by(self.answer_to(served, request), request, receiver)
+
+    def answer_to(self, served: FakeServed, request: InferenceRequest) -> asyncio.Future[InferenceResponse]:
         self.check(served, request)
         self.requests.append(request)
         self.asked.set()

@@ -109,7 +109,7 @@ class StreamingServer(FakeServer):
         self.streams: asyncio.Queue[Asked] = asyncio.Queue()
         self.refusal: Exception | None = None
 
-    def infer_stream(self, served: FakeServed, request: InferenceRequest, receiver: Any) -> Asked:
+    def infer(self, served: FakeServed, request: InferenceRequest, receiver: Any) -> Any:
         if self.refusal is not None:
             raise self.refusal
         self.requests.append(request)

@@ -100,8 +100,8 @@ class SlowServer(FakeServer):
         self.held: list[tuple[asyncio.Future[Any], Any]] = []
         self.asked = asyncio.Event()
 
-    def infer(self, served: Any, request: Any) -> Any:
-        answer = super().infer(served, request)
+    def answer_to(self, served: Any, request: Any) -> Any:
+        answer = super().answer_to(served, request)
         held: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.held.append((held, answer))
         self.asked.set()
@@ -371,7 +371,7 @@ class OverloadedServer(FakeServer):
         super().__init__()
         self._error = InferenceError(code, "too much waits", retry_after_s=retry_after_s)
 
-    def infer(self, served: Any, request: Any) -> Any:
+    def infer(self, served: Any, request: Any, receiver: Any) -> Any:
         raise self._error
 
 

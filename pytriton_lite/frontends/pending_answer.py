@@ -1,0 +1,58 @@
+"""The only response to a request, as a future: for front ends that await it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse, ResponseReceiver
+
+if TYPE_CHECKING:
+    from pytriton_lite.engine.served_version import ServedVersion
+    from pytriton_lite.engine.server import Server
+    from pytriton_lite.scheduling.ticket import Ticket
+
+
+def only(response: InferenceResponse | InferenceError | None) -> InferenceResponse | InferenceError:
+    """What a receiver of one response tells its client of *response*, the last it is given."""
+    return InferenceError(ErrorCode.INTERNAL, "the request ended without a response") if response is None else response
+
+
+class PendingAnswer(asyncio.Future[InferenceResponse]):
+    """Receives the response of a model that is not decoupled. Cancelling it cancels the request."""
+
+    __slots__ = ("_ticket",)
+
+    _ticket: Ticket | None
+
+    @classmethod
+    def of(cls, begin: Callable[[ResponseReceiver], Ticket]) -> PendingAnswer:
+        """The answer to what *begin* makes, which is given the receiver. Raises what it raises."""
+        answer = cls(loop=asyncio.get_running_loop())
+        answer._ticket = begin(answer)
+        return answer
+
+    @classmethod
+    def to(cls, server: Server, served: ServedVersion, request: InferenceRequest) -> PendingAnswer:
+        """Enqueue *request*. Raises InferenceError for what is found at once."""
+        return cls.of(lambda receiver: server.infer(served, request, receiver))
+
+    def on_response(self, response: InferenceResponse | InferenceError | None, *, is_final: bool) -> None:
+        """See `core.request.ResponseReceiver`."""
+        self._ticket = None
+        if self.done():
+            return
+        outcome = only(response)
+        if isinstance(outcome, InferenceError):
+            self.set_exception(outcome)
+        else:
+            self.set_result(outcome)
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        is_cancelled = super().cancel(msg)
+        ticket, self._ticket = self._ticket, None
+        if is_cancelled and ticket is not None:
+            ticket.cancel()
+        return is_cancelled
