@@ -26,7 +26,7 @@ import orjson
 
 from pytriton_lite.core.log_settings import LogFormat
 from pytriton_lite.core.timeline import Timeline
-from pytriton_lite.engine.observation import HeaderOf
+from pytriton_lite.engine.tracing.observation import HeaderOf
 from pytriton_lite.logs import one_line
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class LineFile:
 
 
 class AccessLog:
-    """A watcher of requests (`engine.observation.Watcher`). Make it in the loop; `close` must follow."""
+    """A watcher of requests (`engine.tracing.observation.Watcher`). Make it in the loop; `close` must follow."""
 
     is_watching = True
     waits_for_worker = True

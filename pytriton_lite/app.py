@@ -29,16 +29,16 @@ from pytriton_lite import __version__, freed_memory, logs
 from pytriton_lite.access_log import AccessLog, LineFile
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.memory_limit import memory_limit
-from pytriton_lite.engine.backends import Backends
-from pytriton_lite.engine.cache_options import CacheOptions, cache_options
-from pytriton_lite.engine.daemon_threads import in_daemon_thread
-from pytriton_lite.engine.foreground import Foreground
-from pytriton_lite.engine.latency_metrics import LatencyMetrics, read_latency_metrics
-from pytriton_lite.engine.regions import RegionLimits
+from pytriton_lite.daemon_threads import in_daemon_thread
+from pytriton_lite.engine.cache.options import CacheOptions, cache_options
+from pytriton_lite.engine.counting.latencies import LatencyMetrics, read_latency_metrics
+from pytriton_lite.engine.counting.unanswered import BYTES_FOR_EACH, UnansweredLimits
 from pytriton_lite.engine.server import Server, ServerOptions
-from pytriton_lite.engine.trace_options import TraceMode, TraceOptions, trace_options
-from pytriton_lite.engine.unanswered import BYTES_FOR_EACH, UnansweredLimits
-from pytriton_lite.engine.worker_version import WorkerSettings
+from pytriton_lite.engine.tracing.options import TraceMode, TraceOptions, trace_options
+from pytriton_lite.engine.workers.backends import Backends
+from pytriton_lite.engine.workers.foreground import Foreground
+from pytriton_lite.engine.workers.regions import RegionLimits
+from pytriton_lite.engine.workers.settings import WorkerSettings
 from pytriton_lite.frontends.addresses import BoundSocket, ListenError, bind_socket
 from pytriton_lite.frontends.grpc.http2 import Http2Listener, start_http2
 from pytriton_lite.frontends.grpc.options import GrpcOptions, bind_grpc
@@ -84,7 +84,7 @@ come over TLS: beside a thread that read 40 MB of strings the slowest honest req
 def serve(settings: Settings, log: logs.Log, foreground: tuple[str, socket.socket] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; the exit code: 0 when all was drained in time, 1 otherwise or when start-up failed.
 
-    *foreground* is a model that is debugged, and the control socket of its process (engine/foreground.py).
+    *foreground* is a model that is debugged, and the control socket of its process (engine/workers/foreground.py).
     """
     # Threads parse what is large. Whenever the loop has let go of the interpreter, each of them keeps it for so long.
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -406,7 +406,7 @@ class App:
                 write = self._log.write if access_file is None else access_file.write
                 self._access = AccessLog(write, lambda: self._log.settings.format)
                 stack.callback(self._access.close)
-                engine.observation.watch(self._access)
+                engine.tracing.observation.watch(self._access)
             yield
 
     def _reopen(self, access_file: LineFile | None) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pytriton_lite import __version__, logs
-from pytriton_lite.engine.trace_options import TraceMode, parse_mode
+from pytriton_lite.engine.tracing.options import TraceMode, parse_mode
 from pytriton_lite.settings import (
     BY_ENVIRONMENT,
     BY_FLAG,

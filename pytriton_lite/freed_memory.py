@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from pytriton_lite.engine.daemon_threads import in_daemon_thread
+from pytriton_lite.daemon_threads import in_daemon_thread
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 """Numbers of malloc.h"""

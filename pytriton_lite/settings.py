@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from pytriton_lite.core.log_settings import LogFormat
-from pytriton_lite.engine.cache_options import CacheSetting, parse_cache_setting
-from pytriton_lite.engine.trace_options import OpenTelemetryOptions, TraceSetting, parse_level, parse_trace_setting
+from pytriton_lite.engine.cache.options import CacheSetting, parse_cache_setting
+from pytriton_lite.engine.tracing.options import OpenTelemetryOptions, TraceSetting, parse_level, parse_trace_setting
 from pytriton_lite.frontends.addresses import UNIX_PREFIX, format_address, is_unix
 from pytriton_lite.frontends.grpc.options import LARGEST_MESSAGE_BYTES, SMALLEST_LIMIT_BYTES
 from pytriton_lite.frontends.header_forwarding import compile_pattern

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytriton_lite.core.log_settings import LogFormat
-from pytriton_lite.engine.cache_options import CacheSetting
-from pytriton_lite.engine.trace_options import TraceSetting
+from pytriton_lite.engine.cache.options import CacheSetting
+from pytriton_lite.engine.tracing.options import TraceSetting
 from pytriton_lite.frontends.restriction import RestrictedGroup
 from pytriton_lite.frontends.tls import TlsOptions
 from pytriton_lite.remote.url import RemoteUrl, parse_remote_url

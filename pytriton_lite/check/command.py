@@ -13,7 +13,7 @@ from typing import Any
 from pytriton_lite.check.findings import Finding, Severity, summary
 from pytriton_lite.check.repositories import Rules, check
 from pytriton_lite.core.errors import InferenceError
-from pytriton_lite.engine.backends import Backends
+from pytriton_lite.engine.workers.backends import Backends
 from pytriton_lite.ipc import cuda
 from pytriton_lite.remote.url import RemoteUrl
 from pytriton_lite.settings import BY_FLAG, SWITCH, Group, Kind, Option, RateLimitMode, Settings, Standing, UsageError

@@ -31,8 +31,8 @@ from pytriton_lite.config.text import ConfigText, read_config_text
 from pytriton_lite.config.warm_up import sample_tensors
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest
-from pytriton_lite.engine.admission import Admission
 from pytriton_lite.engine.environments import check_environment
+from pytriton_lite.engine.serving.admission import Admission
 from pytriton_lite.proto import model_config_pb
 from pytriton_lite.repository.dependencies import (
     ComposingModel,

@@ -36,9 +36,9 @@ class Trace(Protocol):
 class Timeline:
     """Stations of a request, in ns of CLOCK_MONOTONIC, 0 for those not (yet) reached.
 
-    A front end has one made by `engine.observation.Observation.begin` when somebody watches, puts it into the request, tells
-    it `received` and `sending`, and calls `finish` on every path, when the last byte of the answer was handed to the
-    transport or the client had gone. The engine tells the rest, and finishes those of requests that models make (BLS).
+    A front end has one made by `engine.tracing.observation.Observation.begin` when somebody watches, puts it into the
+    request, tells it `received` and `sending`, and calls `finish` on every path, when the last byte of the answer was handed
+    to the transport or the client had gone. The engine tells the rest, and finishes those of requests that models make (BLS).
 
     A worker may still have the request then: a client hangs up while it is executed, or a model has sent its last response
     and goes on. Between `hold` and `release` the timeline is not *complete*.

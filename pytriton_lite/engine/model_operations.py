@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from pytriton_lite.core.errors import BugError, ErrorCode, InferenceError
 from pytriton_lite.core.request import parse_version
 from pytriton_lite.core.states import VersionState
-from pytriton_lite.engine.served_version import ServedVersion
+from pytriton_lite.engine.serving.served_version import ServedVersion
 
 _FILE = "file:"
 

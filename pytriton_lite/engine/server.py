@@ -18,34 +18,34 @@ from pytriton_lite.core.log_settings import LogSettings
 from pytriton_lite.core.request import InferenceRequest, ResponseReceiver
 from pytriton_lite.core.states import SERVER_TRANSITIONS, ServerState, VersionState, move
 from pytriton_lite.core.timeline import Clock
-from pytriton_lite.engine.backends import Backends
-from pytriton_lite.engine.cache_options import CacheOptions, LocalCacheOptions
-from pytriton_lite.engine.custom_metrics import CustomMetrics
-from pytriton_lite.engine.daemon_threads import in_daemon_thread
+from pytriton_lite.daemon_threads import in_daemon_thread
+from pytriton_lite.engine.cache.local import LocalCache
+from pytriton_lite.engine.cache.options import CacheOptions, LocalCacheOptions
+from pytriton_lite.engine.cache.redis import RedisCache
+from pytriton_lite.engine.cache.response_cache import CacheStatistics, ResponseCache
+from pytriton_lite.engine.counting.custom_metrics import CustomMetrics
+from pytriton_lite.engine.counting.latencies import LatencyMetrics
+from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
+from pytriton_lite.engine.counting.statistics import ModelStatistics, RequestCounts
+from pytriton_lite.engine.counting.unanswered import UnansweredLimits, UnansweredTotal
 from pytriton_lite.engine.environments import Environments
-from pytriton_lite.engine.foreground import Foreground
-from pytriton_lite.engine.fork_server import ForkServers
-from pytriton_lite.engine.latency_metrics import LatencyMetrics
-from pytriton_lite.engine.local_cache import LocalCache
 from pytriton_lite.engine.model_operations import answer_model_operation
-from pytriton_lite.engine.model_store import ModelStore, StoreOptions
-from pytriton_lite.engine.models import Model
-from pytriton_lite.engine.observation import Observation
-from pytriton_lite.engine.poller import Poller
-from pytriton_lite.engine.receive_budget import ReceiveBudget
-from pytriton_lite.engine.redis_cache import RedisCache
-from pytriton_lite.engine.regions import RegionLimits, Regions
-from pytriton_lite.engine.resource_grants import ResourceGrants
-from pytriton_lite.engine.response_cache import CacheStatistics, ResponseCache
-from pytriton_lite.engine.served_version import ServedVersion
-from pytriton_lite.engine.statistics import ModelStatistics, RequestCounts
-from pytriton_lite.engine.trace_options import TraceOptions
-from pytriton_lite.engine.tracing import Tracer
-from pytriton_lite.engine.unanswered import UnansweredLimits, UnansweredTotal
-from pytriton_lite.engine.version_factory import VersionFactory
+from pytriton_lite.engine.models.catalog import Model
+from pytriton_lite.engine.models.factory import VersionFactory
+from pytriton_lite.engine.models.poller import Poller
+from pytriton_lite.engine.models.store import ModelStore, StoreOptions
+from pytriton_lite.engine.models.watcher import WATCH_PAUSE_S, Watcher
+from pytriton_lite.engine.serving.resource_grants import ResourceGrants
+from pytriton_lite.engine.serving.served_version import ServedVersion
+from pytriton_lite.engine.tracing.observation import Observation
+from pytriton_lite.engine.tracing.options import TraceOptions
+from pytriton_lite.engine.tracing.tracer import Tracer
 from pytriton_lite.engine.views import IndexEntry, ModelMetadata, ServerMetadata, TensorMetadata
-from pytriton_lite.engine.watcher import WATCH_PAUSE_S, Watcher
-from pytriton_lite.engine.worker_version import WorkerSettings
+from pytriton_lite.engine.workers.backends import Backends
+from pytriton_lite.engine.workers.foreground import Foreground
+from pytriton_lite.engine.workers.fork_server import ForkServers
+from pytriton_lite.engine.workers.regions import RegionLimits, Regions
+from pytriton_lite.engine.workers.settings import WorkerSettings
 from pytriton_lite.ipc.segment import DEFAULT_PREFIX
 from pytriton_lite.repository.index import ModelId
 from pytriton_lite.repository.reader import Override, RepositoryOptions

@@ -10,8 +10,8 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse, ResponseReceiver
 
 if TYPE_CHECKING:
-    from pytriton_lite.engine.served_version import ServedVersion
     from pytriton_lite.engine.server import Server
+    from pytriton_lite.engine.serving.served_version import ServedVersion
     from pytriton_lite.scheduling.ticket import Ticket
 
 

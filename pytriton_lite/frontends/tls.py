@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytriton_lite.config.regular_file import read_regular_file
-from pytriton_lite.engine.daemon_threads import in_daemon_thread
+from pytriton_lite.daemon_threads import in_daemon_thread
 from pytriton_lite.frontends.addresses import ListenError
 
 logger = logging.getLogger(__name__)

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from pytriton_lite.config.reshape import Reshape, reshaped
 from pytriton_lite.core import request as core
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Tensor as CoreTensor
-from pytriton_lite.engine.instance import Reshape, reshaped
-from pytriton_lite.engine.outputs import BatchOutputs
+from pytriton_lite.engine.workers.outputs import BatchOutputs
 from pytriton_lite.testing.exchange import Outcome, Response
 from pytriton_lite.testing.stand_ins import StandIns
 from pytriton_lite.testing.states import KeptStates
@@ -31,11 +31,13 @@ from pytriton_lite.worker.execute import (
     framed,
     keep_wanted,
 )
-from pytriton_lite.worker.inference import RELEASE_RESCHEDULE, InferenceRequest, InferenceResponse, PendingCall
 from pytriton_lite.worker.logger import Logger
 from pytriton_lite.worker.metrics import LocalMetrics
+from pytriton_lite.worker.pending_call import PendingCall
 from pytriton_lite.worker.process import BLS_ONLY_IN_EXECUTE, Host, Phase
-from pytriton_lite.worker.responses import Answering
+from pytriton_lite.worker.request import RELEASE_RESCHEDULE, InferenceRequest
+from pytriton_lite.worker.response import InferenceResponse
+from pytriton_lite.worker.response_sender import Answering
 from pytriton_lite.worker.tensor import Tensor
 
 logger = logging.getLogger("pytriton_lite.model")

@@ -29,17 +29,17 @@ from pytriton_lite.config.model_config import (
     read_model_config,
     resolve_for_load,
 )
+from pytriton_lite.config.reshape import reshaped
 from pytriton_lite.core import request as core
 from pytriton_lite.core.custom_metrics import Histogram
 from pytriton_lite.core.errors import ErrorCode
 from pytriton_lite.core.tensor import Tensor as CoreTensor
-from pytriton_lite.engine.admission import Admission
-from pytriton_lite.engine.backends import Backend, Backends
-from pytriton_lite.engine.instance import reshaped
-from pytriton_lite.engine.outputs import BatchOutputs
-from pytriton_lite.engine.state_outputs import states_of
-from pytriton_lite.engine.worker_version import initialize_args
+from pytriton_lite.engine.serving.admission import Admission
+from pytriton_lite.engine.workers.backends import Backend, Backends
+from pytriton_lite.engine.workers.outputs import BatchOutputs
+from pytriton_lite.engine.workers.state_outputs import states_of
 from pytriton_lite.ipc import cuda
+from pytriton_lite.ipc.start import ModelStart
 from pytriton_lite.repository.index import read_model_directory
 from pytriton_lite.scheduling.batch_tensors import BatchInputs
 from pytriton_lite.scheduling.control_tensors import ControlTensors
@@ -51,7 +51,6 @@ from pytriton_lite.testing.states import KeptStates
 from pytriton_lite.worker.auto_complete import ask_model
 from pytriton_lite.worker.coroutines import ModelLoop
 from pytriton_lite.worker.execute import ExecuteFailed, check_nothing, check_responses, execute_of
-from pytriton_lite.worker.inference import InferenceRequest, InferenceResponse
 from pytriton_lite.worker.loader import (
     ModelFiles,
     construct,
@@ -61,6 +60,8 @@ from pytriton_lite.worker.loader import (
     install_pb_utils,
 )
 from pytriton_lite.worker.process import Host, Phase, host, install
+from pytriton_lite.worker.request import InferenceRequest
+from pytriton_lite.worker.response import InferenceResponse
 from pytriton_lite.worker.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -167,7 +168,18 @@ class ModelUnderTest:
 
     def _configure(self, config: ModelConfig, plan: InstanceSpec, files: ModelFiles) -> None:
         self.config = copy.deepcopy(config.json)
-        self.args = initialize_args(config, plan, version=files.version, directory=files.model_dir)
+        start = ModelStart(
+            model=config.name,
+            version=files.version,
+            instance=plan.name,
+            instance_kind=plan.kind.value,
+            device_id=plan.device_id,
+            model_config=config.json_text,
+            model_dir=str(files.model_dir),
+            shm_prefix="",
+            ring_bytes=0,
+        )
+        self.args = start.initialize_args
         self._config = config
         self._path = str(files.path)
         self._admission = Admission(config)

@@ -14,7 +14,9 @@ import numpy as np
 from pytriton_lite.core.errors import BugError, ErrorCode, InferenceError
 from pytriton_lite.worker.api_errors import TritonError, error_of
 from pytriton_lite.worker.execute import keep_wanted
-from pytriton_lite.worker.inference import InferenceRequest, InferenceResponse, PendingCall
+from pytriton_lite.worker.pending_call import PendingCall
+from pytriton_lite.worker.request import InferenceRequest
+from pytriton_lite.worker.response import InferenceResponse
 from pytriton_lite.worker.tensor import Tensor
 
 Reply: TypeAlias = "InferenceResponse | TritonError | Mapping[str, np.ndarray[Any, Any]]"

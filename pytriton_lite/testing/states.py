@@ -5,7 +5,7 @@ from __future__ import annotations
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.core.request import SEQUENCE_END, SEQUENCE_START, InferenceRequest
 from pytriton_lite.core.tensor import Tensor
-from pytriton_lite.engine.state_outputs import states_of
+from pytriton_lite.engine.workers.state_outputs import states_of
 from pytriton_lite.scheduling.sequence_state import SequenceStates, StateTensors
 
 

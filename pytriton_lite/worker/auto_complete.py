@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.ipc import messages
 from pytriton_lite.worker.api_errors import TritonModelException
-from pytriton_lite.worker.inference import InferenceRequest
 from pytriton_lite.worker.loader import ModelFiles, find_class, import_model, install_pb_utils
 from pytriton_lite.worker.model_config import ModelConfig
 from pytriton_lite.worker.process import BLS_ONLY_IN_EXECUTE, Host, Phase, install
+from pytriton_lite.worker.request import InferenceRequest
 from pytriton_lite.worker.tracebacks import describe
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-from pytriton_lite.worker.inference import InferenceResponse, PendingCall
 from pytriton_lite.worker.mailbox import Mailbox, Waiter
+from pytriton_lite.worker.pending_call import PendingCall
+from pytriton_lite.worker.response import InferenceResponse
 
 
 class Call(PendingCall):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pytriton_lite.worker.inference import RELEASE_RESCHEDULE, InferenceRequest, InferenceResponse
+from pytriton_lite.worker.request import RELEASE_RESCHEDULE, InferenceRequest
+from pytriton_lite.worker.response import InferenceResponse
 from pytriton_lite.worker.tensor import Tensor
 from pytriton_lite.worker.tracebacks import describe
 

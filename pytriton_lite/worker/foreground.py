@@ -1,8 +1,8 @@
 """The worker of ``pytriton-lite debug``: a process with a terminal, which runs the model in its main thread.
 
-It has started the server, whose end of the control socket is engine/foreground.py. Where the model has an environment of its
-own, the process becomes that environment's interpreter first. Standard input, output and error stay what they are, so that
-``breakpoint()`` finds the terminal.
+It has started the server, whose end of the control socket is engine/workers/foreground.py. Where the model has an environment
+of its own, the process becomes that environment's interpreter first. Standard input, output and error stay what they are, so
+that ``breakpoint()`` finds the terminal.
 """
 
 from __future__ import annotations

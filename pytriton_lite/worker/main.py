@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import socket
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,43 +13,15 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import RECEIVE_BYTES, FrameReader
 from pytriton_lite.ipc.messages import Kind, Task
+from pytriton_lite.ipc.start import ModelStart
 from pytriton_lite.worker import auto_complete
 from pytriton_lite.worker.loader import ModelFiles, construct, import_model, initialize, install_pb_utils
 from pytriton_lite.worker.mailbox import EngineGone, Outbox
 from pytriton_lite.worker.process import Host, install
-from pytriton_lite.worker.serving import Serving, Worker
+from pytriton_lite.worker.serving import Worker
 from pytriton_lite.worker.tracebacks import describe
 
 _PR_SET_NAME = 15
-
-
-@dataclass(frozen=True)
-class Start:
-    """What START says. ``args`` is what ``initialize`` gets; ``outputs`` are the configured names in order."""
-
-    args: dict[str, str]
-    filename: str
-    outputs: tuple[str, ...]
-    shm_prefix: str
-    ring_bytes: int
-    task: str
-    """One of `messages.Task`."""
-    backend_dir: str
-    """Folder of the Python-based backend; empty for a model with code of its own."""
-    backend_settings: dict[str, str]
-    is_decoupled: bool
-    response_window: int
-    concurrency: int
-    cancels_coroutines: bool
-    shared_memory_views: bool
-    state_outputs: tuple[str, ...]
-
-    @classmethod
-    def parse(cls, body: memoryview) -> Start:
-        fields = json.loads(bytes(body))
-        fields["outputs"] = tuple(fields["outputs"])
-        fields["state_outputs"] = tuple(fields["state_outputs"])
-        return cls(**fields)
 
 
 def run(channel: socket.socket, descriptors: socket.socket, control: memoryview) -> None:
@@ -67,19 +37,12 @@ def _live(channel: socket.socket, descriptors: socket.socket, control: memoryvie
     start = _receive_start(channel)
     if start is None:
         return
-    _name_process(start.args["model_instance_name"])
+    _name_process(start.instance)
     if start.task == Task.AUTO_COMPLETE:
         outbox = Outbox(channel)
         outbox.send(_auto_complete(start, auto_complete.AutoCompleteHost(outbox.send, control)))
         return
-    worker = Worker(
-        channel,
-        descriptors,
-        control,
-        shm_prefix=start.shm_prefix,
-        ring_bytes=start.ring_bytes,
-        serving=_serving(start),
-    )
+    worker = Worker(channel, descriptors, control, start, path=str(_model_files(start).path))
     install(worker)
     try:
         model = _load(start)
@@ -95,7 +58,7 @@ def _live(channel: socket.socket, descriptors: socket.socket, control: memoryvie
     worker.serve(model)
 
 
-def _receive_start(channel: socket.socket) -> Start | None:
+def _receive_start(channel: socket.socket) -> ModelStart | None:
     """What the first frame says, after which the engine sends nothing before READY; None when the engine is gone."""
     reader = FrameReader()
     while True:
@@ -104,23 +67,7 @@ def _receive_start(channel: socket.socket) -> Start | None:
             return None
         for kind, body in reader.feed(data):
             assert kind == Kind.START, f"expected START, got frame {kind}"
-            return Start.parse(body)
-
-
-def _serving(start: Start) -> Serving:
-    return Serving(
-        model=start.args["model_name"],
-        version=int(start.args["model_version"]),
-        instance=start.args["model_instance_name"],
-        path=str(_model_files(start).path),
-        outputs=start.outputs,
-        is_decoupled=start.is_decoupled,
-        response_window=start.response_window,
-        concurrency=start.concurrency,
-        cancels_coroutines=start.cancels_coroutines,
-        shared_memory_views=start.shared_memory_views,
-        state_outputs=frozenset(start.state_outputs),
-    )
+            return ModelStart.parse(body)
 
 
 def _name_process(instance: str) -> None:
@@ -129,28 +76,25 @@ def _name_process(instance: str) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_NAME, instance.encode("utf-8", "replace")[:15], 0, 0, 0)
 
 
-def _model_files(start: Start) -> ModelFiles:
+def _model_files(start: ModelStart) -> ModelFiles:
     return ModelFiles(
-        Path(start.args["model_repository"]),
-        int(start.args["model_version"]),
+        Path(start.model_dir),
+        start.version,
         start.filename,
         backend_dir=Path(start.backend_dir) if start.backend_dir else None,
         backend_settings=start.backend_settings,
     )
 
 
-def _auto_complete(start: Start, host: Host) -> bytes:
-    args = start.args
-    return auto_complete.complete(
-        _model_files(start), name=args["model_name"], model_config=args["model_config"], host=host
-    )
+def _auto_complete(start: ModelStart, host: Host) -> bytes:
+    return auto_complete.complete(_model_files(start), name=start.model, model_config=start.model_config, host=host)
 
 
-def _load(start: Start) -> Any:
+def _load(start: ModelStart) -> Any:
     files = _model_files(start)
     install_pb_utils(str(files.version_dir))
     model = construct(import_model(files))
-    initialize(model, start.args)
+    initialize(model, start.initialize_args)
     return model
 
 

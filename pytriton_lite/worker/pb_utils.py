@@ -17,22 +17,22 @@ import numpy as np
 
 from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.worker.api_errors import TritonError, TritonModelException
-from pytriton_lite.worker.inference import (
-    RELEASE_ALL,
-    RELEASE_RESCHEDULE,
-    InferenceRequest,
-    InferenceResponse,
-    InferenceTrace,
-    MemoryType,
-    PreferredMemory,
-    ResponseIterator,
-)
 from pytriton_lite.worker.logger import Logger
 from pytriton_lite.worker.metrics import COUNTER, GAUGE, HISTOGRAM, Metric, MetricFamily, MetricKind
 from pytriton_lite.worker.model_config import ModelConfig
 from pytriton_lite.worker.model_loading import is_model_ready, load_model, unload_model
+from pytriton_lite.worker.pending_call import ResponseIterator
 from pytriton_lite.worker.process import host
-from pytriton_lite.worker.responses import FLAG_FINAL, InferenceResponseSender
+from pytriton_lite.worker.request import (
+    RELEASE_ALL,
+    RELEASE_RESCHEDULE,
+    InferenceRequest,
+    InferenceTrace,
+    MemoryType,
+    PreferredMemory,
+)
+from pytriton_lite.worker.response import InferenceResponse
+from pytriton_lite.worker.response_sender import FLAG_FINAL, InferenceResponseSender
 from pytriton_lite.worker.shared_memory import SharedMemory, shared_memory
 from pytriton_lite.worker.tensor import Array, Tensor
 

@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import enum
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from pytriton_lite.worker.api_errors import TritonModelException
-
-if TYPE_CHECKING:
-    from pytriton_lite.worker.inference import InferenceRequest
-
 
 BLS_ONLY_IN_EXECUTE = "BLS is only supported during the 'execute' function."
 
@@ -51,8 +47,8 @@ class Host:
     def tell(self, operation: str, **arguments: Any) -> None:
         """Let the server know something that has no answer. Seen by the server before any later `ask`. Any thread."""
 
-    def call(self, request: InferenceRequest, *, decoupled: bool) -> Any:
-        """Send *request*, which the model built, to another model (BLS); the pending call."""
+    def call(self, request: Any, *, decoupled: bool) -> Any:
+        """Send *request*, an `InferenceRequest` that the model built, to another model (BLS); the `PendingCall`."""
         self._no_server("InferenceRequest.exec")
 
     def _no_server(self, what: str) -> NoReturn:

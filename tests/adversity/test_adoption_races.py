@@ -12,7 +12,7 @@ import pytest
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.states import InstanceState, VersionState
-from pytriton_lite.engine.instance import Instance
+from pytriton_lite.engine.workers.instance import Instance
 from tests.engine.version_kit import Model, World, kill, name_in, wait_until
 
 ONE = "instance_group { count: 1 }"

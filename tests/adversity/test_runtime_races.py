@@ -23,9 +23,12 @@ import tritonclient.grpc as triton_grpc
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import FrameReader, frame
 from pytriton_lite.ipc.messages import Fate, Kind, SpecTable
-from pytriton_lite.worker.inference import InferenceRequest, InferenceResponse
+from pytriton_lite.ipc.start import ModelStart
+from pytriton_lite.worker.batches import Batch
 from pytriton_lite.worker.mailbox import Mailbox, Waiter
-from pytriton_lite.worker.serving import Serving, Worker, _Batch
+from pytriton_lite.worker.request import InferenceRequest
+from pytriton_lite.worker.response import InferenceResponse
+from pytriton_lite.worker.serving import Worker
 from tests.harness import RunningServer, tensor, write_model
 
 WAIT_S = 20
@@ -161,7 +164,7 @@ CALL_UNSENDABLE = (
                 call.exec()
                 raise AssertionError("sent")
             except ValueError:
-                left = [host()._output_memory.arena.live_slots, len(host()._calls._open)]
+                left = [host()._placement.outputs.arena.live_slots, len(host()._calls._open)]
             return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array(left, np.int32))]) for _ in requests]
 """
 )
@@ -178,7 +181,7 @@ FORKS = """
                 pb_utils.Logger.log_info("ready to be cancelled")
                 child = os.fork()
                 if child == 0:
-                    while not host()._control[CONTROL_CANCELS]:
+                    while not host()._senders._control[CONTROL_CANCELS]:
                         os.sched_yield()
                     pb_utils.Logger.log_info(f"the child sees {request.is_cancelled()}")
                     os._exit(0)
@@ -393,19 +396,16 @@ class Engine:
         self._specs = SpecTable()
         self._frames = FrameReader()
         self._heard: deque[tuple[int, memoryview]] = deque()
-        self._serving = Serving(
-            model="m", version=1, instance="m_0", path="model.py", outputs=("OUT",), is_decoupled=is_decoupled,
-            response_window=window, concurrency=1, cancels_coroutines=cancels_coroutines,
-            shared_memory_views=False,
+        self._start = ModelStart(
+            model="m", version=1, instance="m_0", model_config="{}", model_dir="", outputs=("OUT",),
+            is_decoupled=is_decoupled, response_window=window, cancels_coroutines=cancels_coroutines,
+            shm_prefix="pytriton_lite_test_", ring_bytes=1 << 20,
         )  # fmt: skip
         self._channel.settimeout(WAIT_S)
         self.worker = self._worker()
 
     def _worker(self) -> Worker:
-        return Worker(
-            self._theirs, self._their_descriptors, self.control,
-            shm_prefix="pytriton_lite_test_", ring_bytes=1 << 20, serving=self._serving,
-        )  # fmt: skip
+        return Worker(self._theirs, self._their_descriptors, self.control, self._start, path="model.py")
 
     def serve(self, execute: Callable[[list[InferenceRequest]], object]) -> threading.Thread:
         """Begin to serve, in a thread that takes itself for the main one."""
@@ -455,8 +455,8 @@ class Engine:
         assert not thread.is_alive()
 
     def close(self) -> None:
-        self.worker._executing.clear()  # nobody hears the end of what a test leaves open
-        self.worker._deferred.clear()
+        self.worker._batches.executing.clear()  # nobody hears the end of what a test leaves open
+        self.worker._batches.deferred.clear()
         for sock in (self._channel, self._theirs, self._descriptors, self._their_descriptors):
             sock.close()
 
@@ -483,10 +483,11 @@ def test_an_interrupt_while_answers_are_put_together_does_not_leave_the_outbox_h
         raise KeyboardInterrupt
 
     worker = make_engine().worker
-    monkeypatch.setattr(worker, "_put_response", interrupted)
+    monkeypatch.setattr(worker._placement, "put_response", interrupted)
     message = messages.RequestMessage("", 0, 0, 0, "", 0, [], [])
     with pytest.raises(KeyboardInterrupt):
-        worker._end_batch(_Batch(1, [worker._request(1, 0, message)], 0, 0), [InferenceResponse()])
+        batch = Batch(1, [worker._executions.request(1, 0, message)], 0, 0)
+        worker._executions.end_batch(batch, [InferenceResponse()])
     assert not worker.outbox.is_held_here
     assert not worker.outbox.lock.locked()
 
@@ -528,10 +529,10 @@ def test_a_batch_that_is_begun_while_it_is_asked_back_is_not_given_back(make_eng
     worker = engine.worker
     parts: list[bytes] = []
     messages.put_batch(parts, 1, 0)
-    worker._inbox = Meanwhile()
+    worker._conversation.inbox = Meanwhile()
     worker._on_frame(Kind.EXECUTE, memoryview(messages.execute_frame(1, parts))[8:])
     worker._on_frame(Kind.RECALL, memoryview(b""))
-    assert not worker._inbox
+    assert not worker._conversation.inbox
     engine._channel.setblocking(False)
     with pytest.raises(BlockingIOError):
         engine._channel.recv(1)
@@ -542,18 +543,18 @@ def test_a_main_thread_that_saw_an_empty_inbox_while_batches_were_given_back_hea
 ) -> None:
     worker = make_engine().worker
     worker._on_frame(Kind.STOP, memoryview(b""))
-    worker._idle = Waiter()  # as the main thread does where it finds nothing
+    worker._conversation._idle = idle = Waiter()  # as the main thread does where it finds nothing
     worker._on_frame(Kind.RECALL, memoryview(b""))
-    assert worker._idle.is_done
-    assert [work.kind for work in worker._inbox] == [Kind.STOP]
+    assert idle.is_done
+    assert [work.kind for work in worker._conversation.inbox] == [Kind.STOP]
 
 
 def received(worker: Worker, number: int) -> InferenceRequest:
     """The request of a batch that the worker has begun with."""
-    worker._begun = number
-    worker._executing[number] = 1
+    worker._batches.begun = number
+    worker._batches.executing[number] = 1
     message = messages.RequestMessage("", 0, 0, 0, "", 0, [], [])
-    return worker._request(number, 0, message)
+    return worker._executions.request(number, 0, message)
 
 
 def test_a_request_that_is_looked_at_while_its_cancellation_arrives_is_cancelled(
@@ -567,8 +568,8 @@ def test_a_request_that_is_looked_at_while_its_cancellation_arrives_is_cancelled
             assert not request.is_cancelled()  # another thread asks for the first time
             super().add(key)
 
-    worker._cancelled = Cancelled()
-    worker._on_cancel(1, 0)
+    worker._senders.cancelled = Cancelled()
+    worker._senders.on_cancel(1, 0)
     assert request.is_cancelled()
 
 
@@ -579,11 +580,11 @@ def test_a_send_that_waits_for_room_ends_when_another_thread_has_just_ended_the_
     request = received(worker, 1)
     sender = request.get_response_sender()
     sender.send(InferenceResponse())
-    answering = worker._answering(1, 0, frozenset(), None, "")  # the request's own
+    answering = worker._senders.answering(1, 0, frozenset(), None, "")  # the request's own
 
     class Waiters(list[Waiter]):
         def append(self, waiter: Waiter) -> None:
-            worker._close(answering)  # finds nobody who waits
+            worker._senders.close(answering)  # finds nobody who waits
             super().append(waiter)
 
     answering.waiters = Waiters()
@@ -620,4 +621,4 @@ def test_a_coroutine_whose_request_was_cancelled_while_execute_made_it_is_cancel
     ((number, _),) = engine.result()
     assert number == 1
     engine.stop(thread)
-    engine.worker._loop.close()
+    engine.worker._executions._loop.close()

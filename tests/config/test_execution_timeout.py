@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pytriton_lite.core.errors import InferenceError
-from pytriton_lite.engine.execution_watch import ExecutionLimits
-from pytriton_lite.engine.worker_version import WorkerSettings
+from pytriton_lite.engine.workers.execution_watch import ExecutionLimits
+from pytriton_lite.engine.workers.settings import WorkerSettings
 from tests.config.test_batching_parameters import MODEL, Load, parameter
 
 NAME = "EXECUTION_TIMEOUT_SECONDS"

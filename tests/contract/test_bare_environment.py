@@ -25,7 +25,7 @@ from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.states import VersionState
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.server import Server, ServerOptions
-from pytriton_lite.engine.worker_version import WorkerSettings
+from pytriton_lite.engine.workers.settings import WorkerSettings
 from tests.harness import write_model
 
 PACKAGE = Path(pytriton_lite.__file__).parent

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from pytriton_lite.config.text import parse_model_config
-from pytriton_lite.engine.latency_metrics import read_latency_metrics
-from pytriton_lite.engine.statistics import FailureReason, Refusal
+from pytriton_lite.engine.counting.latencies import read_latency_metrics
+from pytriton_lite.engine.counting.statistics import FailureReason, Refusal
 from pytriton_lite.frontends.metrics.gpu import find_gpus
 from pytriton_lite.frontends.metrics.page import metrics_page
 from pytriton_lite.settings import OPTIONS, Settings

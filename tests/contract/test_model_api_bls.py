@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2_grpc
 
-from pytriton_lite.engine.calls import MOST_OPEN
+from pytriton_lite.engine.serving.calls import MOST_OPEN
 from tests.contract.wire_models import Gate, grpc_channel, infer_message, metric, statistics, wait_pending, wait_until
 from tests.harness import Reply, RunningServer, tensor, write_model
 

@@ -16,8 +16,8 @@ from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse, Origin, ParameterValue, ResponseReceiver
 from pytriton_lite.core.tensor import Tensor
-from pytriton_lite.engine.ensemble_version import EnsembleVersion
-from pytriton_lite.engine.observation import Observation
+from pytriton_lite.engine.ensembles.version import EnsembleVersion
+from pytriton_lite.engine.tracing.observation import Observation
 from pytriton_lite.scheduling.ticket import Caller, Executor, Ticket, Ways
 from tests.contract.ensemble_models import DECOUPLED, write_ensemble, write_step_model
 

@@ -16,7 +16,7 @@ from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.server import Server, ServerOptions
-from pytriton_lite.engine.worker_version import WorkerSettings
+from pytriton_lite.engine.workers.settings import WorkerSettings
 from pytriton_lite.frontends.pending_answer import PendingAnswer
 
 WORKERS = WorkerSettings(

@@ -13,7 +13,7 @@ from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.core.tensor import Tensor
-from pytriton_lite.engine.admission import Admission
+from pytriton_lite.engine.serving.admission import Admission
 
 NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each input "

@@ -11,7 +11,7 @@ import pytest
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.states import VersionState
-from pytriton_lite.engine.local_cache import LocalCache
+from pytriton_lite.engine.cache.local import LocalCache
 from tests.engine.version_kit import World, kill, name_in, wait_until
 
 ONE = "instance_group { count: 1 }"

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from pytriton_lite.config.model_config import ModelConfig
-from pytriton_lite.engine.backends import SHIPPED, Backends
-from pytriton_lite.engine.fork_server import BOOTSTRAP
+from pytriton_lite.engine.workers.backends import SHIPPED, Backends
+from pytriton_lite.engine.workers.fork_server import BOOTSTRAP
 from pytriton_lite.proto import model_config_pb
 
 

@@ -13,10 +13,10 @@ from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse, ResponseReceiver
 from pytriton_lite.core.tensor import Tensor
-from pytriton_lite.engine.cached_requests import CachedRequests
-from pytriton_lite.engine.response_cache import CachedOutput, CacheSpace, copied
-from pytriton_lite.engine.statistics import FailureReason, ModelStatistics, Refusal
-from pytriton_lite.engine.unanswered import Unanswered, UnansweredLimits, UnansweredTotal
+from pytriton_lite.engine.cache.response_cache import CachedOutput, CacheSpace, copied
+from pytriton_lite.engine.counting.statistics import FailureReason, ModelStatistics, Refusal
+from pytriton_lite.engine.counting.unanswered import Unanswered, UnansweredLimits, UnansweredTotal
+from pytriton_lite.engine.serving.cached_requests import CachedRequests
 from pytriton_lite.frontends.pending_answer import PendingAnswer
 from pytriton_lite.scheduling.ticket import Caller, Executor, Ticket, Ways
 from tests.engine.answering import answer_of
@@ -352,7 +352,7 @@ def test_errors_and_ends_of_a_stream_are_passed_on_and_not_kept() -> None:
 
 
 def test_a_stream_that_is_queued_late_has_its_ticket_its_caller_and_its_cancellation() -> None:
-    """What finds calls that wait for themselves looks at them (engine/deadlock.py)."""
+    """What finds calls that wait for themselves looks at them (engine/serving/deadlock.py)."""
 
     async def act(scene: Scene) -> None:
         ticket, receiver = scene.stream(caller=Caller(cast(Any, "the caller")))

@@ -9,8 +9,8 @@ import pytest
 
 from pytriton_lite.core.custom_metrics import Histogram, Kind
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.engine.custom_metrics import CustomMetrics
-from pytriton_lite.engine.statistics import ModelStatistics
+from pytriton_lite.engine.counting.custom_metrics import CustomMetrics
+from pytriton_lite.engine.counting.statistics import ModelStatistics
 from pytriton_lite.frontends.metrics.page import metrics_page
 
 

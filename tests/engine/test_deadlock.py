@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytriton_lite.core.request import InferenceRequest
-from pytriton_lite.engine.deadlock import are_all_waiting, chain_text, is_stuck, ways_through
+from pytriton_lite.engine.serving.deadlock import are_all_waiting, chain_text, is_stuck, ways_through
 from pytriton_lite.scheduling.ticket import Batch, Caller, Execution, Ticket, Waited, Ways
 
 

@@ -9,15 +9,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
-from pytriton_lite.engine.log_levels import LogLevels
-from pytriton_lite.engine.worker_process import LaunchOptions, _Process
+from pytriton_lite.engine.workers.process import _Process
 from pytriton_lite.ipc.channel import wait_descriptor
+from tests.engine.starts import settings_of, start_of
 
 MANY = 400
-OPTIONS = LaunchOptions(
-    model="m", version=1, instance="m_0_0", args={}, filename="model.py", outputs=(),
-    shm_prefix="descriptors_test_", ring_bytes=4096, hello_timeout_s=1, ready_timeout_s=1, log_levels=LogLevels(),
-)  # fmt: skip
 
 
 class Spawner:
@@ -39,7 +35,7 @@ def send_nulls(process: _Process, count: int) -> None:
 
 
 def process_with_a_small_socket(spawner: Spawner, stack: ExitStack) -> _Process:
-    process = _Process(OPTIONS, cast(Any, spawner), stack)
+    process = _Process(start_of(), settings_of(), cast(Any, spawner), stack)
     stack.callback(process._release)
     stack.callback(process._end)
     process._descriptors.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)

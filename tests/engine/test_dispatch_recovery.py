@@ -12,8 +12,8 @@ import pytest
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
-from pytriton_lite.engine.instance import Instance
-from pytriton_lite.engine.resource_grants import ResourceGrants
+from pytriton_lite.engine.serving.resource_grants import ResourceGrants
+from pytriton_lite.engine.workers.instance import Instance
 from pytriton_lite.scheduling.default import DefaultScheduler
 from pytriton_lite.scheduling.dynamic_batch import DynamicBatchScheduler
 from pytriton_lite.scheduling.ordering import AnswerOrder

@@ -1,4 +1,4 @@
-"""What the engine lends, gives and reads of a worker's shared memory (`engine.worker_memory`), with both arenas real."""
+"""What the engine lends, gives and reads of a worker's shared memory (`engine.workers.memory`), with both arenas real."""
 
 from __future__ import annotations
 
@@ -13,19 +13,15 @@ import pytest
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Tensor
-from pytriton_lite.engine.log_levels import LogLevels
-from pytriton_lite.engine.worker_memory import Parcel, WorkerMemory, room_for
-from pytriton_lite.engine.worker_process import LaunchOptions
+from pytriton_lite.engine.workers.memory import Parcel, WorkerMemory, room_for
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.arena import Arena
 from pytriton_lite.ipc.channel import FrameReader
 from pytriton_lite.ipc.messages import Kind, Place, SpecTable, TensorRef
 from pytriton_lite.ipc.segment import Segment
+from tests.engine.starts import start_of
 
-OPTIONS = LaunchOptions(
-    model="m", version=1, instance="m_0", args={}, filename="model.py", outputs=("X",),
-    shm_prefix="pytriton_lite_test_", ring_bytes=1 << 20, hello_timeout_s=1, ready_timeout_s=1, log_levels=LogLevels(0),
-)  # fmt: skip
+START = start_of(outputs=("X",), ring_bytes=1 << 20)
 COUNT = 25_000
 """Elements of FP32: 100 KB."""
 
@@ -35,7 +31,7 @@ class Worker:
 
     def __init__(self, memory: WorkerMemory) -> None:
         self._memory = memory
-        self._arena = Arena(lambda nbytes: Segment.create(nbytes, prefix=OPTIONS.shm_prefix))
+        self._arena = Arena(lambda nbytes: Segment.create(nbytes, prefix=START.shm_prefix))
         self._specs = SpecTable()
         self.mapped: dict[int, Segment] = {}
         self.released: list[int] = []
@@ -102,7 +98,7 @@ class Side:
 
     def __init__(self) -> None:
         self.news = 0
-        self.memory = WorkerMemory(OPTIONS, self._on_news)
+        self.memory = WorkerMemory(START, self._on_news)
         self.worker = Worker(self.memory)
         self._specs = SpecTable()
         self._read_specs = SpecTable()
@@ -309,7 +305,7 @@ def test_memory_of_the_worker_that_does_not_fit_is_mapped_when_there_is_room(
         with pytest.raises(InferenceError) as refused:
             callee.memory.read(ref)
     assert refused.value.code is ErrorCode.UNAVAILABLE
-    text = f"in which instance '{OPTIONS.instance}' has its outputs: {os.strerror(errno.ENOMEM)}"
+    text = f"in which instance '{START.instance}' has its outputs: {os.strerror(errno.ENOMEM)}"
     assert refused.value.message.endswith(text)
     view, _ = callee.memory.read(ref)
     assert bytes(view) == floats(7)

@@ -17,9 +17,9 @@ from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import SEQUENCE_END, InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Tensor
-from pytriton_lite.engine import ensemble_run
-from pytriton_lite.engine.ensemble_version import EnsembleVersion
-from pytriton_lite.engine.statistics import FailureReason
+from pytriton_lite.engine.counting.statistics import FailureReason
+from pytriton_lite.engine.ensembles import run as ensemble_run
+from pytriton_lite.engine.ensembles.version import EnsembleVersion
 from pytriton_lite.scheduling.ticket import Caller, Ticket
 from tests.engine.answering import answer_of
 from tests.engine.ensemble_world import Heard, Step, World, first_value, in_loop, tensor, turns

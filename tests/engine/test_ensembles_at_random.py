@@ -15,7 +15,7 @@ import pytest
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
-from pytriton_lite.engine.ensemble_version import EnsembleVersion
+from pytriton_lite.engine.ensembles.version import EnsembleVersion
 from pytriton_lite.frontends.pending_answer import PendingAnswer
 from pytriton_lite.scheduling.ticket import Ticket
 from tests.engine.answering import answer_of

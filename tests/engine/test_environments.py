@@ -23,7 +23,7 @@ from pytriton_lite.engine.environments import Environment, Environments, activat
 from pytriton_lite.engine.environments.build import MARKER
 from pytriton_lite.engine.environments.requirements import requirements_key
 from pytriton_lite.engine.environments.threads import too_many_threads
-from pytriton_lite.engine.fork_server import ForkServers
+from pytriton_lite.engine.workers.fork_server import ForkServers
 from pytriton_lite.ipc.messages import CONTROL_BYTES
 from pytriton_lite.ipc.segment import Segment
 from tests.environment_kit import make_environment, numpy_alone, pack, write_numpy_wheel, write_wheel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytriton_lite.engine.execution_watch import ExecutionLimits, ExecutionWatch, Finding, UnderWay
+from pytriton_lite.engine.workers.execution_watch import ExecutionLimits, ExecutionWatch, Finding, UnderWay
 
 S = 1_000_000_000
 

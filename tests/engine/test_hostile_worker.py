@@ -14,6 +14,7 @@ import signal
 import socket
 import struct
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -23,23 +24,18 @@ from hypothesis import strategies as st
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.core.tensor import Tensor
-from pytriton_lite.engine import worker_memory
-from pytriton_lite.engine.calls import OpenCalls, WorkerServices
-from pytriton_lite.engine.fork_server import Spawned, WorkerExit
-from pytriton_lite.engine.instance import Instance, InstanceOwner
-from pytriton_lite.engine.log_levels import LogLevels
-from pytriton_lite.engine.worker_process import LaunchOptions
+from pytriton_lite.engine.serving.calls import OpenCalls, WorkerServices
+from pytriton_lite.engine.workers import memory as worker_memory
+from pytriton_lite.engine.workers.fork_server import Spawned, WorkerExit
+from pytriton_lite.engine.workers.instance import Instance, InstanceOwner
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import HEADER, frame, send_descriptor
 from pytriton_lite.ipc.messages import Fate, Kind, Place, SpecTable
 from pytriton_lite.scheduling.ticket import Batch, Ticket
+from tests.engine.starts import settings_of, start_of
 
 WAIT_S = 30
-OPTIONS = LaunchOptions(
-    model="m", version=1, instance="m_0", args={}, filename="model.py", outputs=("OUT",),
-    shm_prefix="pytriton_lite_test_", ring_bytes=1 << 16, hello_timeout_s=WAIT_S, ready_timeout_s=WAIT_S,
-    log_levels=LogLevels(),
-)  # fmt: skip
+START = start_of(outputs=("OUT",), ring_bytes=1 << 16)
 
 
 class Config:
@@ -147,17 +143,17 @@ def under_attack(attack: Callable[[HostileWorker, Instance, Owner], Awaitable[No
         asyncio.get_running_loop().set_exception_handler(lambda _, context: trouble.append(context))
         worker = HostileWorker()
         instance = Instance(
-            OPTIONS, cast(Any, Config()), cast(InstanceOwner, owner), cast(Any, worker), cast(Any, None),
+            START, settings_of(WAIT_S), cast(Any, Config()), cast(InstanceOwner, owner), cast(Any, worker), cast(Any, None),
             partial(OpenCalls, cast(WorkerServices, Services())),
         )  # fmt: skip
-        await instance.start()
+        await instance.keeper.start()
         assert not instance.dispatch([[ticket(1)], [ticket(1 << 14)]])
         await attack(worker, instance, owner)
         if not worker.is_killed:
             worker.kill(1)
         for _ in range(5):
             await asyncio.sleep(0)
-        await instance.stop(0)
+        await instance.keeper.stop(0)
         worker.close()
 
     asyncio.run(run())

@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
-from pytriton_lite.engine.latency_metrics import LatencyMetrics, read_latency_metrics
-from pytriton_lite.engine.quantiles import DEFAULT_QUANTILES, Quantile
-from pytriton_lite.engine.statistics import SummarisedStatistics
+from pytriton_lite.engine.counting.latencies import LatencyMetrics, read_latency_metrics
+from pytriton_lite.engine.counting.quantiles import DEFAULT_QUANTILES, Quantile
+from pytriton_lite.engine.counting.statistics import SummarisedStatistics
 
 
 def test_without_settings_there_are_counters_alone() -> None:

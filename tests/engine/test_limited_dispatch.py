@@ -13,7 +13,7 @@ import pytest
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceResponse
-from pytriton_lite.engine.resource_grants import ResourceGrants
+from pytriton_lite.engine.serving.resource_grants import ResourceGrants
 from pytriton_lite.scheduling.rate_limit import ResourceSize
 from tests.engine.version_kit import Gate, Model, World, kill, name_in, wait_until
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytriton_lite.engine.load_failure import explain_failure
+from pytriton_lite.engine.models.load_failure import explain_failure
 
 
 def write(path: Path, text: str) -> Path:

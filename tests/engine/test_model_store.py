@@ -182,7 +182,7 @@ async def no_second_stop(timeout_s: float) -> bool:
 
 def test_the_log_counts_what_the_end_of_the_server_waits_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """repository.md, section 9, steps 4 and 5, in Triton's words, once a second."""
-    caplog.set_level(logging.INFO, "pytriton_lite.engine.generations")
+    caplog.set_level(logging.INFO, "pytriton_lite.engine.models.generations")
     gate, end = Gate(tmp_path), Gate(tmp_path, "end")
     held = code(1, execute=f"{gate.statement} if os.path.exists({str(tmp_path / 'gate_begun')!r}) else None")
     write_model(tmp_path / "models", "m", held, CONFIG)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.engine.models import Models
+from pytriton_lite.engine.models.catalog import Models
 from pytriton_lite.repository.index import ModelId
 
 ONE, TWO, PLAIN = ModelId("one", "m"), ModelId("two", "m"), ModelId("", "m")

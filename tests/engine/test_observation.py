@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytriton_lite.core.timeline import Timeline
-from pytriton_lite.engine.observation import HeaderOf, Observation
+from pytriton_lite.engine.tracing.observation import HeaderOf, Observation
 
 
 class Watcher:

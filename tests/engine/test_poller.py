@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from pytriton_lite.engine.poller import Poller
+from pytriton_lite.engine.models.poller import Poller
 
 
 class Looks:

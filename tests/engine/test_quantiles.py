@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytriton_lite.engine.quantiles import DEFAULT_QUANTILES, Quantile, SlidingQuantiles
+from pytriton_lite.engine.counting.quantiles import DEFAULT_QUANTILES, Quantile, SlidingQuantiles
 
 S = 1_000_000_000
 

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.engine.receive_budget import ReceiveBudget
+from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
 from pytriton_lite.engine.server import Server, ServerOptions
 from tests.engine.store_scenarios import WORKERS
 

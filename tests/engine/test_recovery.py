@@ -16,11 +16,11 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.core.states import VersionState
 from pytriton_lite.core.tensor import Tensor
-from pytriton_lite.engine import instance
 from pytriton_lite.engine.environments import Environment
-from pytriton_lite.engine.fork_server import ForkServer
 from pytriton_lite.engine.server import Server, ServerOptions
-from pytriton_lite.engine.worker_version import WorkerSettings
+from pytriton_lite.engine.workers import keeper
+from pytriton_lite.engine.workers.fork_server import ForkServer
+from pytriton_lite.engine.workers.settings import WorkerSettings
 from pytriton_lite.frontends.pending_answer import PendingAnswer
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import frame
@@ -144,7 +144,7 @@ def test_a_request_whose_mere_arrival_kills_workers_ends(tmp_path: Path, monkeyp
 
     async def scenario() -> None:
         backs: asyncio.Queue[str] = asyncio.Queue()
-        monkeypatch.setattr(instance.logger, "info", lambda text, *values: backs.put_nowait(text % values))
+        monkeypatch.setattr(keeper.logger, "info", lambda text, *values: backs.put_nowait(text % values))
         server = Server(ServerOptions((tmp_path,), WORKERS))
         try:
             assert await server.load_all()

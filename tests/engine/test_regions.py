@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.engine.regions import RegionLimits, Regions
+from pytriton_lite.engine.workers.regions import RegionLimits, Regions
 from pytriton_lite.ipc.segment import DEFAULT_PREFIX
 from tests.harness import PROJECT
 
@@ -181,7 +181,7 @@ def test_what_is_no_segment_is_not_opened(regions: Regions, make_segment: MakeSe
 def test_a_key_is_utf_8_also_where_the_locale_is_not(make_segment: MakeSegment) -> None:
     key = make_segment(key=f"régions-{secrets.token_hex(8)}")
     code = f"Regions(is_allowed=True).register_system('r', {key!a}, 0, 64)"
-    command = [sys.executable, "-c", f"from pytriton_lite.engine.regions import Regions\n{code}"]
+    command = [sys.executable, "-c", f"from pytriton_lite.engine.workers.regions import Regions\n{code}"]
     ascii_alone = {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     done = subprocess.run(command, env={**os.environ, **ascii_alone}, cwd=PROJECT, capture_output=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, b"")

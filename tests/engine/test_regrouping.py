@@ -7,7 +7,7 @@ import pytest
 from pytriton_lite.config.instances import InstanceSpec, resolve_instance_groups
 from pytriton_lite.config.model_config import ModelConfig, instance_names, parse_model_config, regrouped
 from pytriton_lite.core.errors import InferenceError
-from pytriton_lite.engine.regrouping import match, with_free_names
+from pytriton_lite.engine.serving.regrouping import match, with_free_names
 
 GPUS = (0, 1)
 

@@ -16,15 +16,15 @@ from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.core.tensor import Tensor
-from pytriton_lite.engine.cache_options import (
+from pytriton_lite.engine.cache.local import ENTRY_BYTES, OUTPUT_BYTES, LocalCache, LocalSpace, cost
+from pytriton_lite.engine.cache.options import (
     CacheSetting,
     LocalCacheOptions,
     RedisCacheOptions,
     cache_options,
     parse_cache_setting,
 )
-from pytriton_lite.engine.local_cache import ENTRY_BYTES, OUTPUT_BYTES, LocalCache, LocalSpace, cost
-from pytriton_lite.engine.response_cache import request_digest
+from pytriton_lite.engine.cache.response_cache import request_digest
 
 ALL = ("OUT", "OUT2")
 

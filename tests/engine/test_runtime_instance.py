@@ -21,8 +21,9 @@ from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.states import InstanceState, VersionState
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.environments import Environment
-from pytriton_lite.engine.log_levels import LogLevels
-from pytriton_lite.engine.worker_version import WorkerSettings, WorkerVersion
+from pytriton_lite.engine.serving.worker_version import WorkerVersion
+from pytriton_lite.engine.workers.log_levels import LogLevels
+from pytriton_lite.engine.workers.settings import WorkerSettings
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import FrameReader
 from pytriton_lite.ipc.messages import Fate, Kind, SpecTable
@@ -81,9 +82,9 @@ class World:
         self.worker = Worker()
         self.instance = served._make_instance(parsed, plan, Environment("python", {}))
         self.instance.is_alone = is_alone
-        self.instance._worker = cast(Any, self.worker)
+        self.instance.keeper.worker = cast(Any, self.worker)
         served.state = VersionState.READY
-        self.instance._move(InstanceState.READY)
+        self.instance.keeper.move(InstanceState.READY)
         served._instances = [self.instance]
         served._dispatcher.add(self.instance)
         self.served = served
@@ -95,7 +96,7 @@ class World:
     def says(self, data: bytes) -> None:
         """The worker sends *data*."""
         for kind, body in FrameReader().feed(data):
-            self.instance._on_frame(cast(Any, self.worker), kind, body)
+            self.instance.on_frame(cast(Any, self.worker), kind, body)
 
 
 def result(number: int, *fates: Fate, failure: str = "") -> bytes:

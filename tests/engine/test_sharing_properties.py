@@ -9,7 +9,7 @@ from pytriton_lite.config.model_config import ModelConfig, parse_model_config
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.core.tensor import Tensor
-from pytriton_lite.engine.admission import Admission
+from pytriton_lite.engine.serving.admission import Admission
 
 NAMES = "ABC"
 INPUTS = st.fixed_dictionaries(

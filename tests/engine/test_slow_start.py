@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytriton_lite.engine import worker_process
+from pytriton_lite.engine.workers import process as worker_process
 from tests.engine.version_kit import World
 
 

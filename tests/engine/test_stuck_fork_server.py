@@ -15,12 +15,11 @@ from pathlib import Path
 import pytest
 
 from pytriton_lite.engine.environments import Environment
-from pytriton_lite.engine.fork_server import BOOTSTRAP, ForkServer, ForkServers, ForkServerStuck
-from pytriton_lite.engine.log_levels import LogLevels
-from pytriton_lite.engine.worker_process import LaunchOptions
+from pytriton_lite.engine.workers.fork_server import BOOTSTRAP, ForkServer, ForkServers, ForkServerStuck
 from pytriton_lite.ipc.channel import FrameReader
 from pytriton_lite.ipc.messages import CONTROL_BYTES, Kind
 from pytriton_lite.ipc.segment import Segment
+from tests.engine.starts import start_of
 from tests.engine.version_kit import WAIT_S, World, kill, name_in
 from tests.harness import is_running
 
@@ -146,12 +145,7 @@ def test_a_version_gets_its_next_worker_from_another_fork_server(tmp_path: Path)
 
 
 def start(model_dir: Path) -> bytes:
-    args = {"model_name": "m", "model_version": "1", "model_instance_name": "m_0", "model_repository": str(model_dir)}
-    options = LaunchOptions(
-        model="m", version=1, instance="m_0", args=args, filename="model.py", outputs=(),
-        shm_prefix="pytriton_lite_test_", ring_bytes=4096, hello_timeout_s=1, ready_timeout_s=1, log_levels=LogLevels(),
-    )  # fmt: skip
-    return options.start_frame()
+    return start_of(model_dir=model_dir).frame()
 
 
 @contextmanager

@@ -15,10 +15,10 @@ from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.core.timeline import Timeline
-from pytriton_lite.engine import trace_file
-from pytriton_lite.engine.trace_file import FileTrace, FileTraces, TraceFile
-from pytriton_lite.engine.trace_options import Levels, TraceLevel
-from pytriton_lite.engine.trace_tensors import TensorCopy, show_data
+from pytriton_lite.engine.tracing import file as trace_file
+from pytriton_lite.engine.tracing.file import FileTrace, FileTraces, TraceFile
+from pytriton_lite.engine.tracing.options import Levels, TraceLevel
+from pytriton_lite.engine.tracing.tensors import TensorCopy, show_data
 
 TIMESTAMPS = (TraceLevel.TIMESTAMPS,)
 TENSORS = (TraceLevel.TENSORS,)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytriton_lite.engine.trace_options import (
+from pytriton_lite.engine.tracing.options import (
     OpenTelemetryOptions,
     TraceLevel,
     TraceMode,

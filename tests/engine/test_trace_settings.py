@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.engine.trace_options import TraceLevel, TraceMode, TraceOptions
-from pytriton_lite.engine.trace_settings import TraceSettings, read_levels, read_number, show
+from pytriton_lite.engine.tracing.options import TraceLevel, TraceMode, TraceOptions
+from pytriton_lite.engine.tracing.settings import TraceSettings, read_levels, read_number, show
 
 TIMESTAMPS = (TraceLevel.TIMESTAMPS,)
 TENSORS = (TraceLevel.TENSORS,)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from pytriton_lite.core.timeline import Timeline
-from pytriton_lite.engine.trace_writer import TraceWriter
+from pytriton_lite.engine.tracing.writer import TraceWriter
 
 
 class Recorder:

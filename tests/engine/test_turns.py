@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 
-from pytriton_lite.engine.turns import Turn, Turns
+from pytriton_lite.engine.models.turns import Turn, Turns
 
 
 class Desk:

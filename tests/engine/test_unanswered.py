@@ -8,7 +8,7 @@ from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import BugError, ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, Origin
 from pytriton_lite.core.tensor import Tensor
-from pytriton_lite.engine.unanswered import Unanswered, UnansweredLimits, UnansweredTotal
+from pytriton_lite.engine.counting.unanswered import Unanswered, UnansweredLimits, UnansweredTotal
 
 SECOND_NS = 1_000_000_000
 

@@ -13,7 +13,7 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.server import Server, ServerOptions
-from pytriton_lite.engine.worker_version import WorkerSettings
+from pytriton_lite.engine.workers.settings import WorkerSettings
 from pytriton_lite.frontends.pending_answer import PendingAnswer
 from tests.harness import write_model
 

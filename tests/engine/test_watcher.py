@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.engine.watcher import Watcher
+from pytriton_lite.engine.models.watcher import Watcher
 from pytriton_lite.repository.index import ModelDirectory, ModelId, Scan, scan_repositories
 
 

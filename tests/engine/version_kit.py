@@ -17,10 +17,11 @@ from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.request import SEQUENCE_END, SEQUENCE_START, InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.environments import Environment
-from pytriton_lite.engine.fork_server import ForkServers
-from pytriton_lite.engine.instance import Instance
-from pytriton_lite.engine.resource_grants import ResourceGrants
-from pytriton_lite.engine.worker_version import WorkerSettings, WorkerVersion
+from pytriton_lite.engine.serving.resource_grants import ResourceGrants
+from pytriton_lite.engine.serving.worker_version import WorkerVersion
+from pytriton_lite.engine.workers.fork_server import ForkServers
+from pytriton_lite.engine.workers.instance import Instance
+from pytriton_lite.engine.workers.settings import WorkerSettings
 from tests.engine.answering import answer_of
 from tests.harness import write_model
 

@@ -20,7 +20,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 from onnx import TensorProto, helper  # noqa: E402  # after the check that it is there
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError  # noqa: E402
-from pytriton_lite.engine.backends import SHIPPED  # noqa: E402
+from pytriton_lite.engine.workers.backends import SHIPPED  # noqa: E402
 from pytriton_lite.worker.loader import ModelFiles, construct, import_model, install_pb_utils  # noqa: E402
 
 FLOAT, INT64, STRING = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING

@@ -1,6 +1,6 @@
 """A world without processes or time: requests that arrive, instances that execute, a clock that is an integer.
 
-It asks a scheduler for decisions as ``engine/dispatch.py`` does: once at the end of every instant at which a request
+It asks a scheduler for decisions as ``engine/serving/dispatch.py`` does: once at the end of every instant at which a request
 arrived, an instance became free or a worker died, and when the scheduler wanted to be asked again.
 """
 

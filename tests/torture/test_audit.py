@@ -207,7 +207,7 @@ def line(message: str, **more: object) -> str:
 
 
 MODEL_FRAME = '  File "/models/plain/1/model.py", line 3, in execute\n'
-OWN_FRAME = '  File "/lib/pytriton_lite/engine/dispatch.py", line 3, in _turn\n'
+OWN_FRAME = '  File "/lib/pytriton_lite/engine/serving/dispatch.py", line 3, in _turn\n'
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytriton_lite.engine.custom_metrics import CustomMetrics
+from pytriton_lite.engine.counting.custom_metrics import CustomMetrics
 from pytriton_lite.frontends.metrics.page import metrics_page
 from pytriton_lite.worker import pb_utils, process
 from pytriton_lite.worker.metrics import LocalMetrics, outside_metrics

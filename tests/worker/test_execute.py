@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from pytriton_lite.worker.execute import ExecuteFailed, check_nothing, check_responses, invoke
-from pytriton_lite.worker.inference import RELEASE_ALL, RELEASE_RESCHEDULE
 from pytriton_lite.worker.pb_utils import InferenceRequest, InferenceResponse
+from pytriton_lite.worker.request import RELEASE_ALL, RELEASE_RESCHEDULE
 
 PATH = "repo/m/1/model.py"
 EMPTY = InferenceResponse([])

@@ -24,7 +24,7 @@ from pytriton_lite.worker.pb_utils import (
     TritonError,
     TritonModelException,
 )
-from pytriton_lite.worker.responses import Answering
+from pytriton_lite.worker.response_sender import Answering
 
 FINAL = TRITONSERVER_RESPONSE_COMPLETE_FINAL
 IN = Tensor("IN", np.zeros(1, dtype=np.float32))

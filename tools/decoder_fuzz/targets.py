@@ -23,7 +23,7 @@ from pytriton_lite.config.override import parse_config_override
 from pytriton_lite.config.text import parse_model_config, read_config_text
 from pytriton_lite.core import bytes_tensor
 from pytriton_lite.core.errors import InferenceError
-from pytriton_lite.engine.regions import Regions
+from pytriton_lite.engine.workers.regions import Regions
 from pytriton_lite.frontends.grpc import codec as grpc_codec
 from pytriton_lite.frontends.grpc import http2_frames as frames
 from pytriton_lite.frontends.grpc import parsing
@@ -264,7 +264,7 @@ class _Http2:
 
     async def _build(self) -> None:
         from pytriton_lite.engine.server import Server, ServerOptions
-        from pytriton_lite.engine.worker_version import WorkerSettings
+        from pytriton_lite.engine.workers.settings import WorkerSettings
         from pytriton_lite.frontends.grpc.calls import CallsInFlight
         from pytriton_lite.frontends.grpc.http2_call import Endpoint
         from pytriton_lite.frontends.grpc.options import GrpcOptions

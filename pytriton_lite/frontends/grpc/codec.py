@@ -30,7 +30,7 @@ from pytriton_lite.proto.grpc_service_pb import (
 )
 
 if TYPE_CHECKING:
-    from pytriton_lite.engine.regions import Regions
+    from pytriton_lite.engine.workers.regions import Regions
 
 FINAL_RESPONSE = "triton_final_response"
 """The parameter of every answer in a stream that says whether it is the request's last."""

@@ -40,8 +40,8 @@ from pytriton_lite.proto.grpc_service_pb import ModelInferRequest, ModelInferRes
 
 if TYPE_CHECKING:
     from pytriton_lite.core.timeline import Timeline
-    from pytriton_lite.engine.observation import HeaderOf
     from pytriton_lite.engine.server import Server
+    from pytriton_lite.engine.tracing.observation import HeaderOf
     from pytriton_lite.scheduling.ticket import Ticket
 
 MAX_REQUESTS = 1024

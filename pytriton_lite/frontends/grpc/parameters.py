@@ -10,7 +10,7 @@ from pytriton_lite.core.request import SEQUENCE_END, SEQUENCE_START, InferenceRe
 from pytriton_lite.proto.grpc_service_pb import InferParameter
 
 if TYPE_CHECKING:
-    from pytriton_lite.engine.regions import Regions
+    from pytriton_lite.engine.workers.regions import Regions
 
 Parameters = Mapping[str, InferParameter]
 

@@ -54,8 +54,8 @@ from pytriton_lite.proto.grpc_service_pb import ModelInferRequest
 
 if TYPE_CHECKING:
     from pytriton_lite.core.timeline import Timeline
-    from pytriton_lite.engine.observation import HeaderOf, Observation
     from pytriton_lite.engine.server import Server
+    from pytriton_lite.engine.tracing.observation import HeaderOf, Observation
 
 logger = logging.getLogger(__name__)
 

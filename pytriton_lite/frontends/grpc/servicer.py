@@ -23,8 +23,8 @@ from pytriton_lite.proto.message import Message
 
 if TYPE_CHECKING:
     from pytriton_lite.core.timeline import Timeline
+    from pytriton_lite.engine.counting.statistics import BatchStatistics, Duration, ModelStatistics, ResponseStatistics
     from pytriton_lite.engine.server import Server
-    from pytriton_lite.engine.statistics import BatchStatistics, Duration, ModelStatistics, ResponseStatistics
     from pytriton_lite.scheduling.ticket import Ticket
 
 INFERENCE_SERVICE = "inference.GRPCInferenceService"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pytriton_lite.proto import grpc_service_pb as pb
 
 if TYPE_CHECKING:
-    from pytriton_lite.engine.regions import Regions
+    from pytriton_lite.engine.workers.regions import Regions
 
 
 class SharedMemoryMethods:

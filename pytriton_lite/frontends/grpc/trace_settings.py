@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.engine.trace_settings import FILE_IS_FIXED, read_levels, read_number
+from pytriton_lite.engine.tracing.settings import FILE_IS_FIXED, read_levels, read_number
 from pytriton_lite.proto import grpc_service_pb as pb
 
 _NUMBERS = {"trace_rate": "rate", "trace_count": "count", "log_frequency": "log_frequency"}
 
 
 def changes(message: pb.TraceSettingRequest) -> dict[str, object]:
-    """What `engine.tracing.Tracer.update` takes; unknown names say nothing, an empty list clears.
+    """What `engine.tracing.tracer.Tracer.update` takes; unknown names say nothing, an empty list clears.
 
     Raises InferenceError with Triton's texts.
     """

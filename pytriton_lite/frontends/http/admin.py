@@ -20,7 +20,7 @@ from starlette.routing import Match, Route
 
 import pytriton_lite
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.engine.statistics import Duration, ModelStatistics, ResponseStatistics
+from pytriton_lite.engine.counting.statistics import Duration, ModelStatistics, ResponseStatistics
 from pytriton_lite.engine.views import IndexEntry, ModelMetadata, TensorMetadata
 from pytriton_lite.frontends.http import json_dialect, json_values, openapi
 from pytriton_lite.frontends.http.bodies import Documents, LargeDocuments, decode_base64

@@ -14,7 +14,7 @@ from fastapi import Request
 
 from pytriton_lite.core.cores import usable_cores
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.engine.receive_budget import ReceiveBudget
+from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
 from pytriton_lite.frontends.http.json_slices import Job
 from pytriton_lite.frontends.listener import Receive, Scope, when_gone
 

@@ -38,7 +38,7 @@ from pytriton_lite.frontends.http.json_tensors import (
 )
 
 if TYPE_CHECKING:
-    from pytriton_lite.engine.regions import Regions
+    from pytriton_lite.engine.workers.regions import Regions
 
 _ABSENT: Any = object()
 _MAX_CORRELATION_ID = 128

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from pytriton_lite.core.timeline import Listener, Timeline
-from pytriton_lite.engine.observation import Observation
+from pytriton_lite.engine.tracing.observation import Observation
 from pytriton_lite.frontends.addresses import format_address
 from pytriton_lite.frontends.listener import AsgiApp, Message, Receive, Scope, Send
 

@@ -10,13 +10,13 @@ import orjson
 from fastapi import FastAPI, Request, Response
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.engine.regions import CUDA_HANDLE_BYTES
+from pytriton_lite.engine.workers.regions import CUDA_HANDLE_BYTES
 from pytriton_lite.frontends.http import json_dialect, json_values, openapi
 from pytriton_lite.frontends.http.bodies import Documents, decode_base64
 
 if TYPE_CHECKING:
-    from pytriton_lite.engine.regions import CudaRegion, Regions, SystemRegion
     from pytriton_lite.engine.server import Server
+    from pytriton_lite.engine.workers.regions import CudaRegion, Regions, SystemRegion
 
 _TAG: list[str | Enum] = ["shared memory"]
 

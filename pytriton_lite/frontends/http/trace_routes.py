@@ -9,7 +9,7 @@ import orjson
 from fastapi import FastAPI, Request, Response
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.engine.trace_settings import FILE_IS_FIXED, read_levels, read_number
+from pytriton_lite.engine.tracing.settings import FILE_IS_FIXED, read_levels, read_number
 from pytriton_lite.frontends.http import json_dialect, json_values, openapi
 from pytriton_lite.frontends.http.bodies import Documents
 
@@ -58,7 +58,10 @@ def add_tracing(app: FastAPI, server: Server, documents: Documents) -> None:
 
 
 def _changes(document: dict[str, Any]) -> dict[str, object]:
-    """What `engine.tracing.Tracer.update` takes; unknown names say nothing. Raises InferenceError with Triton's texts."""
+    """What `engine.tracing.tracer.Tracer.update` takes; unknown names say nothing.
+
+    Raises InferenceError with Triton's texts.
+    """
     if "trace_file" in document:
         raise InferenceError(ErrorCode.UNSUPPORTED, FILE_IS_FIXED)
     changes: dict[str, object] = {}

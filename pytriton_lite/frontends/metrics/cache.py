@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pytriton_lite.core.custom_metrics import Family
-from pytriton_lite.engine.response_cache import CacheStatistics
+from pytriton_lite.engine.cache.response_cache import CacheStatistics
 from pytriton_lite.frontends.metrics.families import gauge
 
 

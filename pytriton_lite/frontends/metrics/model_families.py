@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from pytriton_lite.core.custom_metrics import Histogram
-from pytriton_lite.engine.quantiles import Quantile
-from pytriton_lite.engine.statistics import FailureReason, LatencyQuantiles, ModelStatistics
+from pytriton_lite.engine.counting.quantiles import Quantile
+from pytriton_lite.engine.counting.statistics import FailureReason, LatencyQuantiles, ModelStatistics
 
 
 class Sample(NamedTuple):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pytriton_lite.core.custom_metrics import Family, Histogram
-from pytriton_lite.engine.statistics import ModelStatistics
+from pytriton_lite.engine.counting.statistics import ModelStatistics
 from pytriton_lite.frontends.metrics.model_families import (
     ModelFamily,
     Sample,

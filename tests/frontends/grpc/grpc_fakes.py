@@ -14,10 +14,10 @@ from pytriton_lite.core.request import InferenceRequest, InferenceResponse, Resp
 from pytriton_lite.core.states import VersionState
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine import views
-from pytriton_lite.engine.observation import Observation
-from pytriton_lite.engine.receive_budget import ReceiveBudget
-from pytriton_lite.engine.regions import Regions
-from pytriton_lite.engine.statistics import FailureReason, ModelStatistics, RequestCounts
+from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
+from pytriton_lite.engine.counting.statistics import FailureReason, ModelStatistics, RequestCounts
+from pytriton_lite.engine.tracing.observation import Observation
+from pytriton_lite.engine.workers.regions import Regions
 from pytriton_lite.proto import model_config_pb
 from pytriton_lite.scheduling.ticket import Ticket
 from tests.frontends.answered import Owner, answered_by

@@ -15,7 +15,7 @@ from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import SEQUENCE_END, SEQUENCE_START, InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Tensor
-from pytriton_lite.engine.regions import Regions
+from pytriton_lite.engine.workers.regions import Regions
 from pytriton_lite.frontends.grpc import codec
 from pytriton_lite.frontends.grpc.codec import decode_request, encode_response
 from pytriton_lite.proto.grpc_service_pb import (

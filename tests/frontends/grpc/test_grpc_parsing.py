@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.engine.regions import Regions
+from pytriton_lite.engine.workers.regions import Regions
 from pytriton_lite.frontends.grpc import parsing
 from pytriton_lite.frontends.grpc.codec import MAX_DIMENSIONS, MAX_TENSORS, decode_request
 from pytriton_lite.proto.grpc_service_pb import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse

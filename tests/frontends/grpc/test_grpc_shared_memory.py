@@ -13,7 +13,7 @@ import pytest
 from grpc_fakes import FakeServer
 from tritonclient.grpc import InferenceServerClient, service_pb2
 
-from pytriton_lite.engine.regions import Regions
+from pytriton_lite.engine.workers.regions import Regions
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="makes segments as files")
 

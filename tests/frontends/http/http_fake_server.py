@@ -15,11 +15,11 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse, ResponseReceiver
 from pytriton_lite.core.states import VersionState
 from pytriton_lite.core.tensor import Tensor, element_count, format_shape
-from pytriton_lite.engine.observation import Observation
-from pytriton_lite.engine.receive_budget import ReceiveBudget
-from pytriton_lite.engine.regions import Regions
-from pytriton_lite.engine.statistics import ModelStatistics, RequestCounts
+from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
+from pytriton_lite.engine.counting.statistics import ModelStatistics, RequestCounts
+from pytriton_lite.engine.tracing.observation import Observation
 from pytriton_lite.engine.views import IndexEntry, ModelMetadata, ServerMetadata, TensorMetadata
+from pytriton_lite.engine.workers.regions import Regions
 from pytriton_lite.scheduling.ticket import Ticket
 from tests.frontends.answered import answered_by
 

@@ -24,8 +24,8 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.core.timeline import Timeline
-from pytriton_lite.engine.custom_metrics import CustomMetrics
-from pytriton_lite.engine.observation import HeaderOf
+from pytriton_lite.engine.counting.custom_metrics import CustomMetrics
+from pytriton_lite.engine.tracing.observation import HeaderOf
 from pytriton_lite.frontends.http import generate_codec
 from pytriton_lite.frontends.http.hot_path import hot_path
 from pytriton_lite.frontends.http.server import HttpOptions, http_app

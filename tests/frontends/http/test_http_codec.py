@@ -17,7 +17,7 @@ from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import SEQUENCE_END, SEQUENCE_START, InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Tensor, element_count
-from pytriton_lite.engine.regions import Regions
+from pytriton_lite.engine.workers.regions import Regions
 from pytriton_lite.frontends.http import codec
 from pytriton_lite.frontends.http.codec import OutputForms
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.engine.regions import Regions
+from pytriton_lite.engine.workers.regions import Regions
 from pytriton_lite.frontends.http import codec
 from pytriton_lite.frontends.http.hot_path import hot_path
 from pytriton_lite.frontends.http.server import HttpOptions, http_app

@@ -14,7 +14,7 @@ import pytest
 from http_asgi_client import Answer, call
 from http_fake_server import FakeServer
 
-from pytriton_lite.engine.regions import Regions
+from pytriton_lite.engine.workers.regions import Regions
 from pytriton_lite.frontends.http.server import HttpOptions, http_app
 from pytriton_lite.frontends.listener import AsgiApp
 

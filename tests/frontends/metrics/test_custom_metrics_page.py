@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pytriton_lite.core.custom_metrics import Family, Histogram, Kind, Labels, Number
-from pytriton_lite.engine.statistics import ModelStatistics
+from pytriton_lite.engine.counting.statistics import ModelStatistics
 from pytriton_lite.frontends.metrics.page import metrics_page
 
 

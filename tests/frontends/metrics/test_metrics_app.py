@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 
 import pytriton_lite
-from pytriton_lite.engine.custom_metrics import CustomMetrics
-from pytriton_lite.engine.response_cache import CacheStatistics
-from pytriton_lite.engine.statistics import ModelStatistics, RequestCounts
+from pytriton_lite.engine.cache.response_cache import CacheStatistics
+from pytriton_lite.engine.counting.custom_metrics import CustomMetrics
+from pytriton_lite.engine.counting.statistics import ModelStatistics, RequestCounts
 from pytriton_lite.frontends.listener import start_listener
 from pytriton_lite.frontends.metrics import MetricsOptions, metrics_app
 from pytriton_lite.frontends.metrics.page import metrics_page

@@ -6,8 +6,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pytriton_lite.core.custom_metrics import Histogram
-from pytriton_lite.engine.quantiles import Quantile
-from pytriton_lite.engine.statistics import (
+from pytriton_lite.engine.counting.quantiles import Quantile
+from pytriton_lite.engine.counting.statistics import (
     FailureReason,
     ModelStatistics,
     Refusal,

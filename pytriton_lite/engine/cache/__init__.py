@@ -1,0 +1,1 @@
+"""Response caches, and what is kept in them."""

@@ -1,0 +1,1 @@
+"""Versions that are made of others."""

@@ -1,0 +1,1 @@
+"""Models of the repositories: which there are, how they come and go."""

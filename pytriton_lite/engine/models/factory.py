@@ -1,0 +1,170 @@
+"""From a configuration as it was read to a generation that can be loaded."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Protocol
+
+from pytriton_lite.config.ensemble_plan import EnsemblePlan, check_ensemble_for_load
+from pytriton_lite.config.model_config import ModelConfig, check_for_load, regrouped, resolve_for_load
+from pytriton_lite.core.timeline import Clock
+from pytriton_lite.engine.cache.response_cache import ResponseCache
+from pytriton_lite.engine.counting.latencies import LatencyMetrics
+from pytriton_lite.engine.counting.unanswered import UnansweredTotal
+from pytriton_lite.engine.ensembles.version import EnsembleVersion, StepServices
+from pytriton_lite.engine.environments import Environment, Environments
+from pytriton_lite.engine.models.auto_complete import completed_config
+from pytriton_lite.engine.serving.calls import WorkerServices
+from pytriton_lite.engine.serving.resource_grants import ResourceGrants
+from pytriton_lite.engine.serving.served_version import ServedVersion
+from pytriton_lite.engine.serving.worker_version import WorkerVersion
+from pytriton_lite.engine.workers.backends import Backends
+from pytriton_lite.engine.workers.foreground import Foreground
+from pytriton_lite.engine.workers.fork_server import ForkServers, Spawners
+from pytriton_lite.engine.workers.settings import WorkerSettings
+from pytriton_lite.ipc import cuda
+
+logger = logging.getLogger(__name__)
+
+
+class Services(WorkerServices, StepServices, Protocol):
+    """What the server does for versions of both kinds."""
+
+    def find(self, name: str, version: int | None, namespace: str = "") -> ServedVersion:
+        """The version that would serve a request now. Raises InferenceError where there is none."""
+
+
+class VersionFactory:
+    """Knows what every version of this server has in common: workers, backends, the GPUs of this machine."""
+
+    def __init__(
+        self,
+        *,
+        workers: WorkerSettings,
+        fork_servers: ForkServers,
+        foreground: Foreground | None,
+        environments: Environments,
+        backends: Backends,
+        auto_completes: bool,
+        services: Services,
+        clock: Clock,
+        latencies: LatencyMetrics,
+        grants: ResourceGrants | None = None,
+        cache: ResponseCache | None = None,
+        total: UnansweredTotal | None = None,
+    ) -> None:
+        """*grants* are those of the rate limiter; None without one. So is *cache*, the server's response cache.
+
+        *total* is what waits in the whole server; None where nothing is bounded.
+        """
+        self._workers = workers
+        self._fork_servers = fork_servers
+        self._foreground = foreground
+        self._environments = environments
+        self._backends = backends
+        self._auto_completes = auto_completes
+        self._services = services
+        self._clock = clock
+        self._latencies = latencies
+        self._grants = grants
+        self._cache = cache
+        self._total = total
+        self._gpu_ids = cuda.visible_device_ids()
+
+    async def complete(
+        self, config: ModelConfig, *, version: int, directory: Path
+    ) -> tuple[ModelConfig, Environment | None]:
+        """*config* with what the model itself and this machine say: what the version will serve with, and where it will run.
+
+        An ensemble runs nowhere. Raises InferenceError, the reason of a failed load.
+        """
+        if config.ensemble is not None:
+            self._advise_on_cache(config, version)
+            return check_ensemble_for_load(config, model_dir=directory), None
+        folders = self._backends.folders()
+        # A backend may have an environment for all its models.
+        config = resolve_for_load(config, model_dir=directory, gpu_ids=self._gpu_ids, backends=folders)
+        environment = await self._environments.prepare(config, directory)
+        if self._auto_completes:
+            config = await completed_config(
+                config,
+                version=version,
+                directory=directory,
+                workers=self._workers,
+                fork_servers=self._fork_servers,
+                environment=environment,
+                backend=self._backends.find(config.backend),
+            )
+        config = check_for_load(config, model_dir=directory, gpu_ids=self._gpu_ids, backends=folders)
+        if self._foreground is not None:
+            config = self._foreground.configure(config)
+        self._environments.advise(config, environment)
+        self._advise_on_cache(config, version)
+        return config, environment
+
+    def regrouped(self, served: ModelConfig, new: ModelConfig) -> ModelConfig:
+        """*served*, with which a version serves, with the instance groups and the version policy of *new*, as it was read.
+
+        Raises InferenceError where the groups are not possible on this machine.
+        """
+        config = regrouped(served, new, gpu_ids=self._gpu_ids)
+        return config if self._foreground is None else self._foreground.configure(config)
+
+    def make(
+        self,
+        config: ModelConfig,
+        *,
+        version: int,
+        directory: Path,
+        namespace: str = "",
+        plan: EnsemblePlan | None = None,
+    ) -> ServedVersion:
+        """A generation that can be seen. One that is to be loaded needs a *config* from `complete`, and `equip`.
+
+        *plan* is an ensemble's, and its configuration the plan's.
+        """
+        if plan is not None:
+            return EnsembleVersion(
+                version,
+                plan=plan,
+                services=self._services,
+                namespace=namespace,
+                clock=self._clock,
+                latencies=self._latencies,
+                total=self._total,
+            )
+        return WorkerVersion(
+            config,
+            version,
+            directory=directory,
+            workers=self._workers,
+            spawners=self._spawners(config.name),
+            services=self._services,
+            backend=self._backends.find(config.backend),
+            namespace=namespace,
+            clock=self._clock,
+            latencies=self._latencies,
+            grants=self._grants,
+            total=self._total,
+        )
+
+    def equip(self, served: ServedVersion, directory: Path) -> None:
+        """Give a generation that is to be loaded what one that can only be seen has no use for."""
+        # An ensemble may be decoupled although its configuration did not say so, and is not cached then.
+        if self._cache is not None and served.config.uses_response_cache:
+            served.use_cache(self._cache.space(served.config, served.version, directory))
+
+    def _advise_on_cache(self, config: ModelConfig, version: int) -> None:
+        if config.uses_response_cache and self._cache is None:
+            logger.warning(
+                "model '%s' version %d: response_cache has no effect, this server has no cache (--cache-config)",
+                config.name,
+                version,
+            )
+
+    def _spawners(self, model: str) -> Spawners:
+        """Where the workers of *model* come from."""
+        if self._foreground is not None and self._foreground.model == model:
+            return self._foreground
+        return self._fork_servers

@@ -1,0 +1,330 @@
+"""How a version answers from the response cache, and what it executes where it cannot (scheduling spec, section 8).
+
+```
+infer ─▶ digest ─▶ lookup ─┬─ found ──────────────────────────────▶ arranged for this request ─▶ answer
+                           └─ not ─▶ execute, wanting plain outputs ─▶ insert ─▶ arranged ─▶ answer
+```
+
+What a request wants to become of its outputs, shared memory or classes, is taken off before it is executed, so that the plain
+ones are there to be kept. Inputs in a client's shared memory are copied first: what is executed is what was looked up, whatever
+the client writes meanwhile.
+
+Large inputs are hashed in a thread, and a cache on another machine takes its time; everything else happens at once. A request
+that waits for either is not queued yet: it holds the version, and may be cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from pytriton_lite.config.model_config import ModelConfig
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.engine.cache.response_cache import CacheSpace, Found, Outputs, request_digest
+from pytriton_lite.engine.counting.statistics import FailureReason, ModelStatistics, Refusal
+from pytriton_lite.engine.counting.unanswered import Unanswered
+from pytriton_lite.engine.workers.outputs import arranged
+from pytriton_lite.scheduling.ticket import Executor, Outcome, Ticket, Ways
+
+logger = logging.getLogger(__name__)
+
+_LARGE_BYTES = 256 << 10
+"""Of inputs: hashing them takes a quarter of a millisecond, a thread a tenth."""
+
+
+class CachedVersion(Protocol):
+    """What the cache asks of the version that it answers for."""
+
+    name: str
+    version: int
+    config: ModelConfig
+    statistics: ModelStatistics
+    unanswered: Unanswered
+
+    @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        """By output, what its elements stand for."""
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether its workers keep dying."""
+
+    def not_ready_error(self) -> InferenceError:
+        """What a request is told while it is not READY."""
+
+    def count_refusal(self, error: BaseException) -> None:
+        """A request was not taken."""
+
+    def answer_in_order(self, deliver: Callable[[], None]) -> None:
+        """Call *deliver*, which answers a request that needed no execution, when its turn has come."""
+
+    def hold(self) -> None:
+        """Stay able to serve until `release`."""
+
+    def release(self) -> None:
+        """Undo one `hold`."""
+
+
+class _Sought(NamedTuple):
+    """What the lookup of a request gave. *lookup_ns* is how long it took."""
+
+    request: InferenceRequest
+    """The same one, wanting its outputs plain."""
+    digest: bytes
+    found: Found
+    lookup_ns: int
+
+
+class CachedRequests:
+    """Stands in front of the queue of one version, and owns requests while they are looked up. No model here is decoupled."""
+
+    def __init__(
+        self,
+        version: CachedVersion,
+        space: CacheSpace,
+        *,
+        execute: Callable[[Ticket], None],
+        clock: Callable[[], int],
+    ) -> None:
+        """*execute* queues a request of *version*; it raises InferenceError where that is refused."""
+        self._version = version
+        self._space = space
+        self._execute = execute
+        self._statistics = version.statistics
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._all_outputs = tuple(sorted(version.config.outputs_by_name))
+        self._seeking: dict[Ticket, asyncio.Task[_Sought]] = {}
+        """Requests whose lookup takes a while."""
+
+    def begin_load(self) -> None:
+        self._space.begin_load()
+
+    def drop(self) -> None:
+        """Forget every answer, and keep none of those that are still to come."""
+        self._space.drop()
+
+    # ------------------------------------------------------------------------------------------ requests
+
+    def begin(self, ticket: Ticket) -> None:
+        """Answer *ticket* from the cache, or have it executed. Raises InferenceError where it is refused at once."""
+        ticket.owner = self
+        sought = self._seek_now(ticket.request)
+        if isinstance(sought, asyncio.Task):
+            self._seeking[ticket] = sought
+            sought.add_done_callback(partial(self._on_sought, ticket))
+        elif sought.found is None:
+            self._begin_execution(ticket, sought)
+        else:
+            # Not now: its receiver hears nothing before it knows the ticket.
+            self._loop.call_soon(self._answer, ticket, sought, sought.found)
+
+    def _begin_execution(self, ticket: Ticket, sought: _Sought) -> None:
+        wanted = ticket.request
+        ticket.request = sought.request
+        ticket.tap = partial(self._executed, ticket, wanted, sought)
+        self._execute(ticket)
+
+    def _answer(self, ticket: Ticket, sought: _Sought, found: Outputs) -> None:
+        outcome = self._hit(ticket, sought, found)
+
+        def deliver() -> None:
+            if not ticket.has_ended:
+                _note(ticket, outcome)
+                ticket.deliver(outcome, is_final=True)
+
+        if ticket.caller is None:
+            self._version.answer_in_order(deliver)
+        else:
+            deliver()  # answers to models keep no order: those before it may wait for just this one
+
+    def _on_sought(self, ticket: Ticket, seeking: asyncio.Task[_Sought]) -> None:
+        """The lookup of *ticket*, which took a while, has ended."""
+        if self._seeking.pop(ticket, None) is None:
+            return  # it was cancelled
+        try:
+            sought = seeking.result()
+            if sought.found is not None:
+                self._answer(ticket, sought, sought.found)
+                return
+            if self._version.is_recovering:  # the workers that would have to execute it have died meanwhile
+                self._statistics.refusals[Refusal.UNAVAILABLE] += 1
+                self._fail(ticket, self._version.not_ready_error())
+                return
+            self._begin_execution(ticket, sought)
+        except InferenceError as error:
+            self._version.count_refusal(error)
+            self._fail(ticket, error)
+        except Exception as error:
+            self._version.count_refusal(error)
+            logger.exception("a request to model '%s' failed inside the server", self._version.name)
+            self._fail(ticket, InferenceError(ErrorCode.INTERNAL, "internal error of the server"))
+        else:
+            if ticket.on_queued is not None:
+                ticket.on_queued()
+
+    def _fail(self, ticket: Ticket, error: InferenceError) -> None:
+        ticket.tap = None
+        _note(ticket, error)
+        ticket.deliver(error, is_final=True)
+
+    # ------------------------------------------------------------------------------------------ what tickets say
+
+    def cancelled(self, ticket: Ticket) -> None:
+        """Stop looking *ticket* up. One that has been found is about to end in any case."""
+        seeking = self._seeking.pop(ticket, None)
+        if seeking is not None:
+            seeking.cancel()
+            self._statistics.cancellations += 1
+            self._statistics.add_failure(FailureReason.CANCELED, self._clock() - ticket.accepted_ns)
+            # Not now: whoever withdraws requests hears of their ends later, wherever they are.
+            self._loop.call_soon(partial(ticket.deliver, InferenceError(ErrorCode.CANCELLED, ""), is_final=True))
+
+    def consumed(self, ticket: Ticket, count: int) -> None:
+        """Nobody waits for that: there is one response."""
+
+    def may_be_stuck(self, ticket: Ticket) -> bool:
+        """Not here: no lookup waits for an instance."""
+        return False
+
+    def ways_on(self, ticket: Ticket) -> Ways:
+        return [[]]
+
+    def servers_of(self, ticket: Ticket) -> Sequence[Executor]:
+        return ()
+
+    # ------------------------------------------------------------------------------------------ lookup
+
+    def _seek_now(self, request: InferenceRequest) -> _Sought | asyncio.Task[_Sought]:
+        """What the cache has for *request*, or a task that finds it out where that takes a while."""
+        began_ns = self._clock()
+        if sum(tensor.nbytes for tensor in request.inputs) > _LARGE_BYTES:
+            return self._hold_while(request, self._seek(request, began_ns, None))
+        plain, digest = self._hashed(request)
+        found = self._space.lookup(digest)
+        if isinstance(found, asyncio.Future):
+            return self._hold_while(request, self._seek(plain, began_ns, (digest, found)))
+        return _Sought(plain, digest, found, self._clock() - began_ns)
+
+    def _hashed(self, request: InferenceRequest) -> tuple[InferenceRequest, bytes]:
+        plain = _plain(request)
+        return plain, request_digest(plain, self._all_outputs)
+
+    async def _seek(
+        self, request: InferenceRequest, began_ns: int, begun: tuple[bytes, asyncio.Future[Found]] | None
+    ) -> _Sought:
+        if begun is None:
+            request, digest = await asyncio.to_thread(self._hashed, request)
+            found = self._space.lookup(digest)
+        else:
+            digest, found = begun
+        if isinstance(found, asyncio.Future):
+            found = await found
+        return _Sought(request, digest, found, self._clock() - began_ns)
+
+    def _hold_while(self, request: InferenceRequest, seeking: Coroutine[Any, Any, _Sought]) -> asyncio.Task[_Sought]:
+        """Begin with *seeking*. The version cannot end before it is done; nor before what then comes of it is queued.
+
+        Raises InferenceError where too much waits already.
+        """
+        try:
+            nbytes = self._version.unanswered.take(request)
+        except InferenceError:
+            seeking.close()
+            raise
+        self._version.hold()
+        task = self._loop.create_task(seeking)
+        task.add_done_callback(partial(self._let_go, request, nbytes))
+        return task
+
+    def _let_go(self, request: InferenceRequest, nbytes: int, seeking: asyncio.Future[_Sought]) -> None:
+        self._version.unanswered.give_back(request, nbytes)
+        self._version.release()
+        if not seeking.cancelled():
+            seeking.exception()  # which nobody else looks at where the request is cancelled just now
+
+    # ------------------------------------------------------------------------------------------ what comes of it
+
+    def _hit(self, ticket: Ticket, sought: _Sought, outputs: Outputs) -> Outcome:
+        total_ns = self._clock() - ticket.accepted_ns
+        self._statistics.add_cache_hit(total_ns=total_ns, lookup_ns=sought.lookup_ns)
+        if self._statistics.first_response is not None:
+            self._statistics.first_response.observe(total_ns // 1_000_000)
+        request = ticket.request
+        tensors = [output.tensor() for output in outputs]
+        response = InferenceResponse(self._version.name, self._version.version, request.request_id, tensors, {})
+        try:
+            return self._arrange(request, response)
+        except InferenceError as error:
+            return error
+
+    def _miss(self, sought: _Sought, response: InferenceResponse | None) -> None:
+        """It was executed; *response* is None where that went wrong. Errors are not kept."""
+        insert_ns = 0
+        if response is not None:
+            began_ns = self._clock()
+            # Where an output's bytes are gone, whoever asked for it hears that.
+            with suppress(InferenceError, MemoryError):
+                self._space.insert(sought.digest, response.outputs)
+            insert_ns = self._clock() - began_ns
+        self._statistics.add_cache_miss(lookup_ns=sought.lookup_ns, insert_ns=insert_ns)
+
+    def _executed(
+        self, ticket: Ticket, wanted: InferenceRequest, sought: _Sought, response: Outcome | None
+    ) -> Outcome | None:
+        """Keep what was executed for *ticket*, and make of it what its request *wanted*."""
+        if ticket.is_cancelled or not isinstance(response, InferenceResponse):
+            self._miss(sought, None)
+            return response
+        self._miss(sought, response)
+        try:
+            return self._arrange(wanted, response)
+        except InferenceError as error:
+            return error
+
+    def _arrange(self, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse:
+        """Raises InferenceError for an output that cannot become what *request* wants."""
+        if _wants_more(request):
+            response.outputs = arranged(
+                response.outputs,
+                request,
+                has_batch_dimension=self._version.config.max_batch_size > 0,
+                labels=self._version.labels,
+            )
+        return response
+
+
+def _wants_more(request: InferenceRequest) -> bool:
+    return request.output_windows is not None or request.classes is not None
+
+
+def _plain(request: InferenceRequest) -> InferenceRequest:
+    """*request*, wanting its outputs as they are, with inputs that its client cannot change any more.
+
+    The same object where that is so already. Raises InferenceError for inputs that are gone.
+    """
+    lies_elsewhere = any(tensor.data is None for tensor in request.inputs)
+    if not lies_elsewhere and not _wants_more(request):
+        return request
+    plain = copy.copy(request)
+    plain.output_windows = plain.classes = None
+    plain.inputs = [Tensor(t.name, t.datatype, t.shape, t.content()) if t.data is None else t for t in request.inputs]
+    return plain
+
+
+def _note(ticket: Ticket, outcome: Outcome) -> None:
+    """Tell whoever follows the request that it is answered."""
+    timeline = ticket.request.timeline
+    if timeline is None:
+        return
+    if isinstance(outcome, InferenceResponse):
+        timeline.responded(outcome.outputs)
+    error = outcome.message if isinstance(outcome, InferenceError) else ""
+    timeline.answered(enqueued_ns=ticket.accepted_ns, error=error)

@@ -1,0 +1,302 @@
+"""One version of one model, whatever executes it: its configuration, its state as the index shows it, what it accepts.
+
+`worker_version.WorkerVersion` has workers and a queue; an ensemble has other versions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+
+from pytriton_lite.config.model_config import ModelConfig
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.request import SEQUENCE_START, InferenceRequest, Origin, ResponseReceiver
+from pytriton_lite.core.states import VERSION_TRANSITIONS, VersionState, move
+from pytriton_lite.core.timeline import Clock
+from pytriton_lite.engine.cache.response_cache import CacheSpace
+from pytriton_lite.engine.counting.latencies import LatencyMetrics
+from pytriton_lite.engine.counting.statistics import Refusal, SharedMemory, statistics_of
+from pytriton_lite.engine.counting.unanswered import Unanswered, UnansweredLimits, UnansweredTotal
+from pytriton_lite.engine.environments import Environment
+from pytriton_lite.engine.serving.admission import Admission
+from pytriton_lite.engine.serving.cached_requests import CachedRequests
+from pytriton_lite.repository.index import ModelId
+from pytriton_lite.scheduling.ticket import Caller, Ticket
+
+
+class ServedVersion(ABC):
+    """A model version from the moment its load began. Front ends get it from ``Server.find``; good for one request."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        version: int,
+        *,
+        namespace: str = "",
+        clock: Clock = time.monotonic_ns,
+        latencies: LatencyMetrics = LatencyMetrics(),  # noqa: B008  # frozen
+        total: UnansweredTotal | None = None,
+    ) -> None:
+        """*namespace* is the model's repository with ``--model-namespacing``, and empty without.
+
+        *total* is what waits in the whole server; None where nothing is bounded.
+        """
+        self.id = ModelId(namespace, config.name)
+        self.name = config.name
+        self.version = version
+        self.config = config
+        self.state = VersionState.UNKNOWN
+        self.reason = ""
+        self.statistics = statistics_of(config, version, latencies, clock)
+        self.statistics.namespace = namespace
+        self.load_began_ns = 0
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._admission = Admission(config)
+        self.unanswered = Unanswered(
+            config.name,
+            total if total is not None else UnansweredTotal(UnansweredLimits()),
+            requests=config.max_unanswered_requests,
+            nbytes=config.max_unanswered_bytes,
+            clock=clock,
+        )
+        self._closed = ""
+        """Why no request is accepted; empty while they are."""
+        self._is_stopping = False
+        self._cached: CachedRequests | None = None
+        """What answers in place of the model, where the server and the model have a response cache."""
+        self._holders = 0
+        self._let_go: asyncio.Event | None = None
+
+    # ------------------------------------------------------------------------------------------ requests
+
+    def check(self, request: InferenceRequest) -> None:
+        """Refuse what the model cannot take, tensor bytes aside. Raises InferenceError(INVALID_ARG)."""
+        try:
+            self._admission.check(request)
+        except InferenceError:
+            self.statistics.refusals[Refusal.INVALID] += 1
+            raise
+
+    def infer(self, request: InferenceRequest, receiver: ResponseReceiver, caller: Caller | None = None) -> Ticket:
+        """Check and enqueue; *receiver* gets the responses, one for a model that is not decoupled.
+
+        *caller* is whose model asks. The ticket is for the client: to cancel the request, and to say what was passed on.
+        Raises InferenceError at once for what is wrong with the request or with the queue; *receiver* hears nothing then,
+        nor before this returns.
+
+        A step of an ensemble's request is served while the server stops, or the version is unloaded, which the ensemble holds.
+        """
+        accepted_ns = self._clock()
+        batch_size = self._accept(request, accepted_ns)
+        ticket = Ticket(
+            request,
+            receiver,
+            batch_size=batch_size,
+            shape_key=self._admission.shape_key(request),
+            accepted_ns=accepted_ns,
+            caller=caller,
+        )
+        try:
+            if self._cached is not None:
+                self._cached.begin(ticket)
+            else:
+                self._begin(ticket)
+        except BaseException as error:
+            self.count_refusal(error)
+            raise
+        return ticket
+
+    def _accept(self, request: InferenceRequest, accepted_ns: int) -> int:
+        """The request's batch size; raises InferenceError for one that is refused."""
+        timeline = request.timeline
+        if timeline is not None:
+            timeline.arrived(request.request_id, self.version)
+        try:
+            batch_size = self._admission.check(request)
+        except InferenceError:
+            self.statistics.refusals[Refusal.INVALID] += 1
+            raise
+        if self._closed and not (self._is_stopping and (_is_step(request) or self._goes_on(request))):
+            self.statistics.refusals[Refusal.UNAVAILABLE] += 1
+            raise self._closed_error(request)
+        # It was when it was found, but the body took its time. An ensemble that holds it may ask until it lets go.
+        if self.state is not VersionState.READY and not _is_step(request):
+            self.statistics.refusals[Refusal.UNAVAILABLE] += 1
+            raise self.not_ready_error()
+        if timeline is not None:
+            timeline.accepted(request.inputs, batch_size=batch_size, now_ns=accepted_ns)
+        return batch_size
+
+    def _goes_on(self, request: InferenceRequest) -> bool:
+        """Whether it belongs to a sequence that has begun, which is served to its end (repository spec, section 9)."""
+        sequences = self.config.sequence_batching
+        return sequences is not None and not sequences.is_iterative and not request.sequence_flags & SEQUENCE_START
+
+    def _closed_error(self, request: InferenceRequest) -> InferenceError:
+        # Of all schedulers that of sequences alone does not name the request.
+        prefix = request.error_prefix if self.config.sequence_batching is None else ""
+        return InferenceError(ErrorCode.UNAVAILABLE, prefix + self._closed)
+
+    def count_refusal(self, error: BaseException) -> None:
+        """A request was not taken: its queue was full, too much waits, or a rule of sequences was broken."""
+        is_full = isinstance(error, InferenceError) and error.code in _FULL
+        self.statistics.refusals[Refusal.QUEUE_FULL if is_full else Refusal.INVALID] += 1
+
+    @abstractmethod
+    def _begin(self, ticket: Ticket) -> None:
+        """Begin with a request that was accepted, as its owner. Raises InferenceError if it is refused."""
+
+    def use_cache(self, space: CacheSpace) -> None:
+        """Answer from *space* where it can, from now on. Call it before `begin_load`."""
+        self._cached = CachedRequests(self, space, execute=self._begin, clock=self._clock)
+        self.statistics.begin_caching()
+
+    def answer_in_order(self, deliver: Callable[[], None]) -> None:
+        """Call *deliver*, which answers a request that needed no execution, when its turn has come: most often now."""
+        deliver()
+
+    def hold(self) -> None:
+        """Stay able to serve until `release`, also when an unload begins: for an ensemble with a request under way."""
+        self._holders += 1
+
+    def release(self) -> None:
+        """Undo one `hold`."""
+        self._holders -= 1
+        if not self._holders and self._let_go is not None:
+            self._let_go.set()
+
+    async def _wait_let_go(self) -> None:
+        """Return when nobody holds it."""
+        if self._holders:
+            self._let_go = asyncio.Event()
+            await self._let_go.wait()
+
+    # ------------------------------------------------------------------------------------------ what can be seen
+
+    @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        """The labels of the outputs that have some, by output: what `core.classification.classify` takes."""
+        return self.config.labels
+
+    @property
+    @abstractmethod
+    def pending(self) -> int:
+        """Requests that no execution has begun with."""
+
+    @property
+    def under_way(self) -> int:
+        """Requests that a server which stops waits for before it says that all models are stopped."""
+        return self.pending
+
+    @property
+    @abstractmethod
+    def queued(self) -> int:
+        """Those of `pending` that were not sent ahead to a worker."""
+
+    @property
+    @abstractmethod
+    def queued_by_level(self) -> dict[int, int]:
+        """`queued` by priority level; empty where there are no levels."""
+
+    @property
+    @abstractmethod
+    def shared_memory(self) -> list[SharedMemory]:
+        """One for each instance that executes."""
+
+    @property
+    @abstractmethod
+    def longest_executions(self) -> dict[str, float]:
+        """Seconds by the name of each instance that executes: what the longest execution under way has taken."""
+
+    @property
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """Whether a request would be served now."""
+
+    @abstractmethod
+    async def says_ready(self) -> bool:
+        """`is_ready`, and the model's own opinion agrees, where it has one."""
+
+    @property
+    @abstractmethod
+    def is_recovering(self) -> bool:
+        """Whether it is UNAVAILABLE only because its workers keep dying; they are being restarted."""
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it has something that `unload` would end, and has not been told to."""
+        return self.state is VersionState.READY or self.is_recovering
+
+    def not_ready_error(self) -> InferenceError:
+        """What a request for this version is told while it is not READY (repository spec, section 2)."""
+        text = f"Request for unknown model: '{self.id}' version {self.version} is not at ready state"
+        return InferenceError(ErrorCode.UNAVAILABLE, text)
+
+    # ------------------------------------------------------------------------------------------ life
+
+    def begin_load(self, began_ns: int | None = None) -> None:
+        """LOADING from now on; `load` or `fail_load` must follow. *began_ns* is when it really began, if not now."""
+        self._move(VersionState.LOADING)
+        self.load_began_ns = self._clock() if began_ns is None else began_ns
+        if self._cached is not None:
+            self._cached.begin_load()
+
+    def fail_load(self, error: InferenceError) -> None:
+        """UNAVAILABLE, with the reason in the index."""
+        self._move(VersionState.UNAVAILABLE, f"{error.code.label}: {error.message}")
+
+    @abstractmethod
+    async def load(self, environment: Environment | None) -> None:
+        """Get everything ready. Still LOADING afterwards: `open` or `unload` must follow.
+
+        UNAVAILABLE with the reason if that fails; does not raise for it. When it is cancelled `unload` must follow, too.
+        """
+
+    def open(self) -> None:
+        """READY: requests are taken. Call it once, after a `load` that went well."""
+        self._move(VersionState.READY)
+        self.statistics.load_ns = self._clock() - self.load_began_ns
+
+    @abstractmethod
+    def adopting(self, config: ModelConfig) -> AbstractAsyncContextManager[Callable[[], None]]:
+        """Serve on, READY, with *config*, which differs from the present one in instance groups and version policy alone.
+
+        Instances come and go (repository spec, 3.1). Inside, those that are new are ready, and the call of what was entered
+        changes to them; those that are too many then end by themselves when they have nothing more to do. Without that call
+        nothing has changed afterwards. Entering raises InferenceError when an instance cannot be created.
+        """
+
+    def stop_accepting(self) -> None:
+        """Refuse new requests from now on; those inside are served. A second time changes nothing."""
+        self._is_stopping = self._is_stopping or not self._closed
+        self._closed = "Server is stopping, scheduler for model has stopped accepting new inference requests"
+
+    def begin_unload(self) -> None:
+        """UNLOADING from now on: no request finds its way here any more. `unload` must follow."""
+        self._move(VersionState.UNLOADING)
+        # What a server leaves behind when it stops others may use.
+        if self._cached is not None and not self._is_stopping:
+            self._cached.drop()
+
+    @abstractmethod
+    async def unload(self, timeout_s: float | None = None) -> bool:
+        """Serve what is inside, finalize, end; UNAVAILABLE then.
+
+        Whether all of it ended by itself within *timeout_s*; without it there is no limit, as in Triton. Call `begin_unload`
+        first.
+        """
+
+    def _move(self, target: VersionState, reason: str = "") -> None:
+        self.state = move(VERSION_TRANSITIONS, self.state, target)
+        self.reason = reason
+
+
+_FULL = (ErrorCode.UNAVAILABLE, ErrorCode.RESOURCE_EXHAUSTED)
+
+
+def _is_step(request: InferenceRequest) -> bool:
+    return request.origin is Origin.ENSEMBLE

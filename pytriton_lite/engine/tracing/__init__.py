@@ -1,0 +1,1 @@
+"""Followers of single requests: who watches, and what is written of a trace."""

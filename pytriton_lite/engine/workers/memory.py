@@ -1,0 +1,287 @@
+"""Shared memory between the engine and one worker process.
+
+    to the worker     our arena, or where the tensor lies already: in another worker's memory, mapped there as well
+    from the worker   its arena as mapped here
+
+What was given to the worker is kept until it releases the slot; it may name it meanwhile (`Place.GIVEN`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.engine.workers.process import WorkerProcess
+from pytriton_lite.ipc import messages
+from pytriton_lite.ipc.arena import Arena
+from pytriton_lite.ipc.channel import ProtocolError
+from pytriton_lite.ipc.messages import INLINE_BYTES, Place, TensorRef
+from pytriton_lite.ipc.region import ClientSegment
+from pytriton_lite.ipc.segment import Segment
+from pytriton_lite.ipc.start import ModelStart
+from pytriton_lite.ipc.tensor_io import aligned, arena_frames
+
+logger = logging.getLogger(__name__)
+
+Lendable = Segment | ClientSegment
+"""Memory that is neither ours nor this worker's."""
+
+_FIRST_LENT_SLOT = 1 << 62
+"""Slots of memory that is not our arena's have numbers that the arena will not reach."""
+_FIRST_LENT_SEGMENT = 1 << 31
+
+
+class Parcel:
+    """Tensors on their way to the worker in one message: some inline, some lent, the rest copied into one slot."""
+
+    __slots__ = ("_at", "_memory", "_slot", "slots")
+
+    def __init__(self, memory: WorkerMemory, nbytes: int) -> None:
+        self._memory = memory
+        self._slot = memory.place(nbytes) if nbytes else None
+        self._at = 0
+        self.slots = [self._slot.number] if self._slot is not None else []
+        """What the worker, or `WorkerMemory.release`, gives back."""
+
+    def put(self, parts: list[bytes], spec: bytes, tensor: Tensor) -> None:
+        """Append *tensor*. Raises InferenceError where its bytes are not there any more."""
+        nbytes = tensor.nbytes
+        if nbytes <= INLINE_BYTES:
+            messages.put_inline(parts, spec, tensor.content())
+            return
+        if tensor.home is not None:
+            segment, offset = tensor.home
+            number, slot = self._memory.lend(segment, tensor)
+            self.slots.append(slot)
+            place = Place.REGION if isinstance(segment, ClientSegment) else Place.SHARED
+            messages.put_reference(parts, spec, place=place, segment=number, slot=slot, offset=offset, nbytes=nbytes)
+            return
+        assert self._slot is not None and tensor.data is not None
+        at = self._at
+        self._slot.view[at : at + nbytes] = tensor.data
+        messages.put_reference(
+            parts,
+            spec,
+            place=Place.SLOT,
+            segment=self._slot.segment_id,
+            slot=self._slot.number,
+            offset=self._slot.offset + at,
+            nbytes=nbytes,
+        )
+        self._at = at + aligned(nbytes)
+
+
+def most_segments() -> int:
+    """How many segments one worker may have: a quarter of the descriptors that this process may."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft // 4
+
+
+def room_for(tensor: Tensor) -> int:
+    """Bytes of our arena that *tensor* takes on its way."""
+    return aligned(tensor.nbytes) if tensor.nbytes > INLINE_BYTES and tensor.home is None else 0
+
+
+class WorkerMemory:
+    """Both sides of it. Closed when the worker is gone."""
+
+    def __init__(self, start: ModelStart, on_news: Callable[[], None]) -> None:
+        """*on_news* is called when `frames` has something to say that nobody is about to send."""
+        self._on_news = on_news
+        self._instance = start.instance
+        self._arena = Arena(lambda nbytes: Segment.create(nbytes, prefix=start.shm_prefix), ring_bytes=start.ring_bytes)
+        self._outputs: dict[int, Segment] = {}
+        self._unmapped: dict[int, tuple[int, int]] = {}
+        """Descriptors and sizes of segments that there was no room for in our address space when they came."""
+        self._leases: dict[int, weakref.ref[np.ndarray[Any, Any]]] = {}
+        self._released: list[int] = []
+        self._given: dict[int, Tensor] = {}
+        self._lent: dict[weakref.ref[Lendable], int] = {}
+        """Segments of other workers and of clients that this one has mapped."""
+        self._newly_lent: list[tuple[int, Lendable]] = []
+        self._no_longer_lent: list[int] = []
+        self._next_slot = _FIRST_LENT_SLOT
+        self._next_segment = _FIRST_LENT_SEGMENT
+        self._is_closed = False
+        self.is_touched = False
+        """Whether anything was put here or attached since it was known to be empty: a glance for every request."""
+
+    @property
+    def is_used(self) -> bool:
+        """Whether either side has anything that `trim` might give back: reserved memory, or slots not yet released."""
+        return bool(self._outputs or self._unmapped) or self._arena.is_reserved or bool(self._given)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Shared memory that our arena holds at this moment."""
+        return self._arena.reserved_bytes
+
+    @property
+    def live_slots(self) -> int:
+        """What the worker holds of ours and of other workers', and we of the worker's."""
+        lent = sum(slot >= _FIRST_LENT_SLOT for slot in self._given)
+        return self._arena.live_slots + lent + len(self._leases)
+
+    @property
+    def worker_bytes(self) -> int:
+        """Shared memory that the worker's arena holds, as far as we were told."""
+        return sum(segment.nbytes for segment in self._outputs.values())
+
+    # ------------------------------------------------------------------------------------------ to the worker
+
+    def place(self, nbytes: int) -> Any:
+        """A slot of our arena, until `release`. Raises InferenceError when the machine has no memory left."""
+        self.is_touched = True
+        return self._arena.place(nbytes)
+
+    def lend(self, segment: Lendable, tensor: Tensor) -> tuple[int, int]:
+        """(segment, slot) by which the worker knows *tensor*, which lies in *segment*, of another worker or of a client."""
+        number = self.introduce(segment)
+        slot = self._next_slot
+        self._next_slot += 1
+        self._given[slot] = tensor
+        return number, slot
+
+    def introduce(self, segment: Lendable) -> int:
+        """The number by which the worker knows *segment*, for as long as somebody holds it."""
+        self.is_touched = True
+        key = weakref.ref(segment, self._on_segment_gone)
+        number = self._lent.get(key)
+        if number is None:
+            number = self._lent[key] = self._next_segment
+            self._next_segment += 1
+            self._newly_lent.append((number, segment))
+        return number
+
+    def give(self, slot: int, tensor: Tensor) -> None:
+        """Remember what lies in *slot* of our arena, for a worker that will name it."""
+        self._given[slot] = tensor
+
+    def given(self, slot: int) -> Tensor:
+        """Raises InferenceError for what the worker has released already."""
+        tensor = self._given.get(slot)
+        if tensor is None:
+            raise InferenceError(ErrorCode.INTERNAL, "a tensor was used after its memory had been given back")
+        return tensor
+
+    def release(self, slots: tuple[int, ...] | list[int]) -> None:
+        for slot in slots:
+            self._given.pop(slot, None)
+            if slot < _FIRST_LENT_SLOT:
+                self._arena.release(slot)
+
+    def _on_segment_gone(self, key: weakref.ref[Lendable]) -> None:
+        number = self._lent.pop(key, None)
+        if number is not None and not self._is_closed:
+            self._no_longer_lent.append(number)
+            self._on_news()  # the worker's mapping alone would keep the pages
+
+    # ------------------------------------------------------------------------------------------ from the worker
+
+    def attach(self, segment_id: int, fd: int, nbytes: int) -> None:
+        """Map a segment of the worker's, whose descriptor is ours from now on. Raises ProtocolError for what none may have.
+
+        Where our memory is not enough it is mapped when something in it is wanted: that is no fault of the worker's.
+        """
+        self.is_touched = True
+        known = len(self._outputs) + len(self._unmapped)
+        if segment_id in self._outputs or segment_id in self._unmapped or known >= most_segments():
+            os.close(fd)
+            raise ProtocolError(f"segment {segment_id} came beside {known} others: known already, or too many")
+        self._unmapped[segment_id] = fd, nbytes
+        try:
+            self._map(segment_id)
+        except InferenceError as error:
+            logger.error("%s", error.message)
+
+    def _map(self, segment_id: int) -> Segment:
+        """Raises InferenceError(UNAVAILABLE) where there is no room, and ProtocolError for what is no safe segment."""
+        fd, nbytes = self._unmapped[segment_id]
+        try:
+            segment = Segment.attach(os.dup(fd), nbytes)
+        except OSError as error:
+            raise InferenceError(
+                ErrorCode.UNAVAILABLE,
+                f"the server cannot map {nbytes} bytes of shared memory in which instance '{self._instance}' has its outputs: "
+                f"{error.strerror}",
+            ) from error
+        del self._unmapped[segment_id]
+        os.close(fd)
+        self._outputs[segment_id] = segment
+        return segment
+
+    def drop(self, segment_id: int) -> None:
+        unmapped = self._unmapped.pop(segment_id, None)
+        if unmapped is None:
+            del self._outputs[segment_id]
+        else:
+            os.close(unmapped[0])
+
+    def read(self, ref: TensorRef) -> tuple[memoryview, tuple[Segment, int]]:
+        """The bytes of *ref*, and where they lie. The worker's slot is released when the last view of them is garbage.
+
+        Raises InferenceError where there is no room for them in our address space.
+        """
+        segment = self._outputs.get(ref.segment) or self._map(ref.segment)
+        # The array, not the view, is what every slice keeps alive: it is the exporter of the buffer.
+        lease = np.frombuffer(segment.view, np.uint8, ref.nbytes, ref.offset)
+        slot = ref.slot
+
+        def give_back(_: object) -> None:
+            if self._leases.pop(slot, None) is not None and not self._is_closed:
+                self._released.append(slot)
+                self._on_news()
+
+        self._leases[slot] = weakref.ref(lease, give_back)
+        # An ndarray has the buffer protocol, its stubs before 2.1 not.
+        return memoryview(lease), (segment, ref.offset)  # type: ignore[arg-type]
+
+    def refuse(self, refs: Iterable[TensorRef]) -> None:
+        """Give back those of the worker's slots among *refs* that nobody has read: the message was refused half-way."""
+        for ref in refs:
+            if ref.place == Place.SLOT and ref.slot not in self._leases and ref.slot not in self._released:
+                self._released.append(ref.slot)
+                self._on_news()
+
+    # ------------------------------------------------------------------------------------------ both
+
+    def frames(self, worker: WorkerProcess) -> list[bytes]:
+        """What the worker must be told before anything else: new segments, dropped ones, released slots."""
+        frames = arena_frames(self._arena, worker.send_descriptor)
+        if self._newly_lent:
+            for number, segment in self._newly_lent:
+                worker.send_descriptor(segment.fd)
+                is_region = isinstance(segment, ClientSegment)
+                frames.append(messages.segment_frame(number, segment.nbytes, is_region=is_region))
+            self._newly_lent.clear()
+        if self._no_longer_lent:
+            frames += [messages.drop_frame(number) for number in self._no_longer_lent]
+            self._no_longer_lent.clear()
+        if self._released:
+            frames.append(messages.release_frame(self._released))
+            self._released.clear()
+        return frames
+
+    def trim(self) -> None:
+        self._arena.trim()
+        self.is_touched = self.is_used
+
+    def close(self) -> None:
+        """The worker is gone. Views of its memory stay valid; nobody is told of their release."""
+        self._is_closed = True
+        self._arena.close()
+        self._outputs.clear()
+        for fd, _ in self._unmapped.values():
+            os.close(fd)
+        self._unmapped.clear()
+        self._given.clear()
+        self._lent.clear()
+        self._newly_lent.clear()

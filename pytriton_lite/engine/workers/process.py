@@ -1,0 +1,527 @@
+"""One process of a model as the engine holds it: channel, descriptors, control page, stdio, and the process's end.
+
+WorkerProcess   serves; `launch` returns when it said READY, so there is no half-started object. From then on
+                `on_frame` is called for what it sends and `on_gone` exactly once, after the last frame, when the
+                process has ended
+run_task        a process that does one thing, says COMPLETED, and is thrown away
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.engine.line_pipe import LinePipe
+from pytriton_lite.engine.workers.fork_server import Spawner, WorkerExit
+from pytriton_lite.engine.workers.settings import WorkerSettings
+from pytriton_lite.ipc import messages
+from pytriton_lite.ipc.channel import (
+    RECEIVE_BYTES,
+    FrameReader,
+    ProtocolError,
+    frame,
+    receive_descriptor,
+    send_descriptor,
+)
+from pytriton_lite.ipc.line_mark import LineMark
+from pytriton_lite.ipc.messages import BOTTOM_OF_STACKS, STACKS_SIGNAL, Kind, Task
+from pytriton_lite.ipc.segment import Segment, words_of
+from pytriton_lite.ipc.start import ModelStart
+
+logger = logging.getLogger("pytriton_lite.model")
+
+Result = TypeVar("Result")
+
+_SOCKET_BUFFER_BYTES = 1 << 20
+"""Room for a burst of coalesced requests, so that the loop seldom has to wait for the worker to read."""
+
+_SLOW_START_S = 60
+"""After so long somebody wonders what the server is doing: it listens only when its models are loaded."""
+
+_STACKS_S = 0.5
+"""How long stacks may take to come. They are written in a millisecond, by a machine that is not overloaded."""
+
+_EXIT_GRACE_S = 0.5
+"""How long a process whose channel has ended may take to end itself before it is killed."""
+
+
+class _Goal(NamedTuple):
+    """What a process does after START: the frame that says that it is done, and two ways to name what it then has done."""
+
+    answer: Kind
+    verb: str
+    clause: str
+
+
+_GOALS = {
+    Task.SERVE: _Goal(Kind.READY, "initialize the model", "the model was ready"),
+    Task.AUTO_COMPLETE: _Goal(Kind.COMPLETED, "return from auto_complete_config", "auto_complete_config returned"),
+}
+
+
+class _Process:
+    """What both kinds have in common. Whoever makes one calls `_spawn`, then `_reach_goal`, and owns its *stack*."""
+
+    def __init__(self, start: ModelStart, workers: WorkerSettings, spawner: Spawner, stack: ExitStack) -> None:
+        self.start = start
+        self._workers = workers
+        self._goal = _GOALS[start.task]
+        self.pid = 0
+        self._spawner = spawner
+        self._stack = stack
+        self._loop = asyncio.get_running_loop()
+        self._reader = FrameReader()
+        self._unsent = bytearray()
+        self._on_frame: Callable[[int, memoryview], None] = self._expect_hello
+        self._on_early: Callable[[int, memoryview], None] | None = None
+        """Takes what a model asks before it is ready."""
+        self._hello: asyncio.Future[None] = self._loop.create_future()
+        self._answer: asyncio.Future[bytes] = self._loop.create_future()
+        """The body of the frame that says so."""
+        self._exited: asyncio.Future[WorkerExit] | None = None
+        self._shown: asyncio.Future[None] | None = None
+        """Done when the last line of the process's stacks has come."""
+        self._is_reading = False
+        self._has_ended = False
+        # Each end of a pair is closed by the stack, ours when the process has gone, the worker's when it has been forked.
+        self._channel, self._their_channel = self._socket_pair()
+        self._descriptors, self._their_descriptors = self._socket_pair()
+        self._descriptors.setblocking(False)
+        self._unsent_descriptors: deque[int] = deque()
+        """Copies of descriptors for which the socket has no room: it holds some hundreds."""
+        self._control_segment = Segment.create(messages.CONTROL_BYTES, prefix=start.shm_prefix, may_shrink=True)
+        stack.callback(self._control_segment.close)
+        self._control = words_of(self._control_segment)
+        self._control[messages.CONTROL_LINE_MARK] = number = secrets.randbits(64)
+        self._line_mark = LineMark(number)
+        workers.log_levels.enter(self, self._control)
+        stack.callback(workers.log_levels.leave, self)
+
+    def send(self, data: bytes) -> None:
+        """Send frames, in order, without waiting."""
+        if self._has_ended:
+            return
+        if self._unsent:
+            self._unsent += data
+            return
+        try:
+            sent = self._channel.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            return  # gone; its end is reported by the fork server
+        if sent < len(data):
+            self._unsent += memoryview(data)[sent:]
+            self._loop.add_writer(self._channel.fileno(), self._send_rest)
+
+    def send_cancel(self, batch: int, index: int) -> None:
+        """Tell a model, which may be asking at this moment, that nobody waits for a request any more."""
+        if not self._has_ended:
+            self.send(messages.cancel_frame(batch, index))
+            # After the frame: who sees the number looks for it.
+            self._control[messages.CONTROL_CANCELS] += 1
+
+    def send_descriptor(self, fd: int) -> None:
+        """Send *fd*, in order, without waiting; the worker waits for what is announced to it."""
+        if self._has_ended:
+            return
+        try:
+            if not self._unsent_descriptors and self._can_send_descriptor(fd):
+                return
+            self._unsent_descriptors.append(os.dup(fd))
+        except OSError as error:
+            self._lose_descriptor(error)
+            return
+        self._loop.add_writer(self._descriptors.fileno(), self._send_descriptors)
+
+    def _can_send_descriptor(self, fd: int) -> bool:
+        try:
+            send_descriptor(self._descriptors, fd)
+        except (BlockingIOError, InterruptedError):
+            return False
+        return True
+
+    def _send_descriptors(self) -> None:
+        try:
+            while self._unsent_descriptors and self._can_send_descriptor(self._unsent_descriptors[0]):
+                os.close(self._unsent_descriptors.popleft())
+        except OSError as error:
+            self._lose_descriptor(error)
+            return
+        if not self._unsent_descriptors:
+            self._loop.remove_writer(self._descriptors.fileno())
+
+    def _lose_descriptor(self, error: OSError) -> None:
+        """One cannot be sent. A worker that lives would take the next one for it, or wait for ever."""
+        self._drop_descriptors()
+        if not isinstance(error, ConnectionError):  # gone; its end is reported by the fork server
+            logger.error("a segment cannot be passed to the worker, killing it: %s", error, extra=self.start.log_fields)
+            self.kill()
+
+    def _drop_descriptors(self) -> None:
+        if self._unsent_descriptors:
+            self._loop.remove_writer(self._descriptors.fileno())
+        while self._unsent_descriptors:
+            os.close(self._unsent_descriptors.popleft())
+
+    async def show_stacks(self) -> None:
+        """Have the stacks of the process's threads written to the log, as what it writes to stderr. Waits for them, a moment.
+
+        It takes no part of the interpreter's; but a process that is stopped does nothing at all.
+        """
+        if self._has_ended:
+            return
+        if _is_stopped(self.pid):
+            logger.warning(
+                "the process (pid %d) is stopped, by SIGSTOP or a debugger: its stacks cannot be had",
+                self.pid,
+                extra=self.start.log_fields,
+            )
+            return
+        shown = self._shown = self._loop.create_future()
+        try:
+            self._spawner.signal(self.pid, STACKS_SIGNAL)
+            await asyncio.wait_for(shown, _STACKS_S)
+        except asyncio.TimeoutError:
+            logger.warning("that may be all: no more came within %g s", _STACKS_S, extra=self.start.log_fields)
+        finally:
+            self._shown = None
+
+    def receive_descriptor(self) -> int:
+        return receive_descriptor(self._descriptors)
+
+    def kill(self) -> None:
+        """End the process now; its exit follows."""
+        self._spawner.kill(self.pid)
+
+    # ------------------------------------------------------------------------------------------ starting
+
+    def _socket_pair(self) -> tuple[socket.socket, socket.socket]:
+        ours, theirs = socket.socketpair()
+        self._stack.callback(ours.close)
+        self._stack.callback(theirs.close)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+        return ours, theirs
+
+    async def _spawn(self) -> None:
+        with ExitStack() as given:  # what the worker has for itself once it was forked
+            given.callback(self._their_channel.close)
+            given.callback(self._their_descriptors.close)
+            theirs = [self._their_channel.fileno(), self._their_descriptors.fileno(), self._control_segment.fd]
+            for stream, level in (("stdout", logging.INFO), ("stderr", logging.WARNING)):
+                theirs.append(self._pipe(stream, level))
+                given.callback(os.close, theirs[-1])  # at once: there may be no descriptors for the next pipe
+            self.pid, exited = await self._within(
+                self._spawner.spawn(theirs), self._workers.hello_timeout_s, "start its interpreter"
+            )
+        self._channel.setblocking(False)
+        self._start_reading()
+        self._exited = exited
+        exited.add_done_callback(self._on_exit)
+
+    def _pipe(self, stream: str, level: int) -> int:
+        """The writing end of a pipe whose lines go to the log at *level*, as what the model wrote to *stream*."""
+        read_fd, write_fd = os.pipe()
+        fields = {**self.start.log_fields, "user_file": stream}
+
+        def emit(line: str) -> None:
+            text, request_id = self._line_mark.take(line)
+            extra = {**fields, "request_id": request_id} if request_id else fields
+            logger.log(level, "%s", text, extra=extra)
+            if self._shown is not None and not self._shown.done() and BOTTOM_OF_STACKS.search(text):
+                self._shown.set_result(None)
+
+        self._stack.callback(LinePipe(read_fd, emit).close)
+        return write_fd
+
+    async def _reach_goal(self) -> bytes:
+        """Say START and wait for the answer; its body. The process is killed where it does not come."""
+        try:
+            await self._within(self._hello, self._workers.hello_timeout_s, "say that its process is up")
+            self.send(self.start.frame())
+            slow = asyncio.get_running_loop().call_later(_SLOW_START_S, self._tell_slow_start)
+            try:
+                return await self._within(self._answer, self._workers.ready_timeout_s, self._goal.verb)
+            finally:
+                slow.cancel()
+        except BaseException:
+            self.kill()
+            self._end()
+            raise
+
+    def _tell_slow_start(self) -> None:
+        logger.info(
+            "still waiting, after %d s, for this instance to %s; it is killed after %g s "
+            "(--backend-config=python,ready-timeout-seconds)",
+            _SLOW_START_S,
+            self._goal.verb,
+            self._workers.ready_timeout_s,
+            extra=self.start.log_fields,
+        )
+
+    async def _within(self, condition: Awaitable[Result], timeout_s: float, what: str) -> Result:
+        try:
+            return await asyncio.wait_for(condition, timeout_s)
+        except asyncio.TimeoutError:
+            raise InferenceError(
+                ErrorCode.INTERNAL,
+                f"Stub process '{self.start.instance}' is not healthy: it did not {what} within {timeout_s:g} s.",
+            ) from None
+
+    def _expect_hello(self, kind: int, body: memoryview) -> None:
+        if kind != Kind.HELLO:
+            raise ProtocolError(f"frame of kind {kind} before HELLO")
+        messages.read_hello(body)
+        self._on_frame = self._expect_answer
+        if not self._hello.done():
+            self._hello.set_result(None)
+
+    def _expect_answer(self, kind: int, body: memoryview) -> None:
+        if kind == Kind.LOG:
+            self.log(body)
+        elif kind == Kind.FAILED:
+            code, text = messages.read_failed(body)
+            self._fail_start(InferenceError(code, text))
+        elif kind == self._goal.answer:
+            if not self._answer.done():
+                self._answer.set_result(bytes(body))
+        elif self._on_early is not None:
+            self._on_early(kind, body)
+
+    def _fail_start(self, error: InferenceError) -> None:
+        if not self._hello.done():
+            self._hello.set_exception(error)
+            self._hello.exception()  # seen: only one of the two is awaited
+        if not self._answer.done():
+            self._answer.set_exception(error)
+            self._answer.exception()
+
+    # ------------------------------------------------------------------------------------------ running
+
+    def log(self, body: memoryview) -> None:
+        """A line from pb_utils.Logger into the server's log, with the caller's file and line."""
+        line = messages.read_log(body)
+        fields = {**self.start.log_fields, "user_file": line.filename, "user_line": line.line}
+        if line.request_id:
+            fields["request_id"] = line.request_id
+        logger.log(_LOG_LEVELS[line.level], "%s", line.text, extra=fields)
+
+    def _start_reading(self) -> None:
+        self._loop.add_reader(self._channel.fileno(), self._read)
+        self._is_reading = True
+
+    def _stop_reading(self) -> None:
+        if self._is_reading:
+            self._is_reading = False
+            self._loop.remove_reader(self._channel.fileno())
+            self._loop.remove_writer(self._channel.fileno())
+
+    def read_now(self) -> None:
+        """Take what has come, without waiting for the loop's turn."""
+        if self._is_reading:
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            data = self._channel.recv(RECEIVE_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._take(data)
+            return
+        # End-of-file: the process is ending. One that only closed its channel is of no use either.
+        self._stop_reading()
+        self._loop.call_later(_EXIT_GRACE_S, self.kill)
+
+    def _take(self, data: bytes) -> None:
+        try:
+            for kind, body in self._reader.feed(data):
+                self._on_frame(kind, body)
+        except Exception as error:
+            # Whatever it is, this worker's requests must end: they do when it dies. A ProtocolError is its own doing.
+            trace = None if isinstance(error, ProtocolError) else error
+            logger.error(
+                "garbage on the channel, killing the worker: %s", error, extra=self.start.log_fields, exc_info=trace
+            )
+            self._stop_reading()
+            self._fail_start(InferenceError(ErrorCode.INTERNAL, f"{self._not_healthy()} {error}"))
+            self.kill()
+
+    def _send_rest(self) -> None:
+        try:
+            sent = self._channel.send(self._unsent)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self._loop.remove_writer(self._channel.fileno())
+            return
+        del self._unsent[:sent]
+        if not self._unsent:
+            self._loop.remove_writer(self._channel.fileno())
+
+    # ------------------------------------------------------------------------------------------ ending
+
+    def _on_exit(self, exited: asyncio.Future[WorkerExit]) -> None:
+        """The process has ended. What it had sent before is answered for first."""
+        while self._is_reading:
+            try:
+                data = self._channel.recv(RECEIVE_BYTES)
+            except OSError:
+                break
+            if not data:
+                break
+            self._take(data)
+        if not self._reader.is_between_frames:
+            logger.warning("the worker ended in the middle of a message", extra=self.start.log_fields)
+        self._end()
+        text = f"{self._not_healthy()} It {exited.result()} before {self._goal.clause}."
+        self._fail_start(InferenceError(ErrorCode.INTERNAL, text))
+
+    def _not_healthy(self) -> str:
+        return f"Stub process '{self.start.instance}' is not healthy."
+
+    def _end(self) -> None:
+        self._has_ended = True
+        self._stop_reading()
+        self._unsent.clear()
+        self._drop_descriptors()
+
+    def _release(self) -> None:
+        """Break the cycle through the callback, which would keep the control page mapped until a collection."""
+        self._on_frame = _ignore
+        self._control.release()
+
+    async def _wait_exit(self, timeout_s: float | None, overdue: str) -> bool:
+        """Wait for the end; kill the process, with *overdue* in the log, when *timeout_s* has passed.
+
+        Whether it ended by itself.
+        """
+        assert self._exited is not None, "the process was spawned"
+        try:
+            await asyncio.wait_for(asyncio.shield(self._exited), timeout_s)
+            return True
+        except asyncio.TimeoutError:
+            logger.warning("%s", overdue, extra=self.start.log_fields)
+            self.kill()
+            await asyncio.shield(self._exited)
+            return False
+
+
+class WorkerProcess(_Process):
+    """A worker that is ready, or was."""
+
+    def __init__(self, start: ModelStart, workers: WorkerSettings, spawner: Spawner, stack: ExitStack) -> None:
+        super().__init__(start, workers, spawner, stack)
+        self.has_is_ready = False
+        """Whether the model wants to be asked for its readiness."""
+        self._on_gone: Callable[[WorkerExit], None] | None = None
+
+    @classmethod
+    async def launch(
+        cls,
+        start: ModelStart,
+        workers: WorkerSettings,
+        spawner: Spawner,
+        *,
+        on_frame: Callable[[WorkerProcess, int, memoryview], None],
+        on_gone: Callable[[WorkerProcess, WorkerExit], None],
+    ) -> WorkerProcess:
+        """Start a worker and wait until its model is initialized.
+
+        Raises InferenceError with the model's own failure, ``Stub process '<instance>' is not healthy.`` when the process
+        died first, or a text that names the deadline that passed. Nothing is left behind then.
+        """
+        with ExitStack() as stack:
+            worker = cls(start, workers, spawner, stack)
+            worker._on_early = lambda kind, body: on_frame(worker, kind, body)
+            await worker._spawn()
+            worker.has_is_ready = messages.read_ready(await worker._reach_goal())
+            worker._stack = stack.pop_all()
+        worker._on_frame = lambda kind, body: on_frame(worker, kind, body)
+        worker._on_gone = lambda how: on_gone(worker, how)
+        if worker._has_ended:
+            worker._loop.call_soon(worker._report_gone)
+        return worker
+
+    @property
+    def started_batch(self) -> int:
+        """Number of the batch whose execution began last; readable after death, too."""
+        return self._control[messages.CONTROL_STARTED]
+
+    @property
+    def started(self) -> tuple[int, int]:
+        """That number, and when that execution began (CLOCK_MONOTONIC ns)."""
+        return self._control[messages.CONTROL_STARTED], self._control[messages.CONTROL_STARTED_NS]
+
+    @property
+    def waits_for_clients(self) -> bool:
+        """Whether the model says that it waits for a client that does not read."""
+        return self._control[messages.CONTROL_WAITING_SENDS] > 0
+
+    async def stop(self, timeout_s: float | None) -> bool:
+        """Let the model finalize and wait for the end; kill it when *timeout_s* has passed. Whether it ended by itself."""
+        if self._exited is None or self._has_ended:
+            return True
+        self.send(frame(Kind.STOP, []))
+        return await self._wait_exit(timeout_s, "execute or finalize did not end in time, killing the worker")
+
+    def _on_exit(self, exited: asyncio.Future[WorkerExit]) -> None:
+        super()._on_exit(exited)
+        if self._on_gone is not None:
+            self._report_gone()
+
+    def _report_gone(self) -> None:
+        on_gone, self._on_gone = self._on_gone, None
+        assert self._exited is not None
+        if on_gone is not None:
+            on_gone(self._exited.result())
+            self._stack.close()
+            self._release()
+
+
+async def run_task(start: ModelStart, workers: WorkerSettings, spawner: Spawner) -> Any:
+    """Start a process for ``start.task``, wait until it has done it and has ended; what COMPLETED says.
+
+    Raises InferenceError with the failure that it told of, or with how it ended, or with the deadline that passed. Nothing
+    is left behind, whatever happens.
+    """
+    with ExitStack() as stack:
+        try:
+            process = _Process(start, workers, spawner, stack)
+            stack.callback(process._release)
+            stack.callback(process._end)
+            await process._spawn()
+        except OSError as error:  # no descriptors or processes left
+            text = f"the process of '{start.instance}' cannot be started: {error}"
+            raise InferenceError(ErrorCode.INTERNAL, text) from error
+        stack.callback(process.kill)
+        answer = await process._reach_goal()
+        await process._wait_exit(_EXIT_GRACE_S, "the process did not end by itself, killing it")
+        return messages.read_completed(memoryview(answer))
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether the process does nothing until a signal, or a debugger, lets it go on. Linux alone tells."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except (OSError, IndexError):
+        return False
+
+
+def _ignore(kind: int, body: memoryview) -> None:
+    """What a worker that is gone would have to say."""
+
+
+_LOG_LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)

@@ -1,0 +1,217 @@
+"""Tensors between messages and the model: what came in as it is read, what goes out as it is written.
+
+A tensor goes by reference where the engine can find it: as an input of a batch that is open, in memory of another worker, in
+the worker's own arena. What is small lies in the message.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pytriton_lite.core import dtypes
+from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.ipc import messages
+from pytriton_lite.ipc.messages import INLINE_BYTES, Answer, Place, RequestMessage, SpecTable, TensorRef
+from pytriton_lite.ipc.region import MappedRegion
+from pytriton_lite.ipc.start import ModelStart
+from pytriton_lite.ipc.tensor_io import check_room
+from pytriton_lite.worker.api_errors import TritonModelException, error_of
+from pytriton_lite.worker.batches import Batches
+from pytriton_lite.worker.execute import keep_wanted
+from pytriton_lite.worker.memory import Array, InputMemory, OutputMemory
+from pytriton_lite.worker.response import InferenceResponse, Windows
+from pytriton_lite.worker.tensor import Tensor
+
+_MOST_SELECTIONS = 1024
+"""So many sets of requested outputs are remembered."""
+
+
+class Placement:
+    """Both sides of a worker's shared memory, and the forms that its tensors have in messages.
+
+    What is written, `put_response` and `put_tensor`, is written by whoever holds the outbox, who then commits or undoes it:
+    nobody but the engine may be told of a slot. Reading is for any thread.
+    """
+
+    def __init__(self, start: ModelStart, descriptors: socket.socket, batches: Batches) -> None:
+        self.specs = SpecTable()
+        self.inputs = InputMemory(descriptors)
+        self.outputs = OutputMemory(descriptors, prefix=start.shm_prefix, ring_bytes=start.ring_bytes)
+        self._batches = batches
+        self._names = start.outputs
+        self._all_outputs = frozenset(start.outputs)
+        self._state_outputs = frozenset(start.state_outputs)
+        self._reads_views = start.shared_memory_views
+        self._selections: dict[int, frozenset[str]] = {0: self._all_outputs}
+
+    # ------------------------------------------------------------------------------------------ in
+
+    def inputs_of(self, batch: int, index: int, message: RequestMessage) -> list[Tensor]:
+        """The inputs of request *index* of *batch*; each is read when the model looks at it."""
+        return [
+            Tensor._of_request(
+                ref.name,
+                ref.datatype,
+                ref.shape,
+                (Place.INPUT, batch, index << 32 | number),
+                self._reader_of(ref),
+                ref.nbytes,
+            )
+            for number, ref in enumerate(message.inputs)
+        ]
+
+    def skip(self, requests: list[RequestMessage]) -> None:
+        """Give back the memory of inputs that nobody is going to look at."""
+        # Held and let go, all together: a slot is given back once, however many inputs lie in it.
+        held = [self.inputs.hold(ref) for message in requests for ref in message.inputs if ref.place != Place.INLINE]
+        held.clear()
+
+    def response_of(self, answer: Answer) -> InferenceResponse:
+        """What another model has answered to a call."""
+        if answer.error is not None:
+            return InferenceResponse(error=error_of(*answer.error))
+        response = InferenceResponse([self._given_tensor(ref) for ref in answer.outputs])
+        response._parameters = answer.parameters_json
+        return response
+
+    def _given_tensor(self, ref: TensorRef) -> Tensor:
+        origin = None if ref.place == Place.INLINE else (Place.GIVEN, ref.slot, 0)
+        return Tensor._of_request(ref.name, ref.datatype, ref.shape, origin, self._reader_of(ref), ref.nbytes)
+
+    def windows_of(self, message: RequestMessage) -> Windows | None:
+        """Where outputs of the request go in memory of the client; None where all of them are answered."""
+        if not message.windows:
+            return None
+        names = self._names
+        return {names[output]: (segment, offset, nbytes) for output, segment, offset, nbytes in message.windows}
+
+    def selection(self, mask: int) -> frozenset[str]:
+        """The names of the outputs whose bits *mask* has; all of them for 0."""
+        selection = self._selections.get(mask)
+        if selection is None:
+            selection = frozenset(name for bit, name in enumerate(self._names) if mask >> bit & 1)
+            if len(self._selections) < _MOST_SELECTIONS:
+                self._selections[mask] = selection
+        return selection
+
+    def _reader_of(self, ref: TensorRef) -> Callable[[], Any]:
+        if ref.place == Place.INLINE:
+            return partial(bytearray, ref.inline)
+        lease = self.inputs.hold(ref)
+        if ref.place == Place.SLOT:
+            return partial(_slice, lease, ref.offset, ref.nbytes)
+        read = _slice_of_others if self._reads_views else _copy
+        if ref.place == Place.REGION:
+            return partial(_checked, self.inputs.region(ref.segment), read, lease, ref.offset, ref.nbytes)
+        return partial(read, lease, ref.offset, ref.nbytes)
+
+    # ------------------------------------------------------------------------------------------ out
+
+    def put_response(
+        self, parts: list[bytes], requested: frozenset[str], windows: Windows | None, response: InferenceResponse
+    ) -> None:
+        """Append *response*; outputs that nobody asked for are taken out of the object itself (model API, 2.4)."""
+        error = response._error
+        if error is not None:
+            messages.put_error(parts, error._code, error._message)
+            return
+        wanted = requested & self._all_outputs
+        if self._state_outputs:
+            wanted |= self._state_outputs
+        outputs = keep_wanted(response, wanted)
+        if windows is not None:
+            self._put_windowed(parts, outputs, windows, response)
+            return
+        messages.put_answer(parts, outputs=len(outputs), parameters_json=response._parameters)
+        for tensor in outputs:
+            self.put_tensor(parts, tensor)
+
+    def _put_windowed(
+        self, parts: list[bytes], outputs: list[Tensor], windows: Windows, response: InferenceResponse
+    ) -> None:
+        """Append a response of which outputs go into the client's memory, or the error where one does not fit there.
+
+        An input that is returned as it came is still to be found with the engine alone, perhaps in memory where another
+        output is to go. So the engine puts all of them there, where there is such a one among them.
+        """
+        here = {} if any(tensor._read is not None for tensor in outputs) else windows
+        tensors: list[bytes] = []
+        placed = len(self.outputs.uncommitted)
+        try:
+            pieces = [(tensor, tensor._buffer() if tensor._name in here else None) for tensor in outputs]
+            for tensor, data in pieces:
+                if data is not None:
+                    check_room(tensor._name, len(data), here[tensor._name][2])
+            for tensor, data in pieces:
+                if data is None:
+                    self.put_tensor(tensors, tensor)
+                else:
+                    self._put_into_window(tensors, tensor, data, *here[tensor._name][:2])
+        except InferenceError as error:
+            self.outputs.undo(placed)
+            messages.put_error(parts, error.code, error.message)
+            return
+        messages.put_answer(parts, outputs=len(outputs), parameters_json=response._parameters)
+        parts += tensors
+
+    def _put_into_window(self, parts: list[bytes], tensor: Tensor, data: memoryview, segment: int, offset: int) -> None:
+        nbytes = len(data)
+        if nbytes:
+            self.inputs.window(segment, offset, nbytes)[:] = np.frombuffer(data, np.uint8)
+        spec = self.specs.encode(tensor._name, tensor._datatype, tensor._shape)
+        messages.put_reference(parts, spec, place=Place.REGION, nbytes=nbytes)
+
+    def put_tensor(self, parts: list[bytes], tensor: Tensor) -> None:
+        """Append *tensor*: by reference what came from the engine, inline what is small, else a copy in the arena."""
+        spec = self.specs.encode(tensor._name, tensor._datatype, tensor._shape)
+        origin = tensor._origin
+        if origin is not None and (origin[0] == Place.GIVEN or self._batches.is_open(origin[1])):
+            place, slot, offset = origin
+            messages.put_reference(parts, spec, place=Place(place), slot=slot, offset=offset, nbytes=0)
+            return
+        if tensor._read is not None:
+            # Afresh: what the model wrote into its array is its own affair.
+            self._put_bytes(parts, spec, tensor._read())
+            return
+        if tensor._datatype is dtypes.BYTES or tensor._array is None or tensor._storage is not None:
+            self._put_bytes(parts, spec, tensor._buffer())  # BYTES, or memory of a DLPack producer
+            return
+        array = tensor._array
+        if array.nbytes <= INLINE_BYTES:
+            messages.put_inline(parts, spec, array.tobytes())
+        else:
+            self.outputs.put(parts, spec, array)
+
+    def _put_bytes(self, parts: list[bytes], spec: bytes, data: Any) -> None:
+        if len(data) <= INLINE_BYTES:
+            messages.put_inline(parts, spec, bytes(data))
+        else:
+            self.outputs.put_bytes(parts, spec, data)
+
+
+def _slice(lease: Array, offset: int, nbytes: int) -> Array:
+    return lease[offset : offset + nbytes]
+
+
+def _slice_of_others(lease: Array, offset: int, nbytes: int) -> Array:
+    view = lease[offset : offset + nbytes]
+    view.flags.writeable = False
+    return view
+
+
+def _copy(lease: Array, offset: int, nbytes: int) -> bytearray:
+    return bytearray(lease[offset : offset + nbytes])
+
+
+def _checked(region: MappedRegion, read: Callable[..., Any], lease: Array, offset: int, nbytes: int) -> Any:
+    """*read*, where the client still has what is to be read."""
+    try:
+        region.check(offset, nbytes)
+    except InferenceError as error:
+        raise TritonModelException(error.message) from None
+    return read(lease, offset, nbytes)
