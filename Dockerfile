@@ -1,10 +1,11 @@
 # pytriton-lite, built from this checkout as a wheel. Models are mounted at /models:
 #
-#   docker build -t pytriton-lite .
+#   docker build -t pytriton-lite .                               or with --build-arg PYTHON=3.12
 #   docker run --rm -p 8000-8002:8000-8002 -v "$PWD/model_repository:/models:ro" pytriton-lite
 #
 # Docker's 64 MB of /dev/shm are enough: tensors go through memory files.
-FROM python:3.11-slim AS build
+ARG PYTHON=3.11
+FROM python:${PYTHON}-slim AS build
 WORKDIR /src
 RUN pip install --no-cache-dir build
 COPY pyproject.toml README.md LICENSE ./
@@ -12,12 +13,13 @@ COPY pytriton_lite pytriton_lite
 COPY model_api model_api
 RUN python -m build --wheel --outdir /dist
 
-FROM python:3.11-slim
+FROM python:${PYTHON}-slim
 RUN useradd --create-home --uid 1000 triton
 COPY --from=build /dist/*.whl /tmp/
 # The extra brings what the models of model_repository/ import; leave it out for models that need none of it.
 RUN pip install --no-cache-dir "$(ls /tmp/*.whl)[examples]" && rm /tmp/*.whl
-USER triton
+# By number: a cluster that wants containers to run as no root looks at that alone.
+USER 1000
 WORKDIR /home/triton
 EXPOSE 8000 8001 8002
 STOPSIGNAL SIGTERM

@@ -10,7 +10,7 @@ TEST_PROCESSES ?= 4
 LOWEST        := $(VENV)-lowest
 LOWEST_PYTHON ?= $(if $(shell python3.10 -c 'print(1)' 2>/dev/null),python3.10,$(PYTHON))
 # Extras whose lower bounds count, and of `dev` what has to fit the others.
-LOWEST_BOUNDS := examples redis otel s3 https dev:grpcio-tools
+LOWEST_BOUNDS := examples grpcio redis otel s3 https dev:grpcio-tools
 
 # PyTorch, JAX and ONNX Runtime take 2 GB, so they have an environment of their own.
 FRAMEWORKS  := $(VENV)-frameworks
@@ -20,35 +20,47 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Examples that need it.
 FRAMEWORK_EXAMPLES := jax_add_sub pytorch_add_sub
 EXAMPLE_VENV       := $(if $(filter $(NAME),$(FRAMEWORK_EXAMPLES)),$(FRAMEWORKS),$(VENV))
+EXAMPLE_STAMP      := $(if $(filter $(NAME),$(FRAMEWORK_EXAMPLES)),$(FRAMEWORKS)/.installed,$(VENV)/.serving)
 
-.PHONY: serve example test test-lowest test-frameworks fuzz fuzz-decoders torture siege check format protos bench clean
+.PHONY: serve example test test-lowest test-frameworks fuzz fuzz-decoders torture siege check format protos bench wheel clean
 
-# The stamp is older than pyproject.toml when dependencies changed.
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+
+# Stamps are older than pyproject.toml when dependencies changed. To serve takes less than to work on it.
+$(VENV)/.serving: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP_INSTALL) --editable '.[examples]'
+	touch $@
+
+# Groups of dependencies are known to pip since 25.1.
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[examples,dev]'
-	touch $@
+	$(BIN)/python $(PIP_INSTALL) 'pip>=25.1'
+	$(BIN)/python $(PIP_INSTALL) --editable '.[examples]' --group dev
+	touch $(VENV)/.serving $@
 
 # What others depend on is left to pip.
 $(LOWEST)/.installed: pyproject.toml tools/lowest_versions.py
 	test -x $(LOWEST)/bin/python || $(LOWEST_PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/python tools/lowest_versions.py $(LOWEST_BOUNDS) > $(LOWEST)/constraints.txt
-	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(LOWEST)/constraints.txt --editable '.[examples,dev]'
+	$(LOWEST)/bin/python $(PIP_INSTALL) 'pip>=25.1'
+	$(LOWEST)/bin/python $(PIP_INSTALL) --constraint $(LOWEST)/constraints.txt --editable '.[examples]' --group dev
 	touch $@
 
 # torch comes first and alone, so that nothing else is looked for in its index; the second step adds what it depends on.
 # Tests skip what cannot be imported: the last step makes sure that nothing is.
 $(FRAMEWORKS)/.installed: pyproject.toml
 	test -x $(FRAMEWORKS)/bin/python || $(PYTHON) -m venv $(FRAMEWORKS)
-	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --index-url $(TORCH_INDEX) '$(TORCH)'
-	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[examples,frameworks]' '$(TORCH)'
+	$(FRAMEWORKS)/bin/python $(PIP_INSTALL) 'pip>=25.1'
+	$(FRAMEWORKS)/bin/python $(PIP_INSTALL) --no-deps --index-url $(TORCH_INDEX) '$(TORCH)'
+	$(FRAMEWORKS)/bin/python $(PIP_INSTALL) --editable '.[examples]' --group frameworks '$(TORCH)'
 	$(FRAMEWORKS)/bin/python -c 'import jax, onnx, onnxruntime, torch'
 	touch $@
 
-serve: $(VENV)/.installed  ## install, then serve model_repository/
+serve: $(VENV)/.serving  ## install, then serve model_repository/
 	$(BIN)/pytriton-lite serve model_repository $(ARGS)
 
-example: $(EXAMPLE_VENV)/.installed  ## server and client of an example: make example NAME=decoupled; without NAME: which there are
+example: $(EXAMPLE_STAMP)  ## server and client of an example: make example NAME=decoupled; without NAME: which there are
 	@$(EXAMPLE_VENV)/bin/python examples/run.py $(NAME)
 
 # Tests wait for processes more than they compute. A file's tests stay together; their ids must not depend on a hash.
@@ -65,7 +77,7 @@ fuzz: $(VENV)/.installed  ## 100,000 bad requests to a real server, in minutes: 
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
 fuzz-decoders: $(VENV)/.installed  ## coverage-guided, a minute for each decoder: make fuzz-decoders ARGS="--seconds 600 --target http2"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
+	$(BIN)/python $(PIP_INSTALL) --group fuzz
 	$(BIN)/python -m tools.decoder_fuzz $(ARGS)
 
 torture: $(VENV)/.installed  ## random faults under load, then an audit, in minutes: make torture ARGS="--seed 1 --minutes 10"
@@ -89,6 +101,11 @@ protos: $(VENV)/.installed  ## regenerate pytriton_lite/proto from protos/
 
 bench: $(VENV)/.installed  ## throughput beside a peer: make bench ARGS="--peer-command '...'"
 	$(BIN)/python benchmarks/compare.py $(ARGS)
+
+wheel: $(VENV)/.installed  ## build dist/ and try the wheel in an environment of its own; with TAG=v1.2.3: only if that is the version
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python tools/try_wheel.py dist $(TAG)
 
 clean:
 	rm -rf $(VENV) $(FRAMEWORKS) $(LOWEST) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

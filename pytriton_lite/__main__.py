@@ -1,8 +1,21 @@
-"""``python -m pytriton_lite`` is the command ``pytriton-lite``."""
+"""The command ``pytriton-lite``, also as ``python -m pytriton_lite``."""
 
 import sys
 
-from pytriton_lite.cli import main
+
+def main() -> int:
+    """Run the command; the exit status."""
+    if sys.platform == "win32":
+        # Before anything is imported: half of it is not there.
+        print(
+            "pytriton-lite runs on Linux and macOS; on Windows, use it in WSL 2 or in a Linux container",
+            file=sys.stderr,
+        )
+        return 1
+    from pytriton_lite.cli import main as run
+
+    return run()
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Coroutine, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -222,6 +223,7 @@ class App:
 
     async def _serve(self, engine: Server) -> int:
         assert self._signal is not None
+        self._check_transport()
         self._check_tls()
         await self._bind()
         accepts_first = self._settings.accept_before_load
@@ -264,6 +266,15 @@ class App:
         return False
 
     # ------------------------------------------------------------------------------------------ start
+
+    def _check_transport(self) -> None:
+        """Look for the package that is to carry gRPC, before models are loaded. Raises StartError where it is not there."""
+        settings = self._settings
+        if settings.allow_grpc and settings.grpc_transport is GrpcTransport.GRPCIO and find_spec("grpc") is None:
+            raise StartError(
+                "--grpc-transport=grpcio needs the package grpcio, which is not installed; install it with: "
+                "pip install 'pytriton-lite[grpcio]'"
+            )
 
     def _check_tls(self) -> None:
         """Read the files of TLS, so that a wrong one is told before models are loaded. Raises StartError."""
@@ -406,7 +417,7 @@ class App:
                 write = self._log.write if access_file is None else access_file.write
                 self._access = AccessLog(write, lambda: self._log.settings.format)
                 stack.callback(self._access.close)
-                engine.tracing.observation.watch(self._access)
+                engine.observation.watch(self._access)
             yield
 
     def _reopen(self, access_file: LineFile | None) -> None:

@@ -429,3 +429,16 @@ def test_help_does_not_wait_for_the_web_frameworks() -> None:
     code = "import sys; from pytriton_lite.cli import main; main(['--version']); print('uvicorn' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_windows_is_refused_before_anything_is_imported_that_it_lacks() -> None:
+    code = (
+        "import sys; sys.platform = 'win32'\n"
+        "sys.modules.update(dict.fromkeys(('fcntl', 'resource', 'termios', 'pwd', 'grp')))\n"
+        "from pytriton_lite.__main__ import main; sys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "serve", "models"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "pytriton-lite runs on Linux and macOS; on Windows, use it in WSL 2 or in a Linux container\n"
+    )

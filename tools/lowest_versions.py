@@ -1,7 +1,7 @@
 """Prints pip constraints that hold every dependency in pyproject.toml at its lower bound: ``make test-lowest`` installs them.
 
-An argument adds the requirements of an extra, ``examples``, or one of them, ``dev:grpcio-tools``. What has no lower bound
-is left to pip, as is what others depend on.
+An argument adds the requirements of an extra or of a group, ``examples``, or one of them, ``dev:grpcio-tools``. What has no
+lower bound is left to pip, as is what others depend on.
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ def constraints(requirements: Iterable[str], only: str = "") -> Iterator[str]:
 
 def lowest(pyproject: str, additions: Iterable[str] = ()) -> list[str]:
     """The constraints for what *pyproject*, the text of the file, requires always, and for *additions*."""
-    project: dict[str, Any] = tomllib.loads(pyproject)["project"]
+    document: dict[str, Any] = tomllib.loads(pyproject)
+    project = document["project"]
+    known = {**document.get("dependency-groups", {}), **project["optional-dependencies"]}
     found = set(constraints(project["dependencies"]))
     for addition in additions:
         extra, _, name = addition.partition(":")
-        of_extra = set(constraints(project["optional-dependencies"][extra], only=name))
-        if not of_extra:
+        added = set(constraints(known[extra], only=name))
+        if not added:
             raise ValueError(f"nothing that {addition!r} names has a lower bound")
-        found |= of_extra
+        found |= added
     return sorted(found)
 
 

@@ -104,8 +104,9 @@ def check_health(server: RunningServer) -> None:
 
 
 def test_the_dockerfile_uses_a_slim_base_an_ordinary_user_and_the_wheel() -> None:
-    assert re.search(r"^FROM python:3\.\d+-slim$", DOCKERFILE, re.MULTILINE)
-    assert re.search(r"^USER triton$", DOCKERFILE, re.MULTILINE)
+    assert re.search(r"^ARG PYTHON=3\.\d+$", DOCKERFILE, re.MULTILINE)
+    assert re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE) == ["python:${PYTHON}-slim"] * 2
+    assert re.search(r"^USER [1-9]\d*$", DOCKERFILE, re.MULTILINE)
     assert "python -m build --wheel" in DOCKERFILE
     assert "/v2/health/ready" in DOCKERFILE
 

@@ -26,6 +26,9 @@ dependencies = [
 [project.optional-dependencies]
 more = ["other>=5", "other-tools>=6"]
 remote = ["this-project[more]"]
+
+[dependency-groups]
+tools = ["tool>=7", "unbounded"]
 """
 
 
@@ -38,6 +41,7 @@ def test_an_extra_and_one_of_its_requirements_can_be_added() -> None:
     always = set(lowest_versions.lowest(PYPROJECT))
     assert set(lowest_versions.lowest(PYPROJECT, ["more"])) - always == {"other==5", "other-tools==6"}
     assert set(lowest_versions.lowest(PYPROJECT, ["more:other"])) - always == {"other==5"}
+    assert set(lowest_versions.lowest(PYPROJECT, ["tools"])) - always == {"tool==7"}
 
 
 @pytest.mark.parametrize("addition", ["more:othe", "remote"])

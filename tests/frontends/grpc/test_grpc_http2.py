@@ -1413,7 +1413,7 @@ class TestUnfinishedRequests:
     def test_request_over_the_budget_is_refused_and_says_when_to_come_again(
         self, engine: FakeServer, peer: Http2Peer, listener: Http2Listener
     ) -> None:
-        engine.counting.receive_budget.limit = 3 << 20
+        engine.receive_budget.limit = 3 << 20
         beginning = struct.pack(">BL", 0, 2 << 20) + bytes(16_000)
         with Http2Peer.connect(listener) as other:
             for one in (other, peer):
@@ -1426,11 +1426,11 @@ class TestUnfinishedRequests:
             trailers = peer.answer(1).trailers
             assert (trailers["grpc-status"], "grpc-status-details-bin" in trailers) == ("14", True)
             assert "bytes of unfinished requests are here" in trailers["grpc-message"]
-            assert engine.counting.receive_budget.taken > 1 << 20
+            assert engine.receive_budget.taken > 1 << 20
             other.send(reset(1))
             other.request(5, b"", LIVE)
             other.answer(5)
-        assert engine.counting.receive_budget.taken == 0
+        assert engine.receive_budget.taken == 0
 
     def test_budget_is_given_back_when_the_request_is_handed_on(self, engine: FakeServer, peer: Http2Peer) -> None:
         body = prefixed(infer_message("waiting", size=300_000))
@@ -1440,7 +1440,7 @@ class TestUnfinishedRequests:
         assert engine.entered.wait(10)
         peer.request(3, b"", LIVE)
         peer.answer(3)
-        assert engine.counting.receive_budget.taken == 0
+        assert engine.receive_budget.taken == 0
         peer.send(reset(1))
         assert engine.cancelled.wait(10)
 
@@ -1696,7 +1696,7 @@ class TestCompression:
             trailers = peer.answer(1).trailers
             assert trailers["grpc-status"] == status
             assert "may be 100 times as large as what was sent" in trailers["grpc-message"]
-        assert engine.counting.receive_budget.taken == 0
+        assert engine.receive_budget.taken == 0
 
     @staticmethod
     def send_compressed(peer: Http2Peer, body: bytes) -> None:
@@ -1707,12 +1707,12 @@ class TestCompression:
         peer.send(frame(DATA, END_STREAM, 1))
 
     def test_what_is_decompressed_counts_among_unfinished_requests(self, engine: FakeServer, peer: Http2Peer) -> None:
-        engine.counting.receive_budget.limit = 6 << 20
+        engine.receive_budget.limit = 6 << 20
         self.send_compressed(peer, gzip.compress(infer_message(size=12 << 20)))
         trailers = peer.answer(1).trailers
         assert trailers["grpc-status"] == "14"
         assert "(--max-receiving-bytes)" in trailers["grpc-message"]
-        assert engine.counting.receive_budget.taken == 0
+        assert engine.receive_budget.taken == 0
 
     def test_messages_that_wait_to_be_decompressed_hold_what_was_sent(
         self, peer: Http2Peer, monkeypatch: pytest.MonkeyPatch
