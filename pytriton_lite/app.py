@@ -31,11 +31,12 @@ from pytriton_lite.access_log import AccessLog, LineFile
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.memory_limit import memory_limit
 from pytriton_lite.daemon_threads import in_daemon_thread
-from pytriton_lite.engine.cache.options import CacheOptions, cache_options
+from pytriton_lite.engine.cache.choice import make_cache
+from pytriton_lite.engine.cache.response_cache import ResponseCache
 from pytriton_lite.engine.counting.latencies import LatencyMetrics, read_latency_metrics
 from pytriton_lite.engine.counting.unanswered import BYTES_FOR_EACH, UnansweredLimits
 from pytriton_lite.engine.server import Server, ServerOptions
-from pytriton_lite.engine.tracing.options import TraceMode, TraceOptions, trace_options
+from pytriton_lite.engine.tracing.options import TRITON, TraceOptions, trace_options
 from pytriton_lite.engine.workers.backends import Backends
 from pytriton_lite.engine.workers.foreground import Foreground
 from pytriton_lite.engine.workers.regions import RegionLimits
@@ -338,7 +339,7 @@ class App:
             latencies=self._latencies,
             log_settings=self._log.settings,
             trace=self._trace_options(),
-            cache=self._cache_options(),
+            cache=self._make_cache(),
             allow_client_shm=settings.allow_client_shm,
             region_limits=RegionLimits(settings.client_shm_key_prefix, settings.client_shm_max_byte_size),
             resource_sizes=settings.rate_limit_resource if settings.rate_limit is not RateLimitMode.OFF else None,
@@ -353,10 +354,10 @@ class App:
         derived = (nbytes or memory_limit() // 4) // BYTES_FOR_EACH
         return UnansweredLimits(_limit(self._settings.max_unanswered_requests, max(1, derived)), nbytes)
 
-    def _cache_options(self) -> CacheOptions | None:
+    def _make_cache(self) -> ResponseCache | None:
         """Raises StartError for what no cache can be made of."""
         try:
-            return cache_options(self._settings.cache_settings, os.environ)
+            return make_cache(self._settings.cache_settings, os.environ)
         except InferenceError as error:
             raise StartError(f"{error.code.label} - {error.message}") from None
 
@@ -386,7 +387,7 @@ class App:
             options = trace_options(self._settings.trace_settings, os.environ)
         except ValueError as error:
             raise StartError(str(error)) from None
-        if options.mode is TraceMode.OPENTELEMETRY:
+        if options.mode != TRITON:
             return options
         if options.levels and not options.file:
             logger.warning("no request is traced: trace file name is not given; use --trace-config triton,file=<path>")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pytriton_lite import __version__, logs
-from pytriton_lite.engine.tracing.options import TraceMode, parse_mode
+from pytriton_lite.engine.tracing.options import TRITON, parse_mode
 from pytriton_lite.settings import (
     BY_ENVIRONMENT,
     BY_FLAG,
@@ -337,7 +337,7 @@ def _warnings(settings: Settings, given: Sequence[Given], environ: Mapping[str, 
 def _idle_trace_settings(settings: Settings) -> Iterable[str]:
     """Warnings of those that belong to the mode that is not on."""
     modes = [parse_mode(setting.value) for setting in settings.trace_config if setting.key == "mode"]
-    mode = (modes[-1] if modes else TraceMode.TRITON).value
+    mode = modes[-1] if modes else TRITON
     for of_mode, key in dict.fromkeys((setting.mode, setting.key) for setting in settings.trace_config):
         if of_mode not in ("", mode):
             yield f"--trace-config {of_mode},{key} has no effect: the mode is {mode}; use --trace-config mode={of_mode}"

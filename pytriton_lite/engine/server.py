@@ -19,9 +19,6 @@ from pytriton_lite.core.request import InferenceRequest, ResponseReceiver
 from pytriton_lite.core.states import SERVER_TRANSITIONS, ServerState, VersionState, move
 from pytriton_lite.core.timeline import Clock
 from pytriton_lite.daemon_threads import in_daemon_thread
-from pytriton_lite.engine.cache.local import LocalCache
-from pytriton_lite.engine.cache.options import CacheOptions, LocalCacheOptions
-from pytriton_lite.engine.cache.redis import RedisCache
 from pytriton_lite.engine.cache.response_cache import CacheStatistics, ResponseCache
 from pytriton_lite.engine.counting.custom_metrics import CustomMetrics
 from pytriton_lite.engine.counting.latencies import LatencyMetrics
@@ -121,8 +118,8 @@ class ServerOptions:
     trace: TraceOptions = field(default_factory=TraceOptions)
     allow_client_shm: bool = False
     region_limits: RegionLimits = field(default_factory=RegionLimits)
-    cache: CacheOptions | None = None
-    """Of the response cache; None without one."""
+    cache: ResponseCache | None = None
+    """The response cache, which the server opens and closes; None without one."""
     resource_sizes: tuple[ResourceSize, ...] | None = None
     """Of what the rate limiter has to give; None without one."""
     max_receiving_bytes: int | None = None
@@ -168,7 +165,7 @@ class Server:
             limits=options.region_limits,
             own_prefixes=(DEFAULT_PREFIX, options.workers.shm_prefix),
         )
-        self._cache = _make_cache(options.cache)
+        self._cache = options.cache
         factory = VersionFactory(
             workers=options.workers,
             fork_servers=self._fork_servers,
@@ -543,10 +540,3 @@ class Server:
             await asyncio.get_running_loop().run_in_executor(None, self.tracer.close)
             self.regions.close()
             self._state = move(SERVER_TRANSITIONS, self._state, ServerState.STOPPED)
-
-
-def _make_cache(options: CacheOptions | None) -> ResponseCache | None:
-    """Raises InferenceError(UNAVAILABLE) where a package is not installed."""
-    if options is None:
-        return None
-    return LocalCache(options.size) if isinstance(options, LocalCacheOptions) else RedisCache(options)

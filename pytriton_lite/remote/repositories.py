@@ -14,21 +14,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
+from pytriton_lite import doors
 from pytriton_lite.config.errors import PollError
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.remote.access import find_access
-from pytriton_lite.remote.archive import WebArchive
 from pytriton_lite.remote.cache import Cache, View, content_key
 from pytriton_lite.remote.copies import LocalCopy, PinnedModel
 from pytriton_lite.remote.source import (
     Closing,
-    ObjectStore,
+    OpenSource,
     RemoteFile,
     RemoteModel,
-    Source,
     SourceError,
-    WebDirectory,
-    open_filesystem,
+    SourceTools,
 )
 from pytriton_lite.remote.url import RemoteUrl
 from pytriton_lite.repository.index import ModelDirectory, is_model_name
@@ -152,11 +149,10 @@ class _Repository:
         self._downloads = downloads
         self._closing = closing
         self._turn = threading.Lock()
-        try:
-            access = find_access(url, environ)
-            filesystem = open_filesystem(url, access)
-        except (ValueError, SourceError) as error:
-            raise InferenceError(ErrorCode.INVALID_ARG, f"model repository '{url}': {error}") from None
+        open_source: OpenSource | None = doors.load(doors.REPOSITORY_SOURCES, url.scheme)
+        if open_source is None:
+            text = f"model repository '{url}': no plug-in that is installed reads {url.scheme}://"
+            raise InferenceError(ErrorCode.INVALID_ARG, text)
         try:
             self._cache = Cache(cache_directory / url.folder_name)
             self._cache.sweep_views()
@@ -165,14 +161,12 @@ class _Repository:
             text = f"cannot use the cache of remote repositories {cache_directory}: {error.strerror}"
             raise InferenceError(ErrorCode.INTERNAL, text) from None
         self.copy = LocalCopy(view)
-        self._source: Source
-        if url.scheme != "https":
-            self._source = ObjectStore(filesystem, url, access)
-        elif url.is_archive:
-            self._source = WebArchive(filesystem, url, access, view.staging, closing.is_set)
-        else:
-            self._source = WebDirectory(filesystem, url, access, downloads)
         self._view = view
+        try:
+            self._source = open_source(url, SourceTools(environ, downloads, view.staging, closing.is_set))
+        except (ValueError, SourceError) as error:
+            self.copy.close()
+            raise InferenceError(ErrorCode.INVALID_ARG, f"model repository '{url}': {error}") from None
 
     def show(self) -> list[str]:
         # Nobody who wants to see the names waits until large files have come: what has gone is then seen the next time.

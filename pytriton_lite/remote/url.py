@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
+from pytriton_lite import doors
+
 SCHEMES = ("s3://", "gs://", "as://", "az://", "https://")
 
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz")
@@ -87,6 +89,8 @@ def parse_remote_url(text: str) -> RemoteUrl:
             return _bucket("as", account.removesuffix(_AZURE_HOST), below)
         if scheme in ("http", "https"):
             return _http(text)
+        if scheme in doors.names(doors.REPOSITORY_SOURCES):
+            return RemoteUrl(scheme, f"{scheme}://{_clean(rest)}", _clean(rest))
         raise ValueError(f"expected a directory, or a URL that begins with {', '.join(SCHEMES)}")
     except ValueError as error:
         raise ValueError(f"{error}. Got {redact(text)}") from None

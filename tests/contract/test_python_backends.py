@@ -215,6 +215,6 @@ def test_the_backends_in_use_are_printed_at_start_up(server: RunningServer, back
     rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in table.splitlines() if line.startswith("| ")]
     assert [row[0] for row in rows] == ["python", "mybk", "onnxruntime", "other"]
     assert [row[1] for row in (rows[1], rows[3])] == [str(backends / name / "model.py") for name in ("mybk", "other")]
-    assert rows[2][1].endswith("/pytriton_lite/backends/onnxruntime/model.py")
+    assert rows[2][1].endswith("/pytriton_lite/plugins/onnxruntime/model.py")
     settings = json.loads(rows[1][2])["cmdline"]
     assert (settings["beam"], settings["backend-directory"]) == ("4", str(backends))

@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 
 from pytriton_lite.config.model_config import ModelConfig
-from pytriton_lite.engine.workers.backends import SHIPPED, Backends
+from pytriton_lite.engine.workers.backends import Backends
 from pytriton_lite.engine.workers.fork_server import BOOTSTRAP
 from pytriton_lite.proto import model_config_pb
+from tests.harness import PROJECT
+
+ONNXRUNTIME = PROJECT / "pytriton_lite/plugins/onnxruntime"
 
 
 def write(directory: Path, name: str, *files: str) -> Path:
@@ -27,7 +30,7 @@ def test_a_folder_with_a_model_py_is_a_backend(tmp_path: Path) -> None:
     mine = write(tmp_path, "mine", "model.py")
     write(tmp_path, "native", "libtriton_native.so")
     (tmp_path / "model.py").touch()
-    assert Backends(tmp_path).folders() == {"mine": mine, "onnxruntime": SHIPPED / "onnxruntime"}
+    assert Backends(tmp_path).folders() == {"mine": mine, "onnxruntime": ONNXRUNTIME}
 
 
 def test_a_native_library_beside_a_model_py_is_passed_over(tmp_path: Path) -> None:
@@ -42,7 +45,7 @@ def test_a_backend_of_the_operator_goes_before_one_that_comes_with_the_server(tm
 
 def test_a_native_backend_of_the_operator_leaves_the_one_that_comes_with_the_server(tmp_path: Path) -> None:
     write(tmp_path, "onnxruntime", "libtriton_onnxruntime.so")
-    assert Backends(tmp_path).folders() == {"onnxruntime": SHIPPED / "onnxruntime"}
+    assert Backends(tmp_path).folders() == {"onnxruntime": ONNXRUNTIME}
 
 
 def test_python_is_no_python_based_backend(tmp_path: Path) -> None:
@@ -51,7 +54,7 @@ def test_python_is_no_python_based_backend(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_not_there_holds_no_backends(tmp_path: Path) -> None:
-    assert Backends(tmp_path / "missing").folders() == {"onnxruntime": SHIPPED / "onnxruntime"}
+    assert Backends(tmp_path / "missing").folders() == {"onnxruntime": ONNXRUNTIME}
 
 
 def test_a_backend_may_come_while_the_server_runs(tmp_path: Path) -> None:

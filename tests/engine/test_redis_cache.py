@@ -24,9 +24,9 @@ from pytriton_lite.config.model_config import ModelConfig, parse_model_config
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Tensor
-from pytriton_lite.engine.cache.options import RedisCacheOptions
-from pytriton_lite.engine.cache.redis import RedisCache, RedisSpace, packed, unpacked
 from pytriton_lite.engine.cache.response_cache import CachedOutput
+from pytriton_lite.plugins.redis.cache import RedisCache, RedisSpace, packed, unpacked
+from pytriton_lite.plugins.redis.options import RedisCacheOptions
 from tests.certificates import Certificates
 
 SECOND = 1_000_000_000

@@ -16,15 +16,14 @@ from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.engine.cache.choice import make_cache
 from pytriton_lite.engine.cache.local import ENTRY_BYTES, OUTPUT_BYTES, LocalCache, LocalSpace, cost
 from pytriton_lite.engine.cache.options import (
     CacheSetting,
-    LocalCacheOptions,
-    RedisCacheOptions,
-    cache_options,
     parse_cache_setting,
 )
 from pytriton_lite.engine.cache.response_cache import request_digest
+from pytriton_lite.plugins.redis.options import RedisCacheOptions, parse_options
 
 ALL = ("OUT", "OUT2")
 
@@ -293,14 +292,18 @@ TestSideBySide = SideBySide.TestCase
 # ---------------------------------------------------------------------------------------------- options
 
 
-def options_of(*texts: str, environ: dict[str, str] | None = None) -> Any:
-    return cache_options(map(parse_cache_setting, texts), environ or {})
+def cache_of_settings(*texts: str, environ: dict[str, str] | None = None) -> Any:
+    return make_cache(map(parse_cache_setting, texts), environ or {})
+
+
+def redis_options(*texts: str, environ: dict[str, str] | None = None) -> RedisCacheOptions:
+    return parse_options(dict(text.split("=", 1) for text in texts), environ or {})
 
 
 def test_a_cache_is_there_when_it_is_asked_for() -> None:
-    assert options_of() is None
-    assert options_of("local,size=1048576") == LocalCacheOptions(1048576)
-    assert options_of("local,size=1", "local,size=2") == LocalCacheOptions(2)
+    assert cache_of_settings() is None
+    assert cache_of_settings("local,size=1048576").statistics.size == 1048576
+    assert cache_of_settings("local,size=1", "local,size=2").statistics.size == 2
 
 
 def test_a_value_may_have_commas_and_equals_signs() -> None:
@@ -311,17 +314,17 @@ def test_a_value_may_have_commas_and_equals_signs() -> None:
 
 def test_redis_has_tritons_options() -> None:
     texts = "host=h port=6380 user=u password=p db=2 connect_timeout=1 socket_timeout=2 pool_size=3 wait_timeout=4"
-    given = [f"redis,{text}" for text in texts.split()]
-    tls = ["redis,cert=c", "redis,key=k", "redis,cacert=a"]
-    assert options_of(*given) == RedisCacheOptions("h", 6380, "u", "p", 2, 1, 2, 3, 4)
-    assert options_of(*given, *tls) == RedisCacheOptions("h", 6380, "u", "p", 2, 1, 2, 3, 4, "c", "k", "a")
+    given = texts.split()
+    assert redis_options(*given) == RedisCacheOptions("h", 6380, "u", "p", 2, 1, 2, 3, 4)
+    with_tls = redis_options(*given, "cert=c", "key=k", "cacert=a")
+    assert with_tls == RedisCacheOptions("h", 6380, "u", "p", 2, 1, 2, 3, 4, "c", "k", "a")
 
 
 def test_who_one_is_may_be_in_the_environment() -> None:
     environ = {"TRITONCACHE_REDIS_USERNAME": "u", "TRITONCACHE_REDIS_PASSWORD": "p"}
-    address = ["redis,host=h", "redis,port=1"]
-    assert options_of(*address, environ=environ) == RedisCacheOptions("h", 1, user="u", password="p")
-    assert options_of(*address, "redis,user=v", environ=environ).user == "v"
+    address = ["host=h", "port=1"]
+    assert redis_options(*address, environ=environ) == RedisCacheOptions("h", 1, user="u", password="p")
+    assert redis_options(*address, "user=v", environ=environ).user == "v"
 
 
 @pytest.mark.parametrize(
@@ -375,10 +378,10 @@ HERE = ("redis,host=h", "redis,port=1")
 )
 def test_what_no_cache_can_be_made_of_is_refused(texts: tuple[str, ...], error: str) -> None:
     with pytest.raises(InferenceError) as raised:
-        options_of(*texts)
+        cache_of_settings(*texts)
     assert raised.value.message == error
 
 
 def test_an_unknown_option_of_redis_is_named_beside_the_known_ones() -> None:
     with pytest.raises(InferenceError, match="unknown option 'sni', expected one of host, user, password, cert, key"):
-        options_of(*HERE, "redis,sni=x")
+        cache_of_settings(*HERE, "redis,sni=x")

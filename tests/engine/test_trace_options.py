@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from pytriton_lite.engine.tracing.options import (
+    OPENTELEMETRY,
+    TRITON,
     OpenTelemetryOptions,
     TraceLevel,
-    TraceMode,
     TraceOptions,
     TraceSetting,
     parse_trace_setting,
@@ -23,7 +24,7 @@ def options(*texts: str, **environ: str) -> TraceOptions:
 
 
 def test_defaults_are_tritons() -> None:
-    assert options() == TraceOptions((), 1000, None, 0, "", TraceMode.TRITON)
+    assert options() == TraceOptions((), 1000, None, 0, "", TRITON)
     assert OpenTelemetryOptions() == OpenTelemetryOptions("http://localhost:4318/v1/traces", (), 2048, 5000, 512)
 
 
@@ -56,7 +57,7 @@ def test_opentelemetry_has_options_of_its_own() -> None:
         "opentelemetry,resource=b=c=d",
         "opentelemetry,bsp_schedule_delay=100",
     )
-    assert (found.mode, found.rate) == (TraceMode.OPENTELEMETRY, 0)
+    assert (found.mode, found.rate) == (OPENTELEMETRY, 0)
     assert found.opentelemetry == OpenTelemetryOptions(
         "collector:4318/v1/traces", (("service.name", "a"), ("b", "c=d")), bsp_schedule_delay=100
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.engine.tracing.options import TraceLevel, TraceMode, TraceOptions
+from pytriton_lite.engine.tracing.options import OPENTELEMETRY, TraceLevel, TraceOptions
 from pytriton_lite.engine.tracing.settings import TraceSettings, read_levels, read_number, show
 
 TIMESTAMPS = (TraceLevel.TIMESTAMPS,)
@@ -84,7 +84,7 @@ class TestSampling:
         assert (sampled(state, "own", 2), sampled(state, "other", 5)) == ([2], [1, 2])
 
     def test_a_context_of_a_client_is_taken_whatever_rate_and_count(self) -> None:
-        state = settings(rate=0, count=0, mode=TraceMode.OPENTELEMETRY)
+        state = settings(rate=0, count=0, mode=OPENTELEMETRY)
         assert [state.samples("m"), state.samples("m", is_forced=True)] == [False, True]
         state.update({"levels": ()})
         assert not state.samples("m", is_forced=True)
@@ -110,7 +110,7 @@ class TestRefusing:
         assert state.effective().levels == ()
 
     def test_opentelemetry_needs_neither(self) -> None:
-        state = settings(levels=(), file="", mode=TraceMode.OPENTELEMETRY)
+        state = settings(levels=(), file="", mode=OPENTELEMETRY)
         state.update({"levels": TIMESTAMPS, "rate": 0})
         assert state.is_on_anywhere
 
@@ -164,4 +164,4 @@ class TestReading:
             "trace_file",
             "trace_mode",
         ]
-        assert "log_frequency" not in show(settings(mode=TraceMode.OPENTELEMETRY))
+        assert "log_frequency" not in show(settings(mode=OPENTELEMETRY))

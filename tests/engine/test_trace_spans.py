@@ -7,7 +7,7 @@ import json
 import pytest
 from opentelemetry.trace import TraceState
 
-from pytriton_lite.engine.tracing.spans import SpanTraces, parse_context, read_context, read_text
+from pytriton_lite.plugins.opentelemetry.spans import SpanTraces, parse_context, read_context, read_text
 
 MANY = [",".join(f"k{number}=v" for number in range(33))]
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import Reply, RunningServer, tensor
+from tests.harness import PROJECT, Reply, RunningServer, tensor
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -20,7 +20,6 @@ onnxruntime = pytest.importorskip("onnxruntime")
 from onnx import TensorProto, helper  # noqa: E402  # after the check that it is there
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError  # noqa: E402
-from pytriton_lite.engine.workers.backends import SHIPPED  # noqa: E402
 from pytriton_lite.worker.loader import ModelFiles, construct, import_model, install_pb_utils  # noqa: E402
 
 FLOAT, INT64, STRING = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
@@ -403,7 +402,7 @@ def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     for name in ("triton_python_backend_utils", "c_python_backend_utils", "model"):
         monkeypatch.setitem(sys.modules, name, sys)  # put back, or away, at the end
     install_pb_utils(str(tmp_path / "double" / "1"))
-    files = ModelFiles(tmp_path / "double", 1, "model.onnx", backend_dir=SHIPPED / "onnxruntime")
+    files = ModelFiles(tmp_path / "double", 1, "model.onnx", backend_dir=PROJECT / "pytriton_lite/plugins/onnxruntime")
     return construct(import_model(files))
 
 

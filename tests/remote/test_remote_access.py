@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from pytriton_lite.remote import source as remote_source
-from pytriton_lite.remote.access import Access, find_access
-from pytriton_lite.remote.source import SourceError, open_filesystem
+from pytriton_lite.plugins.fsspec import filesystem as remote_source
+from pytriton_lite.plugins.fsspec.access import Access, find_access
+from pytriton_lite.plugins.fsspec.filesystem import open_filesystem
+from pytriton_lite.remote.source import SourceError
 from pytriton_lite.remote.url import parse_remote_url
 
 CredentialFile = Callable[[object], dict[str, str]]

@@ -20,8 +20,8 @@ import s3fs
 
 from pytriton_lite.config.errors import PollError
 from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.plugins.fsspec import filesystem as remote_source
 from pytriton_lite.remote import copies as remote_copy
-from pytriton_lite.remote import source as remote_source
 from pytriton_lite.remote.repositories import RemoteRepositories
 from pytriton_lite.remote.source import RemoteFile
 from pytriton_lite.remote.url import parse_remote_url

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.engine.cache.option_checks import check_known, number
 from pytriton_lite.engine.cache.response_cache import (
     CachedOutput,
     CacheSpace,
@@ -150,3 +151,10 @@ class LocalSpace(CacheSpace):
     def drop(self) -> None:
         self._is_dropped = True
         self._cache.drop(self._number)
+
+
+def make_cache(options: Mapping[str, str], environ: Mapping[str, str]) -> LocalCache:
+    """See `response_cache.MakeCache`: ``--cache-config local,size=<bytes>``."""
+    failed = "Failed to initialize LocalCache"
+    check_known(options, ("size",), failed)
+    return LocalCache(number(options["size"], "size", 1, (1 << 63) - 1, failed))

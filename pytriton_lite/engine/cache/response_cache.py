@@ -1,7 +1,6 @@
 """What every response cache is (scheduling spec, section 8): outputs by the digest of a request, for each version apart.
 
-`local_cache` keeps them in this process, `redis_cache` in a server that others may share; `cached_requests` is how a version
-uses one.
+`local` keeps them in this process; others are plug-ins (docs/plugins.md). `serving.cached_requests` is how a version uses one.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -127,3 +126,10 @@ class ResponseCache(ABC):
     def statistics(self) -> CacheStatistics | None:
         """None where the cache is not this server's alone."""
         return None
+
+
+MakeCache = Callable[[Mapping[str, str], Mapping[str, str]], ResponseCache]
+"""What a plug-in puts behind the door `doors.RESPONSE_CACHES`: the cache for these options and this environment.
+
+Called once, in the event loop of a server that is starting. Raises InferenceError where the options are wrong.
+"""

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pytriton_lite import doors
+
 INT32_MAX = (1 << 31) - 1
 
 
@@ -26,9 +28,9 @@ OFF = "OFF"
 Levels = tuple[TraceLevel, ...]
 
 
-class TraceMode(enum.Enum):
-    TRITON = "triton"
-    OPENTELEMETRY = "opentelemetry"
+TRITON = "triton"
+OPENTELEMETRY = "opentelemetry"
+"""Triton's two modes. A plug-in may bring others, behind the door `doors.TRACE_SINKS`."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,10 @@ class TraceOptions:
     count: int | None = None
     log_frequency: int = 0
     file: str = ""
-    mode: TraceMode = TraceMode.TRITON
+    mode: str = TRITON
     opentelemetry: OpenTelemetryOptions = OpenTelemetryOptions()
+    own: tuple[tuple[str, str], ...] = ()
+    """Settings of a mode that a plug-in brings, in the order in which they were given."""
 
 
 class TraceSetting(NamedTuple):
@@ -82,8 +86,8 @@ _LEVEL_WORDS: dict[str, TraceLevel | None] = {
 
 _KEYS: dict[str, tuple[str, ...]] = {
     "": ("level", "rate", "count", "mode"),
-    TraceMode.TRITON.value: ("file", "log-frequency"),
-    TraceMode.OPENTELEMETRY.value: (
+    TRITON: ("file", "log-frequency"),
+    OPENTELEMETRY: (
         "url",
         "resource",
         "bsp_max_queue_size",
@@ -113,7 +117,9 @@ def parse_trace_setting(text: str) -> TraceSetting:
     if not key or not value:
         raise ValueError(f"--trace-config option format is '<trace mode>,<setting>=<value>'. Got {text}")
     if mode not in _KEYS:
-        raise ValueError(_not_a_mode("trace mode", mode))
+        if mode not in _known_modes():
+            raise ValueError(_not_a_mode("trace mode", mode))
+        return TraceSetting(mode, key, value)  # the plug-in's own affair
     if key not in _KEYS[mode]:
         known = ", ".join(_KEYS[mode])
         where = f"the settings of trace mode {mode}" if mode else "the settings without a trace mode"
@@ -144,15 +150,22 @@ def parse_level(text: str) -> TraceLevel | None:
     return _LEVEL_WORDS[word]
 
 
-def parse_mode(text: str) -> TraceMode:
-    try:
-        return TraceMode(text.lower())
-    except ValueError:
-        raise ValueError(_not_a_mode("trace mode", text)) from None
+def parse_mode(text: str) -> str:
+    """The mode that *text* names, in lower case. Raises ValueError."""
+    mode = text.lower()
+    if mode not in (TRITON, OPENTELEMETRY) and mode not in _known_modes():
+        raise ValueError(_not_a_mode("trace mode", text))
+    return mode
+
+
+def _known_modes() -> list[str]:
+    """Triton's first, then those of plug-ins that are installed."""
+    return list(dict.fromkeys((TRITON, OPENTELEMETRY, *doors.names(doors.TRACE_SINKS))))
 
 
 def _not_a_mode(what: str, text: str) -> str:
-    return f'invalid value for {what} option: {text}. Available options are "triton" and "opentelemetry"'
+    *others, last = (f'"{mode}"' for mode in _known_modes())
+    return f"invalid value for {what} option: {text}. Available options are {', '.join(others)} and {last}"
 
 
 def parse_number(text: str, *, low: int) -> int:
@@ -169,18 +182,20 @@ def trace_options(settings: Iterable[TraceSetting], environ: Mapping[str, str]) 
 
     *environ* gives what of the batch span processor no setting gives (asked of 2.51). Raises ValueError for it.
     """
+    given = list(settings)
     values: dict[str, str] = {}
     levels: list[TraceLevel | None] = []
     resource: dict[str, str] = {}
-    for setting in settings:
-        if setting.key == "level":
+    for setting in given:
+        if setting.key == "level" and not setting.mode:
             levels.append(parse_level(setting.value))
-        elif setting.key == "resource":
+        elif setting.key == "resource" and setting.mode == OPENTELEMETRY:
             name, _, value = setting.value.partition("=")
             resource[name] = value
-        else:
+        elif setting.mode in _KEYS:
             values[setting.key] = setting.value
     count = int(values.get("count", "-1"))
+    mode = parse_mode(values.get("mode", TRITON))
     defaults = OpenTelemetryOptions()
     return TraceOptions(
         levels=ordered(levels),
@@ -188,7 +203,8 @@ def trace_options(settings: Iterable[TraceSetting], environ: Mapping[str, str]) 
         count=None if count < 0 else count,
         log_frequency=int(values.get("log-frequency", "0")),
         file=values.get("file", ""),
-        mode=parse_mode(values.get("mode", "triton")),
+        mode=mode,
+        own=tuple((setting.key, setting.value) for setting in given if setting.mode == mode and mode not in _KEYS),
         opentelemetry=OpenTelemetryOptions(
             url=values.get("url", defaults.url),
             resource=tuple(resource.items()),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.engine.tracing.options import OFF, Levels, TraceLevel, TraceMode, TraceOptions, ordered
+from pytriton_lite.engine.tracing.options import OFF, OPENTELEMETRY, TRITON, Levels, TraceLevel, TraceOptions, ordered
 
 FILE_IS_FIXED = "trace file location can not be updated through network protocol"
 
@@ -93,7 +93,7 @@ class TraceSettings:
 
     @property
     def _can_record(self) -> bool:
-        return self.options.mode is TraceMode.OPENTELEMETRY or bool(self.options.file)
+        return self.options.mode != TRITON or bool(self.options.file)
 
     def samples(self, model: str, *, is_forced: bool = False) -> bool:
         """Decide on the next request to *model*. *is_forced* belongs to a trace already, whatever rate and count."""
@@ -117,7 +117,7 @@ class TraceSettings:
         self._rebuild(model)
 
     def _why_invalid(self, effective: Effective) -> str:
-        if not effective.levels or self.options.mode is TraceMode.OPENTELEMETRY:
+        if not effective.levels or self.options.mode != TRITON:
             return ""
         if not effective.rate:
             return "sample rate must be non-zero"
@@ -206,13 +206,17 @@ def show(settings: TraceSettings, model: str = "") -> dict[str, list[str]]:
         "trace_rate": [str(effective.rate)],
         "trace_count": ["-1" if effective.count is None else str(effective.count)],
     }
-    if options.mode is TraceMode.TRITON:
+    if options.mode == TRITON:
         rows["log_frequency"] = [str(effective.log_frequency)]
         rows["trace_file"] = [options.file]
-        rows["trace_mode"] = [options.mode.value]
+        rows["trace_mode"] = [options.mode]
+        return rows
+    rows["trace_mode"] = [options.mode]
+    if options.mode != OPENTELEMETRY:
+        for key, value in options.own:
+            rows.setdefault(key, []).append(value)
         return rows
     otel = options.opentelemetry
-    rows["trace_mode"] = [options.mode.value]
     rows["url"] = [otel.url]
     if otel.resource:
         rows["resource"] = [",".join(f"{key}={value}" for key, value in otel.resource)]

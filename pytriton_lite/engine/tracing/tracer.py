@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
+from pytriton_lite import doors
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.timeline import Timeline, Trace
-from pytriton_lite.engine.tracing.file import FileTrace, FileTraces, TraceFile
+from pytriton_lite.core.timeline import Timeline
 from pytriton_lite.engine.tracing.observation import HeaderOf, Observation
-from pytriton_lite.engine.tracing.options import TraceLevel, TraceMode, TraceOptions
+from pytriton_lite.engine.tracing.options import TRITON, TraceOptions
 from pytriton_lite.engine.tracing.settings import TraceSettings, show
-from pytriton_lite.engine.tracing.writer import Recorder, TraceWriter
-
-if TYPE_CHECKING:
-    from pytriton_lite.engine.tracing.spans import SpanTraces
+from pytriton_lite.engine.tracing.sink import MakeSink, TraceSink
+from pytriton_lite.engine.tracing.triton_mode import TritonMode
+from pytriton_lite.engine.tracing.writer import TraceWriter
 
 _CLOSE_S = 5.0
 """How long the end waits for a disk or a collector that does not answer."""
-
-
-class _Mode(Protocol):
-    """What differs between the modes, in the event loop."""
-
-    def begin(self, timeline: Timeline, header: HeaderOf, settings: TraceSettings) -> Trace | None:
-        """The trace of a request, if it is sampled. A call that a model makes is, if the request is that it is made for."""
-
-    def end(self, timeline: Timeline) -> int:
-        """Bytes of tensors that the trace has copied."""
-
-    def recorder(self) -> Recorder: ...
 
 
 class Tracer:
@@ -42,7 +27,7 @@ class Tracer:
         """Raises InferenceError(UNAVAILABLE) where the packages that the mode needs are not installed."""
         self._is_model_known = is_model_known
         self._settings = TraceSettings(options)
-        self._mode = _triton_mode(options) if options.mode is TraceMode.TRITON else _opentelemetry_mode(options)
+        self._sink = _make_sink(options)
         self._writer: TraceWriter | None = None
         self._observation = observation
         observation.watch(self)
@@ -54,13 +39,13 @@ class Tracer:
     def begins(self, timeline: Timeline, header: HeaderOf) -> bool:
         if not self._is_model_known(timeline.model_name):
             return False
-        timeline.trace = self._mode.begin(timeline, header, self._settings)
+        timeline.trace = self._sink.begin(timeline, header, self._settings)
         return timeline.trace is not None
 
     def ended(self, timeline: Timeline) -> None:
-        nbytes = self._mode.end(timeline)
+        nbytes = self._sink.end(timeline)
         if self._writer is None:
-            self._writer = TraceWriter(self._mode.recorder())
+            self._writer = TraceWriter(self._sink.recorder())
         self._writer.put(timeline, nbytes)
 
     def show(self, model: str = "") -> dict[str, list[str]]:
@@ -84,69 +69,11 @@ class Tracer:
             self._writer.close(_CLOSE_S)
 
 
-class _TritonMode:
-    def __init__(self, options: TraceOptions) -> None:
-        self._path = Path(options.file)
-        self._traces = FileTraces()
-
-    def begin(self, timeline: Timeline, header: HeaderOf, settings: TraceSettings) -> Trace | None:
-        if timeline.protocol == "bls":
-            return self._traces.begin_call(timeline.parent)
-        if not settings.samples(timeline.model_name):
-            return None
-        effective = settings.effective(timeline.model_name)
-        return self._traces.begin(effective.levels, effective.log_frequency)
-
-    def end(self, timeline: Timeline) -> int:
-        trace = timeline.trace
-        assert isinstance(trace, FileTrace)
-        self._traces.end(trace)
-        return trace.nbytes
-
-    def recorder(self) -> Recorder:
-        return TraceFile(self._path)
-
-
-class _OpenTelemetryMode:
-    def __init__(self, options: TraceOptions) -> None:
-        from pytriton_lite.engine.tracing import spans
-
-        self._options = options.opentelemetry
-        self._spans = spans
-        self._traces: SpanTraces = spans.SpanTraces()
-
-    def begin(self, timeline: Timeline, header: HeaderOf, settings: TraceSettings) -> Trace | None:
-        if timeline.protocol == "bls":
-            parent = self._spans.read_text(timeline.parent)
-            is_sampled = parent is not None
-        else:
-            if TraceLevel.TIMESTAMPS not in settings.levels(timeline.model_name):
-                return None  # nothing of tensors goes into spans
-            parent = self._spans.read_context(header)
-            is_sampled = settings.samples(timeline.model_name, is_forced=parent is not None)
-        if not is_sampled:
-            return None
-        trace = self._traces.begin(parent)
-        timeline.trace_id = f"{trace.trace_id:032x}"
-        return trace
-
-    def end(self, timeline: Timeline) -> int:
-        return 0
-
-    def recorder(self) -> Recorder:
-        return self._spans.SpanExporter(self._options)
-
-
-def _triton_mode(options: TraceOptions) -> _Mode:
-    return _TritonMode(options)
-
-
-def _opentelemetry_mode(options: TraceOptions) -> _Mode:
-    try:
-        return _OpenTelemetryMode(options)
-    except ImportError as error:
-        text = (
-            f"trace mode opentelemetry needs packages that are not installed ({error}); install them with: "
-            "pip install 'pytriton-lite[otel]'"
+def _make_sink(options: TraceOptions) -> TraceSink:
+    """The sink of the mode that *options* name. Raises InferenceError where it cannot be used."""
+    make: MakeSink | None = TritonMode if options.mode == TRITON else doors.load(doors.TRACE_SINKS, options.mode)
+    if make is None:
+        raise InferenceError(
+            ErrorCode.UNAVAILABLE, f"no plug-in that is installed brings the trace mode '{options.mode}'"
         )
-        raise InferenceError(ErrorCode.UNAVAILABLE, text) from None
+    return make(options)

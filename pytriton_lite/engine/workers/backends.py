@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pytriton_lite import doors
 from pytriton_lite.config.complete import BACKEND_FILE, PYTHON
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.engine.workers.fork_server import BOOTSTRAP
-
-SHIPPED = Path(__file__).resolve().parents[2] / "backends"
-"""The backends that come with the server."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +26,8 @@ class Backend:
 class Backends:
     """Where backends are, and what ``--backend-config`` says about them.
 
-    *directory* is the operator's; what is in it goes before what comes with the server. *settings* are by backend and key,
-    those for all backends under "".
+    *directory* is the operator's; what is in it goes before what packages bring (`doors.BACKENDS`). *settings* are by backend
+    and key, those for all backends under "".
     """
 
     directory: Path | None = None
@@ -39,9 +38,8 @@ class Backends:
 
         A native library beside a model.py is passed over: Triton would take it, and here none can be loaded.
         """
-        found: dict[str, Path] = {}
-        for directory in (SHIPPED, self.directory):
-            found |= {file.parent.name: file.parent for file in _backend_files(directory)}
+        found = {name: folder for name, folder in _of_packages().items() if (folder / BACKEND_FILE).is_file()}
+        found |= {file.parent.name: file.parent for file in _backend_files(self.directory)}
         # A Triton installation has a folder of that name. Its models are ours to run.
         found.pop(PYTHON, None)
         return found
@@ -73,6 +71,12 @@ class Backends:
 
     def _command_line(self, name: str) -> str:
         return json.dumps({"cmdline": self._settings_of(name)}, separators=(",", ":"))
+
+
+@functools.cache
+def _of_packages() -> dict[str, Path]:
+    """Those that installed packages bring. Looked for once: packages do not come while a server runs."""
+    return doors.folders(doors.BACKENDS)
 
 
 def _backend_files(directory: Path | None) -> list[Path]:

@@ -20,7 +20,7 @@ import secrets
 import stat
 import struct
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,8 @@ from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Tensor, element_count
-from pytriton_lite.engine.cache.options import RedisCacheOptions
 from pytriton_lite.engine.cache.response_cache import CachedOutput, CacheSpace, Found, Outputs, ResponseCache, copied
+from pytriton_lite.plugins.redis.options import RedisCacheOptions, parse_options
 from pytriton_lite.repository.changes import is_bytecode
 from pytriton_lite.repository.index import is_version
 from pytriton_lite.repository.walk import walk
@@ -378,3 +378,8 @@ async def _outcome(command: Callable[[], Awaitable[Any]]) -> Any:
 def _reason(error: Exception) -> str:
     """Errors of time have no text."""
     return str(error) or type(error).__name__
+
+
+def make_cache(options: Mapping[str, str], environ: Mapping[str, str]) -> RedisCache:
+    """See `response_cache.MakeCache`: ``--cache-config redis,host=…`` and what else `options` has."""
+    return RedisCache(parse_options(options, environ))

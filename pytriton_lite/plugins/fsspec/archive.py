@@ -15,17 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from pytriton_lite.remote.access import Access
+from pytriton_lite.plugins.fsspec.access import Access
+from pytriton_lite.plugins.fsspec.filesystem import FilesystemSource, identity_of
 from pytriton_lite.remote.cache import link
-from pytriton_lite.remote.source import (
-    Closing,
-    FilesystemSource,
-    RemoteFile,
-    RemoteModel,
-    SourceError,
-    add_file,
-    identity_of,
-)
+from pytriton_lite.remote.source import Closing, RemoteFile, RemoteModel, SourceError, add_file
 from pytriton_lite.remote.url import RemoteUrl
 
 Member = tuple[str, IO[bytes] | None]

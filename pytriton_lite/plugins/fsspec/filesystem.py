@@ -1,0 +1,305 @@
+"""Remote repositories through a filesystem of fsspec. Everything here blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import html
+import importlib
+import re
+import ssl
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from pytriton_lite.plugins.fsspec.access import Access
+from pytriton_lite.remote.source import Closing, RemoteFile, RemoteModel, SourceError, add_file
+from pytriton_lite.remote.url import RemoteUrl, redact
+
+_DEEPEST = 32
+"""Folders inside each other on a web server; one that answers everything would have no end."""
+
+_SSL_OBJECT = re.compile(r" ssl:<[^>]*>")
+"""What aiohttp has in its texts, with an address that nobody needs."""
+
+_QUERY = re.compile("[?#]")
+
+_EXTRAS = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gs"), "as": ("adlfs", "azure"), "https": ("aiohttp", "https")}
+"""The module that a scheme needs, and the extra that brings it."""
+
+
+def open_filesystem(url: RemoteUrl, access: Access) -> Any:
+    """A filesystem of fsspec. Raises SourceError for an extra that is not installed, and for credentials that are no use."""
+    module, extra = _EXTRAS[url.scheme]
+    try:
+        importlib.import_module(module)
+        fsspec = importlib.import_module("fsspec")
+    except ImportError:
+        text = f"needs the extra '{extra}', which is not installed: pip install 'pytriton-lite[{extra}]'"
+        raise SourceError(text) from None
+    options = dict(access.options)
+    with _told(access.secrets):
+        if url.scheme == "https":
+            options.update(_web_options(url))
+        if access.may_be_public and _has_no_aws_credentials(options.get("profile")):
+            options["anon"] = True
+        if access.azure_identity:
+            options["credential"] = _azure_credential(access)
+        return fsspec.filesystem(access.protocol, use_listings_cache=False, skip_instance_cache=True, **options)
+
+
+def _has_no_aws_credentials(profile: str | None) -> bool:
+    """Whether nobody has any for us: then a bucket must be public, and is to be asked unsigned."""
+    session = importlib.import_module("botocore.session").Session(profile=profile)
+    return session.get_credentials() is None
+
+
+def _azure_credential(access: Access) -> object:
+    identity = importlib.import_module("azure.identity.aio")
+    if access.azure_identity == "default":
+        return identity.DefaultAzureCredential()
+    return identity.ManagedIdentityCredential(client_id=access.azure_client_id or None)
+
+
+def _web_options(url: RemoteUrl) -> dict[str, Any]:
+    aiohttp = importlib.import_module("aiohttp")
+
+    async def refuse_plain_http(session: object, context: object, parameters: Any) -> None:
+        if parameters.response.headers.get("Location", "").lower().startswith("http://"):
+            raise SourceError("it redirects to http://, where anybody on the way could change it")
+
+    trace = aiohttp.TraceConfig()
+    if url.path.startswith("https:"):
+        trace.on_request_redirect.append(refuse_plain_http)
+    client: dict[str, Any] = {
+        "trust_env": True,  # proxies, and passwords in ~/.netrc
+        "trace_configs": [trace],
+        "timeout": aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30),
+    }
+    options: dict[str, Any] = {"simple_links": False, "encoded": True, "client_kwargs": client}
+    if url.path.startswith("https:"):
+        options["ssl"] = ssl.create_default_context()  # aiohttp's own is of the moment of its import
+    if url.user:
+        credentials = base64.b64encode(f"{url.user}:{url.password}".encode()).decode()
+        options["headers"] = {"Authorization": f"Basic {credentials}"}
+    return options
+
+
+@contextlib.contextmanager
+def _told(secrets: Iterable[str]) -> Iterator[None]:
+    """Whatever the libraries of others raise becomes a SourceError with its text, without secrets."""
+    try:
+        yield
+    except (SourceError, Closing):
+        raise
+    except Exception as error:
+        # fsspec says of every failure over HTTP that the file is not there, with its URL alone, and has the reason as cause.
+        is_bare = isinstance(error, FileNotFoundError) and " " not in str(error)
+        reason = error.__cause__ or error if is_bare else error
+        text = _SSL_OBJECT.sub("", " ".join(str(reason).split())) or type(reason).__name__
+        if is_bare and reason is error:
+            text = f"{text} is not there"
+        for secret in secrets:
+            text = text.replace(secret, "***")
+        raise SourceError(redact(text)) from None
+
+
+class FilesystemSource:
+    """What every source does with its filesystem."""
+
+    def __init__(self, filesystem: Any, url: RemoteUrl, access: Access) -> None:
+        self._filesystem = filesystem
+        self._url = url
+        self._secrets = (*url.secrets, *access.secrets)
+        self._is_interrupted = False
+
+    @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """What is raised inside becomes a SourceError without secrets, or Closing where it was interrupted."""
+        try:
+            self._check_interrupted()
+            with _told(self._secrets):
+                yield
+        except SourceError:
+            self._check_interrupted()
+            raise
+        self._check_interrupted()  # a call of fsspec that was cancelled returns None
+
+    def _check_interrupted(self) -> None:
+        if self._is_interrupted:
+            raise Closing
+
+    def interrupt(self) -> None:
+        """A host that says nothing would be waited for, and asked again, for minutes.
+
+        All that fsspec does is cancelled: nobody else in this process has a use for it.
+        """
+        self._is_interrupted = True
+        loop = getattr(self._filesystem, "loop", None)
+        if loop is not None:
+            loop.call_soon_threadsafe(_cancel_all, loop)
+
+    def info(self, address: str) -> dict[str, Any]:
+        info: dict[str, Any] = self._filesystem.info(address)
+        return info
+
+    def fetch(self, file: RemoteFile, destination: Path, is_closing: Callable[[], bool]) -> None:
+        with self.told():
+            self._filesystem.get_file(file.address, str(destination), callback=_callback(is_closing))
+            # Large objects come in pieces, and the name may have got another content between two of them.
+            if identity_of(self.info(file.address)) != file.identity:
+                raise SourceError(f"{file.address} changed while it was copied")
+        size = destination.stat().st_size
+        if file.size is not None and size != file.size:
+            raise SourceError(f"{file.address}: expected {file.size} bytes, got {size}")
+
+    def close(self) -> None:
+        """Close the connections; the loop that they belong to is a thread of fsspec, and goes on."""
+        for session in (getattr(self._filesystem, name, None) for name in ("_session", "_s3")):
+            if session is not None and hasattr(self._filesystem, "close_session"):
+                with _told(self._secrets):
+                    self._filesystem.close_session(self._filesystem.loop, session)
+                return
+
+
+def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+
+
+def identity_of(info: Mapping[str, Any]) -> str:
+    """From what fsspec says of a file: its tag, or else when it was written, and its size.
+
+    Raises SourceError where there is neither.
+    """
+    for key in ("generation", "ETag", "etag", "LastModified", "last_modified", "mtime", "Last-Modified"):
+        if info.get(key):
+            return f"{info[key]} {info.get('size')}"
+    raise SourceError(f"{info.get('name')} has neither an ETag nor a time, so that its changes could not be seen")
+
+
+def _callback(is_closing: Callable[[], bool]) -> object:
+    callbacks = importlib.import_module("fsspec.callbacks")
+
+    def hook(size: object, value: object, **more: object) -> None:
+        if is_closing():
+            raise Closing
+
+    return callbacks.Callback(hooks={"closing": hook})
+
+
+class ObjectStore(FilesystemSource):
+    """A bucket or container, and a prefix."""
+
+    def names(self) -> list[str]:
+        with self.told():
+            self._filesystem.invalidate_cache()
+            try:
+                found = self._filesystem.ls(self._url.path, detail=True)
+            except FileNotFoundError as error:
+                if str(error) != self._url.path:  # it is the bucket that is not there
+                    raise
+                found = []
+        self._check_there(info["name"] for info in found)
+        models: dict[str, RemoteModel] = {}
+        for info in found:
+            if info["type"] == "directory":
+                add_file(models, f"{self._below(info['name'])}/", None)
+        return sorted(models)
+
+    def models(self) -> dict[str, RemoteModel]:
+        found = self._find(self._url.path)
+        self._check_there(found)
+        return self._models(found)
+
+    def model(self, name: str) -> RemoteModel | None:
+        return self._models(self._find(f"{self._url.path}/{name}")).get(name)
+
+    def _check_there(self, addresses: Iterable[str]) -> None:
+        """A bucket may be empty. A path without anything below it is no directory; there may be an object of its name."""
+        if "/" in self._url.path and not any(address.startswith(f"{self._url.path}/") for address in addresses):
+            raise SourceError("there is nothing of that name")
+
+    def _find(self, path: str) -> dict[str, dict[str, Any]]:
+        with self.told():
+            self._filesystem.invalidate_cache()
+            found: dict[str, dict[str, Any]] = self._filesystem.find(path, detail=True, withdirs=True)
+        return found
+
+    def _models(self, found: Mapping[str, dict[str, Any]]) -> dict[str, RemoteModel]:
+        models: dict[str, RemoteModel] = {}
+        for address, info in found.items():
+            below = self._below(address)
+            if info["type"] == "directory":
+                add_file(models, f"{below.rstrip('/')}/", None)
+            else:
+                add_file(models, below, RemoteFile(address, identity_of(info), info.get("size")))
+        return models
+
+    def _below(self, address: str) -> str:
+        return address[len(self._url.path) + 1 :]
+
+
+class WebDirectory(FilesystemSource):
+    """A directory on a web server that lists it as a page of links; folders end with a slash."""
+
+    def __init__(self, filesystem: Any, url: RemoteUrl, access: Access, executor: Executor) -> None:
+        """*executor* asks for many files at a time."""
+        super().__init__(filesystem, url, access)
+        self._executor = executor
+
+    def names(self) -> list[str]:
+        return [name for name, is_folder in self._links("") if is_folder and not name.startswith(".")]
+
+    def models(self) -> dict[str, RemoteModel]:
+        models: dict[str, RemoteModel] = {}
+        for name in self.names():
+            self._read(models, name)
+        return models
+
+    def model(self, name: str) -> RemoteModel | None:
+        models: dict[str, RemoteModel] = {}
+        if name in self.names():
+            self._read(models, name)
+        return models.get(name)
+
+    def _read(self, models: dict[str, RemoteModel], name: str) -> None:
+        add_file(models, f"{name}/", None)
+        paths: list[str] = []
+        self._walk(models, f"{name}/", paths, depth=0)
+        for path, file in zip(paths, self._executor.map(self._file, paths), strict=True):
+            add_file(models, path, file)
+
+    def _walk(self, models: dict[str, RemoteModel], folder: str, paths: list[str], depth: int) -> None:
+        if depth > _DEEPEST:
+            raise SourceError(f"{folder} has more than {_DEEPEST} folders inside each other")
+        for name, is_folder in self._links(folder):
+            path = f"{folder}{name}"
+            if is_folder:
+                add_file(models, f"{path}/", None)
+                self._walk(models, f"{path}/", paths, depth + 1)
+            else:
+                paths.append(path)
+
+    def _links(self, folder: str) -> list[tuple[str, bool]]:
+        """(name, whether it is a folder) of what the page of *folder* lists; links to elsewhere are none."""
+        base = f"{self._url.path}/{quote(folder)}"
+        with self.told():
+            found = self._filesystem.ls(base, detail=False)
+        names = {html.unescape(link)[len(base) :] for link in found if link.startswith(base)}
+        if not names and not folder:
+            raise SourceError("the page has no links; expected a list of directories, or the URL of an archive")
+        # Sorting by a column is a link with a query. Caddy begins every name with ./
+        paths = {name.removeprefix("./") for name in names if not _QUERY.search(name)}
+        links = {(unquote(path.removesuffix("/")), path.endswith("/")) for path in paths}
+        # What leads further down, or elsewhere, is not of this page.
+        return sorted((name, is_folder) for name, is_folder in links if name not in ("", ".", "..") and "/" not in name)
+
+    def _file(self, path: str) -> RemoteFile:
+        address = f"{self._url.path}/{quote(path)}"
+        with self.told():
+            info = self.info(address)
+        return RemoteFile(address, identity_of(info), info.get("size"))

@@ -1,0 +1,1 @@
+"""Traces as OpenTelemetry spans: ``--trace-config mode=opentelemetry``, and the extra ``otel``."""

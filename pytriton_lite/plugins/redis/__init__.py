@@ -1,0 +1,1 @@
+"""The response cache in a Redis server: the extra ``redis``."""

@@ -1,0 +1,113 @@
+"""docs/plugins.md: the package on the page is installed, and what it brings is used."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.wire_models import wait_until
+from tests.harness import PROJECT, RunningServer, tensor, write_model
+
+PAGE = (PROJECT / "docs" / "plugins.md").read_text()
+FILES: dict[str, str] = dict(re.findall(r"`([\w./]+)`:\n\n```\w+\n(.*?)```", PAGE, re.DOTALL))
+EMPTY: list[str] = re.findall(r"`([\w./]+)` is empty", PAGE)
+
+CONFIG = """
+input [{ name: "IN" data_type: TYPE_FP32 dims: [2] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [2] }]
+"""
+COUNTING = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.executions = 0
+
+    def execute(self, requests):
+        self.executions += 1
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.full(2, self.executions, np.float32))])]
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the package of the page was installed into."""
+    folder = tmp_path_factory.mktemp("plugins")
+    for name, content in {**FILES, **dict.fromkeys(EMPTY, "")}.items():
+        (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "source" / name).write_text(content)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", f"--target={folder / 'site'}"]
+    done = subprocess.run([*command, str(folder / "source")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "site"
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("traces") / "lines"
+
+
+@pytest.fixture(scope="module")
+def server(installed: Path, traces: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    here, there = tmp_path_factory.mktemp("here"), tmp_path_factory.mktemp("there")
+    write_model(here, "cached", COUNTING, CONFIG + "response_cache { enable: true }")
+    (here / "scaled" / "1").mkdir(parents=True)
+    backend = 'backend: "acme" parameters { key: "factor" value: { string_value: "3" } }'
+    (here / "scaled" / "config.pbtxt").write_text(f"{CONFIG} {backend}")
+    write_model(there, "remote", COUNTING, CONFIG)
+    flags = (
+        f"--model-repository=acme:/{there}",
+        "--cache-config=acme,unused=1",
+        "--trace-config=mode=acme", f"--trace-config=acme,file={traces}",
+        "--trace-config=level=TIMESTAMPS", "--trace-config=rate=1",
+    )  # fmt: skip
+    environ = {"PYTHONPATH": str(installed), "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
+    with RunningServer(here, flags=flags, environ=environ) as running:
+        yield running
+
+
+def values(server: RunningServer, model: str, *given: float) -> list[float]:
+    found: list[float] = server.infer(model, [tensor("IN", "FP32", [2], list(given))]).json["outputs"][0]["data"]
+    return found
+
+
+def test_the_cache_answers_the_second_of_two_equal_requests(server: RunningServer) -> None:
+    assert values(server, "cached", 1, 2) == values(server, "cached", 1, 2)
+    assert values(server, "cached", 3, 4) != values(server, "cached", 1, 2)
+
+
+def test_the_backend_serves_a_model_without_code(server: RunningServer) -> None:
+    assert values(server, "scaled", 1, 2) == [3, 6]
+
+
+def test_the_source_brings_models(server: RunningServer) -> None:
+    assert values(server, "remote", 1, 2) == [1, 1]
+
+
+def test_the_sink_hears_of_requests(server: RunningServer, traces: Path) -> None:
+    values(server, "scaled", 5, 6)
+    wait_until(lambda: re.search(r"^scaled 8 [1-9]\d*$", traces.read_text(), re.MULTILINE) is not None)
+
+
+def test_what_nothing_brings_is_refused_with_what_there_is(installed: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pytriton_lite", "serve", str(tmp_path), "--cache-config=acne,size=1"]
+    environ = {"PYTHONPATH": str(installed), "PATH": ""}
+    done = subprocess.run(command, capture_output=True, text=True, env=environ)
+    assert done.returncode == 1
+    assert "unable to find cache 'acne': expected acme, local or redis" in done.stderr
+
+
+def test_a_plain_serve_imports_no_plug_in() -> None:
+    code = (
+        "import sys, pytriton_lite.app, pytriton_lite.cli\n"
+        "pytriton_lite.cli.parse(['models'], {})\n"
+        "print([name for name in sys.modules if name.startswith('pytriton_lite.plugins')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
