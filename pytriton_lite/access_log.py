@@ -266,7 +266,7 @@ def _words(members: dict[str, Value]) -> str:
 
 
 def _word(value: str) -> str:
-    """As it is, or in quotes where it would not be one word."""
+    """*value* as it is, or in quotes where it would not be one word."""
     text = _shortened(value)
     if _PLAIN.fullmatch(text) is not None:
         return text

@@ -143,7 +143,7 @@ class Watchdog:
         self._timer: threading.Timer | None = None
 
     def end_after(self, seconds: float, status: int, text: str = "") -> None:
-        """In place of what was said before. *text* goes to the log."""
+        """End the process with *status* after so long, in place of what was said before. *text* goes to the log."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = threading.Timer(seconds, self._end, (status, text))
@@ -172,7 +172,7 @@ class App:
         self._engine: Server | None = None
         self._remote: RemoteRepositories | None = None
         self._bound: dict[str, BoundSocket] = {}
-        """By listener: addresses that are taken, and not listened at."""
+        """Addresses that are taken, and not listened at, by listener."""
         self._grpc: Http2Listener | GrpcListener | None = None
         self._http: Listener | None = None
         self._metrics: Listener | None = None

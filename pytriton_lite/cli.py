@@ -213,7 +213,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
 
 
 def _values(inherited: Iterable[Given], given: Iterable[Given]) -> dict[str, Any]:
-    """By field. Raises UsageError."""
+    """The values by field. Raises UsageError."""
     values: dict[str, Any] = {}
     for entry in inherited:
         _take(values, entry, source=f" (environment variable {entry.option.environment})")

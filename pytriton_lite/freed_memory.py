@@ -27,9 +27,9 @@ GROWN_BYTES = 128 << 20
 
 
 TIMES_AT_ONCE = 5
-"""So often is a process that has grown asked at each look: what has made it grow may end at any moment."""
+"""Looks at which a process that has grown gives back at once: what has made it grow may end at any moment."""
 MOST_LOOKS_BETWEEN = 128
-"""So seldom is a process asked that needs what it has: every four minutes."""
+"""Looks between two attempts where a process needs what it has, at most: four minutes."""
 
 
 def _libc() -> ctypes.CDLL | None:

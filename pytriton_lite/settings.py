@@ -34,7 +34,7 @@ from pytriton_lite.scheduling.rate_limit import ResourceSize
 ENVIRONMENT_PREFIX = "PYTRITON_LITE_"
 
 MOST_CONNECTIONS = 16_384
-"""Of one listener, where nobody has said how many: beyond them memory is short before descriptors are."""
+"""Connections of one listener, where nobody has said how many: beyond them memory is short before descriptors are."""
 
 
 class UsageError(Exception):
@@ -1325,7 +1325,7 @@ class Settings:
 
     @property
     def trace_settings(self) -> tuple[TraceSetting, ...]:
-        """Those of --trace-config, behind what the deprecated flags say of settings that it does not name."""
+        """Settings of --trace-config, behind what the deprecated flags say of settings that it does not name."""
         deprecated = [
             *(TraceSetting("", "level", text) for text in self.trace_level),
             TraceSetting("", "rate", str(self.trace_rate)),
@@ -1338,7 +1338,7 @@ class Settings:
 
     @property
     def cache_settings(self) -> tuple[CacheSetting, ...]:
-        """Those of --cache-config, or what the deprecated flag says."""
+        """Settings of --cache-config, or what the deprecated flag says."""
         if self.response_cache_byte_size:
             return (CacheSetting("local", "size", str(self.response_cache_byte_size)),)
         return self.cache_config

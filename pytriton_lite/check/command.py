@@ -77,7 +77,7 @@ class Request:
 
 
 def request_of(values: Mapping[str, Any]) -> Request:
-    """From the values of options, by field. Raises UsageError."""
+    """The request that *values* of options, by field, make. Raises UsageError."""
     if not values.get("model_repository"):
         raise UsageError("error: check needs a directory of models, as in: pytriton-lite check model_repository")
     of_serve = {name: value for name, value in values.items() if name not in (_FORMAT.field, _WARNINGS_AS_ERRORS.field)}
@@ -114,7 +114,7 @@ def _check(places: Sequence[Path | RemoteUrl], settings: Settings) -> tuple[list
 
 
 def _check_remote(settings: Settings, urls: Sequence[RemoteUrl]) -> tuple[list[Finding], int]:
-    """Of copies, as a server has them; findings name the places that were copied."""
+    """Check copies, as a server has them; findings name the places that were copied."""
     from pytriton_lite.remote.repositories import RemoteRepositories  # what few repositories need
 
     try:

@@ -30,7 +30,7 @@ PARAMETERS = (
     "BATCH_ANY_SHAPES",
     "BATCH_TENSORS",
 )
-"""Those with a meaning to the server (docs/model-configuration.md)."""
+"""Parameters with a meaning to the server (docs/model-configuration.md)."""
 
 _CLOSE = 0.75
 """How much alike two names must be for one to be a slip of the other; of difflib."""
@@ -40,7 +40,7 @@ _FEW = 10
 
 
 def hint_for(text: str) -> str:
-    """For the first line of the table that fits; "" where the sentence says it all."""
+    """The hint of the first line of the table that fits; "" where the sentence says it all."""
     for pattern, hint in _TABLE:
         found = pattern.search(text)
         if found is not None:

@@ -14,7 +14,7 @@ _CLASS = "TritonPythonModel"
 _COMPLETES = "auto_complete_config"
 
 _WRITE_NAMES = frozenset({"globals", "vars", "setattr", "exec", "eval", "__import__", "modules", "__dict__"})
-"""Whoever calls or touches one of these may define names that no parser sees."""
+"""Names with which code may define others that no parser sees."""
 
 
 @dataclass(frozen=True)

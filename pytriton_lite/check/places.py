@@ -12,7 +12,7 @@ _INDEX = re.compile(r'\["[^"]*"\]|\[\d+\]')
 
 
 def place_of(field: str, places: Mapping[str, Place]) -> Place:
-    """That of *field*, or of the innermost that is written of those that it belongs to."""
+    """The place of *field*, or of the innermost that is written of those that it belongs to."""
     while field:
         if field in places:
             return places[field]

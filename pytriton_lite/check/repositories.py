@@ -66,7 +66,7 @@ class Rules:
     backends: Mapping[str, Path] = field(default_factory=dict)
     gpu_ids: Sequence[int] = ()
     resources: Sequence[ResourceSize] | None = None
-    """Of what the rate limiter has to give, as for `RateLimiter`; None without one."""
+    """What the rate limiter has to give, as for `RateLimiter`; None without one."""
 
 
 @dataclass

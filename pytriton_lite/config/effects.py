@@ -1,4 +1,4 @@
-"""Which fields of a configuration are read and do nothing."""
+"""Fields of a configuration that are read and do nothing."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class EnsemblePlan:
 
 
 def _takers(steps: Iterable[PlannedStep]) -> dict[str, tuple[PlannedStep, ...]]:
-    """Of *steps* those that take a tensor, as often as they do, by its name."""
+    """The *steps* that take a tensor, as often as they do, by its name."""
     takers: dict[str, list[PlannedStep]] = {}
     for step in steps:
         for tensor in step.inputs.values():
@@ -185,7 +185,7 @@ class _Claim:
     datatype: DataType
     dims: tuple[int, ...]
     full_dims: tuple[int, ...]
-    """With the batch dimension, if the model has one."""
+    """Shape with the batch dimension, if the model has one."""
 
 
 def _claim(model: ModelConfig, spec: TensorSpec, dims: tuple[int, ...]) -> _Claim:
@@ -318,7 +318,7 @@ def _inherited_labels(
     producers: Mapping[str, int],
     outputs: Sequence[TensorSpec],
 ) -> dict[str, Sequence[str]]:
-    """Of outputs of the ensemble that are outputs with labels of a composing model."""
+    """Labels of the ensemble's outputs that are outputs with labels of a composing model."""
     inherited: dict[str, Sequence[str]] = {}
     for spec in outputs:
         number = producers.get(spec.name)

@@ -19,7 +19,7 @@ class InstanceKind(enum.Enum):
     """The value is what a model is told as ``model_instance_kind``."""
 
     AUTO = "AUTO"
-    """Not decided yet; no group has it after `resolve_instance_groups`."""
+    """A kind that is not decided yet; no group has it after `resolve_instance_groups`."""
     CPU = "CPU"
     GPU = "GPU"
     MODEL = "MODEL"
@@ -111,7 +111,7 @@ def resolve_instance_groups(message: model_config_pb.ModelConfig, gpu_ids: Seque
 
 
 def fill_instance_groups(message: model_config_pb.ModelConfig, gpu_ids: Sequence[int]) -> None:
-    """As `resolve_instance_groups`, without the check."""
+    """Do what `resolve_instance_groups` does, without the check."""
     if message.HasField("ensemble_scheduling"):
         return
     if not message.instance_group:

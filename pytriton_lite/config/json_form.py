@@ -89,7 +89,7 @@ def _single(field: Any, value: Any) -> Any:
 
 
 def _number(value: float, *, is_single: bool) -> int | float | str:
-    """As the C++ printer writes it: 0 for 0.0, 0.1 for the single-precision number next to it, else nine digits."""
+    """*value* as the C++ printer writes it: 0 for 0.0, 0.1 for the single-precision number next to it, else nine digits."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):

@@ -22,7 +22,7 @@ _METRIC_TAG = re.compile(r"(?!_)[a-zA-Z0-9_]*", re.ASCII)
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?", re.ASCII)
 
 _MOST_DIGITS = 18
-"""Of a number in a parameter. Python refuses to convert thousands of them."""
+"""Digits of a number in a parameter, at most. Python refuses to convert thousands of them."""
 
 
 def broken_backend(

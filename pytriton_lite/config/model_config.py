@@ -206,7 +206,7 @@ class ModelConfig:
     without_effect: tuple[str, ...]
     """Paths of fields that are not at their default and mean nothing to a Python model."""
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Of outputs that have a label file, its lines; there once `check_for_load` has returned it."""
+    """Lines of the label file, by output that has one; there once `check_for_load` has returned it."""
     initial_states: Mapping[str, bytes] = field(default_factory=dict)
     """What states of sequences begin with that do not begin with zeros, by the names of their inputs; there once
     `check_for_load` has returned it."""

@@ -191,7 +191,7 @@ def _enum(enum_type: Any, value: Scalar) -> int | None:
 
 
 def _shown(value: Json) -> str:
-    """As the parser repeats a value."""
+    """*value* as the parser repeats it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return f'"{value}"' if isinstance(value, str) else str(value)

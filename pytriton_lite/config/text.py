@@ -67,7 +67,7 @@ def parse_model_config(text: str, *, source: str) -> model_config_pb.ModelConfig
 
 
 def read_config_text(text: str, *, source: str) -> ConfigText:
-    """As `parse_model_config`, but with all that is wrong: a field that cannot be read is passed over."""
+    """Parse as `parse_model_config` does, but tell all that is wrong: a field that cannot be read is passed over."""
     message = model_config_pb.ModelConfig()
 
     line_ends = [found.start() for found in re.finditer("\n", text)]
@@ -272,7 +272,7 @@ class _Parser:
         self._expect(closing)
 
     def _pass_over_field(self) -> None:
-        """To the end of the field that begins here: its name, a colon, and what stands there, brackets with all they hold.
+        """Go to the end of the field that begins here: its name, a colon, and what stands there, brackets with all they hold.
 
         What makes no sense is passed over up to the next line, to what looks like a field, or to the end of the message.
         """

@@ -59,7 +59,9 @@ def _broken_names(sequence: model_config_pb.ModelSequenceBatching, model_name: s
 def _broken_kind(
     sequence: model_config_pb.ModelSequenceBatching, kind: int, names: list[tuple[int, BrokenRule]], model_name: str
 ) -> Iterator[BrokenRule]:
-    """Of *kind* there is one control at most. What is in *names* is found, and taken out, on the way of the first kind."""
+    """Check that there is one control of *kind* at most.
+
+    What is in *names* is found, and taken out, on the way of the first kind."""
     found = False
     for at, tensor in enumerate(sequence.control_input):
         while names and names[0][0] == at:

@@ -21,7 +21,7 @@ from pytriton_lite.proto import model_config_pb
 _FOLDER = "warmup"
 
 _LENGTH_BYTES = 4
-"""Of an empty string, which is its length alone."""
+"""Size of an empty string, which is its length alone."""
 
 _FLOATS = (dtypes.FP16, dtypes.BF16, dtypes.FP32, dtypes.FP64)
 

@@ -16,9 +16,9 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Tensor, element_count
 
 MAX_ELEMENTS = 1_000_000
-"""Of one batch item; newer Triton's limit."""
+"""Elements of one batch item, at most; newer Triton's limit."""
 MAX_TEXTS = 100_000
-"""In one output. They are made in the event loop, which they would keep busy for 1.5 s a million."""
+"""Texts in one output, at most. They are made in the event loop, which they would keep busy for 1.5 s a million."""
 
 _FLOATS = (dtypes.FP32, dtypes.FP64)
 _INTEGERS = (

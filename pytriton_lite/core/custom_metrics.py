@@ -110,7 +110,7 @@ class MetricRegistry:
         self._numbers = itertools.count(1)
 
     def families(self) -> Collection[Family]:
-        """In the order in which their names came up."""
+        """The families in the order in which their names came up."""
         return self._families.values()
 
     def new_family(self, *, name: str, description: str, kind: int) -> int:
@@ -215,7 +215,7 @@ def _refuse_server_names(family: Family) -> None:
 
 
 def _bounds(buckets: Sequence[float]) -> tuple[float, ...]:
-    """Without a +Inf at the end, which every histogram has of itself. Raises InferenceError if they do not ascend."""
+    """*buckets* without a +Inf at the end, which every histogram has of itself. Raises InferenceError if they do not ascend."""
     # `not <` and not `>=`: NaN is in no order.
     if any(not low < high for low, high in itertools.pairwise(buckets)) or any(map(math.isnan, buckets)):
         raise _refusal("Bucket Boundaries must be strictly sorted")

@@ -13,9 +13,9 @@ class DataType:
     """A data type of the protocol. Compare by identity: every type is a constant of this module."""
 
     name: str
-    """As on the wire: ``FP32``, ``BYTES``; ``<invalid>`` for a name that no table knows."""
+    """Name on the wire: ``FP32``, ``BYTES``; ``<invalid>`` for one that no table knows."""
     config_name: str
-    """As in config.pbtxt: ``TYPE_FP32``, ``TYPE_STRING``."""
+    """Name in config.pbtxt: ``TYPE_FP32``, ``TYPE_STRING``."""
     number: int
     """The value of the protobuf enum and of ``pb_utils.triton_to_numpy_type``, 1 to 14; 0 is invalid."""
     itemsize: int

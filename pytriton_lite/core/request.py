@@ -117,7 +117,7 @@ class InferenceResponse:
 
 
 class ResponseReceiver(Protocol):
-    """Whoever gets the responses to a request. Called in the event loop; must not raise, and must not wait."""
+    """A client's end of a request: it gets the responses. Called in the event loop; must not raise, and must not wait."""
 
     def on_response(self, response: InferenceResponse | InferenceError | None, *, is_final: bool) -> None:
         """A response, or an error in place of one, which ends the request only with *is_final*.

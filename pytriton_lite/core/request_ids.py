@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 _MOST_IDS = 8
 _LONGEST_ID = 128
-"""Of a batch's ids, and of characters in each, that a log line repeats: clients choose both."""
+"""Ids of a batch, and characters of each, that a log line repeats: clients choose both."""
 
 
 def described(request_ids: Sequence[str]) -> str:

@@ -78,9 +78,9 @@ class RequestState(enum.Enum):
     DEFERRED = "DEFERRED"
     """``execute`` has returned, and the model is going to send the response, or more of them."""
     ANSWERED = "ANSWERED"
-    """Its last response is here, and leaves after those to earlier requests (``preserve_ordering``)."""
+    """The last response is here, and leaves after those to earlier requests (``preserve_ordering``)."""
     ENDED = "ENDED"
-    """Its receiver has heard the last, or would have if it had not cancelled. The end."""
+    """The receiver has heard the last, or would have if it had not cancelled. The end."""
 
 
 REQUEST_TRANSITIONS: Transitions[RequestState] = {

@@ -97,16 +97,16 @@ class Timeline:
         self.peer = ""
         """Address of the client, as far as the front end knows."""
         self.parent = ""
-        """Of a request that a model makes: the `Trace.context` of the request that it is made for, if the worker says so."""
+        """The `Trace.context` of the request for which a model makes this one, if the worker says so."""
         self.batch_size = 0
-        """Of the request."""
+        """Batch size of the request."""
         self.executed_batch_size = 0
-        """Of the execution that it was part of."""
+        """Batch size of the execution that it was part of."""
         self.status = 0
         """HTTP status or gRPC status code, as sent. 0 is OK for gRPC, and for HTTP a client that went away unanswered."""
         self.error = ""
         self.bytes_received = 0
-        """Of the body, or message."""
+        """Bytes of the body, or message."""
         self.bytes_sent = 0
         self.responses = 0
         self.receiving_ns = 0
@@ -128,10 +128,10 @@ class Timeline:
         """The engine handed over the last response, or the error."""
         self.sending_ns = 0
         self.sent_ns = 0
-        """Of a request that a model makes: its end."""
+        """The last byte was handed to the transport; the end of a request that a model makes."""
         self.trace: Trace | None = None
         self.trace_id = ""
-        """Of the W3C trace that the client says its request is part of, or that a tracer began."""
+        """Id of the W3C trace that the client says its request is part of, or that a tracer began."""
         self.on_finish: tuple[Listener, ...] = ()
         self.on_complete: tuple[Listener, ...] = ()
         self.is_finished = False
@@ -172,12 +172,12 @@ class Timeline:
 
     @property
     def trace_context(self) -> str:
-        """For the worker; empty for a request that is not traced."""
+        """Context for the worker; empty for a request that is not traced."""
         return self.trace.context if self.trace is not None else ""
 
     @property
     def step_context(self) -> str:
-        """For the steps of an ensemble, as `trace_context`."""
+        """Context for the steps of an ensemble; empty for a request that is not traced."""
         return self.trace.step_context if self.trace is not None else ""
 
     def arrived(self, request_id: str, version: int) -> None:

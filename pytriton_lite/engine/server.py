@@ -72,7 +72,7 @@ EXTENSIONS = (
     "trace",
     "logging",
 )
-"""Those that are served today, in Triton's order."""
+"""Extensions that are served today, in Triton's order."""
 
 
 _UNLOAD_SIBLING_S = 10.0
@@ -121,13 +121,13 @@ class ServerOptions:
     cache: ResponseCache | None = None
     """The response cache, which the server opens and closes; None without one."""
     resource_sizes: tuple[ResourceSize, ...] | None = None
-    """Of what the rate limiter has to give; None without one."""
+    """What the rate limiter has to give; None without one."""
     max_receiving_bytes: int | None = None
-    """Of requests that are not yet whole; None without a limit."""
+    """Bytes of requests that are not yet whole; None without a limit."""
     unanswered: UnansweredLimits = field(default_factory=UnansweredLimits)
-    """Of all models together."""
+    """Limits of all models together."""
     overload_code: ErrorCode = ErrorCode.UNAVAILABLE
-    """Of what is refused because too much waits."""
+    """Code of what is refused because too much waits."""
 
 
 class Server:
@@ -230,7 +230,7 @@ class Server:
         return True
 
     async def is_model_ready(self, name: str, version: int | None) -> bool:
-        """As `would_serve`, for clients: not when the server is about to stop."""
+        """Whether clients are to be told that it is ready: `would_serve`, and the server is not about to stop."""
         return self._state is not ServerState.DRAINING and await self.would_serve(name, version)
 
     async def would_serve(self, name: str, version: int | None) -> bool:
@@ -287,7 +287,7 @@ class Server:
         return list(self._models.by_id.values())
 
     def cache_statistics(self) -> CacheStatistics | None:
-        """Of the response cache in this process; None without one."""
+        """Statistics of the response cache in this process; None without one."""
         return self._cache.statistics if self._cache is not None else None
 
     @staticmethod
@@ -342,11 +342,11 @@ class Server:
     # ------------------------------------------------------------------------------------------ log
 
     def log_settings(self) -> LogSettings:
-        """Those of now."""
+        """The log settings of now."""
         return self._log_settings
 
     def update_log_settings(self, settings: LogSettings) -> None:
-        """For the server's own lines and those of all models, from the next one on. ``file`` must be what it was."""
+        """Change the server's own lines and those of all models, from the next one on. ``file`` must be what it was."""
         self._log_settings = settings
         self._options.workers.log_levels.set(settings.levels)
         if self._on_log_settings is not None:
@@ -503,7 +503,7 @@ class Server:
             )
 
     def begin_drain(self) -> None:
-        """Not ready any more, and no more loads: those under way end without success. Every request is served on."""
+        """Be not ready any more, and load no more: loads under way end without success. Every request is served on."""
         if self._state in (ServerState.DRAINING, ServerState.EXITING, ServerState.STOPPED):
             return
         self._state = move(SERVER_TRANSITIONS, self._state, ServerState.DRAINING)

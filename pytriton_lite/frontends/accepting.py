@@ -20,7 +20,7 @@ from pytriton_lite.frontends.addresses import BoundSocket
 logger = logging.getLogger(__name__)
 
 _ACCEPTS_PER_TURN = 64
-"""So that a flood of connections leaves the loop to those that are there."""
+"""Connections accepted in a turn, so that a flood of them leaves the loop to those that are there."""
 _PAUSE_S = 0.5
 """Until the next try where the system has no descriptors or no memory for a connection, which then waits in its queue."""
 _HANDSHAKE_S = 1.0

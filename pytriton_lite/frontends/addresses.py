@@ -102,7 +102,7 @@ class BoundSocket(NamedTuple):
     shown: str
     """The address in texts of errors."""
     file: SocketFile | None
-    """Of a Unix socket."""
+    """The file of a Unix socket; None for any other."""
 
     @property
     def address(self) -> tuple[str, int]:

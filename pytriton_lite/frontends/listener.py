@@ -49,9 +49,9 @@ GONE = "pytriton_lite.gone"
 
 _MAX_HEADERS = 256  # of one request; servers allow between 100 and 2000
 _SMALLEST_SLICE, _LARGEST_SLICE = 2 << 10, 256 << 10
-"""Of what was read, that the parser is given at a time: from what 80 empty requests need to what one read brings."""
+"""Bytes that the parser is given at a time: from what 80 empty requests need to what one read brings."""
 _FEW_CALLS = 16
-"""Of the parser for a slice; then the next one is twice as long."""
+"""Calls of the parser for a slice, below which the next one is twice as long."""
 _CLOSE = (b"connection", b"close")
 _LEAST_PROGRESS = 1 << 10
 _NOTHING = memoryview(b"")
@@ -94,16 +94,16 @@ class ConnectionLimits:
     """What one connection may take of the server before a request of it is complete."""
 
     head_bytes: int = 64 << 10
-    """Of a request line and its headers, or of the trailers behind a body. h11 allows as much, Node a quarter of it."""
+    """Size of a request line and its headers, or of the trailers behind a body. h11 allows as much, Node a quarter of it."""
     head_timeout_s: float = 60.0
-    """From the first byte of a head, or from the connection's beginning, to the end of the head. nginx's, too."""
+    """Time from the first byte of a head, or from the connection's beginning, to the end of the head. nginx's, too."""
     idle_timeout_s: float = 620.0
     """Between an answer and the next request, at least. An idle connection should outlive the balancer's own idle timeout,
     or the balancer sends a request into a closing socket: 60 s at AWS's, 600 s at Google's. Triton never closes one."""
     connections: int = 1 << 16
-    """That may be open at a time; the one that is too many is closed at once."""
+    """Connections that may be open at a time; the one that is too many is closed at once."""
     stall_timeout_s: float = 60.0
-    """In which a client has to move 1 KiB of the body that it owes, or of the answers that it has not read; 0 is no limit."""
+    """Time in which a client has to move 1 KiB of the body that it owes, or of the answers that it has not read; 0 is none."""
 
 
 class _ResetWatch:
@@ -315,7 +315,7 @@ class _State(ServerState):
         self.drained = asyncio.Event()
 
     def protocols(self) -> list[ListenerProtocol]:
-        """Those of all connections."""
+        """Protocols of all connections."""
         return list(self.connections)  # type: ignore[arg-type]  # uvicorn's has a union of its own classes
 
 
@@ -418,14 +418,14 @@ class ListenerProtocol(HttpToolsProtocol):
         self._limits = self.server_state.limits
         self._is_in_head = False
         self._is_in_fields = False
-        """In a head, or where trailers may be: behind the beginning of a chunk of which no byte has come."""
+        """Whether it is in a head, or where trailers may be: behind the beginning of a chunk of which no byte has come."""
         self._fields_begun = 0
         self._fields_bytes = 0
-        """Of the pieces that were nothing but the fields that are being read."""
+        """Bytes of the pieces that were nothing but the fields that are being read."""
         self._piece_bytes = 0
         self._slice_bytes = _SMALLEST_SLICE
         self._calls = 0
-        """Of the parser, in the slice that it is given."""
+        """Calls of the parser, in the slice that it is given."""
         self._rest = _NOTHING
         """Read and not yet parsed; while there is any, nothing is read."""
         self._is_parsing = False
@@ -445,7 +445,7 @@ class ListenerProtocol(HttpToolsProtocol):
         self._gone: asyncio.Future[None] | None = None
         self._is_refused = False
         self._refusal: _Refused | None = None
-        """To be written behind the answers that are due."""
+        """The refusal that is to be written behind the answers that are due."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
@@ -630,7 +630,7 @@ class ListenerProtocol(HttpToolsProtocol):
             super().on_headers_complete()
 
     def on_chunk_header(self) -> None:
-        """Of the last chunk, too, behind which trailers may come."""
+        """Begin to count fields: behind the last chunk trailers may come."""
         self._calls += 1
         self._is_in_fields = True
         self._fields_begun += 1
@@ -727,7 +727,7 @@ class ListenerProtocol(HttpToolsProtocol):
                 self._refuse(_Refused(408, f"less than 1 KiB of the request's body has come in {timeout_s:g} s"))
 
     def note_large_answer(self, nbytes: int) -> None:
-        """So many bytes of an answer were given to the transport."""
+        """Count *nbytes* of an answer that were given to the transport."""
         self.server_state.unread.wrote(self, nbytes)
 
     def unread_bytes(self) -> int:

@@ -36,9 +36,9 @@ class Restriction:
 
     def __init__(self, header: str, value: str) -> None:
         self.header = header
-        """As it was typed, for the text of a refusal."""
+        """The header as it was typed, for the text of a refusal."""
         self.name = header.lower().encode()
-        """As it is looked for: lower-case, which is all that HTTP/2 and ASGI know."""
+        """The header as it is looked for: lower-case, which is all that HTTP/2 and ASGI know."""
         self._value = value.encode("utf-8", "surrogateescape")
 
     def permits(self, value: bytes | None) -> bool:

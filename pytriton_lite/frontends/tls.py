@@ -114,7 +114,7 @@ class RenewedContext:
         self._look: asyncio.Task[None] | None = None
 
     async def current(self) -> ssl.SSLContext:
-        """For a connection that has just come."""
+        """The context for a connection that has just come."""
         loop = asyncio.get_running_loop()
         if self._look is None and (self._looked_at is None or loop.time() - self._looked_at >= LOOK_EVERY_S):
             self._look = loop.create_task(self._renew())

@@ -43,18 +43,18 @@ class _Record:
     unread: int = 0
     written: int = 0
     was_seen: bool = False
-    """It was there at the last look, and has had the time since to read."""
+    """Whether it was there at the last look, and has had the time since to read."""
 
 
 class UnreadBudget:
-    """So many bytes may lie unread, on all connections of one event loop together."""
+    """A budget of bytes that may lie unread, on all connections of one event loop together."""
 
     def __init__(self, limit: int | None) -> None:
         """None is no limit."""
         self._limit = math.inf if limit is None else limit
         self._records: dict[Reader, _Record] = {}
         self._most = 0
-        """Not less than what is unread: what was at the last count, and what was written since."""
+        """An upper bound of what is unread: what was at the last count, and what was written since."""
         self._timer: asyncio.TimerHandle | None = None
 
     @property

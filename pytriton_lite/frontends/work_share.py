@@ -55,7 +55,7 @@ class WorkShare:
         self._call_soon = call_soon
         self._clock = clock
         self._spent_s = 0.0
-        """In this turn; up to `_UNCOUNTED_S` of it in earlier ones."""
+        """Time spent in this turn; up to `_UNCOUNTED_S` of it in earlier ones."""
         self.began_at = 0.0
         """When the last slice began, by the clock."""
         self._newcomers: deque[Waiting] = deque()

@@ -93,7 +93,7 @@ def receive_descriptor(sock: socket.socket) -> int:
 
 
 def wait_descriptor(sock: socket.socket) -> int:
-    """As `receive_descriptor`, but it may still be on its way. Raises ProtocolError when the peer is gone."""
+    """`receive_descriptor` for one that may still be on its way. Raises ProtocolError when the peer is gone."""
     return _received(sock, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 
 

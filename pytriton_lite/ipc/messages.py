@@ -99,15 +99,15 @@ class Place(enum.IntEnum):
     INLINE = 0
     """Behind the spec, in this message."""
     SLOT = 1
-    """In a slot of the sender's arena."""
+    """The bytes are in a slot of the sender's arena."""
     INPUT = 2
-    """Of a worker: input number ``offset`` (request << 32 | input) of batch ``slot``, with the data that came in (5.3)."""
+    """Said by a worker: input number ``offset`` (request << 32 | input) of batch ``slot``, with the data that came in (5.3)."""
     GIVEN = 3
-    """Of a worker: what the engine gave it in ``slot``, from ``offset`` on, and it still holds: a tensor of a REPLY."""
+    """Said by a worker: what the engine gave it in ``slot``, from ``offset`` on, and it still holds: a tensor of a REPLY."""
     SHARED = 4
-    """Of the engine: in a slot that others may look at, too; who wants to write takes a copy."""
+    """Said by the engine: in a slot that others may look at, too; who wants to write takes a copy."""
     REGION = 5
-    """In shared memory of a client. Of a worker: an output that it has put into the window that the request gave for it."""
+    """Shared memory of a client. Said by a worker: an output that it has put into the window that the request gave for it."""
 
 
 # ---------------------------------------------------------------------------------------------- control page
@@ -394,11 +394,11 @@ class Fate(enum.IntEnum):
     """What became of a request in its batch, other than an answer or an error, as `_ANSWER` says it."""
 
     SKIPPED = 253
-    """It was cancelled before ``execute`` began, which was not called for it, or its coroutine was cancelled with it."""
+    """Cancelled before ``execute`` began, which was not called for the request, or its coroutine was cancelled with it."""
     RESCHEDULED = 254
     """The model wants it again (model API, 4.5)."""
     DEFERRED = 255
-    """It is answered by RESPONSE frames: one flagged final has come before, or will come."""
+    """The request is answered by RESPONSE frames: one flagged final has come before, or will come."""
 
 
 @dataclass(slots=True)
@@ -712,7 +712,7 @@ _REFUSAL = struct.Struct("<QB")
 
 
 def cancel_frame(batch: int, index: int) -> bytes:
-    """Nobody waits for request *index* of *batch* any more."""
+    """The frame that says that nobody waits for request *index* of *batch* any more."""
     return frame(Kind.CANCEL, [_CANCEL.pack(batch, index)])
 
 

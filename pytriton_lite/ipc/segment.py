@@ -182,7 +182,7 @@ class SharedWords:
         os.pwrite(self._fd, value.to_bytes(8, sys.byteorder), index * 8)
 
     def release(self) -> None:
-        """As of a memoryview; the descriptor is the segment's."""
+        """See `memoryview.release`; the descriptor is the segment's."""
 
 
 Words = memoryview | SharedWords

@@ -107,7 +107,7 @@ class Cache:
 
 
 def content_key(model: str, path: str, identity: str) -> str:
-    """Of a file by its *path* in the *model*'s directory and what its source calls its content."""
+    """The key of a file by its *path* in the *model*'s directory and what its source calls its content."""
     return _key_start(model) + _digest(f"{path}\0{identity}")[:32]
 
 

@@ -84,7 +84,7 @@ class LocalCopy:
             return True
 
     def _create(self, name: str, remote: RemoteModel, contents: Mapping[str, Path]) -> None:
-        """In one step: a directory of that name, which may be an empty one by `show`, is replaced."""
+        """Create the copy in one step: a directory of that name, which may be an empty one by `show`, is replaced."""
         staged = self._view.new_path()
         staged.mkdir()
         try:

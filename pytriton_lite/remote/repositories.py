@@ -40,7 +40,7 @@ _LOCK_CHECK_S = 0.2
 
 
 class RemoteRepositories:
-    """Those of one server. Its owner closes it after the last worker has ended."""
+    """The remote repositories of one server. Its owner closes it after the last worker has ended."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class RemoteRepositories:
         return result
 
     def refresh_model(self, name: str) -> None:
-        """As `refresh`, of one model in all repositories. Raises PollError; the local copy is then as it was.
+        """`refresh` one model in all repositories. Raises PollError; the local copy is then as it was.
 
         *name* is what a client sent or a configuration says; one that cannot be a model's has none.
         """
@@ -312,7 +312,7 @@ class _Repository:
 
 
 def _why(error: OSError) -> str:
-    """Of a whole tree shutil tells every file that it failed for; the first says enough."""
+    """The reason of *error*. Of a whole tree shutil tells every file that it failed for; the first says enough."""
     return str(error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror or error)
 
 

@@ -48,7 +48,7 @@ class Source(Protocol):
     """One remote repository. All methods raise SourceError, and Closing after `interrupt`."""
 
     def names(self) -> list[str]:
-        """Of the models, without a look at what is in them."""
+        """Names of the models, without a look at what is in them."""
 
     def models(self) -> dict[str, RemoteModel]: ...
 

@@ -1,4 +1,4 @@
-"""Which models are made of which others, and what is wrong about it (repository.md, section 6).
+"""Models that are made of others, and what is wrong about it (repository spec, section 6).
 
 Models are called by whatever identifies them, a name or a `ModelId`; what it prints is what the texts say. ``composing`` has
 for each ensemble the models of its steps; who is not in it, or has none, is no ensemble.
@@ -62,13 +62,13 @@ def check_composing(
 
 
 def missing_error(label: str, missing: Iterable[object]) -> InferenceError:
-    """For an ensemble with models that do not exist, or of whose names there are several."""
+    """The error of an ensemble with models that do not exist, or of whose names there are several."""
     names = ", ".join(map(str, missing))
     return invalid(f"ensemble {label} contains models that are not available or ambiguous: {names}")
 
 
 def circle_error(circle: Iterable[Hashable]) -> InferenceError:
-    """For the first model of a *circle* as `find_circle` gives it."""
+    """The error of the first model of a *circle* as `find_circle` gives it."""
     first, *others = circle
     last = others[-1] if others else first
     return invalid(f"circular dependency between ensembles: {first} -> ... -> {last} -> {first}")

@@ -114,7 +114,7 @@ def list_models(roots: Sequence[Path], *, namespaces: Mapping[Path, str] | None 
 
 
 def scan_repositories(roots: Sequence[Path], *, namespaces: Mapping[Path, str] | None = None) -> Scan:
-    """As `list_models`, and of a model's directory the names of its versions."""
+    """Do what `list_models` does, and read the names of versions of each model's directory."""
     listing = list_models(roots, namespaces=namespaces)
     models = {key: _read(root, key.name, namespaces=namespaces) for key, root in listing.models.items()}
     return Scan(models, listing.duplicates, listing.notices, listing.unreadable)

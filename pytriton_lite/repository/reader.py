@@ -43,7 +43,7 @@ class HeldFiles(Protocol):
     directory: ModelDirectory
 
     def remove(self) -> None:
-        """Nobody needs them any more."""
+        """Remove the files: nobody needs them any more."""
 
 
 class RemoteCopies(Protocol):
@@ -60,7 +60,7 @@ class RemoteCopies(Protocol):
         """Copy every model, and of those that are here what has changed. *roots* are those of the copies, None for all."""
 
     def refresh_model(self, name: str) -> None:
-        """As `refresh`, of one model in all of them. Raises PollError; the copy is then as it was."""
+        """`refresh` one model in all of them. Raises PollError; the copy is then as it was."""
 
     def pin(self, directory: ModelDirectory) -> HeldFiles | None:
         """Files that stay, for a model that is to be served from *directory*; None where it is no copy. Raises PollError."""
@@ -71,7 +71,7 @@ class RemoteCopies(Protocol):
 
 @dataclass(frozen=True)
 class RepositoryOptions:
-    """As in ``ServerOptions``."""
+    """Options of ``ServerOptions`` that say how repositories are read."""
 
     roots: tuple[Path, ...]
     strict_config: bool = False
@@ -102,7 +102,7 @@ class Polled:
     config: ModelConfig
     selection: Selection
     times: ChangeTimes
-    """To remember, so that a later look finds out whether anything has changed since."""
+    """Times to remember, so that a later look finds out whether anything has changed since."""
     files: HeldFiles | None
 
     @property
@@ -170,7 +170,7 @@ class ModelReader:
         return list_models(self._options.roots, namespaces=self._namespaces)
 
     def scan_as_shown(self) -> Scan:
-        """As `listing`, with versions."""
+        """`listing` with versions."""
         self._show()
         return self.scan()
 
@@ -184,7 +184,7 @@ class ModelReader:
         return refreshed, scan_repositories([root], namespaces=self._namespaces)
 
     def scan(self) -> Scan:
-        """Of remote models those that were copied, or shown before."""
+        """Models and their versions; of remote ones those that were copied, or shown before."""
         return scan_repositories(self._options.roots, namespaces=self._namespaces)
 
     def find(self, name: str) -> list[ModelDirectory]:
@@ -298,7 +298,7 @@ class ModelReader:
     def changed(
         self, directories: Iterable[ModelDirectory], remembered: Mapping[ModelId, ChangeTimes]
     ) -> list[ModelDirectory]:
-        """Those of *directories* that are new or were modified since."""
+        """The *directories* that are new or were modified since."""
         return [
             directory
             for directory in directories

@@ -31,7 +31,7 @@ class Scratch:
 
     @classmethod
     def of_model(cls) -> Scratch:
-        """For files that came with a load request. Raises OSError."""
+        """A directory for files that came with a load request. Raises OSError."""
         return cls(_MODELS)
 
     def new_folder(self) -> Path:

@@ -1,4 +1,4 @@
-"""Which of the versions on disk are served (repository.md, section 1.1)."""
+"""The choice of the versions on disk that are served (repository spec, section 1.1)."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ class Found(NamedTuple):
 
     entry: str
     path: str
-    """In the model's directory."""
+    """Path in the model's directory."""
     is_directory: bool
     size: int
     time_ns: int
@@ -47,7 +47,7 @@ def walk(directory: Path, is_passed_over: Callable[[str], bool]) -> Iterator[Fou
 
 
 def _entries(directory: str | Path, is_passed_over: Callable[[str], bool]) -> list[os.DirEntry[str]]:
-    """In an order that is always the same; who takes them from the end takes links last."""
+    """Entries in an order that is always the same; who takes them from the end takes links last."""
     try:
         with os.scandir(directory) as entries:
             kept = [entry for entry in entries if not is_passed_over(entry.name)]

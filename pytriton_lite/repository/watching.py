@@ -40,7 +40,7 @@ def is_passed_over(name: str) -> bool:
 
 
 def take_snapshot(directory: Path) -> Snapshot:
-    """Of everything in *directory* now. What vanishes meanwhile is left out."""
+    """A snapshot of everything in *directory* now. What vanishes meanwhile is left out."""
     snapshot: dict[str, tuple[int, int]] = {}
     for found in walk(directory, is_passed_over):
         if found.is_directory:

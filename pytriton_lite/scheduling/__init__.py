@@ -1,1 +1,4 @@
-"""Which requests run together, in which order, and when. Nothing here awaits or reads a clock: time comes in as ``now_ns``."""
+"""Schedulers: which requests run together, in which order, and when.
+
+Nothing here awaits or reads a clock: time comes in as ``now_ns``.
+"""

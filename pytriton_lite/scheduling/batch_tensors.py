@@ -26,7 +26,7 @@ _Share = tuple[_Shape, bytes]
 """The shape and the data of one request's part."""
 
 _BYTES_EACH = 4
-"""Of an element; it is an INT32 or an FP32."""
+"""Size of an element; it is an INT32 or an FP32."""
 
 
 class BatchInputs:
@@ -44,7 +44,7 @@ class BatchInputs:
             ticket.controls = controls + own
 
     def of(self, requests: Sequence[InferenceRequest], shape_of: ShapeOf) -> list[list[Tensor]]:
-        """Those of each of *requests*, which make a batch, in the order of the configuration."""
+        """Batch inputs of each of *requests*, which make a batch, in the order of the configuration."""
         tensors: list[list[Tensor]] = [[] for _ in requests]
         for batch_input in self._inputs:
             shapes = [_source_shape(request, batch_input.source, shape_of) for request in requests]

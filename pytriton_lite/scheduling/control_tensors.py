@@ -55,7 +55,7 @@ class ControlTensors:
             )
 
     def of(self, request: InferenceRequest) -> list[Tensor]:
-        """In the order of the configuration, for a request as it stands now: an iterative one loses its START."""
+        """Tensors in the order of the configuration, for a request as it stands now: an iterative one loses its START."""
         tensors = self._of_flags[request.sequence_flags & (SEQUENCE_START | SEQUENCE_END)]
         if self._id is None:
             return tensors
@@ -63,7 +63,7 @@ class ControlTensors:
         return [*tensors[: self._id_at], id_tensor, *tensors[self._id_at :]]
 
     def of_null(self) -> list[Tensor]:
-        """Those of a null request."""
+        """Control tensors of a null request."""
         return self._of_null
 
     def _tensor(self, control: SequenceControl, flags: int, *, is_real: bool) -> Tensor:

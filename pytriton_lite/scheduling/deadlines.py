@@ -25,7 +25,7 @@ class Deadlines(Generic[Item]):
         self._look_through_at = _LOOK_THROUGH_AT
 
     def __len__(self) -> int:
-        """Of all that are kept, those that do not count among them."""
+        """How many are kept, those that do not count among them."""
         return len(self._heap)
 
     def add(self, deadline_ns: int, item: Item) -> None:

@@ -18,7 +18,7 @@ class DefaultScheduler(SharedQueue):
         self._queue = Line()
         self._limit = max_queue_size
         self._cancelled: list[Ticket] = []
-        """Those that were cancelled while they waited; the next decision reports them."""
+        """Tickets that were cancelled while they waited; the next decision reports them."""
 
     def __len__(self) -> int:
         return len(self._queue) + len(self._cancelled)

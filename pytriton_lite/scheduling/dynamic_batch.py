@@ -47,7 +47,7 @@ class DynamicBatchScheduler(SharedQueue):
         self._lines: Sequence[Line] = self._queues.lines
         self._deadlines: Deadlines[Ticket] = Deadlines(_has_deadline)
         self._cancelled: list[Ticket] = []
-        """Those that were cancelled while they waited; the next decision reports them."""
+        """Tickets that were cancelled while they waited; the next decision reports them."""
 
     def __len__(self) -> int:
         waiting = len(self._cancelled)
@@ -195,7 +195,7 @@ class DynamicBatchScheduler(SharedQueue):
 
 
 def _has_deadline(ticket: Ticket, deadline_ns: int) -> bool:
-    """Not when it was taken since, or put back while it had a deadline here, and delayed by that one."""
+    """Whether the deadline still holds: not when it was taken since, or put back while it had one here, and delayed by that."""
     return ticket.is_in_line and ticket.deadline_ns == deadline_ns
 
 

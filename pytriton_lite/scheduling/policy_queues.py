@@ -9,7 +9,7 @@ from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.scheduling.queue import Line
 
 _LEVELS_FROM_THE_START = 16
-"""So many have a depth to show from the load on. Nobody was seen to configure more; a number in the millions costs nothing."""
+"""Levels with a depth to show from the load on. Nobody was seen to configure more; a number in the millions costs nothing."""
 
 _MOST_LEVELS = 4 * _LEVELS_FROM_THE_START
 """Beyond so many, those are forgotten of which nothing waits: every decision looks at all of them."""
@@ -98,7 +98,7 @@ def queues_for(options: DynamicBatching) -> PolicyQueue | PriorityQueues:
 
 
 def timeout_us(policy: QueuePolicy, request: InferenceRequest) -> int:
-    """That of *policy*, or the request's own where it is allowed and shorter (3.4); 0 for none."""
+    """The timeout of *policy*, or the request's own where it is allowed and shorter (3.4); 0 for none."""
     default = policy.default_timeout_us
     own = request.timeout_us
     return own if policy.allow_timeout_override and 0 < own < default else default

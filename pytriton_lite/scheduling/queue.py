@@ -81,7 +81,7 @@ class Scheduler(Protocol):
         """
 
     def with_work(self, free: Sequence[Place], now_ns: int) -> list[Place]:
-        """Those of *free* places for which something waits: a batch might be due there.
+        """The *free* places for which something waits: a batch might be due there.
 
         To be asked before resources are taken for one; what `decide` says of a place is not known before.
         """

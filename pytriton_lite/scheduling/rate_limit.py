@@ -83,7 +83,7 @@ class RateLimiter:
     """The pools of one server, and the instances that take from them."""
 
     def __init__(self, sizes: Iterable[ResourceSize] = ()) -> None:
-        """Without *sizes* a pool is as large as the largest need of any instance; with some, a resource not among them is 0.
+        """Make pools as large as the largest need of any instance, or as *sizes* say; a resource not among those has 0 then.
 
         Of two sizes for the same device the last counts.
         """
@@ -204,7 +204,7 @@ class RateLimiter:
             self._in_use[pool] -= count * times
 
     def holders(self, pool: Pool) -> list[Claim]:
-        """Those who have something of *pool* now."""
+        """Claims that have something of *pool* now."""
         return [claim for claim in self._claims if claim.held and pool in claim.needs]
 
 

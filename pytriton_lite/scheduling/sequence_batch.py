@@ -87,10 +87,10 @@ class SequenceBatchScheduler:
         self._in_hand: dict[Ticket, tuple[Sequence, Slot]] = {}
         self._waiting: dict[Ticket, Sequence] = {}
         self._between_iterations: set[Ticket] = set()
-        """Those that wait to be executed once more."""
+        """Tickets that wait to be executed once more."""
         self._made_up_ids = 0
         self._leavers: list[Ticket] = []
-        """Those that were cancelled since the last decision."""
+        """Tickets that were cancelled since the last decision."""
         # For the next decision to report.
         self._cancelled: list[Ticket] = []
         self._failed: list[tuple[Ticket, InferenceError]] = []

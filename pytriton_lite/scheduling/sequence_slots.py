@@ -32,7 +32,7 @@ class Sequence:
         self.deadline_ns: int | None = None
         """When its time in the backlog is over."""
         self.states: SequenceStates | None = None
-        """Of a model with implicit state, from START on, until nothing of it waits any more."""
+        """States of a model with implicit state, from START on, until nothing of the sequence waits any more."""
 
     def __repr__(self) -> str:
         return f"Sequence({self.correlation_id!r}, {len(self.waiting)} waiting, {self.slot})"
@@ -55,7 +55,7 @@ class Slot:
 
 
 class _FreeSlot(NamedTuple):
-    """In the order in which they are taken: ``turn`` is the instance's, so that no two are equal."""
+    """A free slot; they are taken in this order. ``turn`` is the instance's, so that no two are equal."""
 
     number: int
     turn: int
@@ -63,7 +63,7 @@ class _FreeSlot(NamedTuple):
 
 
 class Slots:
-    """As many slots on each instance, taken in the order of their index over all instances, so that sequences spread.
+    """Slots, as many on each instance, taken in the order of their index over all instances, so that sequences spread.
 
     Of equal index that is taken whose instance has least in hand: a slot is free while the last request of its sequence
     executes, and a new one would wait there for the end.
@@ -77,7 +77,7 @@ class Slots:
         self._free: list[_FreeSlot] = []
         """A heap: those that became free, and the first of each instance that was never taken."""
         self._in_hand: dict[Place, int] = {}
-        """Of all slots of an instance."""
+        """Requests of all slots of an instance that are in hand."""
         self._closed: set[Place] = set()
         """Instances that have no slots until they are free again."""
         self._retired: set[Place] = set()
@@ -109,7 +109,7 @@ class Slots:
         heapq.heappush(self._free, _FreeSlot(index, self._turns[place], place))
 
     def retire(self, place: Place) -> None:
-        """Its free slots are not taken any more, nor those that become free."""
+        """Take no free slot of *place* any more, nor those that become free."""
         self._retired.add(place)
         self._withhold(place)
 
@@ -207,7 +207,7 @@ class Backlog:
         self._entries[sequence] = None
 
     def push_front(self, sequence: Sequence) -> None:
-        """For one that had a slot and lost it with its instance. It had its turn: no deadline is set."""
+        """Put *sequence* first, which had a slot and lost it with its instance. It had its turn: no deadline is set."""
         self._entries[sequence] = None
         self._entries.move_to_end(sequence, last=False)
 
@@ -238,5 +238,5 @@ class Backlog:
 
 
 def _has_deadline(sequence: Sequence, deadline_ns: int) -> bool:
-    """Not when it has left, or has an earlier one."""
+    """Whether the deadline still holds: not when the sequence has left, or has an earlier one."""
     return sequence.deadline_ns == deadline_ns

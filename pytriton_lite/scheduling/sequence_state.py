@@ -30,7 +30,7 @@ class StateTensors:
         self._initial = initial
 
     def begin(self) -> SequenceStates:
-        """Those of a sequence that starts."""
+        """States of a sequence that starts."""
         return SequenceStates(self, self._first)
 
     @cached_property

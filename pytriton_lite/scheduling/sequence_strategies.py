@@ -1,4 +1,4 @@
-"""Which sequences send a request into the next batch of an instance (scheduling spec, 4.4 and 4.5)."""
+"""The choice of sequences that send a request into the next batch of an instance (scheduling spec, 4.4 and 4.5)."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Direct:
         return bool(sequence.waiting) and not (self.one_at_a_time and sequence.slot.in_hand)
 
     def _shape_key(self, place: Place, ready: list[Sequence]) -> Hashable:
-        """That of the lowest row which is ready, or which was passed over first; remembers who is passed over now."""
+        """The shape key of the lowest row that is ready, or was passed over first; remembers who is passed over now."""
         passed = [sequence for sequence in self._passed_over.pop(place, []) if sequence in ready]
         first = (passed or ready)[0]
         shape_key = first.waiting[0].shape_key

@@ -53,7 +53,7 @@ class Executor(Protocol):
 
     @property
     def name(self) -> str:
-        """As in the model's configuration."""
+        """Name in the model's configuration."""
 
     @property
     def claim(self) -> Claim | None:
@@ -80,10 +80,10 @@ class Caller(NamedTuple):
 
 
 class TicketOwner(Protocol):
-    """Whoever has a request at the moment. Called in the event loop; must not raise."""
+    """The one who has a request at the moment. Called in the event loop; must not raise."""
 
     def cancelled(self, ticket: Ticket) -> None:
-        """Nobody wants the responses any more. Its end has to be delivered all the same."""
+        """Take note that nobody wants the responses any more. The end has to be delivered all the same."""
 
     def consumed(self, ticket: Ticket, count: int) -> None:
         """The receiver has passed on *count* responses more."""
@@ -200,7 +200,7 @@ class Ticket:
         self.is_in_line = False
         """Whether a line of a queue has it."""
         self.is_null = False
-        """It fills an empty row (4.4): the model sees it, nobody hears of it, and it counts for the batch's size alone."""
+        """Whether it fills an empty row (4.4): the model sees it, nobody hears of it, it counts for the batch's size alone."""
         self.controls: list[Tensor] = []
         """What the model sees before the request's own inputs. Shared between tickets, and not to be changed."""
         self.states: States | None = None
@@ -210,7 +210,7 @@ class Ticket:
         self.batch: Batch | None = None
         """The batch in which a worker has it; None where none has."""
         self.index = 0
-        """Its place in that batch."""
+        """The place in that batch."""
         self.held: Outcome | None = None
         """What the sender of a model in default mode gave, until it says that this was all."""
         self.source: Batch | None = None
@@ -261,7 +261,7 @@ class Ticket:
         self.owner.consumed(self, count)
 
     def cancel(self) -> None:
-        """Nobody wants the responses any more: a queued request is dropped, a model that asks sees ``is_cancelled``."""
+        """Give up the responses: a queued request is dropped, a model that asks sees ``is_cancelled``."""
         if not self.is_over:
             self._receiver = None
             self._give_up()

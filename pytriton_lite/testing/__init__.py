@@ -1,4 +1,4 @@
-"""For tests of models: a model folder without a server, stand-ins for the models that it calls, and a real server.
+"""Tools for tests of models: a model folder without a server, stand-ins for the models that it calls, and a real server.
 
 The fixtures over these are in pytriton_lite/pytest_plugin.py. docs/developing.md shows how to use them.
 """

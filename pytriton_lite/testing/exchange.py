@@ -42,7 +42,7 @@ class Request:
         self._is_cancelled = False
 
     def cancel(self) -> None:
-        """Nobody waits for the answer any more. Any thread, and also from a stand-in, which runs inside ``execute``.
+        """Say that nobody waits for the answer any more. Any thread, and also from a stand-in, which runs inside ``execute``.
 
         A server drops a request that is cancelled before ``execute`` began with it; here the model gets it, cancelled.
         """

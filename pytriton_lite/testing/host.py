@@ -76,7 +76,9 @@ class Outputs:
     states: KeptStates | None = None
 
     def shape(self, tensor: Tensor, request: core.InferenceRequest) -> tuple[int, ...]:
-        """As the client sees it. Raises InferenceError for a size that the reshape, or the request's input, does not allow."""
+        """The shape that the client sees.
+
+        Raises InferenceError for a size that the reshape, or the request's input, does not allow."""
         shape: tuple[int, ...] = tuple(tensor._shape)
         if self.batch_outputs is not None and tensor._name in self.batch_outputs.names:
             return self.batch_outputs.shape_of(tensor._name, shape, request)

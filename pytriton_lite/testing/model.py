@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     import asyncio
 
 _MOST_ROUNDS = 1000
-"""So often a model may reschedule a request before we take it for one that never ends."""
+"""Times that a model may reschedule a request before we take it for one that never ends."""
 
 _INPUT = 0
 """The first number of an input's origin; the others are its batch, and its place there."""

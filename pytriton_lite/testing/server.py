@@ -180,7 +180,7 @@ class RunningServer:
 
     @property
     def http_url(self) -> str:
-        """As tritonclient.http wants it: host and port."""
+        """Host and port, as tritonclient.http wants them."""
         return f"127.0.0.1:{self.http_port}"
 
     @property

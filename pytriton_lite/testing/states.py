@@ -10,7 +10,7 @@ from pytriton_lite.scheduling.sequence_state import SequenceStates, StateTensors
 
 
 class KeptStates:
-    """Those of one model. A sequence begins with START, or with the first request of its id, and ends with END."""
+    """States of one model. A sequence begins with START, or with the first request of its id, and ends with END."""
 
     def __init__(self, config: ModelConfig) -> None:
         states = states_of(config)

@@ -18,7 +18,7 @@ class Batch:
 
 
 class Batches:
-    """Those that were begun. Written by whoever holds the outbox, and by the main thread before anybody knows of a batch.
+    """Batches that were begun. Written by whoever holds the outbox, and by the main thread before anybody knows of a batch.
 
     Reading takes no lock: who finds a batch open while the outbox is held may name its inputs in a frame, because whatever
     ends the batch is sent behind that frame.
@@ -32,7 +32,7 @@ class Batches:
         self.executing: dict[int, int] = {}
         """Batches whose RESULT has not been put together, and when each was begun (CLOCK_MONOTONIC ns)."""
         self.deferred: dict[int, set[int]] = {}
-        """By batch, the requests that are still to be ended by a RESPONSE."""
+        """Requests by batch that are still to be ended by a RESPONSE."""
 
     def is_open(self, batch: int) -> bool:
         """Whether the engine still has the requests of *batch*, so that their inputs can be named."""

@@ -77,7 +77,7 @@ class Calls:
         return call
 
     def forget(self, number: int) -> None:
-        """It could not be sent."""
+        """Forget call *number*, which could not be sent."""
         self._open.pop(number, None)
 
     def on_reply(self, number: int, response: InferenceResponse | None, *, is_final: bool) -> tuple[int, int] | None:

@@ -62,7 +62,7 @@ _MAX_VERSION = (1, 0)
 
 
 class Device(NamedTuple):
-    """As ``__dlpack_device__`` answers."""
+    """What ``__dlpack_device__`` answers."""
 
     type: int
     id: int

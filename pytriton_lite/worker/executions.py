@@ -242,7 +242,7 @@ class Executions:
         return True
 
     def _put_skipped(self, batch: Batch, requests: int) -> None:
-        """Nobody waits for any of the *requests* of *batch*: say so in place of results."""
+        """Say in place of results that nobody waits for any of the *requests* of *batch*."""
         parts: list[bytes] = []
         for _ in range(requests):
             messages.put_fate(parts, Fate.SKIPPED)
@@ -300,7 +300,7 @@ class Executions:
         self.cancel_coroutine(batch.number)  # it may have come before there was anything to cancel
 
     def _on_default_done(self, batch: Batch, task: asyncio.Task[Any]) -> None:
-        """In the loop's thread: the coroutine of a batch in default mode has ended."""
+        """Answer *batch*, in default mode, whose coroutine has ended. In the loop's thread."""
         if task.cancelled() and self._senders.is_all_cancelled(batch.number, len(batch.requests)):
             self._close_all(batch)
             self._put_skipped(batch, len(batch.requests))
@@ -316,7 +316,7 @@ class Executions:
         self._flush_after(task)
 
     def _on_decoupled_done(self, number: int, answerings: list[Answering | None], task: asyncio.Task[Any]) -> None:
-        """In the loop's thread: what the coroutine has not ended ends with its error, or when nobody can answer any more."""
+        """End what the coroutine has not ended with its error, or when nobody can answer any more. In the loop's thread."""
         try:
             check_nothing(_result_of(task), instance=self._start.instance)
         except ExecuteFailed as error:

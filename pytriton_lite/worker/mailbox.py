@@ -144,7 +144,7 @@ class Mailbox:
             self._hand_over()
 
     def allow_wakeups(self) -> None:
-        """From now on a thread that reads can be woken by `finish` without a frame. Costs a system call per read."""
+        """Have `finish` wake a thread that reads without a frame, from now on. Costs a system call per read."""
         with self._mutex:
             if self._wake_write >= 0:
                 return

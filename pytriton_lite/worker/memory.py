@@ -36,7 +36,7 @@ class InputMemory:
         self._segments: dict[int, Array] = {}
         self._regions: dict[int, MappedRegion] = {}
         self.held: dict[int, weakref.ref[Array]] = {}
-        """By slot, what keeps it."""
+        """Keepers by slot."""
         self.released: list[int] = []
 
     def attach(self, segment_id: int, nbytes: int, *, is_region: bool) -> None:

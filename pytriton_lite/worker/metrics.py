@@ -49,7 +49,7 @@ _FAMILY_DELETED = (
 
 
 class _Keeper(Protocol):
-    """Whoever has the values. *ask* sees what was told before; both may be called by any thread."""
+    """The keeper of the values. *ask* sees what was told before; both may be called by any thread."""
 
     def ask(self, operation: str, **arguments: Any) -> Any: ...
 
@@ -90,7 +90,7 @@ class LocalMetrics:
 
 
 _outside = LocalMetrics()
-"""For families that were made where there is no server. It empties itself, as they go."""
+"""Values of families that were made where there is no server. It empties itself, as they go."""
 
 
 def outside_metrics() -> LocalMetrics:
@@ -248,7 +248,7 @@ def _float(function: str, metric: Metric, value: Any) -> float:
 
 
 def _as_float(value: Any) -> float | None:
-    """As Triton's bindings convert: any number, one of numpy too; no text that looks like one."""
+    """*value* as Triton's bindings convert it: any number, one of numpy too; no text that looks like one."""
     if isinstance(value, (str, bytes, bytearray)):
         return None
     try:

@@ -22,7 +22,7 @@ class PendingCall(abc.ABC):
         self.responses: list[InferenceResponse] = []
         self.is_complete = False
         self.is_discarded = False
-        """Nobody can read the responses any more; they need not be kept."""
+        """Whether nobody can read the responses any more; they need not be kept then."""
 
     @abc.abstractmethod
     def wait(self, count: int) -> None:

@@ -28,7 +28,7 @@ from pytriton_lite.worker.response import InferenceResponse, Windows
 from pytriton_lite.worker.tensor import Tensor
 
 _MOST_SELECTIONS = 1024
-"""So many sets of requested outputs are remembered."""
+"""Sets of requested outputs that are remembered."""
 
 
 class Placement:

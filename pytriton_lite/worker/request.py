@@ -221,7 +221,7 @@ class InferenceRequest:
         return self._request_id
 
     def correlation_id(self) -> int | str:
-        """As the client sent it, 0 if it did not."""
+        """The id of the client's sequence, as it sent it; 0 if it did not."""
         return self._correlation_id
 
     def flags(self) -> int:
@@ -244,7 +244,7 @@ class InferenceRequest:
         return set(self._requested_outputs)
 
     def trace(self) -> InferenceTrace:
-        """To be given to the requests that the model makes on behalf of this one."""
+        """The trace, to be given to the requests that the model makes on behalf of this one."""
         return self._trace if self._trace is not None else InferenceTrace()
 
     def get_response_sender(self) -> InferenceResponseSender:
@@ -285,7 +285,7 @@ class InferenceRequest:
     @overload
     def async_exec(self, decoupled: Literal[True]) -> asyncio.Future[ResponseIterator]: ...
     def async_exec(self, decoupled: bool = False) -> asyncio.Future[Any]:
-        """As `exec`, to be awaited in a coroutine. The call begins here and now, so that several run side by side.
+        """`exec`, to be awaited in a coroutine. The call begins here and now, so that several run side by side.
 
         Raises RuntimeError where no event loop runs.
         """

@@ -19,7 +19,7 @@ _HANDLED: ContextVar[tuple[str, ...]] = ContextVar("request_ids", default=())
 
 
 def enter(requests: Sequence[RequestMessage]) -> Entered:
-    """From here on, lines are about *requests*. `leave` must follow, in the same context."""
+    """Let lines be about *requests* from here on. `leave` must follow, in the same context."""
     return _HANDLED.set(tuple(request.request_id for request in requests if request.request_id))
 
 

@@ -11,7 +11,7 @@ from pytriton_lite.worker.arguments import Unfit, items
 from pytriton_lite.worker.tensor import Tensor
 
 Windows = dict[str, tuple[int, int, int]]
-"""By output, where in a client's memory it is to go: segment, offset, nbytes."""
+"""Places by output, where in a client's memory it is to go: segment, offset, nbytes."""
 
 
 def parameters_text(parameters: object) -> str:

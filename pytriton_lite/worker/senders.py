@@ -179,7 +179,7 @@ class Senders:
             self._log.warn(str(error))  # nobody is there any more to whom it could be raised
 
     def orphaned(self, answering: Answering) -> None:
-        """Nobody can answer any more: end the request. Runs in a destructor, anywhere, so it takes no lock."""
+        """End a request that nobody can answer any more. Runs in a destructor, anywhere, so it takes no lock."""
         if os.getpid() != self._pid or not self._batches.is_unanswered(answering.batch, answering.index):
             return
         request_id = described([answering.request_id])

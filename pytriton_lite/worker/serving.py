@@ -183,7 +183,7 @@ class Worker(Host):
     # ------------------------------------------------------------------------------------------ frames
 
     def _on_frame(self, kind: int, body: memoryview) -> None:
-        """In the thread that reads: see to a frame, and leave to the main thread what is its own."""
+        """See to a frame, in the thread that reads, and leave to the main thread what is its own."""
         placement, conversation = self._placement, self._conversation
         if kind == Kind.EXECUTE:
             conversation.on_work(

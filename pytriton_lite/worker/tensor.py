@@ -152,7 +152,7 @@ class Tensor:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """As `to_dlpack`. Nothing is pending on the memory, so *stream* does not matter, and every *max_version* allows an
+        """See `to_dlpack`. Nothing is pending on the memory, so *stream* does not matter, and every *max_version* allows an
         unversioned capsule. Raises BufferError for another *dl_device* than the tensor's, and for a *copy* on a GPU.
         """
         storage = self._exportable()

@@ -1,4 +1,4 @@
-"""Which response cache a server has: `local`, or one that a plug-in brings."""
+"""The choice of a response cache: `local`, or one that a plug-in brings."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ _Entry = tuple[int, tuple[tuple[str, int, tuple[int, ...], bytes], ...]]
 
 
 class LocalCache(ResponseCache):
-    """At most *size* bytes. Everything happens at once, in the event loop."""
+    """A cache of at most *size* bytes. Everything happens at once, in the event loop."""
 
     def __init__(self, size: int, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._size = size
@@ -58,7 +58,7 @@ class LocalCache(ResponseCache):
         self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
         """The one that was used last comes last."""
         self._keys: dict[bytes, set[_Key]] = {}
-        """By space: what `drop` has to find."""
+        """Keys by space: what `drop` has to find."""
         self._spaces = 0
         self._used = self._hits = self._misses = self._evictions = self._lookup_ns = self._insertion_ns = 0
 
@@ -134,7 +134,7 @@ class LocalCache(ResponseCache):
 
 
 class LocalSpace(CacheSpace):
-    """Its number is never given again, so what a reload left behind is never found."""
+    """The entries of one generation. Its number is never given again, so what a reload left behind is never found."""
 
     def __init__(self, cache: LocalCache, number: bytes) -> None:
         self._cache = cache

@@ -37,6 +37,6 @@ class CustomMetrics:
         return answer
 
     def owner_gone(self, owner: Hashable) -> None:
-        """That worker ended, in any way: what only it held is gone from the page."""
+        """Forget a worker that has ended, in any way: what only it held is gone from the page."""
         for family in self._held.pop(owner, ()):
             self._registry.drop_family(family=family)

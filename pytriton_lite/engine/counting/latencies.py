@@ -1,4 +1,4 @@
-"""Which families of latencies the metrics page has: ``--metrics-config`` (metrics spec, section 4)."""
+"""Families of latencies that the metrics page has: ``--metrics-config`` (metrics spec, section 4)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class LatencyMetrics:
 
     has_counters: bool = True
     quantiles: tuple[Quantile, ...] | None = None
-    """Of the summaries; None where there are none."""
+    """Quantiles of the summaries; None where there are none."""
     has_histograms: bool = False
 
 
 def read_latency_metrics(settings: Iterable[tuple[str, str]]) -> LatencyMetrics:
-    """From (key, value) pairs, the last of a key wins. As in Triton texts are literal, and unknown keys are passed over."""
+    """Read (key, value) pairs; the last of a key wins. As in Triton texts are literal, and unknown keys are passed over."""
     given = dict(settings)
     text = given.get("summary_quantiles")
     quantiles = DEFAULT_QUANTILES if text is None else _read_quantiles(text)

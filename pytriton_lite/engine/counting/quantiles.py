@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 Values = NDArray[np.int64]
 
 WINDOW_NS = 60_000_000_000
-"""As prometheus-cpp, and so Triton, has it by default (metrics spec, section 2)."""
+"""Length of the window: the default of prometheus-cpp, and so Triton's (metrics spec, section 2)."""
 
 _SLICES = 6
 _SLICE_NS = WINDOW_NS // _SLICES
@@ -65,7 +65,7 @@ class _Slice:
         self._fresh: list[Values] = []
         self._fresh_rows = 0
         self._blocks: list[Values | None] = []
-        """By weight: block n is None or has ``rows`` rows, each column sorted, that stand for 2**n observations each."""
+        """Blocks by weight: block n is None or has ``rows`` rows, each column sorted, that stand for 2**n observations each."""
         self._keeps_odd = False
 
     def settle(self) -> None:
@@ -126,7 +126,7 @@ class SlidingQuantiles:
         self._slices.append(_Slice(number, self._rows))
 
     def values(self, now_ns: int) -> list[list[float]]:
-        """For each variable its quantiles, in the order of the targets; NaN where nothing was seen.
+        """Quantiles of each variable, in the order of the targets; NaN where nothing was seen.
 
         Of the last 50 to 60 seconds: time goes by in slices of ten.
         """

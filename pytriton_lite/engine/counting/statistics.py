@@ -17,7 +17,7 @@ from pytriton_lite.engine.counting.latencies import LatencyMetrics
 from pytriton_lite.engine.counting.quantiles import Quantile, SlidingQuantiles
 
 MOST_RESPONSES = 1024
-"""Of so many responses of a request there are statistics, by their place; a row for each token of a novel helps nobody."""
+"""Responses of a request that have statistics, by their place; a row for each token of a novel helps nobody."""
 
 
 class FailureReason(enum.Enum):
@@ -33,10 +33,10 @@ class Refusal(enum.Enum):
     """The ``reason`` label of pytriton_lite_rejected_requests: why a request never came to an execution."""
 
     INVALID = "INVALID"
-    """It does not fit the model, or breaks a rule of its sequence batcher."""
+    """The request does not fit the model, or breaks a rule of its sequence batcher."""
     QUEUE_FULL = "QUEUE_FULL"
     TIMEOUT = "TIMEOUT"
-    """It waited longer than its queue policy allows."""
+    """The request waited longer than its queue policy allows."""
     UNAVAILABLE = "UNAVAILABLE"
     """The version was being unloaded, or had no workers."""
 
@@ -46,9 +46,9 @@ class RequestCounts:
     """What the front ends have answered, by status. Each counts in its own, which costs it one increment for a request."""
 
     http: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
-    """By HTTP status."""
+    """Counts by HTTP status."""
     grpc: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """By the name of gRPC's status, ``OK`` among them."""
+    """Counts by the name of gRPC's status, ``OK`` among them."""
     refused_connections: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     """Closed at once because there were too many, by listener: ``http``, ``grpc``, ``metrics``."""
 
@@ -128,7 +128,7 @@ class ModelStatistics:
     name: str
     version: int
     metric_tags: dict[str, str]
-    """From the configuration, without the leading underscore that the label gets."""
+    """Tags of the configuration, without the leading underscore that the label gets."""
     namespace: str = ""
     """The model's repository with ``--model-namespacing``, and empty without."""
     last_inference_ms: int = 0
@@ -164,26 +164,26 @@ class ModelStatistics:
     worker_restarts: int = 0
     """Worker processes started to replace one that died."""
     load_ns: int = 0
-    """From the beginning of the load to READY."""
+    """Time from the beginning of the load to READY."""
     is_decoupled: bool = False
     max_batch_size: int = 0
     """0 for a model that does not batch."""
     responses: dict[int, ResponseStatistics] = field(default_factory=dict)
-    """Of a decoupled model, by the place of a response in its request, up to `MOST_RESPONSES`."""
+    """Responses of a decoupled model, by their place in the request, up to `MOST_RESPONSES`."""
     streamed: int = 0
     """Responses that a decoupled model gave, errors included."""
     cancellations: int = 0
     """Requests that their clients gave up, wherever they were."""
     refusals: dict[Refusal, int] = field(default_factory=lambda: dict.fromkeys(Refusal, 0))
-    """Without those that waited in the queue, which are in ``failures``."""
+    """Refusals by reason, without requests that waited in the queue, which are in ``failures``."""
     queued: int = 0
-    """Those of ``pending`` that were not sent ahead to a worker."""
+    """Requests of ``pending`` that were not sent ahead to a worker."""
     queued_by_level: dict[int, int] = field(default_factory=dict)
     """``queued`` by priority level; empty where there are no levels."""
     unanswered: int = 0
     """Requests accepted and not yet answered, or still with a worker after their clients have gone."""
     unanswered_bytes: int = 0
-    """Of their inputs."""
+    """Bytes of their inputs."""
     first_response: Histogram | None = None
     """Whole milliseconds from a request's acceptance to its first response; None where histograms are off."""
 
@@ -193,7 +193,7 @@ class ModelStatistics:
 
     @property
     def responses_given(self) -> int:
-        """To whom does not matter: a client, or another model. Errors included, but not those of cancelled requests."""
+        """Responses to whomever, a client or another model; errors included, but not those of cancelled requests."""
         failed = sum(self.failures.values()) - self.failures[FailureReason.CANCELED]
         return failed + (self.streamed if self.is_decoupled else self.success.count)
 
@@ -202,7 +202,7 @@ class ModelStatistics:
         return False
 
     def quantiles(self) -> Mapping[Quantile, LatencyQuantiles]:
-        """Of the last minute, where it ``has_summaries``."""
+        """Quantiles of the last minute, where it ``has_summaries``."""
         return {}
 
     def add_success(
@@ -307,7 +307,7 @@ class LatencyQuantiles:
 
 
 class SummarisedStatistics(ModelStatistics):
-    """With the quantiles of each latency: a class of its own, so that those without pay nothing."""
+    """Statistics with the quantiles of each latency: a class of its own, so that those without pay nothing."""
 
     def __init__(
         self,
@@ -388,7 +388,7 @@ class _CacheQuantiles:
 def statistics_of(
     config: ModelConfig, version: int, latencies: LatencyMetrics, clock: Callable[[], int]
 ) -> ModelStatistics:
-    """Those of a version that nobody has asked anything yet. *clock* is the one that its requests are timed with."""
+    """Statistics of a version that nobody has asked anything yet. *clock* is the one that its requests are timed with."""
     tags = dict(config.metric_tags)
     if latencies.quantiles is None:
         statistics = ModelStatistics(config.name, version, tags)

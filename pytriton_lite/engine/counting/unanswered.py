@@ -34,10 +34,10 @@ BYTES_FOR_EACH = 16 << 10
 its objects and its answer takes about that much."""
 
 _BYTES_FOR_PARAMETER = 128
-"""Its place in a dictionary, and the objects of its key and its value."""
+"""What a parameter takes: a place in a dictionary, and the objects of its key and its value."""
 
 _SHORTEST_S, _LONGEST_S = 1.0, 30.0
-"""Of what a refused client is told to wait."""
+"""Bounds of what a refused client is told to wait."""
 _LOOK_EVERY_NS = 1_000_000_000
 _FORGET_NS = 60 * _LOOK_EVERY_NS
 """What was seen longer ago says nothing: the overload begins now."""
@@ -84,7 +84,7 @@ class UnansweredTotal:
 
 
 class Unanswered:
-    """Those of one model version. Plain integers: this is the way of every request."""
+    """The unanswered requests of one model version. Plain integers: this is the way of every request."""
 
     __slots__ = (
         "_clock",

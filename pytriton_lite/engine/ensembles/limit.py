@@ -20,7 +20,7 @@ class Limited(Protocol):
 
 
 class EnsembleLimit:
-    """Those that must wait begin in the order in which they came."""
+    """A bound on the requests that run at a time. Those that must wait begin in the order in which they came."""
 
     def __init__(self, most: int) -> None:
         self.most = most

@@ -69,7 +69,7 @@ class Ensemble(Protocol):
     config: ModelConfig
     statistics: ModelStatistics
     limits: dict[int, EnsembleLimit]
-    """Of steps, by their numbers; none where there is no limit."""
+    """Limits of steps, by their numbers; none where there is no limit."""
     patience_s: float
     """How long a step waits for room."""
 
@@ -78,7 +78,7 @@ class Ensemble(Protocol):
 
     @property
     def labels(self) -> Mapping[str, SequenceOf[str]]:
-        """By output, what its elements stand for."""
+        """Labels by output: what its elements stand for."""
 
     def now_ns(self) -> int: ...
 
@@ -151,7 +151,7 @@ class _Iteration:
         return [step for name in names for step in self.takers.get(name, ()) if step.number in self.waiting]
 
     def within(self) -> Iterator[_Iteration]:
-        """This one and all inside."""
+        """The iteration itself, and all inside of it."""
         yield self
         for child in list(self.children):
             yield from child.within()
@@ -175,7 +175,7 @@ class _StepCall:
         self.step = step
         self.iteration = iteration
         self.sequence: Sequence | None = None
-        """That of its inputs, where a step before has said something else of it than the ensemble's request."""
+        """The sequence of its inputs, where a step before has said something else of it than the ensemble's request."""
         self.ticket: Ticket | None = None
         """None while it waits for room, and where it is refused."""
         self.timeline: Timeline | None = None
@@ -210,14 +210,14 @@ class EnsembleRun:
         self._root: _Iteration | None = None
         """The iteration of the request itself."""
         self._calls: dict[_StepCall, None] = {}
-        """Those that have not ended, waiting ones included."""
+        """Calls that have not ended, waiting ones included."""
         self._admitted: list[_StepCall] = []
-        """Those that have waited, and for which there is room now."""
+        """Calls that have waited, and for which there is room now."""
         self._grown: dict[_Iteration, list[PlannedStep]] = {}
         """Where steps may be able to begin, and which."""
         self._turn_is_due = False
         self._unread: deque[_Iteration] = deque()
-        """Of the responses that the client has not taken yet, in order."""
+        """Iterations of the responses that the client has not taken yet, in order."""
         self._responses = 0
         self._failure: InferenceError | None = None
         self._is_cancelled = False
@@ -370,7 +370,7 @@ class EnsembleRun:
         self._loop.call_soon(partial(call.on_response, error, is_final=True))
 
     def _caller(self) -> Caller | None:
-        """For the steps."""
+        """The caller that steps are told of."""
         caller = self._ticket.caller
         return None if caller is None else Caller(caller.instance, (*caller.ensembles, self._ensemble.name))
 
@@ -383,7 +383,7 @@ class EnsembleRun:
     # ------------------------------------------------------------------------------------------ what the ticket says
 
     def may_be_stuck(self, ticket: Ticket) -> bool:
-        """Not looked at here: its steps are when they begin."""
+        """Always False: steps are looked at when they begin."""
         return False
 
     def servers_of(self, ticket: Ticket) -> list[Executor]:

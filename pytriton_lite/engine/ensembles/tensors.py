@@ -19,7 +19,7 @@ class Sequence(NamedTuple):
     flags: int
 
     def as_parameters(self) -> dict[str, ParameterValue]:
-        """Of a response, where integers have a sign: ids from 2⁶³ on are shown as negative numbers, as by Triton."""
+        """Parameters of a response, where integers have a sign: ids from 2⁶³ on are shown as negative numbers, as by Triton."""
         shown = self.correlation_id
         return {
             "sequence_id": shown - (1 << 64) if isinstance(shown, int) and shown >> 63 else shown,
@@ -39,7 +39,7 @@ class EnsembleTensor(NamedTuple):
     sequence: Sequence | None
 
     def given_to(self, name: str, dims: tuple[int, ...], *, batches: bool) -> Tensor:
-        """It as the tensor *name* of a model with *dims*, which *batches* or does not: the same bytes, in the same place."""
+        """The tensor as *name* of a model with *dims*, which *batches* or does not: the same bytes, in the same place."""
         tensor = self.tensor
         shape = tensor.shape
         if batches != self.is_batched:

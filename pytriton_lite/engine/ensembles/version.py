@@ -64,14 +64,14 @@ class EnsembleVersion(ServedVersion):
         self._plan = plan
         self._routes: dict[tuple[str, ...], Route] = {}
         self._runs: dict[EnsembleRun, int] = {}
-        """Those under way, and what they count for."""
+        """Runs that are under way, and what they count for."""
         self._drained: asyncio.Future[None] | None = None
         self._kept: dict[int, ServedVersion] = {}
         """The versions of the steps, by the step's number, while somebody holds this one."""
         assert self.config.ensemble is not None
         most = self.config.ensemble.max_inflight_requests
         self.limits = {step.number: EnsembleLimit(most) for step in plan.steps} if most else {}
-        """By the number of the step; none where there is no limit."""
+        """Limits by the number of the step; none where there is no limit."""
 
     # ------------------------------------------------------------------------------------------ requests
 
@@ -88,7 +88,7 @@ class EnsembleVersion(ServedVersion):
             raise queue_is_full(request)
 
     def _closed_error(self, request: InferenceRequest) -> InferenceError:
-        """In Triton it is the first step that says so."""
+        """The error of the first step: in Triton it is that one who says so."""
         error = super()._closed_error(request)
         return InferenceError(error.code, f"in ensemble '{self.name}', {error.message}")
 
@@ -130,7 +130,7 @@ class EnsembleVersion(ServedVersion):
         return served
 
     def hold(self) -> None:
-        """With the models of all steps: whoever holds it may ask it when they have been replaced, or unloaded with it."""
+        """Hold the models of all steps, too: whoever holds it may ask it when they have been replaced, or unloaded with it."""
         super().hold()
         if self._holders > 1:
             return
@@ -192,7 +192,7 @@ class EnsembleVersion(ServedVersion):
         return all(await asyncio.gather(*(served.says_ready() for served in composing)))
 
     def _composing(self) -> list[ServedVersion] | None:
-        """Those that would execute the steps now, also of the ensembles inside, each once; None where something is missing."""
+        """Versions that would execute the steps now, also of ensembles inside, each once; None where one is missing."""
         found: dict[ServedVersion, None] = {self: None}
         pending: list[EnsembleVersion] = [self]
         while pending:

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 _OLDEST_PYTHON = (3, 10)
 
 _ASK_S = 120.0
-"""To import numpy from a cold disk takes seconds; from a network, perhaps a minute."""
+"""Limit of an import of numpy, which takes seconds from a cold disk; from a network, perhaps a minute."""
 _ACTIVATE_S = 30.0
 _CONDA_UNPACK_S = 600.0
 

@@ -32,7 +32,7 @@ MOST_RATIO = 100
 """Unpacked to packed, beyond the first `RATIO_FREE_BYTES`. Environments have 2 to 5; gzip can go to 1032."""
 RATIO_FREE_BYTES = 1 << 30
 DISK_SHARE = 0.9
-"""Of what is free where it is unpacked."""
+"""Share of what is free on the disk where it is unpacked, at most."""
 
 _MOST_LINKS_FOLLOWED = 40  # as Linux
 _ADDRESS_SPACE_BYTES = 2 << 30  # a header may claim any length, and tarfile reads it whole

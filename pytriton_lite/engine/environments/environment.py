@@ -17,7 +17,7 @@ _LIBRARY_PATH = "LD_LIBRARY_PATH"
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _OURS = ("PYTHONHOME", "VIRTUAL_ENV")
-"""They say which environment is used, so they come from there (model API, 7.1)."""
+"""Variables that say which environment is used, so that they come from there (model API, 7.1)."""
 _OUR_PREFIX = "PYTRITON_LITE_"
 """Options of the server; in a worker they would mean nothing."""
 

@@ -32,10 +32,10 @@ _BUILD_SCRIPT = Path(__file__).resolve().parent / "build.py"
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 _REQUIREMENTS = "requirements.txt"
 _STUB = "triton_python_backend_stub"
-"""On Triton, a program beside config.pbtxt that brings another Python (model API, 1.1)."""
+"""Triton's program beside config.pbtxt that brings another Python (model API, 1.1)."""
 
 _LONGEST_S = 3600.0
-"""For unpacking or building an environment: hours would be a download that is stuck."""
+"""Limit of unpacking or building an environment: hours would be a download that is stuck."""
 
 Result = TypeVar("Result")
 

@@ -87,14 +87,14 @@ class Known:
 
 
 class Models:
-    """By id and by name. ``by_name`` has the one model that a client means by a name, and no name that means several."""
+    """Models by id and by name. ``by_name`` has the one that a client means by a name, and no name that means several."""
 
     def __init__(self) -> None:
         self.by_id: dict[ModelId, Model] = {}
         self.by_name: dict[str, Model] = {}
         self.known: dict[ModelId, Known] = {}
         self._ids: dict[str, list[ModelId]] = {}
-        """Of a name all that was ever seen or known."""
+        """Ids of a name, all that were ever seen or known."""
 
     # ------------------------------------------------------------------------------------------ what changes them
 
@@ -113,7 +113,7 @@ class Models:
         return self.known[model]
 
     def forget(self, model: ModelId) -> None:
-        """It was unloaded."""
+        """Forget *model*, which was unloaded."""
         self.known.pop(model, None)
         self._name(model)
 
@@ -139,7 +139,7 @@ class Models:
         return [self.known[key] for key in self._ids.get(name, ()) if key in self.known]
 
     def serving(self, model: ModelId) -> list[ServedVersion]:
-        """As `Model.loaded`; nothing for what cannot be seen."""
+        """`Model.loaded` of *model*; nothing for what cannot be seen."""
         seen = self.by_id.get(model)
         return seen.loaded if seen is not None else []
 

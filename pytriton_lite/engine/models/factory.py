@@ -1,4 +1,4 @@
-"""From a configuration as it was read to a generation that can be loaded."""
+"""The way from a configuration as it was read to a generation that can be loaded."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _KILL_S = 1.0
 
 
 class Generations:
-    """Those that are ending, and the files that generations need for as long as they live."""
+    """Generations that are ending, and the files that generations need for as long as they live."""
 
     def __init__(self) -> None:
         self._retiring: dict[asyncio.Task[bool], ServedVersion] = {}
@@ -40,7 +40,7 @@ class Generations:
         self._retire(served, timeout_s, "successfully unloaded")
 
     def give_up(self, served: ServedVersion) -> None:
-        """As `retire`, for a load that will not be finished."""
+        """`retire` *served*, whose load will not be finished."""
         self._retire(served, None, "gave up loading")
 
     def _retire(self, served: ServedVersion, timeout_s: float | None, what: str) -> None:

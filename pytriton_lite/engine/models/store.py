@@ -45,9 +45,9 @@ from pytriton_lite.repository.reader import LoadPlan, ModelReader, NotPolled, Ov
 logger = logging.getLogger(__name__)
 
 _READING_THREADS = 16
-"""They wait for disks and hosts more than they compute."""
+"""Threads that read: they wait for disks and hosts more than they compute."""
 _POLL_WAIT_S = 10.0
-"""Of a look at the repositories for one that does not answer, or loads for long; the next looks pass it over until it has."""
+"""How long a look waits for a repository that does not answer, or loads for long; the next looks pass it over until it has."""
 
 Answer = TypeVar("Answer")
 
@@ -111,7 +111,7 @@ class ModelStore:
         # has let go of it. Sixteen under a flood of questions kept everybody else waiting for 15 s.
         self._listing_thread = DaemonThreads(1, "listing")
         self._looks: dict[Path, asyncio.Task[Any]] = {}
-        """Of `_poll`, by repository: what it is about, as long as that takes."""
+        """Looks of `_poll`, by repository, as long as they take."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._operations: list[_Operation] = []
         self._asking: list[_Asking] = []
@@ -121,7 +121,7 @@ class ModelStore:
         return await self._in_thread(self._reader.scan_as_shown)
 
     async def listing(self) -> Listing:
-        """As `scan`, without a look into the models' directories."""
+        """`scan` without a look into the models' directories."""
         return await self._listing_thread.run(self._reader.listing)
 
     # ------------------------------------------------------------------------------------------ operations
@@ -161,7 +161,7 @@ class ModelStore:
         return model in self.models.known
 
     def generations(self, model: ModelId) -> frozenset[Hashable]:
-        """Those that serve."""
+        """The generations of *model* that serve."""
         return frozenset(self.models.serving(model))
 
     async def unload(self, name: str, *, unload_dependents: bool = False, asked_by: str = "") -> None:

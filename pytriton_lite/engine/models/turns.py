@@ -1,4 +1,4 @@
-"""Who may load or unload which model now: one operation on a model at a time, and so many versions over all that load."""
+"""Turns to load or unload a model: one operation on a model at a time, and so many versions over all that load."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, model: Hashable, *, takes_slot: bool) -> AsyncIterator[Turn]:
-        """Nobody else works on *model* inside. Without *takes_slot* it has the slot of an operation that waits for it."""
+        """Keep everybody else from *model* inside. Without *takes_slot* it has the slot of an operation that waits for it."""
 
         def take() -> bool:
             if model in self._busy or (takes_slot and not self._free_slots):
@@ -100,5 +100,5 @@ class Turn:
         """Whether no version has the slot that came with the turn."""
 
     def slot(self) -> AbstractAsyncContextManager[None]:
-        """To be held while a version loads."""
+        """A slot, to be held while a version loads."""
         return self._turns.slot(self)

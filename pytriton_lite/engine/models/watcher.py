@@ -38,7 +38,7 @@ class WatchedStore(Protocol):
         """Whether it was to load, and was not unloaded since."""
 
     def generations(self, model: ModelId) -> frozenset[Hashable]:
-        """Those that serve."""
+        """The generations of *model* that serve."""
 
     async def follow(
         self, changed: Mapping[ModelDirectory, Collection[str]], gone: Sequence[ModelId]

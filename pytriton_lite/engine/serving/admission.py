@@ -21,7 +21,7 @@ _BATCHING_NOTE = (
 )
 
 _OBJECT_BYTES = 8
-"""Of one element of an object array, which BYTES tensors become."""
+"""Size of one element of an object array, which BYTES tensors become."""
 
 _LARGEST_ARRAY_BYTES = (1 << 63) - 1
 """numpy's limit, and that of the dims of a message; it counts the dims that are not 0."""

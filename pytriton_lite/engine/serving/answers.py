@@ -35,10 +35,10 @@ _OVER = (RequestState.ANSWERED, RequestState.ENDED)
 
 
 class AnswersListener(Protocol):
-    """Whoever has to know what becomes of requests that have left the queue."""
+    """A dispatcher, as far as it has to know what becomes of requests that have left the queue."""
 
     def released(self, ticket: Ticket) -> None:
-        """It needs no execution any more: the next one of its sequence may come."""
+        """Take note that *ticket* needs no execution any more: the next one of its sequence may come."""
 
     def reschedule(self, ticket: Ticket, now_ns: int) -> None:
         """The model wants the request in a later batch again."""

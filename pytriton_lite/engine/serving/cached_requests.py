@@ -36,7 +36,7 @@ from pytriton_lite.scheduling.ticket import Executor, Outcome, Ticket, Ways
 logger = logging.getLogger(__name__)
 
 _LARGE_BYTES = 256 << 10
-"""Of inputs: hashing them takes a quarter of a millisecond, a thread a tenth."""
+"""Inputs of so many bytes are hashed in a thread: that takes a quarter of a millisecond, the thread a tenth."""
 
 
 class CachedVersion(Protocol):
@@ -50,7 +50,7 @@ class CachedVersion(Protocol):
 
     @property
     def labels(self) -> Mapping[str, Sequence[str]]:
-        """By output, what its elements stand for."""
+        """Labels by output: what its elements stand for."""
 
     @property
     def is_recovering(self) -> bool:
@@ -188,10 +188,10 @@ class CachedRequests:
             self._loop.call_soon(partial(ticket.deliver, InferenceError(ErrorCode.CANCELLED, ""), is_final=True))
 
     def consumed(self, ticket: Ticket, count: int) -> None:
-        """Nobody waits for that: there is one response."""
+        """Do nothing: there is one response, and nobody waits for its being read."""
 
     def may_be_stuck(self, ticket: Ticket) -> bool:
-        """Not here: no lookup waits for an instance."""
+        """Always False: no lookup waits for an instance."""
         return False
 
     def ways_on(self, ticket: Ticket) -> Ways:
@@ -266,7 +266,7 @@ class CachedRequests:
             return error
 
     def _miss(self, sought: _Sought, response: InferenceResponse | None) -> None:
-        """It was executed; *response* is None where that went wrong. Errors are not kept."""
+        """Keep *response* of a request that was executed, None where that went wrong. Errors are not kept."""
         insert_ns = 0
         if response is not None:
             began_ns = self._clock()

@@ -231,13 +231,13 @@ class _Call:
         self._calls.reply(self._number, response, is_final=is_final)
 
     def taken(self, count: int) -> None:
-        """So many responses have arrived at the caller."""
+        """Take note that *count* responses have arrived at the caller."""
         if self.ticket is not None and count > self._taken:
             self.ticket.consumed(count - self._taken)
             self._taken = count
 
     def abandon(self) -> None:
-        """Nobody waits any more; the caller still hears an end."""
+        """Cancel the request: nobody waits any more. The caller still hears an end."""
         if self.ticket is not None and not self.ticket.is_over:
             self.ticket.cancel()
             error = InferenceError(ErrorCode.CANCELLED, "the request was cancelled by its caller")

@@ -140,7 +140,7 @@ class _Graph:
                     pending += needed
 
     def queued(self) -> list[Ticket]:
-        """Those requests that no instance has begun with."""
+        """Requests that no instance has begun with."""
         return [known for known in self._rules if isinstance(known, Ticket) and not _is_begun(known)]
 
     def solve(self, waited: Waited) -> bool:

@@ -1,4 +1,4 @@
-"""From the queue to the instances and back: the life of a version's requests between their acceptance and their answers.
+"""The way from the queue to the instances and back: a version's requests between their acceptance and their answers.
 
     version ── submit ──▶ Dispatcher ── enqueue, decide ──▶ Scheduler       (who goes next, in which batch)
                             │   ▲  └─ turn, has room ─────▶ Places          (where there is room)
@@ -104,7 +104,7 @@ class Dispatcher:
         self._loop = asyncio.get_running_loop()
         self._instances: list[Instance] = []
         self._leaving: dict[Instance, asyncio.Future[None]] = {}
-        """Those that finish what they have, and what tells that they did."""
+        """Instances that finish what they have, and what tells that they did."""
         self._turn_is_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
@@ -152,12 +152,12 @@ class Dispatcher:
 
     @property
     def instances(self) -> list[Instance]:
-        """Those that take new requests."""
+        """Instances that take new requests."""
         return self._instances
 
     @property
     def everybody(self) -> list[Instance]:
-        """Those that take new requests, and those that finish what they have."""
+        """Instances that take new requests, and those that finish what they have."""
         return [*self._instances, *self._leaving] if self._leaving else self._instances
 
     @property
@@ -167,7 +167,7 @@ class Dispatcher:
 
     @property
     def queued(self) -> int:
-        """Those of `waiting` that were not sent ahead to a worker."""
+        """Requests of `waiting` that were not sent ahead to a worker."""
         return len(self._scheduler)
 
     @property
@@ -310,7 +310,7 @@ class Dispatcher:
         return batches
 
     def with_work(self, free: Sequence[Instance]) -> Sequence[Instance]:
-        """Those of *free* instances that a batch might be due for."""
+        """The *free* instances that a batch might be due for."""
         return cast("Sequence[Instance]", self._scheduler.with_work(free, self._clock()))
 
     def send(self, instance: Instance, batches: list[list[Ticket]]) -> None:

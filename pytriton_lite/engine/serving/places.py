@@ -25,11 +25,11 @@ class Queue(Protocol):
 
     @property
     def instances(self) -> Sequence[Instance]:
-        """Those that take new requests."""
+        """Instances that take new requests."""
 
     @property
     def everybody(self) -> Sequence[Instance]:
-        """Those that take new requests, and those that finish what they have."""
+        """Instances that take new requests, and those that finish what they have."""
 
     def decide(self, free: Sequence[Instance], ahead: Sequence[Instance] = (), *, are_all_free: bool = True) -> Batches:
         """Have the scheduler fill these places. What it gives has left the queue, and must be sent.
@@ -38,7 +38,7 @@ class Queue(Protocol):
         """
 
     def with_work(self, free: Sequence[Instance]) -> Sequence[Instance]:
-        """Those of *free* instances that a batch might be due for."""
+        """The *free* instances that a batch might be due for."""
 
     def send(self, instance: Instance, batches: list[list[Ticket]]) -> None:
         """Give *batches* to *instance* in one message."""
@@ -63,13 +63,13 @@ class Places(Protocol):
         """Fill what is free."""
 
     def retired(self, instance: Instance) -> None:
-        """It takes nothing new."""
+        """Take note that *instance* takes nothing new."""
 
     def lost(self, instance: Instance) -> None:
-        """Its worker died."""
+        """Take note that the worker of *instance* died."""
 
     def forget(self, instance: Instance) -> None:
-        """It has ended."""
+        """Forget *instance*, which has ended."""
 
     def in_the_way_of(self, instance: Instance) -> Sequence[Executor]:
         """Other instances that have to end an execution before *instance* can begin with one."""
@@ -81,7 +81,7 @@ class FreePlaces:
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._idle: deque[Instance] = deque()
-        """Those that have, or had, room for a batch, in the order in which they got it."""
+        """Instances that have, or had, room for a batch, in the order in which they got it."""
 
     def reset(self) -> None:
         self._idle = deque(instance for instance in self._queue.instances if instance.has_room)

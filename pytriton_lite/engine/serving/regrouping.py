@@ -1,4 +1,4 @@
-"""Which instances stay when a version that serves gets other instance groups (repository spec, 3.1)."""
+"""The choice of instances that stay when a version that serves gets other instance groups (repository spec, 3.1)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Known = TypeVar("Known")
 
 
 def match(wanted: Sequence[InstanceSpec], there: Mapping[Known, InstanceSpec]) -> tuple[set[Known], list[InstanceSpec]]:
-    """Those *there* that stay, and those of *wanted* that are to be created.
+    """The ones *there* that stay, and the ones *wanted* that are to be created.
 
     Where several would do, the one with the very name stays, or else the first.
     """

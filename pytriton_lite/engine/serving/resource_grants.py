@@ -13,7 +13,7 @@ from pytriton_lite.scheduling.rate_limit import Claim, RateLimiter, ResourceSize
 from pytriton_lite.scheduling.ticket import Executor
 
 Use = Callable[[], None]
-"""To be called when the resources are there: `ResourceGrants.take` them, or `ResourceGrants.leave`."""
+"""Called when the resources are there: `ResourceGrants.take` them, or `ResourceGrants.leave`."""
 
 
 class ResourceGrants:
@@ -27,7 +27,7 @@ class ResourceGrants:
         self._is_due = False
 
     def register(self, claims: Sequence[Claim], *, replaced: Iterable[Claim] = ()) -> None:
-        """As `RateLimiter.register`."""
+        """See `RateLimiter.register`."""
         self._limiter.register(claims, replaced=replaced)
 
     def unregister(self, claim: Claim) -> None:
@@ -55,13 +55,13 @@ class ResourceGrants:
         self._executing[claim] = instance
 
     def keep(self, claim: Claim, executions: int) -> None:
-        """So many executions are under way; what was held for others is given back."""
+        """Hold *claim* for *executions*, those under way; what was held for others is given back."""
         if executions < claim.held:
             self._limiter.release(claim, claim.held - executions)
             self._settle_soon()
 
     def holders(self, claim: Claim) -> list[Executor]:
-        """Who has what *claim* lacks."""
+        """Instances that have what *claim* lacks."""
         missing = self._limiter.missing(claim)
         return [self._executing[holder] for pool in missing for holder in self._limiter.holders(pool)]
 
@@ -76,7 +76,7 @@ class ResourceGrants:
             self._uses[claim]()
 
     def _helper(self) -> Claim | None:
-        """Who goes past the first: the one without whom what that lacks would not be given back."""
+        """The claim that goes past the first: without it, what that one lacks would not be given back."""
         first = self._limiter.first()
         if first is None:
             return None

@@ -195,7 +195,7 @@ class ServedVersion(ABC):
     @property
     @abstractmethod
     def queued(self) -> int:
-        """Those of `pending` that were not sent ahead to a worker."""
+        """Requests of `pending` that were not sent ahead to a worker."""
 
     @property
     @abstractmethod

@@ -157,14 +157,14 @@ class _Run(InstanceOwner):
     # ------------------------------------------------------------------------------------------ what tickets say
 
     def cancelled(self, ticket: Ticket) -> None:
-        """Nobody cancels a warm-up."""
+        """Do nothing: nobody cancels a warm-up."""
 
     def consumed(self, ticket: Ticket, count: int) -> None:
         if ticket.source is not None:
             ticket.source.executor.credit(ticket.source, ticket)
 
     def may_be_stuck(self, ticket: Ticket) -> bool:
-        """Nobody waits for a warm-up."""
+        """Always False: nobody waits for a warm-up."""
         return False
 
     def ways_on(self, ticket: Ticket) -> Ways:

@@ -110,7 +110,7 @@ class WorkerVersion(ServedVersion):
                 timeout_s=workers.ready_timeout_s,
             )
         self._instances: list[Instance] = []
-        """Those that execute."""
+        """Instances that execute."""
         self._passive: list[Instance] = []
         self._plans: dict[Instance, InstanceSpec] = {}
         """What each was made for, of every instance that has not ended."""
@@ -153,7 +153,7 @@ class WorkerVersion(ServedVersion):
 
     @property
     def queued(self) -> int:
-        """Those of `pending` that were not sent ahead to a worker."""
+        """Requests of `pending` that were not sent ahead to a worker."""
         return self._dispatcher.queued
 
     @property
@@ -343,13 +343,13 @@ class WorkerVersion(ServedVersion):
         self._judge()
 
     def _let_go_of(self, instance: Instance) -> None:
-        """It is in nobody's list any more. It ends when it has nothing more to do."""
+        """Let *instance*, which is in nobody's list any more, end when it has nothing more to do."""
         instance.is_alone = False
         instance.keeper.retire()
         self._see_off(instance, self._leave(instance))
 
     def _relieve(self) -> None:
-        """Those that stayed because nobody else could serve what waited need not any more."""
+        """Let instances leave that stayed because nobody else could serve what waited."""
         for instance, task in list(self._leaving.items()):
             if instance in self._dispatcher.instances:
                 task.cancel()
@@ -467,7 +467,7 @@ class WorkerVersion(ServedVersion):
         self._judge()
 
     def _judge(self) -> None:
-        """Not ready when no instance lives and they keep dying unserved; ready again when one comes back."""
+        """Be not ready when no instance lives and they keep dying unserved; ready again when one comes back."""
         if not self._instances:
             return
         alive = any(instance.state is InstanceState.READY for instance in self._instances)

@@ -1,4 +1,4 @@
-"""Who watches requests: the tracer and the access log. Requests that nobody watches have no timeline, and cost nothing."""
+"""Watchers of requests: the tracer and the access log. Requests that nobody watches have no timeline, and cost nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HeaderOf = Callable[[bytes], "bytes | None"]
 
 
 class Watcher(Protocol):
-    """Whoever wants to know what becomes of requests. Called in the event loop; must not wait."""
+    """A follower of requests, who wants to know what becomes of them. Called in the event loop; must not wait."""
 
     @property
     def is_watching(self) -> bool:

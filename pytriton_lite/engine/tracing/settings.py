@@ -51,7 +51,7 @@ class _Budget:
 
 
 class _Sampler:
-    """Of one model with settings of its own, or of all others together."""
+    """The choice of requests of one model with settings of its own, or of all others together."""
 
     def __init__(self, effective: Effective, budget: _Budget) -> None:
         self.effective = effective

@@ -8,7 +8,7 @@ _FRONT_ENDS = {"http": ("HTTP_RECV", "HTTP_SEND"), "grpc": ("GRPC_WAITREAD", "GR
 
 
 def front_end(timeline: Timeline) -> dict[str, int]:
-    """From the request's first byte to the answer's last one; nothing of a call that a model makes."""
+    """Stations from the request's first byte to the answer's last one; none of a call that a model makes."""
     names = _FRONT_ENDS.get(timeline.protocol)
     if names is None:
         return {}
@@ -36,6 +36,6 @@ def compute(timeline: Timeline) -> dict[str, int]:
 
 
 def end(timeline: Timeline) -> dict[str, int]:
-    """Of a request whose client gave it up while it waited: when that was."""
+    """When the client of a request that waited gave it up."""
     end_ns = max(timeline.answered_ns, timeline.compute_end_ns)
     return {"REQUEST_END": end_ns or (timeline.sent_ns if timeline.accepted_ns else 0)}

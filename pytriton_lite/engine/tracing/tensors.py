@@ -25,7 +25,7 @@ class TensorCopy(NamedTuple):
 
 
 def copies(activity: str, tensors: Iterable[Tensor]) -> list[TensorCopy]:
-    """Those with data, as in Triton."""
+    """Copies of those tensors that have data, as in Triton."""
     found: list[TensorCopy] = []
     for tensor in tensors:
         try:

@@ -54,7 +54,7 @@ class Tracer:
         return show(self._settings, model)
 
     def update(self, changes: Mapping[str, object], model: str = "") -> None:
-        """As `TraceSettings.update`, and for an unknown model as `show`."""
+        """`TraceSettings.update`, refusing an unknown model as `show` does."""
         self._check_known(model)
         self._settings.update(changes, model)
         self._observation.update()

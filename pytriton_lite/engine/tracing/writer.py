@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 _MOST_WAITING = 8192
 """Traces: with their timelines some 10 MB."""
 _MOST_WAITING_BYTES = 64 << 20
-"""Of tensors that were copied for them."""
+"""Bytes of tensors that were copied for waiting traces."""
 
 
 class Recorder(Protocol):

@@ -50,7 +50,7 @@ class Backends:
         return None if folder is None else Backend(folder, self._settings_of(name))
 
     def _settings_of(self, backend: str) -> dict[str, str]:
-        """Those for all backends, and its own over them."""
+        """Settings for all backends, and its own over them."""
         return {**self.settings.get("", {}), **self.settings.get(backend, {})}
 
     def table(self, configs: Iterable[ModelConfig]) -> list[tuple[str, str, str]]:
@@ -75,7 +75,7 @@ class Backends:
 
 @functools.cache
 def _of_packages() -> dict[str, Path]:
-    """Those that installed packages bring. Looked for once: packages do not come while a server runs."""
+    """Folders that installed packages bring. Looked for once: packages do not come while a server runs."""
     return doors.folders(doors.BACKENDS)
 
 

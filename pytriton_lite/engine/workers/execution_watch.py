@@ -14,7 +14,7 @@ from typing import NamedTuple
 _LONGEST_PAUSE_S = 1.0
 """Between two looks: how wrong the time may be for which an execution has waited for others."""
 _LOOKS = 8
-"""So many at least before the shortest limit."""
+"""Looks before the shortest limit, at least."""
 _SHORTEST_PAUSE_S = 0.001
 
 

@@ -53,7 +53,7 @@ class Foreground:
         return self
 
     async def spawn(self, descriptors: list[int]) -> Spawned:
-        """As `ForkServer.spawn`. Raises InferenceError(UNAVAILABLE) when there has been a worker."""
+        """See `ForkServer.spawn`. Raises InferenceError(UNAVAILABLE) when there has been a worker."""
         assert self._environment is not None, "get came first"
         if self._exited is not None:
             raise InferenceError(

@@ -111,7 +111,7 @@ class ForkServer:
         self._errors = LinePipe(errors_fd, self._hear)
         self.is_alive = True
         self.is_stuck = False
-        """It did not answer in time. That is final: what it says later is heard, and it is given nothing more to do."""
+        """Whether it did not answer in time. That is final: what it says later is heard, and it is given nothing more to do."""
         self._answer_s = answer_s
         self._report_s = report_s
         self._has_answered = False
@@ -231,7 +231,7 @@ class ForkServer:
                 pass  # its end is about to be reported
 
     def _kill_directly(self, pid: int) -> None:
-        """Without the fork server, which alone can know for certain whose process it is: a pidfd tells that it lives."""
+        """Kill without the fork server, which alone can know for certain whose process it is: a pidfd tells that it lives."""
         if pid in self._pidfds:
             _kill_group(pid)
 
@@ -392,7 +392,7 @@ def _kill_group(leader: int) -> None:
 
 
 def _nothing() -> None:
-    """For a fork server that is nobody's but its owner's."""
+    """Do nothing: the fork server is nobody's but its owner's."""
 
 
 class ForkServers:
@@ -406,7 +406,7 @@ class ForkServers:
         self._by_environment: dict[Environment, ForkServer] = {}
         self._endings: dict[Environment, asyncio.TimerHandle] = {}
         self._stuck: set[ForkServer] = set()
-        """Those that do not answer and still have workers, which serve."""
+        """Fork servers that do not answer and still have workers, which serve."""
 
     def get(self, environment: Environment) -> ForkServer:
         server = self._by_environment.get(environment)
@@ -423,7 +423,7 @@ class ForkServers:
         return server
 
     def _put_aside(self, server: ForkServer) -> None:
-        """It is stuck: let it go when its last worker has ended."""
+        """Let *server*, which is stuck, go when its last worker has ended."""
         if not server.has_workers:
             server.close()
             return

@@ -68,7 +68,7 @@ class InstanceOwner(Protocol):
 
     @property
     def labels(self) -> Mapping[str, Sequence[str]]:
-        """By output, what its elements stand for."""
+        """Labels by output: what its elements stand for."""
 
     def on_result(
         self, instance: Instance, batch: Batch, result: BatchResult, outcomes: Sequence[ExecutionOutcome]
@@ -76,7 +76,7 @@ class InstanceOwner(Protocol):
         """``execute`` is done with a batch. *outcomes* go with its tickets; empty when ``result.failure`` says why."""
 
     def on_response(self, instance: Instance, batch: Batch, ticket: Ticket, sent: Sent) -> None:
-        """To *ticket* of *batch*, perhaps before the batch's result."""
+        """Take *sent*, for *ticket* of *batch*, perhaps before the batch's result."""
 
     def on_returned(self, instance: Instance, batches: list[Batch]) -> None:
         """The worker gave back what it had not begun with."""
@@ -149,17 +149,17 @@ class Instance:
         self.has_room = False
         """Whether another batch would be executed at once. Kept, because everybody asks for every request."""
         self.in_flight: dict[int, Batch] = {}
-        """By number, what the worker was sent and has not given a result for."""
+        """Batches by number that the worker was sent and has not given a result for."""
         self.open: dict[int, Batch] = {}
-        """By number, those whose ``execute`` has returned, and whose requests have not all ended."""
+        """Batches by number whose ``execute`` has returned, and whose requests have not all ended."""
         self.moved_ns = 0
         """When the last response to a request of those came, or the last of them returned."""
         self._owner = owner
-        """Who is told: the owner, or the warm-up of a worker that is not READY yet."""
+        """The one who is told: the owner, or the warm-up of a worker that is not READY yet."""
         self._warm_up = warm_up
         self._begin_asking = begin_asking
         self._asking: Asking | None = None
-        """Of the present worker. None before it has asked for anything."""
+        """What the present worker asks. None before it has asked for anything."""
         self._makes_calls = False
         """Whether its model calls others, and may therefore wait for one of them."""
         self._has_sequences = config.sequence_batching is not None
@@ -168,7 +168,7 @@ class Instance:
         self._next_batch = 1
         self._execute_ns = 0.0
         self._lost: _Lost | None = None
-        """From the end of a worker until it was reported."""
+        """What a worker that has ended had in hand, until it was reported."""
         self._loop = asyncio.get_running_loop()
         self._trim: asyncio.TimerHandle | None = None
         self._flush_is_due = False
@@ -414,7 +414,7 @@ class Instance:
         worker.send(self.wire.reply_frames(worker, call, outcome, is_final=is_final))
 
     def end_asking(self) -> None:
-        """Nobody is there any more to whom the model's calls could be answered, nor anybody to answer ours."""
+        """Forget what the model asks: nobody is there any more to whom it could be answered."""
         self._credits.clear()
         if self._asking is not None:
             self._asking.close()

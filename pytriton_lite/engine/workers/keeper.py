@@ -26,7 +26,7 @@ _FIRST_BACK_OFF_S = 0.1
 _LONGEST_BACK_OFF_S = 30.0
 
 DEATHS_BEFORE_NOT_READY = 3
-"""So many deaths in a row without a served request make the version not ready, with the reason in the index."""
+"""Deaths in a row without a served request that make the version not ready, with the reason in the index."""
 
 _FINALIZE_S = 10.0
 """How long ``finalize`` may take after a warm-up that failed."""
@@ -57,7 +57,7 @@ class KeptInstance(Protocol):
         """Tell whoever owns the requests of what `end_worker` has taken."""
 
     def end_asking(self) -> None:
-        """Nobody is there any more to whom the model's calls could be answered."""
+        """Forget what the model asks: nobody is there any more to whom it could be answered."""
 
     def on_state(self) -> None:
         """``state`` or ``deaths_in_a_row`` changed."""

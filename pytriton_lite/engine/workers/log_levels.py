@@ -1,4 +1,4 @@
-"""Which lines of pb_utils.Logger are wanted, told to every worker through its control page."""
+"""Levels of pb_utils.Logger that are wanted, told to every worker through its control page."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class BatchOutputs:
 
     @property
     def names(self) -> Collection[str]:
-        """Of the outputs that it shapes."""
+        """Names of the outputs that it shapes."""
         return self._sources.keys()
 
     def shape(self, outputs: list[Tensor], request: InferenceRequest) -> None:

@@ -29,11 +29,11 @@ class Overseen(Protocol):
 
     @property
     def in_flight(self) -> Mapping[int, Batch]:
-        """By number, what the worker was sent and has not given a result for."""
+        """Batches by number that the worker was sent and has not given a result for."""
 
     @property
     def open(self) -> Mapping[int, Batch]:
-        """By number, those whose ``execute`` has returned, and whose requests have not all ended."""
+        """Batches by number whose ``execute`` has returned, and whose requests have not all ended."""
 
     @property
     def moved_ns(self) -> int:

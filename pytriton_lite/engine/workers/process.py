@@ -45,7 +45,7 @@ _SOCKET_BUFFER_BYTES = 1 << 20
 """Room for a burst of coalesced requests, so that the loop seldom has to wait for the worker to read."""
 
 _SLOW_START_S = 60
-"""After so long somebody wonders what the server is doing: it listens only when its models are loaded."""
+"""Time after which somebody wonders what the server is doing: it listens only when its models are loaded."""
 
 _STACKS_S = 0.5
 """How long stacks may take to come. They are written in a millisecond, by a machine that is not overloaded."""
@@ -462,7 +462,7 @@ class WorkerProcess(_Process):
 
     @property
     def started(self) -> tuple[int, int]:
-        """That number, and when that execution began (CLOCK_MONOTONIC ns)."""
+        """`started_batch`, and when its execution began (CLOCK_MONOTONIC ns)."""
         return self._control[messages.CONTROL_STARTED], self._control[messages.CONTROL_STARTED_NS]
 
     @property

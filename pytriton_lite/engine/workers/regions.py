@@ -151,7 +151,7 @@ class Regions:
         self._unregister(SystemRegion, name)
 
     def unregister_cuda(self, name: str = "") -> None:
-        """As `unregister_system`, for CUDA regions."""
+        """`unregister_system` for CUDA regions."""
         self._unregister(CudaRegion, name)
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ class Regions:
         return self._status(SystemRegion, name)
 
     def cuda_status(self, name: str = "") -> list[CudaRegion]:
-        """As `system_status`, for CUDA regions."""
+        """`system_status` for CUDA regions."""
         return self._status(CudaRegion, name)
 
     def window(self, region: str, offset: int, byte_size: int) -> Window:
@@ -290,7 +290,7 @@ def _check_inside(region: SystemRegion | CudaRegion, offset: int, byte_size: int
 
 
 def _check_still_there(region: SystemRegion, end: int) -> None:
-    """Its owner may have truncated the segment since; better said here than by a worker in the middle of a batch."""
+    """Refuse a segment that its owner has truncated since: better here than by a worker in the middle of a batch."""
     nbytes = os.fstat(region.segment.fd).st_size
     if end > nbytes:
         raise InferenceError(

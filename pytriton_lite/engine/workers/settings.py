@@ -25,15 +25,15 @@ class WorkerSettings:
     hello_timeout_s: float
     """Until a process says that it is there."""
     ready_timeout_s: float
-    """From START to READY, or to COMPLETED."""
+    """Time from START to READY, or to COMPLETED."""
     log_levels: LogLevels = field(default_factory=LogLevels)
     response_window: int = DEFAULT_RESPONSE_WINDOW
     execution_timeout_s: float = 0.0
-    """Of models that do not say how long an execution may take; 0 is no limit."""
+    """Limit of an execution for models that do not set one; 0 is none."""
     slow_execution_s: float = 0.0
-    """After so long is an execution warned of; 0 is never."""
+    """Time after which an execution is warned of; 0 is never."""
     watches_executions: bool = True
-    """Without it no limit holds, whoever set it."""
+    """Whether limits hold, whoever set them."""
 
     def execution_limits(self, config: ModelConfig) -> ExecutionLimits:
         """What holds for executions of the model of *config*."""

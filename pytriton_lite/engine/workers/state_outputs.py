@@ -13,14 +13,14 @@ from pytriton_lite.scheduling.ticket import Ticket
 
 
 class StateOutputs:
-    """Those of one model version with implicit state (scheduling spec, 4.9)."""
+    """Outputs that are states, of one model version with implicit state (scheduling spec, 4.9)."""
 
     def __init__(self, config: ModelConfig) -> None:
         states = states_of(config)
         self.names = frozenset(state.output_name for state in states)
         """An output of this name comes here first, whatever the client wants to become of it."""
         self._hidden = self.names - config.outputs_by_name.keys()
-        """Those that are no outputs beside, and are for no client."""
+        """States that are no outputs beside, and are for no client."""
 
     def take(self, outputs: list[Tensor], refs: Sequence[TensorRef], ticket: Ticket) -> list[Tensor]:
         """Keep the states among *outputs*, which *refs* stand for; what is for the client.

@@ -102,7 +102,7 @@ class Wire:
         return parcel.slots if parcel is not None else []
 
     def _parcel(self, tickets: list[Ticket]) -> Parcel | None:
-        """For the tensors of a batch; None where all of them are small.
+        """Memory for the tensors of a batch; None where all of them are small.
 
         Raises InferenceError when the machine has no memory left.
         """
@@ -157,7 +157,7 @@ class Wire:
                 parcel.put(parts, spec, tensor)
 
     def _shape_for_model(self, tensor: Tensor) -> tuple[int, ...]:
-        """Of an input, whose configuration may have a reshape."""
+        """The shape of an input as the model sees it, whose configuration may have a reshape."""
         reshape = self._input_reshapes.get(tensor.name)
         return tensor.shape if reshape is None else self._reshape(reshape, tensor.shape) or tensor.shape
 

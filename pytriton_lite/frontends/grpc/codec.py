@@ -45,7 +45,7 @@ _INFER_RESPONSE_TAG = 0x12  # field 2 of ModelStreamInferResponse
 MAX_TENSORS = 4096
 """Inputs, and requested outputs, that a request may have; each takes the loop some microseconds."""
 MAX_DIMENSIONS = 256
-"""Of an input. The product of a million large dimensions, of which the size is made, takes hours."""
+"""Dimensions of an input, at most: the product of a million large ones, of which the size is made, takes hours."""
 
 
 @dataclass(frozen=True)

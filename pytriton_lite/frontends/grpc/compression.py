@@ -44,7 +44,7 @@ class Inflater:
         self._is_ratio = self._limit < limit
         self._parts: list[bytes] = []
         self.size = 0
-        """Of what has been made so far."""
+        """Bytes of what has been made so far."""
 
     def step(self, nbytes: int) -> bool:
         """Make up to *nbytes* more; True when the message is whole. Raises Undecompressable.

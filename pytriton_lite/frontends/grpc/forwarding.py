@@ -22,7 +22,7 @@ class HeaderForwarding:
         self._find = compile_pattern(pattern).search
 
     def pick(self, metadata: Iterable[tuple[str, str | bytes]]) -> Forwarded:
-        """Those of *metadata* to be forwarded; what gRPC itself says there is not metadata. A text comes decoded."""
+        """The entries of *metadata* to be forwarded; what gRPC itself says there is not metadata. A text comes decoded."""
         return tuple(
             (name, value if isinstance(value, str) else value.decode("utf-8", "replace"))
             for name, value in metadata

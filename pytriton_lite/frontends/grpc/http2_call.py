@@ -116,9 +116,9 @@ class Head(NamedTuple):
     metadata: Mapping[bytes, bytes] = MappingProxyType({})
     """The whole list of a request that is accepted."""
     forwarded: Forwarded = ()
-    """Of an inference call: what of them its requests get as parameters."""
+    """Headers of an inference call that its requests get as parameters."""
     ends_on_error: bool = False
-    """Of a stream: the client asks for errors as a status (``triton_grpc_error``, exactly ``true``)."""
+    """Whether the client of a stream asks for errors as a status (``triton_grpc_error``, exactly ``true``)."""
     content_length: int | None = None
     """What the client says that its DATA frames hold, of a request that is accepted."""
 
@@ -304,7 +304,7 @@ class TasksToCome:
 
     def __init__(self) -> None:
         self._waiting: dict[Link, deque[tuple[UnaryCall, bytes | memoryview]]] = {}
-        """By connection, in the order of their turns."""
+        """Calls that wait, by connection, in the order of their turns."""
 
     def add(self, link: Link, call: UnaryCall, message: bytes | memoryview) -> None:
         """Call `UnaryCall.start` soon, unless *call* has ended meanwhile."""
@@ -392,9 +392,9 @@ class Call:
         self.moved = 0
         """Bytes of messages, in either direction, since the connection last looked for calls that stand still."""
         self.is_watched = False
-        """It was there when the connection looked."""
+        """Whether it was there when the connection looked."""
         self.tiny_frames = 0
-        """Of data, that have come of the message which is being received."""
+        """Tiny frames of data that have come of the message which is being received."""
         self.is_received = False
         """The peer has ended its side."""
         self.is_taking = True
@@ -406,7 +406,7 @@ class Call:
         self.unsent: deque[Buffer] = deque()
         self.closing = b""
         self.timeline: Timeline | None = None
-        """Of a request that somebody watches. The connection finishes it when the answer is out, or `cancel`."""
+        """Timeline of a request that somebody watches. The connection finishes it when the answer is out, or `cancel`."""
         self._link = link
         self._endpoint = endpoint
         self._head = head
@@ -414,7 +414,7 @@ class Call:
         """What the call waits for: an answer of the engine, or a thread."""
         self._timer: asyncio.TimerHandle | None = None
         self._taken_bytes = 0
-        """Of the budget for requests that are not whole."""
+        """Bytes taken of the budget for requests that are not whole."""
 
     def begin(self) -> None:
         """Call it once, when the connection knows the call: the answer may come at once."""
@@ -962,7 +962,7 @@ class StreamCall(Call):
         self.moved = 0
         """Bytes of messages, in either direction, since the connection last looked for calls that stand still."""
         self.is_watched = False
-        """It was there when the connection looked."""
+        """Whether it was there when the connection looked."""
         self.tiny_frames = 0
         with memoryview(body) as view:
             message = bytes(view[PREFIX_BYTES:end])

@@ -138,16 +138,16 @@ class Http2Connection(asyncio.Protocol):
         self._rest_at = 0
         """Where in `_rest` it begins: to cut off what is done with would be to copy the rest in every slice of time."""
         self._is_waiting = False
-        """For the loop's time: `go_on` is called when it is our turn."""
+        """Whether it waits for the loop's time: `go_on` is called when it is our turn."""
         self._is_reading_paused = False
-        """Because data came too late for this turn of the loop, or while we waited for our own."""
+        """Whether reading is paused because data came too late for this turn of the loop, or while we waited for our own."""
         self._is_encrypted = False
         self._data_left: tuple[int, int, int] | None = None
-        """Of a frame of data whose beginning was handed on: bytes that are to come, flags, stream."""
+        """Rest of a frame of data whose beginning was handed on: bytes that are to come, flags, stream."""
         self._state = ConnectionState.EXPECTING_PREFACE
         self._decoder = hpack.Decoder(4 * MAX_HEADER_LIST_BYTES)
         self._heads: dict[bytes, Head] = {}
-        """By header block, for blocks that mean the same as long as the decoder's table does not change."""
+        """Heads by header block, for blocks that mean the same as long as the decoder's table does not change."""
         self._header_block: tuple[int, int, bytearray] | None = None
         """Stream, flags, and what has come of a block that CONTINUATION goes on with."""
         self._header_frames = 0
@@ -164,9 +164,9 @@ class Http2Connection(asyncio.Protocol):
         """Bytes of answers that were given to the transport since `_send_unsent` began last; at most about `_SENT_AT_ONCE`."""
         self._is_paused = False
         self._unread_bytes = 0
-        """Of all calls' `Call.unsent`."""
+        """Bytes of all calls' `Call.unsent`."""
         self._uncounted_bytes = 0
-        """Of those, what `_unread` has not heard of."""
+        """Bytes of `_unread_bytes` that `_unread` has not heard of."""
         self._held_back: dict[Callable[[], None], None] = {}
         """Callbacks of calls whose requests wait until `_unread_bytes` is within its limit again."""
         self._has_read_frames = False
@@ -179,12 +179,12 @@ class Http2Connection(asyncio.Protocol):
         self._was_cut_at_look = False
         self._send_window = frames.DEFAULT_WINDOW
         self._initial_send_window = frames.DEFAULT_WINDOW
-        """Of every stream, whenever it began: a call's own window is this and its `Call.send_credit`."""
+        """Send window of every stream, whenever it began: a call's own is this and its `Call.send_credit`."""
         self._most_credit = 0
         """No call has more; what is beyond `frames.MAX_WINDOW` with it has to be looked for."""
         self._settings_to_acknowledge = 1
         self._skipped_streams: deque[range] = deque(maxlen=_MAX_REMEMBERED)
-        """Of a peer that does not count by twos: streams that it can never open any more."""
+        """Streams that a peer which does not count by twos can never open any more."""
         self._cut_off_streams: dict[int, bool] = {}
         """The latest that ended before the peer had ended its side: what still comes of them was on its way. True where the
         peer itself has reset the stream, and should know."""
@@ -283,7 +283,7 @@ class Http2Connection(asyncio.Protocol):
             share.wait(self, is_new=True)
 
     def go_on(self) -> None:
-        """It is our turn again: work on what was kept."""
+        """Work on what was kept: it is our turn again."""
         self._is_waiting = False
         if self._state is _CLOSED:
             self._rest = b""
@@ -761,7 +761,9 @@ class Http2Connection(asyncio.Protocol):
         self._send_or_keep(call)
 
     def send_part(self, call: Call, opening: bytes, prefix: bytes, message: bytes) -> None:
-        """Those of one turn of the loop are written together: a worker's message may hold many responses."""
+        """Send a part of an answer.
+
+        Those of one turn of the loop are written together: a worker's message may hold many responses."""
         if opening:
             call.opening = self._header_frame(call, opening)
         call.unsent += prefix, message
@@ -780,7 +782,7 @@ class Http2Connection(asyncio.Protocol):
             call.receive_window = STREAM_WINDOW
 
     def _keep_unread(self, nbytes: int) -> None:
-        """So many bytes of answers wait for the peer to take them."""
+        """Count *nbytes* of answers that wait for the peer to take them."""
         self._unread_bytes += nbytes
         self._uncounted_bytes += nbytes
         if self._uncounted_bytes >= LARGE_ANSWER:

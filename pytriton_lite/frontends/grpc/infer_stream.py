@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from pytriton_lite.scheduling.ticket import Ticket
 
 MAX_REQUESTS = 1024
-"""So many requests of one stream may be in the engine, as many as there may be unary calls on a connection."""
+"""Requests of one stream that may be in the engine, as many as there may be unary calls on a connection."""
 MAX_UNSENT = 64
 MAX_UNSENT_BYTES = 4 << 20
-"""From here on no further request is taken. Those inside are answered all the same, which is bounded by `MAX_REQUESTS`
+"""Bytes from which on no further request is taken. Those inside are answered all the same, bounded by `MAX_REQUESTS`
 times the engine's window."""
 
 METHOD = "ModelStreamInfer"
@@ -69,7 +69,7 @@ class Outlet(Protocol):
         """Send *message* behind the others; call *on_left* when it has left our own buffers."""
 
     def on_room(self) -> None:
-        """After `InferStream.has_room` said no: more requests may be given to it."""
+        """Take note that more requests may be given to the stream, after `InferStream.has_room` said no."""
 
     def end(self, error: Exception | None) -> None:
         """End the RPC behind the messages, with what *error* says. Called once, unless the stream is cancelled first."""

@@ -29,21 +29,21 @@ class GrpcOptions:
     reuse_port: bool = False
     """Let other processes listen at the same port, too."""
     max_connections: int = 1 << 16
-    """That may be open at a time; the one that is too many is closed at once."""
+    """Connections that may be open at a time; the one that is too many is closed at once."""
     tls: TlsOptions | None = None
     restricted: tuple[RestrictedGroup, ...] = ()
-    """Who calls a method of one of these categories must send their key, with Triton's prefix before it."""
+    """Groups of methods whose callers must send a key, with Triton's prefix before its name."""
     header_forward_pattern: str = ""
     """A regular expression; metadata of inference calls whose key it finds become string parameters of the requests."""
     max_message_bytes: int = LARGEST_MESSAGE_BYTES
-    """Of one message of a client, decompressed; at least SMALLEST_LIMIT_BYTES."""
+    """Size of one message of a client, decompressed; at least SMALLEST_LIMIT_BYTES."""
     handshake_timeout_ms: int = 120_000
     """How long a client may take to be greeted: TLS, the preface and the first SETTINGS of HTTP/2. grpcio's default."""
     stall_timeout_s: float = 60.0
     """How long a client may take for a KiB of a message that it has begun, or of an answer that it has to read; twice as long
     at most. 0 sets no limit."""
     max_unread_bytes: int = 256 << 20
-    """Of the answers of one connection that wait for their client; while there are more, its new calls are refused."""
+    """Bytes of answers of one connection that wait for their client; while there are more, its new calls are refused."""
     keepalive_time_ms: int = 7_200_000
     keepalive_timeout_ms: int = 20_000
     keepalive_permit_without_calls: bool = False
@@ -55,7 +55,7 @@ class GrpcOptions:
     max_connection_age_grace_ms: int = 0
     """0 sets no limit."""
     infer_response_compression_level: CompressionLevel = "none"
-    """Of inference responses alone; the algorithm is one that the client says it accepts."""
+    """Level for inference responses alone; the algorithm is one that the client says it accepts."""
 
 
 async def bind_grpc(options: GrpcOptions) -> BoundSocket:

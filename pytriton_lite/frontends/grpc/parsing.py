@@ -19,10 +19,10 @@ from pytriton_lite.proto.grpc_service_pb import ModelInferRequest
 from pytriton_lite.proto.message import DecodeError
 
 LARGE_BYTES = 64 << 10
-"""From here on tensors are not copied where it can be helped, and messages are walked over."""
+"""Bytes from which on tensors are not copied where it can be helped, and messages are walked over."""
 
 MAX_FIELDS = 1 << 16
-"""Of a request: inputs, outputs, parameters, raw contents, elements of ``bytes_contents``, and what is inside of inputs. A
+"""Fields of a request, at most: inputs, outputs, parameters, raw contents, elements of ``bytes_contents``, parts of inputs. A
 message of `LARGE_BYTES` cannot have more."""
 MAX_WEIGHT_BYTES = 1 << 18
 """What a request may hold beside tensors; parameters and texts count an eighth. 10 ms of protobuf's at worst."""
@@ -30,7 +30,7 @@ _QUICK_FIELDS = 512
 _PARAMETER_SHARE = 8  # protobuf takes 5 ns for a field inside of a parameter, since none of them makes an object
 _TEXT_SHARE = 8  # and copies a text, which is one object and was counted as a field
 _STEP_FIELDS = 256
-"""So many are walked over without looking at the clock: a quarter of a millisecond."""
+"""Fields that are walked over without looking at the clock: a quarter of a millisecond."""
 _LARGE_ELEMENT_BYTES = 1 << 10
 
 _VARINT, _LENGTH_DELIMITED = 0, 2
@@ -66,9 +66,9 @@ class Parsed(NamedTuple):
 
     message: ModelInferRequest
     raw: Sequence[Buffer]
-    """Its ``raw_input_contents``."""
+    """The request's ``raw_input_contents``."""
     typed: Mapping[int, Typed]
-    """Of inputs, by their place among them, of which the contents in the message are empty."""
+    """Typed contents of inputs, by their place among them, of which the contents in the message are empty."""
 
 
 NOTHING_TYPED: Mapping[int, Typed] = {}
@@ -213,7 +213,7 @@ class _Cutter:
         self._typed: dict[int, tuple[int, memoryview]] = {}
         self._inputs = 0
         self._is_whole = False
-        """Only protobuf can read it; it was weighed as a whole."""
+        """Whether only protobuf can read it; it was weighed as a whole."""
         self._kept: list[Buffer] = []
         self._keep_from = 0
         """What lies from here on is not in `_kept` yet, and is kept up to where something is cut out."""

@@ -33,7 +33,7 @@ _HEALTH_METHODS = ("Check", "Watch")
 CATEGORY_OF = {
     f"/{INFERENCE_SERVICE}/{method}": category for category, methods in _METHODS.items() for method in methods
 } | {f"/{HEALTH_SERVICE}/{method}": "health" for method in _HEALTH_METHODS}
-"""By path."""
+"""Categories by path."""
 
 
 def restrictions_by_path(groups: Iterable[RestrictedGroup]) -> dict[str, Restriction]:

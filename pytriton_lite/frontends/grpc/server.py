@@ -71,7 +71,7 @@ Handler = Callable[[bytes, Any], Awaitable[bytes]]
 Pick = Callable[[Iterable[tuple[str, "str | bytes"]]], Forwarded]
 
 Counts = MutableMapping[str, int]
-"""Of calls that have ended, by the name of their status."""
+"""Calls that have ended, counted by the name of their status."""
 
 
 class GrpcListener:
@@ -435,7 +435,7 @@ def _header_of(context: Any) -> HeaderOf:
 
 
 def _peer_of(context: Any) -> str:
-    """As the other transport writes it: grpcio says ``ipv6:%5B::1%5D:4711``."""
+    """The peer's address as the other transport writes it: grpcio says ``ipv6:%5B::1%5D:4711``."""
     peer: str = urllib.parse.unquote(context.peer())
     return peer.removeprefix("ipv4:").removeprefix("ipv6:")
 

@@ -99,7 +99,7 @@ def _answer_errors(app: FastAPI) -> None:
 
 
 def _allowed_methods(app: FastAPI, request: Request) -> list[str]:
-    """Of all routes with the path of *request*: Starlette names those of the first alone."""
+    """Methods of all routes with the path of *request*: Starlette names those of the first alone."""
     methods: set[str] = set()
     for route in app.routes:
         if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:

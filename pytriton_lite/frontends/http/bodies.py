@@ -21,7 +21,7 @@ from pytriton_lite.frontends.listener import Receive, Scope, when_gone
 Result = TypeVar("Result")
 
 _LARGE_BYTES = 64 << 10
-"""So much JSON takes up to 10 ms on the loop, with NaN among strings 25."""
+"""JSON of so many bytes goes to a thread: it takes up to 10 ms on the loop, with NaN among strings 25."""
 
 _VERY_LARGE_BYTES = 1 << 20
 """About 50 ms."""
@@ -53,7 +53,7 @@ class LargeDocuments:
 
     def __init__(self) -> None:
         self.inflations = asyncio.Semaphore(max(1, min(_INFLATIONS, usable_cores() - 1)))
-        """To be held while a body is decompressed in a thread."""
+        """Turns to decompress a body in a thread."""
         self._turn = asyncio.Semaphore(1)
         self._turn_of_very_large = asyncio.Semaphore(1)
 
@@ -123,7 +123,7 @@ def cancel(working: asyncio.Future[Any], _: asyncio.Future[None]) -> None:
 
 
 def _forget(done: asyncio.Future[Result]) -> None:
-    """Nobody waits for the end of what was given up."""
+    """Look at the end of what was given up, for which nobody waits."""
     if not done.cancelled():
         done.exception()
 
@@ -156,7 +156,7 @@ class Receiving:
         self._taken = 0
 
     def hold(self, nbytes: int) -> None:
-        """So many bytes of the body are here now. Raises InferenceError where the budget has no room for them."""
+        """Take room for *nbytes* of the body, which are here now. Raises InferenceError where the budget has none."""
         if nbytes <= _UNCOUNTED_BYTES or nbytes <= self._taken:
             return
         # In steps, so that a body in single bytes is not counted byte by byte.
@@ -262,7 +262,7 @@ class Documents:
 
 
 def decode_base64(text: str) -> bytes:
-    """As Triton reads it: what is not of the alphabet is passed over, padding need not be there."""
+    """Decode as Triton does: what is not of the alphabet is passed over, padding need not be there."""
     end = text.find("=")
     length = len(text) if end < 0 else end
     parts: list[bytes] = []

@@ -47,7 +47,7 @@ MAX_ENTRIES = 4096
 
 
 class OutputForms:
-    """Which outputs of a response are binary: ``listed`` by name, ``default`` for the others.
+    """Forms of a response's outputs, whether they are binary: ``listed`` by name, ``default`` for the others.
 
     None stands for an output in shared memory, of which a response says only that it is there.
     """
@@ -442,7 +442,7 @@ def _refuse_region_conflicts(parameters: dict[str, Any]) -> None:
 
 
 def _classes(parameters: dict[str, Any]) -> int:
-    """Of how many of its largest elements an output is to consist; 0 for all of them, as they are (section 10)."""
+    """How many of its largest elements make up an output; 0 for all of them, as they are (section 10)."""
     classes = parameters.get("classification", 0)
     if type(classes) is not int or not 0 <= classes < UINT64_END:
         raise InferenceError(ErrorCode.INTERNAL, f"Unable to set 'classification': {NOT_UNSIGNED}")

@@ -64,7 +64,7 @@ class ExpansionLimits(NamedTuple):
 
     max_bytes: int
     max_ratio: int
-    """To its own size; 0 is any."""
+    """Ratio to its own size; 0 is any."""
 
     def at_most(self, compressed: int) -> int:
         """Bytes that a body of *compressed* bytes may become."""

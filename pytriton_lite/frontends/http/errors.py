@@ -1,4 +1,4 @@
-"""From an error's category to an HTTP status (HTTP spec, section 1), and the body of every error."""
+"""The HTTP status of an error's category (HTTP spec, section 1), and the body of every error."""
 
 from __future__ import annotations
 

@@ -135,11 +135,11 @@ class _Responses:
 
     def __init__(self, model_name: str, large: LargeDocuments) -> None:
         self.error_text = ""
-        """Of the first error."""
+        """Text of the first error."""
         self._model_name = model_name
         self._large = large
         self._come: deque[_Answer | asyncio.Task[_Answer]] = deque()
-        """In their order; a task still writes its own."""
+        """Answers in their order; a task still writes its own."""
         self._is_final = False
         self._is_abandoned = False
         self._change = asyncio.Event()
@@ -151,7 +151,7 @@ class _Responses:
         self._change.set()
 
     def abandon(self) -> None:
-        """Nobody wants any more, perhaps because the client has gone: `next` raises."""
+        """Give up: nobody wants more, perhaps because the client has gone. `next` raises."""
         self._is_abandoned = True
         for answer in self._come:
             if isinstance(answer, asyncio.Task):
@@ -216,7 +216,7 @@ async def _while_connected(receive: Receive, ticket: Ticket, responses: _Respons
 
 
 async def _start(server: Server, send: Send, load_form: bytes | None, status: int, content_type: Header) -> None:
-    """Without a length, so that the body goes out in chunks."""
+    """Begin an answer without a length, so that the body goes out in chunks."""
     headers = [content_type]
     if load_form is not None:
         load = load_header(server.custom_metrics.families(), load_form)

@@ -77,7 +77,7 @@ class InferProtocol(ListenerProtocol):
         self._observation = server.observation
         self._counts = server.request_counts.http
         self._timeline: Timeline | None = None
-        """Of the request that `_ticket` is for, where somebody watches it."""
+        """Timeline of the request that `_ticket` is for, where somebody watches it."""
         self._receiving_ns = 0
         self._limit = max_input_size
         self._templates = templates
@@ -94,7 +94,7 @@ class InferProtocol(ListenerProtocol):
         self._is_reading = False
         """A body of our own kind is coming in."""
         self._ticket: Ticket | None = None
-        """Of the request that is being answered; also while `_writing`."""
+        """Ticket of the request that is being answered; also while `_writing`."""
         self._writing: asyncio.Task[None] | None = None
         self._forms: OutputForms | None = None
         self._is_used = False

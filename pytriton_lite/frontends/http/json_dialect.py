@@ -144,7 +144,7 @@ class Members:
         self.pairs.append((key, value))
 
     def first_values(self) -> dict[str, object]:
-        """By name, what Triton's look-up finds: of equal names the first."""
+        """Values by name, as Triton's look-up finds them: of equal names the first."""
         return dict(reversed(self.pairs))
 
 
@@ -220,7 +220,7 @@ class _Parser:
         return self._number()
 
     def _next_element(self, elements: list[object]) -> bool:
-        """After an element: True at the next one, False behind the array's end."""
+        """Go on after an element: True at the next one, False behind the array's end."""
         self._skip_blanks()
         separator = self._peek()
         if separator == b",":

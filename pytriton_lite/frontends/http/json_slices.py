@@ -44,7 +44,7 @@ _BLANKS = b" \t\r\n"
 _ORJSON_MEMORY = 16
 """Bytes that orjson allocates for each of a document: 12, and the values."""
 _ORJSON_MORE_MEMORY = 4 << 20
-"""For values that are larger than their text, in as much text as is parsed or written at a time."""
+"""Memory for values that are larger than their text, in as much text as is parsed or written at a time."""
 
 Bytes = npt.NDArray[np.uint8]
 Result = TypeVar("Result")
@@ -54,7 +54,7 @@ _job: ContextVar[Job | None] = ContextVar("job", default=None)
 
 
 class GivenUp(Exception):
-    """Nobody waits for what was being parsed."""
+    """The client has gone: nobody waits for what was being parsed."""
 
 
 _SLICE_S = 0.001
@@ -144,7 +144,7 @@ class LargeArray:
     """Parses a document. Raises DocumentError."""
 
     def slices(self) -> Iterator[list[object]]:
-        """Its elements in their order, some thousand at a time, in lists as deep as they are in the array.
+        """The elements in their order, some thousand at a time, in lists as deep as they are in the array.
 
         Raises DocumentError.
         """
@@ -162,7 +162,7 @@ class LargeArray:
         yield self._slice(at, self.end, depth, 0)
 
     def count(self) -> int:
-        """Of its elements, each list in it counted as one."""
+        """How many elements it has, each list in it counted as one."""
         commas, depth = 0, 0
         for _, found in _pieces(self.document, self.start, self.end):
             depths = np.cumsum(_depth_changes(found), dtype=np.int64) + depth
@@ -217,7 +217,7 @@ class _Splitter:
         self._begins: list[int] = []
         self._origins: list[int] = []
         self._length = 0
-        """Of the parts."""
+        """Length of the parts together."""
         self._kept = 0
         """Up to where the document is in the parts, or cut out."""
         self._containers = 0
@@ -225,9 +225,9 @@ class _Splitter:
         self._walked = 0
         """Brackets that were looked at one by one."""
         self._array_start = -1
-        """Of the array that may be cut out; -1 outside one."""
+        """Start of the array that may be cut out; -1 outside one."""
         self._depth = 0
-        """In that array."""
+        """Depth inside that array."""
         self._array_containers = 0
         self._array_values = 0
 
@@ -303,7 +303,7 @@ class _Splitter:
         self._kept = end
 
     def _leave_array(self) -> None:
-        """It stays in the skeleton."""
+        """Leave an array that stays in the skeleton."""
         if self._array_start >= 0:
             self._array_start = -1
             self._count(containers=self._array_containers, values=self._array_values)

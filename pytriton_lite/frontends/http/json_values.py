@@ -16,7 +16,7 @@ def boolean(value: object) -> bool:
 
 
 def unsigned(value: object) -> int:
-    """At most 64 bits: the parser makes floats of longer integers."""
+    """*value* as an integer of at most 64 bits: the parser makes floats of longer ones."""
     if type(value) is not int or value < 0:
         raise InferenceError(ErrorCode.INTERNAL, NOT_UNSIGNED)
     return value

@@ -15,12 +15,12 @@ class HttpOptions:
     inputs of a generate request together. Uncompressed binary tensors are not limited by it: their sizes must agree with the
     model's configuration."""
     max_compression_ratio: int = 100
-    """Of what a compressed body may expand to, to its own size, above 16 MiB; 0 is any."""
+    """Ratio to its own size that a compressed body may expand to, above 16 MiB; 0 is any."""
     header_forward_pattern: str = ""
     """A regular expression; request headers whose name it finds anywhere become string parameters of the request. It
     ignores case unless it starts with ``(?-i)``. Empty forwards none."""
     restricted: tuple[RestrictedGroup, ...] = ()
-    """Who asks for one of these APIs must send their header; no category is in two of them."""
+    """Groups of APIs whose callers must send a header; no category is in two of them."""
     on_admin: Listener | None = None
     """Is given the timeline of every request that is not one for inference, or was refused for its path, method or header
     before it could be one, when it was answered. None costs nothing."""

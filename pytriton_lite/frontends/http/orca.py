@@ -38,7 +38,7 @@ def load_header(families: Iterable[Family], form: bytes) -> bytes | None:
 
 
 def _blocks(families: Iterable[Family]) -> dict[str, float]:
-    """Of each type of block its number. Of several models with one type, the last counts, as for Triton."""
+    """The number of each type of block. Where several models have one type, the last counts, as for Triton."""
     return {
         dict(labels)[_LABEL]: series.value
         for family in families

@@ -22,7 +22,7 @@ _ROUTES = (
     # Ours are the list of models and the document of all routes.
     ("metadata", rf"/v2|/v2/models|{_MODEL}|/docs|/openapi\.json"),
 )
-"""In the order of the route table: the first pattern that is the whole path wins."""
+"""Patterns in the order of the route table: the first that is the whole path wins."""
 
 _CATEGORY_OF = re.compile("|".join(f"(?P<c{number}>{pattern})" for number, (_, pattern) in enumerate(_ROUTES)))
 

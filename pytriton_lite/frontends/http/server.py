@@ -90,7 +90,7 @@ def _counted(app: AsgiApp, counts: MutableMapping[int, int]) -> AsgiApp:
 
 
 def _with_cors(app: AsgiApp, origins: tuple[str, ...]) -> AsgiApp:
-    """In front of everything: a preflight has no header with a secret, and a refusal is to be readable, too."""
+    """*app* with CORS in front of everything: a preflight has no secret in a header, and a refusal is to be readable, too."""
     if not origins:
         return app
     with_cors: Any = CORSMiddleware(

@@ -18,7 +18,7 @@ from pytriton_lite.frontends.metrics.machine import Clock
 logger = logging.getLogger(__name__)
 
 _MOST_FAILURES = 3
-"""After so many in a row a value is not asked for any more, as in Triton; it stays 0."""
+"""Failures in a row after which a value is not asked for any more, as in Triton; it stays 0."""
 
 _CPU_ONLY = "TRITON_SERVER_CPU_ONLY"
 

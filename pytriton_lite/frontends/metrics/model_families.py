@@ -42,7 +42,7 @@ def model_families(rows: Sequence[ModelStatistics], *, has_counters: bool) -> It
 
 
 def number(value: float) -> str:
-    """As Triton writes one: sixteen digits, so that 0.1 + 0.2 is 0.3, and no point where none is needed."""
+    """*value* as Triton writes it: sixteen digits, so that 0.1 + 0.2 is 0.3, and no point where none is needed."""
     if isinstance(value, int):
         return str(value)
     if math.isinf(value):
@@ -65,7 +65,7 @@ def _counter(name: str, help_text: str, read: Callable[[ModelStatistics], int]) 
 
 
 def _cache_counter(name: str, help_text: str, read: Callable[[ModelStatistics], int]) -> ModelFamily:
-    """Of those models that use the response cache."""
+    """A counter of those models that use the response cache."""
     return ModelFamily(name, help_text, "counter", lambda row: [Sample(read(row))] if row.has_cache else [])
 
 

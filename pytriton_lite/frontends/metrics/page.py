@@ -44,7 +44,7 @@ def metrics_page(
 def _model_lines(
     family: ModelFamily, labelled: Iterable[tuple[ModelStatistics, Mapping[str, str], str]]
 ) -> Iterator[str]:
-    """Of each row, its labels and the text of those: most lines have just these, and a page may have 100000 of them."""
+    """Labels of each row, and their text: most lines have just these, and a page may have 100000 of them."""
     lines = [
         _line(family.name, sample, _label_text({**labels, **sample.labels}) if sample.labels else text)
         for row, labels, text in labelled
@@ -71,7 +71,7 @@ def _family_lines(family: Family) -> Iterator[str]:
 
 
 def _label_text(labels: Mapping[str, str]) -> str:
-    """In alphabetical order, without the braces."""
+    """The labels in alphabetical order, without the braces."""
     return ",".join(f'{key}="{labels[key].translate(_ESCAPES)}"' for key in sorted(labels))
 
 

@@ -25,7 +25,7 @@ def _count_descriptors() -> int:
 def process_families(
     read: ReadText = read_text, count_descriptors: Callable[[], int] = _count_descriptors
 ) -> list[Family]:
-    """Of the server alone: its workers are processes of their own. None off Linux."""
+    """Families about the server alone: its workers are processes of their own. None off Linux."""
     try:
         # Behind the name, which may have blanks and brackets in it: the fields from the third on (proc(5)).
         fields = read("/proc/self/stat").rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""With which credentials a remote repository is read: those that Triton reads, from the same places.
+"""The credentials with which a remote repository is read: those that Triton reads, from the same places.
 
 Nothing here is logged or shown, and errors name files and variables, never what is in them.
 """
@@ -20,7 +20,7 @@ _READ_S = 30
 """How long a connection may say nothing."""
 
 _ATTEMPTS = 2
-"""Of botocore, for each of the five of s3fs. With its own five, a host that says nothing is given up after 13 minutes."""
+"""Attempts of botocore, for each of the five of s3fs. With its own five, a silent host is given up after 13 minutes."""
 
 _AZURE_AUTH = ("", "key", "managed_identity", "default")
 
@@ -116,7 +116,7 @@ def _s3(url: RemoteUrl, entry: Mapping[str, str], environ: Mapping[str, str]) ->
 
 
 def _gs(entry: object, url: RemoteUrl) -> Access:
-    """Without an entry: GOOGLE_APPLICATION_CREDENTIALS, the machine's own account, nobody, as gcsfs tries them in turn."""
+    """Access to Google. Without an entry gcsfs tries GOOGLE_APPLICATION_CREDENTIALS, the machine's own account, nobody."""
     if entry is None:
         return Access("gs", {})
     if not isinstance(entry, str):
@@ -137,7 +137,7 @@ def _azure_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _azure(url: RemoteUrl, entry: Mapping[str, str]) -> Access:
-    """As in Triton the account that the credentials name ranks before the URL's."""
+    """Access to Azure. As in Triton the account that the credentials name ranks before the URL's."""
     account, key = entry.get("account_str") or url.endpoint, entry.get("account_key", "")
     auth = entry.get("auth_type", "")
     if auth not in _AZURE_AUTH:

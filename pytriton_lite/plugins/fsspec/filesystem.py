@@ -171,7 +171,7 @@ def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def identity_of(info: Mapping[str, Any]) -> str:
-    """From what fsspec says of a file: its tag, or else when it was written, and its size.
+    """The identity of a file by what fsspec says of it: its tag, or else when it was written, and its size.
 
     Raises SourceError where there is neither.
     """

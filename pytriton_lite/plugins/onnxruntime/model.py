@@ -395,7 +395,7 @@ def _shape_text(dims: Sequence[int]) -> str:
 
 
 def _session_options(config: Config) -> Any:
-    """Those that `optimization`, `parameters` and `model_operations` of *config* ask for."""
+    """Session options that `optimization`, `parameters` and `model_operations` of *config* ask for."""
     parameters = _parameters(config)
     options = onnxruntime.SessionOptions()
     level = onnxruntime.GraphOptimizationLevel
@@ -465,7 +465,7 @@ def _unknown_accelerator(name: str) -> InferenceError:
 
 
 def _cuda_options(parameters: Mapping[str, str]) -> dict[str, str]:
-    """Those that were parameters before there was an accelerator ``cuda``."""
+    """CUDA options that were parameters before there was an accelerator ``cuda``."""
     options = {key: parameters[key] for key in ("gpu_mem_limit", "do_copy_in_default_stream") if key in parameters}
     for key, values in (
         ("cudnn_conv_algo_search", ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")),

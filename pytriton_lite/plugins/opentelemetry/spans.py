@@ -94,7 +94,7 @@ class SpanTrace:
         """Nothing of the tensors goes into spans."""
 
     def on_response(self, outputs: Sequence[Tensor]) -> None:
-        """As above."""
+        """Nothing of the tensors goes into spans."""
 
 
 def _draw_span_id() -> int:

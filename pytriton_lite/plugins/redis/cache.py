@@ -44,11 +44,11 @@ _HEAD = struct.Struct("<5sI")
 _LARGEST_VALUE = (512 << 20) - 1
 """Redis' own limit for a string."""
 _PAUSE_NS = 1_000_000_000
-"""So long after a failure nobody asks again."""
+"""Time after a failure in which nobody asks again."""
 _NO_CONNECTION = "No connection available"
 """What the library says when the pool has none; an error of its own it has not."""
 _MOST_INSERTS = 64
-"""At a time. When Redis is slower than the model, what comes beyond is not kept: memory."""
+"""Inserts at a time. When Redis is slower than the model, what comes beyond is not kept: memory."""
 _LARGEST_HASHED_FILE = 1 << 20
 """Larger ones, weights mostly, are known by their size and time: to read them would take as long as loading them."""
 
@@ -106,7 +106,7 @@ class RedisCache(ResponseCache):
         """Numbers that were to be increased, and perhaps were not."""
 
     async def open(self) -> None:
-        """As in Triton a Redis that does not answer fails the start: it is far more often misspelt than down."""
+        """Ask for an answer. As in Triton a Redis that gives none fails the start: it is far more often misspelt than down."""
         try:
             await asyncio.wait_for(self._client.ping(), self.limit_s)
         except Exception as error:
@@ -308,7 +308,7 @@ class RedisSpace(CacheSpace):
 
 
 def packed(outputs: Outputs) -> bytes:
-    """As Redis keeps them: what they are as JSON, then their bytes."""
+    """*outputs* as Redis keeps them: what they are as JSON, then their bytes."""
     header = json.dumps([[o.name, o.datatype.name, o.shape, len(o.data)] for o in outputs]).encode()
     return b"".join([_HEAD.pack(_MAGIC, len(header)), header, *(output.data for output in outputs)])
 
@@ -348,7 +348,7 @@ def _fingerprint(config: ModelConfig, version: int, directory: Path) -> str:
 
 
 def _files(directory: Path, version: int) -> list[Path]:
-    """Those of the version, and what all versions share. The configuration is known, and bytecode is no news."""
+    """Files of the version, and what all versions share. The configuration is known, and bytecode is no news."""
     return [
         directory / found.path
         for found in walk(directory, is_bytecode)

@@ -22,11 +22,11 @@ class RedisCacheOptions:
     db: int = 0
     connect_timeout: int = 1000
     socket_timeout: int = 500
-    """For an answer."""
+    """Time for an answer."""
     pool_size: int = 8
     """Connections, and so the most lookups at a time."""
     wait_timeout: int = 100
-    """For one of them to be free."""
+    """Time for one of them to be free."""
     cert: str | None = None
     key: str | None = None
     cacert: str | None = None
