@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.states import move
 from pytriton_lite.core.tensor import Buffer
 from pytriton_lite.core.timeline import CLIENT_GONE, Timeline
 from pytriton_lite.frontends.addresses import format_address
@@ -66,8 +68,34 @@ def hot_path(server: Server, options: HttpOptions, large: LargeDocuments | None 
     return partial(InferProtocol, server, options.max_input_size, Templates(), large or LargeDocuments())
 
 
+class ReadingState(Enum):
+    """What the parser of a connection has seen last. What is being answered is another matter: `InferProtocol._ticket`."""
+
+    BETWEEN = "between requests"
+    HEAD = "in a head"
+    OWN_BODY = "in a body that is answered here"
+    OTHER = "in a request for the application"
+
+
+_BETWEEN, _HEAD, _OWN_BODY, _OTHER = ReadingState
+_TRANSITIONS = {
+    _BETWEEN: frozenset({_HEAD}),
+    _HEAD: frozenset({_OWN_BODY, _OTHER}),
+    _OWN_BODY: frozenset({_BETWEEN}),
+    _OTHER: frozenset({_BETWEEN}),
+}
+
+
 class InferProtocol(ListenerProtocol):
-    """One connection."""
+    """One connection whose ordinary requests are answered here.
+
+    ```
+    reading     BETWEEN → HEAD → OWN_BODY → BETWEEN        a request of the ordinary kind
+                          HEAD → OTHER → BETWEEN           any other: uvicorn's cycle has it
+    answering   nothing → `_ticket` → nothing              from the engine's acceptance to the write
+                          `_ticket` and `_writing`         a large answer becomes JSON in a thread
+    ```
+    """
 
     def __init__(
         self, server: Server, max_input_size: int, templates: Templates, large: LargeDocuments, **arguments: Any
@@ -85,14 +113,11 @@ class InferProtocol(ListenerProtocol):
         self._head = b""
         """The head that `_target` and `_header_table` were read from, if it came in one piece with its body."""
         self._whole_bytes = 0
-        self._is_between = True
-        """The parser has seen the end of a message and nothing of the next."""
+        self._reading = _BETWEEN
         self._messages = 0
         self._target: tuple[str, str | None] = ("", None)
         self._header_table: dict[bytes, bytes] = {}
         self._body = b""
-        self._is_reading = False
-        """A body of our own kind is coming in."""
         self._ticket: Ticket | None = None
         """Ticket of the request that is being answered; also while `_writing`."""
         self._writing: asyncio.Task[None] | None = None
@@ -111,16 +136,21 @@ class InferProtocol(ListenerProtocol):
 
     def data_received(self, data: bytes) -> None:
         head = self._head
-        if head and len(data) == self._whole_bytes and data.startswith(head) and self._is_between and self._is_free():
+        is_whole = head and len(data) == self._whole_bytes and data.startswith(head)
+        if is_whole and self._reading is _BETWEEN and self._is_free():
             self._unset_keepalive_if_required()
             self._receiving_ns = 0
             self._body = data[len(head) :]
             self._infer()
             return
-        was_between, messages = self._is_between, self._messages
+        was_between, messages = self._reading is _BETWEEN, self._messages
         super().data_received(data)
-        if was_between and self._is_between and self._messages == messages + 1 and not self._rest:
+        is_one = self._reading is _BETWEEN and self._messages == messages + 1
+        if was_between and is_one and not self._rest:
             self._remember_head(data)
+
+    def _read_on(self, state: ReadingState) -> None:
+        self._reading = move(_TRANSITIONS, self._reading, state)
 
     def _remember_head(self, data: bytes) -> None:
         """*data* was one ordinary request from its first byte to its last."""
@@ -143,12 +173,12 @@ class InferProtocol(ListenerProtocol):
         return self._ticket is not None or super().is_answer_due()
 
     def is_between_requests(self) -> bool:
-        return self._is_between and super().is_between_requests()
+        return self._reading is _BETWEEN and super().is_between_requests()
 
     def on_message_begin(self) -> None:
         self.begin_head()
         self._is_used = True
-        self._is_between = False
+        self._read_on(_HEAD)
         self._head = b""
         self.url = b""
         self.expect_100_continue = False
@@ -159,8 +189,9 @@ class InferProtocol(ListenerProtocol):
         self.end_head()
         if self._is_ordinary():
             self._body = b""
-            self._is_reading = True
+            self._read_on(_OWN_BODY)
             return
+        self._read_on(_OTHER)
         # Begin again, as uvicorn would have, with what was parsed.
         url, headers, expects = self.url, self.headers, self.expect_100_continue
         self.begin_scope()
@@ -191,16 +222,16 @@ class InferProtocol(ListenerProtocol):
         return True
 
     def on_body(self, body: bytes) -> None:
-        if self._is_reading:
+        if self._reading is _OWN_BODY:
             self._body = self._body + body if self._body else body
         else:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._is_between = True
+        is_own = self._reading is _OWN_BODY
+        self._read_on(_BETWEEN)
         self._is_in_body = False
-        if self._is_reading:
-            self._is_reading = False
+        if is_own:
             self._messages += 1
             self._infer()
         else:
@@ -369,7 +400,7 @@ class InferProtocol(ListenerProtocol):
 
     def _watch_idleness(self) -> None:
         """Close a connection that was idle since the last look. A timer for each answer would cost as much as its writing."""
-        if self._is_used or not self._is_between or self.is_answer_due():
+        if self._is_used or self._reading is not _BETWEEN or self.is_answer_due():
             self._is_used = False
             self._idle_timer = self.loop.call_later(self._limits.idle_timeout_s, self._watch_idleness)
         else:
@@ -397,4 +428,4 @@ class InferProtocol(ListenerProtocol):
         return True
 
     def is_last_known(self) -> bool:
-        return not self._is_reading and super().is_last_known()
+        return self._reading is not _OWN_BODY and super().is_last_known()

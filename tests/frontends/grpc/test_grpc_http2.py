@@ -59,7 +59,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.frontends.grpc import compression, http2, http2_connection
+from pytriton_lite.frontends.grpc import compression, http2, http2_connection, http2_sender
 from pytriton_lite.frontends.grpc.http2 import Http2Listener, start_http2
 from pytriton_lite.frontends.grpc.http2_call import TasksToCome
 from pytriton_lite.frontends.grpc.http2_frames import keeps_table
@@ -1184,13 +1184,13 @@ class TestHostilePeers:
         self, loop: LoopThread, peer: Http2Peer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         looks = []
-        look = http2_connection.Http2Connection._send_or_keep
+        look = http2_sender.Sender._send_or_keep
 
         def counted(connection: Any, call: Any) -> None:
             looks.append(call.stream_id)
             look(connection, call)
 
-        monkeypatch.setattr(http2_connection.Http2Connection, "_send_or_keep", counted)
+        monkeypatch.setattr(http2_sender.Sender, "_send_or_keep", counted)
         peer.send(settings(initial_window_size=10))
         count = 500
         for stream in range(1, 2 * count, 2):
@@ -1318,16 +1318,16 @@ class TestShareOfTheLoop:
         peer.wait_end(1)
 
     def test_of_large_answers_so_much_is_sent_in_a_turn(self, peer: Http2Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(http2_connection, "_SENT_AT_ONCE", 1 << 10)
-        monkeypatch.setattr(http2_connection, "_WRITE_BYTES", 1 << 10)
+        monkeypatch.setattr(http2_sender, "_SENT_AT_ONCE", 1 << 10)
+        monkeypatch.setattr(http2_sender, "_WRITE_BYTES", 1 << 10)
         flushes: list[Any] = []
-        flush = http2_connection.Http2Connection._flush
+        flush = http2_sender.Sender._flush
 
         def counted(connection: Any) -> None:
             flushes.append(connection)
             flush(connection)
 
-        monkeypatch.setattr(http2_connection.Http2Connection, "_flush", counted)
+        monkeypatch.setattr(http2_sender.Sender, "_flush", counted)
         peer.send(window_update(0, 1 << 20), settings(initial_window_size=0))
         for stream in (1, 3):
             peer.request(stream, infer_message(size=16_000))

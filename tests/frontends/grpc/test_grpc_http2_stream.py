@@ -39,7 +39,7 @@ from tritonclient.grpc import service_pb2
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.frontends.grpc import infer_stream
 from pytriton_lite.frontends.grpc.http2 import Http2Listener, start_http2
-from pytriton_lite.frontends.grpc.http2_connection import STREAM_WINDOW
+from pytriton_lite.frontends.grpc.http2_sender import STREAM_WINDOW
 from pytriton_lite.frontends.grpc.options import GrpcOptions
 
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
