@@ -15,6 +15,7 @@ from pytriton_lite.engine.counting.unanswered import UnansweredTotal
 from pytriton_lite.engine.ensembles.version import EnsembleVersion, StepServices
 from pytriton_lite.engine.environments import Environment, Environments
 from pytriton_lite.engine.models.auto_complete import completed_config
+from pytriton_lite.engine.models.incomplete import IncompleteVersion
 from pytriton_lite.engine.serving.calls import WorkerServices
 from pytriton_lite.engine.serving.resource_grants import ResourceGrants
 from pytriton_lite.engine.serving.served_version import ServedVersion
@@ -111,6 +112,12 @@ class VersionFactory:
         config = regrouped(served, new, gpu_ids=self._gpu_ids)
         return config if self._foreground is None else self._foreground.configure(config)
 
+    def make_incomplete(self, config: ModelConfig, *, version: int, namespace: str) -> ServedVersion:
+        """What is seen of a version while `complete` is asked about its *config*, and afterwards if that fails."""
+        return IncompleteVersion(
+            config, version, namespace=namespace, clock=self._clock, latencies=self._latencies, total=self._total
+        )
+
     def make(
         self,
         config: ModelConfig,
@@ -120,7 +127,7 @@ class VersionFactory:
         namespace: str = "",
         plan: EnsemblePlan | None = None,
     ) -> ServedVersion:
-        """A generation that can be seen. One that is to be loaded needs a *config* from `complete`, and `equip`.
+        """A generation that is to be loaded, with a *config* from `complete`. `equip` must follow.
 
         *plan* is an ensemble's, and its configuration the plan's.
         """

@@ -174,23 +174,22 @@ class ModelLoader:
     ) -> ServedVersion:
         directory = polled.directory.path
         # What is seen while the model is asked how its configuration goes on.
-        fresh[version] = place[version] = served = self._factory.make(
-            polled.config, version=version, directory=directory, namespace=polled.id.namespace
+        fresh[version] = place[version] = incomplete = self._factory.make_incomplete(
+            polled.config, version=version, namespace=polled.id.namespace
         )
-        served.begin_load()
-        began_ns = served.load_began_ns
+        incomplete.begin_load()
         try:
             config, environment = await self._factory.complete(polled.config, version=version, directory=directory)
         except InferenceError as error:
-            served.fail_load(error)
-            return served
+            incomplete.fail_load(error)
+            return incomplete
         fresh[version] = place[version] = served = self._factory.make(
             config, version=version, directory=directory, namespace=polled.id.namespace
         )
         self._factory.equip(served, directory)
         if polled.files is not None:
             self._generations.hold_files(served, polled.files)
-        served.begin_load(began_ns)
+        served.begin_load(incomplete.load_began_ns)
         await served.load(environment)
         if served.state is VersionState.UNAVAILABLE:
             self._generations.release(served)
