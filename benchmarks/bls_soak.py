@@ -17,7 +17,6 @@ import http.client
 import json
 import re
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -26,7 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmark_error import BenchmarkError
-from measured_server import MeasuredServer, free_ports
+from fault_finding import find_faults
+from measured_server import MeasuredServer
 
 COMMAND = (
     "{python} -m pytriton_lite serve {models}"
@@ -282,31 +282,15 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(argv)
-    try:
-        with tempfile.TemporaryDirectory(prefix="bls_soak_") as folder:
-            models = Path(folder) / "models"
-            write_models(models, chains=arguments.callers)
-            with MeasuredServer.started(
-                "server",
-                COMMAND,
-                models=models,
-                ports=free_ports(),
-                log=Path(folder) / "server.log",
-                timeout_s=START_TIMEOUT_S,
-            ) as server:
-                found = soak(
-                    server,
-                    seconds=arguments.seconds,
-                    callers=arguments.callers,
-                    elements=arguments.elements,
-                )
-    except BenchmarkError as error:
-        print(f"bls_soak: {error}", file=sys.stderr)
-        return 2
-    for fault in found:
-        print(f"off: {fault}")
-    print("nothing is off" if not found else f"{len(found)} things are off")
-    return 1 if found else 0
+    return find_faults(
+        "bls_soak",
+        COMMAND,
+        write_models=lambda models: write_models(models, chains=arguments.callers),
+        measure=lambda server: soak(
+            server, seconds=arguments.seconds, callers=arguments.callers, elements=arguments.elements
+        ),
+        timeout_s=START_TIMEOUT_S,
+    )
 
 
 if __name__ == "__main__":

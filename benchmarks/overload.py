@@ -18,7 +18,6 @@ import json
 import multiprocessing
 import struct
 import sys
-import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -27,7 +26,8 @@ from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 
 from benchmark_error import BenchmarkError
-from measured_server import MeasuredServer, free_ports
+from fault_finding import find_faults
+from measured_server import MeasuredServer
 
 COMMAND = (
     "{python} -m pytriton_lite serve {models} --http-address=127.0.0.1 --http-port={http_port} --allow-grpc=false"
@@ -352,31 +352,20 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(argv)
-    try:
-        with tempfile.TemporaryDirectory(prefix="overload_") as folder:
-            models = Path(folder) / "models"
-            (models / MODEL / "1").mkdir(parents=True)
-            (models / MODEL / "config.pbtxt").write_text(CONFIG.format(limit=arguments.limit))
-            code = CODE.format(execute_s=arguments.execute_ms / 1000)
-            (models / MODEL / "1" / "model.py").write_text(code)
-            with MeasuredServer.started(
-                "server",
-                COMMAND,
-                models=models,
-                ports=free_ports(),
-                log=Path(folder) / "server.log",
-                timeout_s=START_TIMEOUT_S,
-            ) as server:
-                found = measure(server, arguments)
-                if found:
-                    print(server.log_tail(), file=sys.stderr)
-    except BenchmarkError as error:
-        print(f"overload: {error}", file=sys.stderr)
-        return 2
-    for fault in found:
-        print(f"off: {fault}")
-    print("nothing is off" if not found else f"{len(found)} things are off")
-    return 1 if found else 0
+
+    def write(models: Path) -> None:
+        (models / MODEL / "1").mkdir(parents=True)
+        (models / MODEL / "config.pbtxt").write_text(CONFIG.format(limit=arguments.limit))
+        code = CODE.format(execute_s=arguments.execute_ms / 1000)
+        (models / MODEL / "1" / "model.py").write_text(code)
+
+    return find_faults(
+        "overload",
+        COMMAND,
+        write_models=write,
+        measure=lambda server: measure(server, arguments),
+        timeout_s=START_TIMEOUT_S,
+    )
 
 
 if __name__ == "__main__":

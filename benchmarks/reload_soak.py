@@ -17,7 +17,6 @@ import array
 import http.client
 import json
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -27,7 +26,8 @@ from pathlib import Path
 
 import grpc
 from benchmark_error import BenchmarkError
-from measured_server import MeasuredServer, Ports, free_ports
+from fault_finding import find_faults
+from measured_server import MeasuredServer, Ports
 
 from pytriton_lite.proto import grpc_service_pb
 
@@ -334,35 +334,20 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(argv)
-    try:
-        with tempfile.TemporaryDirectory(prefix="reload_soak_") as folder:
-            models = Path(folder) / "models"
-            operator = Operator(models)
-            with MeasuredServer.started(
-                "server",
-                COMMAND,
-                models=models,
-                ports=free_ports(),
-                log=Path(folder) / "server.log",
-                timeout_s=START_TIMEOUT_S,
-            ) as server:
-                operator.first_loaded()
-                found = soak(
-                    server,
-                    operator,
-                    seconds=arguments.seconds,
-                    reloads=arguments.reloads,
-                    clients=arguments.clients,
-                )
-                if found:
-                    print(server.log_tail(), file=sys.stderr)
-    except BenchmarkError as error:
-        print(f"reload_soak: {error}", file=sys.stderr)
-        return 2
-    for fault in found:
-        print(f"off: {fault}")
-    print("nothing is off" if not found else f"{len(found)} things are off")
-    return 1 if found else 0
+    operators: list[Operator] = []
+
+    def measure(server: MeasuredServer) -> list[str]:
+        (operator,) = operators
+        operator.first_loaded()
+        return soak(server, operator, seconds=arguments.seconds, reloads=arguments.reloads, clients=arguments.clients)
+
+    return find_faults(
+        "reload_soak",
+        COMMAND,
+        write_models=lambda models: operators.append(Operator(models)),
+        measure=measure,
+        timeout_s=START_TIMEOUT_S,
+    )
 
 
 if __name__ == "__main__":

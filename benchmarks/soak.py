@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import queue
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -31,7 +30,8 @@ import reload_soak
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from benchmark_error import BenchmarkError
-from measured_server import MeasuredServer, free_ports
+from fault_finding import find_faults
+from measured_server import MeasuredServer
 from process_tree import PROC, ProcessTree
 from tritonclient.utils import InferenceServerException, shared_memory
 
@@ -430,30 +430,18 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(argv)
-    try:
-        with tempfile.TemporaryDirectory(prefix="soak_") as folder:
-            models = Path(folder) / "models"
-            operator = reload_soak.Operator(models)
-            write_models(models, chains=arguments.chains)
-            with MeasuredServer.started(
-                "server",
-                COMMAND,
-                models=models,
-                ports=free_ports(),
-                log=Path(folder) / "server.log",
-                timeout_s=START_TIMEOUT_S,
-            ) as server:
-                operator.first_loaded()
-                found = soak(server, operator, arguments)
-                if found:
-                    print(server.log_tail(), file=sys.stderr)
-    except BenchmarkError as error:
-        print(f"soak: {error}", file=sys.stderr)
-        return 2
-    for fault in found:
-        print(f"off: {fault}")
-    print("nothing is off" if not found else f"{len(found)} things are off")
-    return 1 if found else 0
+    operators: list[reload_soak.Operator] = []
+
+    def write(models: Path) -> None:
+        operators.append(reload_soak.Operator(models))
+        write_models(models, chains=arguments.chains)
+
+    def measure(server: MeasuredServer) -> list[str]:
+        (operator,) = operators
+        operator.first_loaded()
+        return soak(server, operator, arguments)
+
+    return find_faults("soak", COMMAND, write_models=write, measure=measure, timeout_s=START_TIMEOUT_S)
 
 
 if __name__ == "__main__":

@@ -169,6 +169,8 @@ class App:
         self._settings = settings
         self._log = log
         self._foreground = foreground
+        self._share_bytes = memory_limit() // 4
+        """What limits of bytes are that nobody has set: a quarter of the memory that the server may use."""
         self._engine: Server | None = None
         self._remote: RemoteRepositories | None = None
         self._bound: dict[str, BoundSocket] = {}
@@ -343,15 +345,15 @@ class App:
             allow_client_shm=settings.allow_client_shm,
             region_limits=RegionLimits(settings.client_shm_key_prefix, settings.client_shm_max_byte_size),
             resource_sizes=settings.rate_limit_resource if settings.rate_limit is not RateLimitMode.OFF else None,
-            max_receiving_bytes=_limit(settings.max_receiving_bytes, memory_limit() // 4),
+            max_receiving_bytes=_limit(settings.max_receiving_bytes, self._share_bytes),
             unanswered=self._unanswered_limits(),
             overload_code=_OVERLOAD_CODES[settings.overload_status],
         )
 
     def _unanswered_limits(self) -> UnansweredLimits:
         """Limits on what waits: those that were given, and the others derived from the memory that there is."""
-        nbytes = _limit(self._settings.max_unanswered_bytes, memory_limit() // 4)
-        derived = (nbytes or memory_limit() // 4) // BYTES_FOR_EACH
+        nbytes = _limit(self._settings.max_unanswered_bytes, self._share_bytes)
+        derived = (nbytes or self._share_bytes) // BYTES_FOR_EACH
         return UnansweredLimits(_limit(self._settings.max_unanswered_requests, max(1, derived)), nbytes)
 
     def _make_cache(self) -> ResponseCache | None:
@@ -463,7 +465,7 @@ class App:
             settings.http_stall_timeout_secs,
         )
         refuse = engine.request_counts.refuse_connection
-        unread = UnreadBudget(_limit(settings.max_unread_bytes, memory_limit() // 4))
+        unread = UnreadBudget(_limit(settings.max_unread_bytes, self._share_bytes))
         try:
             if settings.allow_grpc:
                 self._grpc = await self._listen_grpc(engine, unread)
