@@ -67,7 +67,7 @@ class _Parser:
         return JsonError(f"{message}\n{shown}\n{' ' * (self._at - begin)}^")
 
     def _unknown(self, message: str) -> JsonError:
-        """Where no token begins."""
+        """The error at a place where no token begins."""
         if not self.skip_blank():
             return self.error(f"Unexpected end of string. {message}", shown_before=0)
         return self.error(message, shown_before=0)

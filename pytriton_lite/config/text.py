@@ -109,7 +109,9 @@ class _Unclosed(Refused):
 
 @dataclass
 class _Parser:
-    """Where a C++ function reports an error, a method raises `Refused`, with its text and the offset of the token meant."""
+    """A parser of protobuf's text form.
+
+    Where a C++ function reports an error, a method raises `Refused`, with its text and the offset of the token meant."""
 
     tokens: list[Token]
     refused: list[Refused] = field(default_factory=list)

@@ -210,7 +210,7 @@ class Timeline:
             self.trace.on_response(outputs)
 
     def answered(self, *, enqueued_ns: int, error: str = "") -> None:
-        """Nothing more comes from the engine. Not heard of a complete one, whose client left while it waited in the queue."""
+        """Take note that nothing more comes from the engine. A complete one hears nothing: its client left while it waited."""
         if self.is_finished and self._holds <= 0:
             return
         self.enqueued_ns = enqueued_ns

@@ -509,9 +509,9 @@ _REPLY = struct.Struct("<QBxxx")
 """call number, flags"""
 
 FLAG_FINAL = 1
-"""Nothing more comes for this request, or call."""
+"""The last that comes for this request, or call."""
 FLAG_EMPTY = 2
-"""There is no response here, only the end."""
+"""No response, only the end."""
 
 
 def response_frame(batch: int, index: int, *, is_final: bool, infer_ns: int, sent_ns: int, parts: list[bytes]) -> bytes:

@@ -50,7 +50,7 @@ class RemoteRepositories:
         environ: Mapping[str, str],
         clock: Callable[[], int],
     ) -> None:
-        """Nothing is read yet. *cache_directory* None is below the user's own; *clock* in ns.
+        """Read nothing yet. *cache_directory* None is below the user's own; *clock* in ns.
 
         Raises InferenceError for an extra that is not installed, credentials that cannot be read, a directory that cannot
         be written.

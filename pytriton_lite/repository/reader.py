@@ -129,7 +129,7 @@ class Polled:
 
 
 class NotPolled(PollError):
-    """There is no such model, or more than one; the detail is a line of the log by itself."""
+    """An answer for a model that is not there, or more than once; the detail is a line of the log by itself."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""When the time of what waits is over, the earliest first."""
+"""Deadlines of what waits, the earliest first."""
 
 from __future__ import annotations
 

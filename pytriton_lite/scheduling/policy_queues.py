@@ -1,4 +1,4 @@
-"""Where requests of the dynamic batcher wait: under one queue policy, or in a queue for each priority level (3.4 and 3.5)."""
+"""Queues of the dynamic batcher: one under one queue policy, or one for each priority level (3.4 and 3.5)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PolicyQueue:
         return self
 
     def depths(self) -> dict[int, int]:
-        """There are no levels."""
+        """Empty: there are no levels."""
         return {}
 
 

@@ -99,10 +99,10 @@ class Scheduler(Protocol):
         """
 
     def add_place(self, place: Place, now_ns: int) -> None:
-        """There is one more instance."""
+        """Add *place*: there is one more instance."""
 
     def retire_place(self, place: Place) -> None:
-        """Nothing new is to go to *place*; what has begun there goes on."""
+        """Send nothing new to *place*; what has begun there goes on."""
 
     def is_vacant(self, place: Place) -> bool:
         """Whether nothing that has begun at *place* could go on there."""

@@ -110,7 +110,7 @@ class SequenceBatchScheduler:
     # ------------------------------------------------------------------------------------------ instances (4.8)
 
     def add_place(self, place: Place, now_ns: int) -> None:
-        """There is one more instance; the backlog gets its slots at once."""
+        """Add *place*; the backlog gets its slots at once."""
         self._slots.add(place)
         self._strategy.add_place(place)
         self._seat_waiting(now_ns)
@@ -421,7 +421,7 @@ class SequenceBatchScheduler:
         self._seat_waiting(now_ns)
 
     def _close(self, sequence: Sequence) -> None:
-        """Nothing more is accepted for *sequence*: its id is unknown from now on."""
+        """Accept nothing more for *sequence*: its id is unknown from now on."""
         if sequence.is_open:
             sequence.is_open = False
             del self._open[sequence.correlation_id]

@@ -98,7 +98,7 @@ class Slots:
         return [slot.sequence for slots in self._slots.values() for slot in slots if slot.sequence is not None]
 
     def add(self, place: Place) -> None:
-        """There is a new instance, all of whose slots are free."""
+        """Add *place*, all of whose slots are free."""
         self._slots[place] = []
         self._in_hand[place] = 0
         self._turns[place] = self._added

@@ -32,7 +32,7 @@ class Strategy(Protocol):
     """A slot sends nothing while a request of it is in hand."""
 
     def add_place(self, place: Place) -> None:
-        """There will be sequences on *place*."""
+        """Add *place*, on which there will be sequences."""
 
     def remove_place(self, place: Place) -> None:
         """*place* is gone; it has no sequence."""

@@ -98,7 +98,7 @@ class Outcome:
         self._changed = changed
 
     def wait(self, timeout_s: float = _END_TIMEOUT_S) -> list[Response]:
-        """All responses, when the last one is there. Raises ``failure``, or TimeoutError when no end comes."""
+        """Wait for the last response; all of them. Raises ``failure``, or TimeoutError when no end comes."""
         with self._changed:
             if not self._changed.wait_for(lambda: self.is_final, timeout_s):
                 raise TimeoutError(

@@ -114,7 +114,7 @@ class RunningServer:
                     self._take()
 
     def _take(self) -> None:
-        """All that has been written; of a line that has not ended the rest is waited for. The caller has the lock."""
+        """Take all that has been written; of a line that has not ended the rest is waited for. The caller has the lock."""
         assert self.process.stdout is not None
         while not self._has_ended and (data := self.process.stdout.read(1 << 16)) is not None:
             self._has_ended = not data

@@ -43,7 +43,7 @@ class Batches:
         return batch in self.executing or index in self.deferred.get(batch, ())
 
     def end_one(self, batch: int, index: int) -> None:
-        """Nothing more is to be said of a request that was deferred."""
+        """Take note that nothing more is to be said of a request that was deferred."""
         left = self.deferred.get(batch)
         if left is not None:
             left.discard(index)

@@ -1,4 +1,4 @@
-"""Where ``async def execute`` runs: one event loop per worker, in a daemon thread, made for the first coroutine (4.4)."""
+"""The event loop for ``async def execute``: one per worker, in a daemon thread, made for the first coroutine (4.4)."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class InputMemory:
         return segment[offset : offset + nbytes]
 
     def _segment(self, segment_id: int) -> Array:
-        """All of a segment; of a region that could not be mapped when it came, what there is by now."""
+        """The whole of a segment; of a region that could not be mapped when it came, what there is by now."""
         segment = self._segments[segment_id]
         if not segment.size:
             region = self._regions[segment_id]

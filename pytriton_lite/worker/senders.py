@@ -251,7 +251,7 @@ class Senders:
         self._conversation.outbox.post(self._frame(answering, parts, is_final=True, sent_ns=monotonic_ns()))
 
     def close(self, answering: Answering) -> None:
-        """Nothing more may be sent through *answering*."""
+        """Let nothing more be sent through *answering*."""
         if answering.is_closed:
             return
         answering.is_closed = True

@@ -16,7 +16,7 @@ class Limited(Protocol):
         """Where it waits, or runs; None where nothing holds it up."""
 
     def begin(self) -> None:
-        """There is room now. Must not raise."""
+        """Begin: there is room now. Must not raise."""
 
 
 class EnsembleLimit:

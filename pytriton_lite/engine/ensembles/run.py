@@ -214,7 +214,7 @@ class EnsembleRun:
         self._admitted: list[_StepCall] = []
         """Calls that have waited, and for which there is room now."""
         self._grown: dict[_Iteration, list[PlannedStep]] = {}
-        """Where steps may be able to begin, and which."""
+        """Iterations where steps may be able to begin, and which steps."""
         self._turn_is_due = False
         self._unread: deque[_Iteration] = deque()
         """Iterations of the responses that the client has not taken yet, in order."""
@@ -390,7 +390,7 @@ class EnsembleRun:
         return []
 
     def ways_on(self, ticket: Ticket) -> Ways:
-        """All steps that run have to be answered, whatever else may begin."""
+        """One way on: all steps that run have to be answered, whatever else may begin."""
         needed: list[Waited] = []
         for call in self._calls:
             if call.patience is not None:

@@ -214,7 +214,7 @@ class EnsembleVersion(ServedVersion):
     # ------------------------------------------------------------------------------------------ life
 
     async def load(self, environment: Environment | None) -> None:
-        """There is nothing to start: the composing models are loaded."""
+        """Start nothing: the composing models are loaded."""
 
     def adopting(self, config: ModelConfig) -> AbstractAsyncContextManager[Callable[[], None]]:
         raise BugError(f"ensemble '{self.name}' has no instances: it is loaded again whatever changes")

@@ -382,7 +382,7 @@ class ModelStore:
     # ------------------------------------------------------------------------------------------ what changes on disk
 
     async def _poll(self) -> None:
-        """Each repository in its own time: one whose disk or host does not answer keeps none of the others waiting."""
+        """Look at each repository in its own time: one whose disk or host does not answer keeps none of the others waiting."""
         looks = await self._in_own_time({root: self._in_thread(self._reader.look, root) for root in self._idle_roots()})
         for refreshed, _ in looks.values():
             for text in (*refreshed.repositories, *refreshed.models.values()):

@@ -81,7 +81,7 @@ class Answers:
         self.in_flight[ticket] = self._unanswered.take(ticket.request)
 
     def count_out(self, ticket: Ticket) -> None:
-        """Nothing of *ticket* waits any more; perhaps said for the second time."""
+        """Count *ticket* out, of which nothing waits any more; perhaps for the second time."""
         nbytes = self.in_flight.pop(ticket, None)
         if nbytes is not None:
             self._unanswered.give_back(ticket.request, nbytes)

@@ -54,7 +54,7 @@ class WorkerServices(Protocol):
         """A TELL."""
 
     def worker_gone(self, worker: object) -> None:
-        """Nothing more comes from it."""
+        """Forget *worker*, from which nothing more comes."""
 
 
 class OpenCalls:

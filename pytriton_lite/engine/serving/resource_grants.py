@@ -38,13 +38,13 @@ class ResourceGrants:
         self._settle_soon()
 
     def wait(self, claim: Claim, use: Use) -> None:
-        """There is work for one more execution: *use* is called when it may begin."""
+        """Wait for what one more execution needs: *use* is called when it may begin."""
         self._uses[claim] = use
         self._limiter.wait(claim)
         self._settle_soon()
 
     def leave(self, claim: Claim) -> None:
-        """There is no work, or nobody to do it."""
+        """Wait no more: there is no work, or nobody to do it."""
         if claim.is_waiting:
             self._limiter.leave(claim)
             self._settle_soon()

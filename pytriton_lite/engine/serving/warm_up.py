@@ -176,7 +176,7 @@ class _Run(InstanceOwner):
     # ------------------------------------------------------------------------------------------ what answers say
 
     def released(self, ticket: Ticket) -> None:
-        """There are no sequences."""
+        """Do nothing: there are no sequences."""
 
     def reschedule(self, ticket: Ticket, now_ns: int) -> None:
         """The model wants to execute the request once more: an iterative one has done a step, and that was all."""

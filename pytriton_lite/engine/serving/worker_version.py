@@ -372,7 +372,7 @@ class WorkerVersion(ServedVersion):
         self._leaving.pop(instance, None)
 
     async def _stop_regrouping(self) -> None:
-        """Nothing begins, or waits, to come or to go after this. Instances that were leaving are still to be stopped."""
+        """Let nothing come or go any more, nor wait for that. Instances that were leaving are still to be stopped."""
         tasks: list[asyncio.Task[Any]] = list(self._leaving.values())
         self._adoption_is_void = True
         if self._adoption is not None:

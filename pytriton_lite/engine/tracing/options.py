@@ -178,7 +178,7 @@ def parse_number(text: str, *, low: int) -> int:
 
 
 def trace_options(settings: Iterable[TraceSetting], environ: Mapping[str, str]) -> TraceOptions:
-    """All of them together; of most settings the last one counts, of levels all, and OFF anywhere turns tracing off.
+    """All *settings* together; of most the last one counts, of levels all, and OFF anywhere turns tracing off.
 
     *environ* gives what of the batch span processor no setting gives (asked of 2.51). Raises ValueError for it.
     """
@@ -214,7 +214,7 @@ def trace_options(settings: Iterable[TraceSetting], environ: Mapping[str, str]) 
 
 
 def ordered(levels: Iterable[TraceLevel | None]) -> Levels:
-    """Each once, in Triton's order; none where one is OFF."""
+    """The levels, each once, in Triton's order; none where one is OFF."""
     given = set(levels)
     return () if None in given else tuple(level for level in TraceLevel if level in given)
 

@@ -29,7 +29,7 @@ class Recorder(Protocol):
     def record(self, timeline: Timeline) -> None: ...
 
     def finish(self) -> None:
-        """Nothing more comes: write what is left."""
+        """Write what is left: nothing more comes."""
 
 
 class TraceWriter:

@@ -10,7 +10,7 @@ WBITS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
 ACCEPTED = b"identity,deflate,gzip"
 
 THREAD_BYTES = 64 << 10
-"""From here on a thread does the work: it takes longer than to start one, and zlib lets go of the interpreter lock."""
+"""Bytes from which on a thread does the work: it takes longer than to start one, and zlib lets go of the interpreter lock."""
 
 
 STEP_BYTES = 4 << 20
@@ -73,7 +73,7 @@ class Inflater:
         return False
 
     def message(self) -> bytes:
-        """All of it, once."""
+        """The whole message, once."""
         parts, self._parts = self._parts, []
         return b"".join(parts)
 

@@ -1,4 +1,4 @@
-"""From an error's category to a gRPC status (gRPC spec, section 1), and texts that fit where gRPC carries them."""
+"""The gRPC status of an error's category (gRPC spec, section 1), and texts that fit where gRPC carries them."""
 
 from __future__ import annotations
 

@@ -57,10 +57,10 @@ make_prefix = struct.Struct(">BL").pack
 
 _BUDGET_STEP_BYTES = 1 << 20
 _THREADS = 2
-"""For messages that are compressed or large, as for large JSON. Each of them computes and takes the interpreter from the loop:
+"""Threads for messages that are compressed or large. Each of them computes and takes the interpreter from the loop:
 with asyncio's six, messages of 2 MB that are all fields kept health waiting for twice as long."""
 _TASKS_PER_TURN = 16
-"""Each takes some 50 us in the next turn."""
+"""Tasks begun in a turn: each takes some 50 us in the next."""
 _UNREAD_RETRY_AFTER_S = 1.0
 _CONTENT_TYPE = field(b"content-type", b"application/grpc")
 _PLAIN_OPENING = STATUS_200 + _CONTENT_TYPE
@@ -91,7 +91,7 @@ class Refusal(Exception):
 
 
 class Route(NamedTuple):
-    """Where a path leads."""
+    """The method that a path leads to."""
 
     name: str
     start: Callable[[Any], bytes | asyncio.Future[bytes]] | None

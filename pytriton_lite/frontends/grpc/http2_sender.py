@@ -268,7 +268,7 @@ class Sender:
                 self._let_go_on()
 
     def close(self) -> None:
-        """Nothing more is sent for any call."""
+        """Send nothing more for any call."""
         self._unsent.clear()
         self._without_window.clear()
         self._without_connection_window.clear()

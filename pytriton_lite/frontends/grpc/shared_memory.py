@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class SharedMemoryMethods:
-    """Each takes a parsed message and returns the answer. Failure is a raised InferenceError, as in `servicer`."""
+    """Methods that take a parsed message and return the answer. Failure is a raised InferenceError, as in `servicer`."""
 
     def __init__(self, regions: Regions) -> None:
         self._regions = regions

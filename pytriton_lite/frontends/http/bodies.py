@@ -44,7 +44,7 @@ def is_large(nbytes: int) -> bool:
 
 
 class LargeDocuments:
-    """Where JSON is read and written that would keep the event loop busy: in two threads, one of them for very large documents.
+    """Threads for JSON that would keep the event loop busy: two of them, one for very large documents.
 
     They share the interpreter with the loop, which waits for it after every call that gives it up, as each record of TLS
     does. So there is one of these for all routes, and what is done here is done in slices (`json_slices`). Between two of

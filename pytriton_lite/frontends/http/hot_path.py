@@ -160,7 +160,7 @@ class InferProtocol(ListenerProtocol):
             self._whole_bytes = len(data)
 
     def _is_free(self) -> bool:
-        """Nothing is being answered on this connection, and the client reads what was."""
+        """Whether nothing is being answered on this connection, and the client reads what was."""
         return (
             self._ticket is None
             and not self.flow.write_paused  # uvicorn's way waits until the answers before have left

@@ -12,7 +12,7 @@ _BOOL: Json = {"type": "boolean"}
 
 
 def _object(properties: Json, *optional: str) -> Json:
-    """All *properties* are required, but for the *optional* ones."""
+    """An object whose *properties* are required, but for the *optional* ones."""
     required = [name for name in properties if name not in optional]
     return {"type": "object", "required": required, "properties": properties}
 

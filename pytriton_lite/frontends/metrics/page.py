@@ -27,7 +27,7 @@ _HELP_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n"})
 def metrics_page(
     statistics: Sequence[ModelStatistics], others: Iterable[Family] = (), *, has_counters: bool = True
 ) -> str:
-    """Each family's series for each row, then the *others*; one without series is not named at all.
+    """The series of each family for each row, then the *others*; one without series is not named at all.
 
     Without *has_counters* (``counter_latencies=false``) the counters of latencies are left out.
     """
