@@ -1,7 +1,7 @@
 """A server that follows its repositories, and one with namespaces: repository.md rows 3 and 62 to 69.
 
-What a look does is tested in tests/engine/test_polling.py, case by case. Here a server looks every second, as often as it can
-be told to, and all changes are made at once.
+What a look does is tested in tests/engine/models/test_polling.py, case by case. Here a server looks every second, as often
+as it can be told to, and all changes are made at once.
 """
 
 from __future__ import annotations

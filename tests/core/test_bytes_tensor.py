@@ -1,4 +1,4 @@
-"""BYTES tensors on the wire. The texts of `check` are in tests/engine/test_admission.py, where a client meets them."""
+"""BYTES tensors on the wire. The texts of `check` are in tests/engine/serving/test_admission.py, where a client meets them."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def test_the_delay_counts_from_the_oldest_request_and_not_from_the_last_batch() 
     ],
 )
 def test_a_request_of_another_kind_flushes_the_batch(shapes: str, batches: list[list[str]]) -> None:
-    """What makes two requests of a kind is in ``shape_key``; tests/engine/test_admission.py has it."""
+    """What makes two requests of a kind is in ``shape_key``; tests/engine/serving/test_admission.py has it."""
     world = Simulation(dynamic(4, delay_us=D), instances=6)
     for number, shape in enumerate(shapes):
         world.arrive(f"r{number}", at=number * MS, shape=shape)

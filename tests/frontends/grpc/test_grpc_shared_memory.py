@@ -1,4 +1,4 @@
-"""The shared-memory RPCs (gRPC spec, section 6). What the registry refuses is in tests/engine/test_regions.py."""
+"""The shared-memory RPCs (gRPC spec, section 6). What the registry refuses is in tests/engine/workers/test_regions.py."""
 
 from __future__ import annotations
 

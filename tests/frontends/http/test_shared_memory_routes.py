@@ -1,4 +1,4 @@
-"""The routes of shared memory (HTTP spec, section 12). What the registry refuses is in tests/engine/test_regions.py."""
+"""The routes of shared memory (HTTP spec, section 12). What the registry refuses is in tests/engine/workers/test_regions.py."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_a_setting_reads_as_it_was_typed() -> None:
 
 
 def test_the_page_has_every_setting_and_its_default() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "tracing.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "tracing.md").read_text()
     rows = dict(re.findall(r"^\| `([^`]+)` \|([^|]*)\|", page, re.MULTILINE))
     for key in ("level", "rate", "count", "mode"):
         assert key in rows
