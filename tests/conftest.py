@@ -29,8 +29,9 @@ for _number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _pass_over)
 
-_SAID_TO_OTHERS = ("FORCE_COLOR", "PYTEST_ADDOPTS", "PYTHONWARNINGS")
-# What whoever runs the tests has said to other programs, and to servers in earnest. Programs that tests start would heed it.
+_SAID_TO_OTHERS = ("FORCE_COLOR", "PYTEST_ADDOPTS", "PYTHONDONTWRITEBYTECODE", "PYTHONWARNINGS")
+# What whoever runs the tests has said to other programs, and to servers in earnest. Programs that tests start would heed it:
+# with the third of these each server would compile all its modules again.
 for _name in list(os.environ):
     if _name.startswith(("AWS_", "OTEL_", "PYTRITON_LITE_", "TRITON")) or _name in _SAID_TO_OTHERS:
         del os.environ[_name]

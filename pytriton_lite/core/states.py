@@ -12,7 +12,13 @@ State = TypeVar("State", bound=enum.Enum)
 Transitions = Mapping[State, frozenset[State]]
 
 
-class VersionState(enum.Enum):
+class StateEnum(enum.Enum):
+    """Base of enums that tables of moves are keyed by. Members are hashed by identity, in C: a request makes four moves."""
+
+    __hash__ = object.__hash__
+
+
+class VersionState(StateEnum):
     """A model version, as the repository index prints it (repository spec, section 2)."""
 
     UNKNOWN = "UNKNOWN"
@@ -33,7 +39,7 @@ VERSION_TRANSITIONS: Transitions[VersionState] = {
 }
 
 
-class InstanceState(enum.Enum):
+class InstanceState(StateEnum):
     """One model instance and the worker process behind it."""
 
     STARTING = "STARTING"
@@ -62,7 +68,7 @@ INSTANCE_TRANSITIONS: Transitions[InstanceState] = {
 }
 
 
-class RequestState(enum.Enum):
+class RequestState(StateEnum):
     """An inference request that a version has accepted.
 
     Whether a worker has begun with one that was sent is no state: the worker counts in shared memory what it begins with, and
@@ -78,7 +84,8 @@ class RequestState(enum.Enum):
     DEFERRED = "DEFERRED"
     """``execute`` has returned, and the model is going to send the response, or more of them."""
     ANSWERED = "ANSWERED"
-    """The last response is here, and leaves after those to earlier requests (``preserve_ordering``)."""
+    """The last response is here. It leaves when the worker has its next batches, or, with ``preserve_ordering``, after the
+    responses to earlier requests."""
     ENDED = "ENDED"
     """The receiver has heard the last, or would have if it had not cancelled. The end."""
 
@@ -96,7 +103,7 @@ REQUEST_TRANSITIONS: Transitions[RequestState] = {
 }
 
 
-class ServerState(enum.Enum):
+class ServerState(StateEnum):
     """The server as health reports it."""
 
     STARTING = "STARTING"

@@ -21,16 +21,18 @@ def only(response: InferenceResponse | InferenceError | None) -> InferenceRespon
 
 
 class PendingAnswer(asyncio.Future[InferenceResponse]):
-    """Receives the response of a model that is not decoupled. Cancelling it cancels the request."""
+    """Receives the response of a model, the last one where there are several. Cancelling it cancels the request."""
 
-    __slots__ = ("_ticket",)
+    __slots__ = ("_latest", "_ticket")
 
+    _latest: InferenceResponse | InferenceError | None
     _ticket: Ticket | None
 
     @classmethod
     def of(cls, begin: Callable[[ResponseReceiver], Ticket]) -> PendingAnswer:
         """The answer to what *begin* makes, which is given the receiver. Raises what it raises."""
         answer = cls(loop=asyncio.get_running_loop())
+        answer._latest = None
         answer._ticket = begin(answer)
         return answer
 
@@ -41,10 +43,16 @@ class PendingAnswer(asyncio.Future[InferenceResponse]):
 
     def on_response(self, response: InferenceResponse | InferenceError | None, *, is_final: bool) -> None:
         """See `core.request.ResponseReceiver`."""
+        if response is not None:
+            self._latest = response
+        if not is_final:
+            if self._ticket is not None:
+                self._ticket.consumed()
+            return
         self._ticket = None
         if self.done():
             return
-        outcome = only(response)
+        outcome = only(self._latest)
         if isinstance(outcome, InferenceError):
             self.set_exception(outcome)
         else:

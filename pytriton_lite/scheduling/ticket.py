@@ -231,7 +231,9 @@ class Ticket:
 
     def move(self, target: RequestState) -> None:
         """Raises BugError where the table does not allow it."""
-        self.state = move(REQUEST_TRANSITIONS, self.state, target)
+        if target not in REQUEST_TRANSITIONS[self.state]:
+            move(REQUEST_TRANSITIONS, self.state, target)  # raises
+        self.state = target
 
     # ------------------------------------------------------------------------------------------ the client's end
 

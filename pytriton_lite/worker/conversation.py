@@ -174,8 +174,8 @@ class Conversation:
         self.result_count += 1
 
     def flush_old(self) -> None:
-        """Send what has been ready for so long that it should not wait for another ``execute``."""
-        if self.result_count and monotonic_ns() - self._oldest_result_ns > _HOLD_NS:
+        """Send the results that are kept if they have been for so long that they should not wait for another ``execute``."""
+        if monotonic_ns() - self._oldest_result_ns > _HOLD_NS:
             self.flush()
 
     def flush(self) -> None:

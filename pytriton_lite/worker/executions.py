@@ -85,7 +85,8 @@ class Executions:
     def execute(self, model: Any, number: int, wanted: list[RequestMessage]) -> None:
         """Run batch *number* and put its result together, or begin with the coroutine that will do so."""
         conversation, control = self._conversation, self._control
-        conversation.flush_old()
+        if conversation.result_count:
+            conversation.flush_old()
         if len(self._running) >= self._start.concurrency and not self._start.is_decoupled:
             self._await_capacity()
         self._senders.look_for_cancels()
@@ -94,7 +95,7 @@ class Executions:
         self._batches.executing[number] = taken_ns
         control[messages.CONTROL_STARTED_NS] = taken_ns
         control[messages.CONTROL_STARTED] = number  # last: who sees the number finds its time
-        if self._senders.is_all_cancelled(number, len(wanted)):
+        if self._senders.cancelled and self._senders.is_all_cancelled(number, len(wanted)):
             self._placement.skip(wanted)
             self._put_skipped(Batch(number, [], taken_ns, taken_ns), len(wanted))
             return
@@ -134,7 +135,7 @@ class Executions:
         """Request *index* of *batch*, as the model sees it."""
         placement, start = self._placement, self._start
         requested_outputs = placement.selection(message.outputs_mask)
-        windows = placement.windows_of(message)
+        windows = placement.windows_of(message) if message.windows else None
         return InferenceRequest._received(
             model_name=start.model,
             model_version=start.version,
@@ -277,7 +278,8 @@ class Executions:
         )
         result += parts
         self._batches.executing.pop(batch.number, None)
-        self._senders.forget_cancels()
+        if self._senders.cancelled:
+            self._senders.forget_cancels()
         self._conversation.keep_result(result, taken_ns=batch.taken_ns)
 
     # ------------------------------------------------------------------------------------------ coroutines

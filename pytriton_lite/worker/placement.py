@@ -83,10 +83,8 @@ class Placement:
         origin = None if ref.place == Place.INLINE else (Place.GIVEN, ref.slot, 0)
         return Tensor._of_request(ref.name, ref.datatype, ref.shape, origin, self._reader_of(ref), ref.nbytes)
 
-    def windows_of(self, message: RequestMessage) -> Windows | None:
-        """Where outputs of the request go in memory of the client; None where all of them are answered."""
-        if not message.windows:
-            return None
+    def windows_of(self, message: RequestMessage) -> Windows:
+        """Where outputs of the request, which has some, go in memory of the client."""
         names = self._names
         return {names[output]: (segment, offset, nbytes) for output, segment, offset, nbytes in message.windows}
 

@@ -92,9 +92,8 @@ class Senders:
 
     def forget_cancels(self) -> None:
         """A batch has ended. The outbox is held."""
-        if self.cancelled:
-            begun, executing = self._batches.begun, self._batches.executing
-            self.cancelled = {key for key in self.cancelled if key[0] > begun or key[0] in executing}
+        begun, executing = self._batches.begun, self._batches.executing
+        self.cancelled = {key for key in self.cancelled if key[0] > begun or key[0] in executing}
 
     # ------------------------------------------------------------------------------------------ who answers
 

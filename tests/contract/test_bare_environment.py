@@ -26,6 +26,7 @@ from pytriton_lite.core.states import VersionState
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.server import Server, ServerOptions
 from pytriton_lite.engine.workers.settings import WorkerSettings
+from pytriton_lite.frontends.pending_answer import PendingAnswer
 from tests.harness import write_model
 
 PACKAGE = Path(pytriton_lite.__file__).parent
@@ -195,7 +196,7 @@ async def ask(server: Server, arrays: list[np.ndarray]) -> list[InferenceRespons
         answers = []
         for array in arrays:
             tensor = Tensor("X", dtypes.FP32, array.shape, array.tobytes())
-            answers.append(await server.infer(served, InferenceRequest("facts", None, inputs=[tensor])))
+            answers.append(await PendingAnswer.to(server, served, InferenceRequest("facts", None, inputs=[tensor])))
         return answers
     finally:
         assert await server.stop(timeout_s=30)

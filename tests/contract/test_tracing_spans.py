@@ -375,5 +375,5 @@ def test_a_collector_that_is_not_there_costs_spans_and_nothing_else(tmp_path: Pa
             assert answer(server, "answer(5)") == 5
             assert server.stop() == 0
     assert re.search(
-        r"^E.* trace_writer.py.*the last traces are lost: they could not be written within 5 s", server.log, re.M
+        r"^E.* writer.py.*the last traces are lost: they could not be written within 5 s", server.log, re.M
     )

@@ -31,8 +31,6 @@ from pytriton_lite.scheduling.ticket import Batch, Outcome, Ticket
 
 logger = logging.getLogger("pytriton_lite.model")
 
-_OVER = (RequestState.ANSWERED, RequestState.ENDED)
-
 
 class AnswersListener(Protocol):
     """A dispatcher, as far as it has to know what becomes of requests that have left the queue."""
@@ -73,6 +71,9 @@ class Answers:
         )
         self.in_flight: dict[Ticket, int] = {}
         """Everything that was accepted and has not ended, wherever it is, and what each counts for in `Unanswered`."""
+        self._departing: list[tuple[Ticket, Outcome]] = []
+        self._is_gathering = False
+        """Whether answers wait for `depart`: from a worker's result until it has its next batches."""
 
     # ------------------------------------------------------------------------------------------ in flight
 
@@ -114,7 +115,11 @@ class Answers:
     def finished(
         self, instance: Instance, batch: Batch, result: BatchResult, outcomes: Sequence[ExecutionOutcome]
     ) -> None:
-        """Answer the requests of *batch* and count them. One that has gone away is passed over; its mates do not notice."""
+        """Answer the requests of *batch* and count them. One that has gone away is passed over; its mates do not notice.
+
+        The answers leave with `depart`.
+        """
+        self._is_gathering = True
         now_ns = self._clock()
         statistics = self._statistics
         input_ns = result.inputs_ns - result.taken_ns
@@ -299,7 +304,8 @@ class Answers:
 
     def end(self, ticket: Ticket, outcome: Outcome) -> None:
         """Answer *ticket*, after those taken before it where order is to be kept. Nothing happens where that was done."""
-        if ticket.state in _OVER:
+        state = ticket.state
+        if state is RequestState.ENDED or state is RequestState.ANSWERED:
             return
         ticket.leave_batch()
         ticket.held = None
@@ -317,10 +323,30 @@ class Answers:
     def resolve(self, ticket: Ticket, outcome: Outcome) -> None:
         """*ticket*, which no worker has, ends with *outcome*."""
         self.count_out(ticket)
-        self._observe_first_response(ticket)
+        if self._statistics.first_response is not None:
+            self._observe_first_response(ticket)
         if ticket.request.timeline is not None:
             _note_response(ticket.request.timeline, ticket, outcome, is_final=True)
-        ticket.deliver(outcome, is_final=True)
+        if self._is_gathering:
+            if ticket.state is not RequestState.ANSWERED:
+                ticket.move(RequestState.ANSWERED)
+            self._departing.append((ticket, outcome))
+        else:
+            ticket.deliver(outcome, is_final=True)
+
+    @property
+    def departing(self) -> int:
+        """Answers that wait for `depart`."""
+        return len(self._departing)
+
+    def depart(self) -> None:
+        """Deliver what `finished` has answered. Called when the worker has its next batches, so that it need not wait while
+        answers are written to clients."""
+        self._is_gathering = False
+        if self._departing:
+            departing, self._departing = self._departing, []
+            for ticket, outcome in departing:
+                ticket.deliver(outcome, is_final=True)
 
     def drop(self, ticket: Ticket, outcome: InferenceError, reason: FailureReason, now_ns: int) -> None:
         """End *ticket*, which waits in no queue any more and was not taken from it."""

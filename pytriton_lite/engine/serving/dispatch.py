@@ -270,11 +270,16 @@ class Dispatcher:
     def has_room(self, instance: Instance) -> None:
         """*instance* can take batches (again)."""
         try:
-            if instance not in self._instances and instance not in self._leaving:
-                return  # a passive one
-            self._places.has_room(instance)
-            if len(self._scheduler):
-                self._turn()
+            if instance in self._instances or instance in self._leaving:  # not a passive one
+                self._places.has_room(instance)
+                if len(self._scheduler):
+                    self._turn()
+            if self._answers.in_flight:
+                # Others are on their way. What arrives in this turn of the loop joins a batch before answers are written, one
+                # system call each: the worker does not wait for that.
+                self._loop.call_soon(self._answers.depart)
+            else:
+                self._answers.depart()
             self._report_drained()
         except Exception as error:
             self._recover(error)
@@ -417,6 +422,7 @@ class Dispatcher:
         if takes_part:
             self._scheduler.place_lost(instance, self._clock())
             self.turn_soon()
+        self._answers.depart()  # its last result, where that ended the worker before it had room again
         self._report_drained()
 
     def _put_back(self, batches: list[Batch]) -> None:
@@ -471,6 +477,7 @@ class Dispatcher:
         }
         self._begin_anew()
         self._answers.abandon(sorted(victims, key=_accepted_ns), self._failure())
+        self._answers.depart()
         self._report_drained()
 
     def _recover_without(self, batches: Iterable[Batch], error: Exception) -> None:

@@ -102,20 +102,26 @@ class FreePlaces:
             idle.popleft()
         free = [instance for instance in idle if instance.has_room] if len(idle) > 1 else list(idle)
         ahead = self._ahead() if queue.queued > len(free) else ()
+        decided = queue.decide(free, ahead)
+        if not decided:
+            return
         share: dict[Instance, list[list[Ticket]]] = {}
-        for instance, tickets in queue.decide(free, ahead):
+        for instance, tickets in decided:
             share.setdefault(instance, []).append(tickets)
         for instance in share:
             if instance in idle:
                 idle.remove(instance)
         for instance, batches in share.items():
             queue.send(instance, batches)
-        if share and idle and queue.queued:  # an instance that executes several batches at a time
+        if idle and queue.queued:  # an instance that executes several batches at a time
             queue.turn_soon()
 
     def _ahead(self) -> list[Instance]:
         """Places behind others, spread over the instances: one each, then a second each, and so on."""
-        rooms = [(instance, instance.room_ahead()) for instance in self._queue.instances]
+        instances = self._queue.instances
+        if len(instances) == 1:
+            return [instances[0]] * instances[0].room_ahead()
+        rooms = [(instance, instance.room_ahead()) for instance in instances]
         deepest = max((room for _, room in rooms), default=0)
         return [instance for depth in range(deepest) for instance, room in rooms if room > depth]
 

@@ -195,6 +195,7 @@ class _Run(InstanceOwner):
         self, instance: Instance, batch: Batch, result: BatchResult, outcomes: Sequence[ExecutionOutcome]
     ) -> None:
         self._answers.finished(instance, batch, result, outcomes)
+        self._answers.depart()
 
     def on_response(self, instance: Instance, batch: Batch, ticket: Ticket, sent: Sent) -> None:
         self._answers.responded(batch, ticket, sent)

@@ -138,6 +138,8 @@ class Instance:
         self.claim = claim
         self.owner = owner
         """The version that it belongs to."""
+        self._owner: InstanceOwner = owner
+        """The one who is told: the owner, or the warm-up of a worker that is not READY yet."""
         self.keeper = WorkerKeeper(start, workers, spawners, environment, self)
         self.oversight = Oversight(self, start, limits, overlaps=capacity > 1, clock=clock)
         self.wire = Wire(
@@ -154,8 +156,6 @@ class Instance:
         """Batches by number whose ``execute`` has returned, and whose requests have not all ended."""
         self.moved_ns = 0
         """When the last response to a request of those came, or the last of them returned."""
-        self._owner = owner
-        """The one who is told: the owner, or the warm-up of a worker that is not READY yet."""
         self._warm_up = warm_up
         self._begin_asking = begin_asking
         self._asking: Asking | None = None
@@ -305,6 +305,7 @@ class Instance:
         if kind == Kind.RESULT:
             for result in messages.read_result(body, self.wire.specs):
                 self._finish(result)
+            self.keeper.served()
             self._update_room()
             self._owner.on_room(self)
             if memory.is_touched:
@@ -334,7 +335,6 @@ class Instance:
         batch = self.in_flight[result.number]
         took = result.placed_ns - result.taken_ns
         self._execute_ns = self._execute_ns * 0.9 + took * 0.1 if self._execute_ns else float(took)
-        self.keeper.served()
         outcome = self.wire.outcome
         outcomes = [outcome(answer, batch, ticket) for answer, ticket in zip(result.answers, batch.tickets)]
         self._owner.on_result(self, batch, result, outcomes)

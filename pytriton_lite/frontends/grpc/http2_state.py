@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from pytriton_lite.core.states import StateEnum
 
 
-class ConnectionState(Enum):
+class ConnectionState(StateEnum):
     EXPECTING_PREFACE = "expecting preface"
     EXPECTING_SETTINGS = "expecting settings"
     OPEN = "open"

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
-from pytriton_lite.core.states import move
+from pytriton_lite.core.states import StateEnum, move
 from pytriton_lite.core.tensor import Buffer
 from pytriton_lite.core.timeline import CLIENT_GONE, Timeline
 from pytriton_lite.frontends.addresses import format_address
@@ -68,7 +67,7 @@ def hot_path(server: Server, options: HttpOptions, large: LargeDocuments | None 
     return partial(InferProtocol, server, options.max_input_size, Templates(), large or LargeDocuments())
 
 
-class ReadingState(Enum):
+class ReadingState(StateEnum):
     """What the parser of a connection has seen last. What is being answered is another matter: `InferProtocol._ticket`."""
 
     BETWEEN = "between requests"

@@ -32,15 +32,17 @@ class OpenTelemetryMode:
             is_sampled = settings.samples(timeline.model_name, is_forced=parent is not None)
         if not is_sampled:
             return None
-        trace = self._traces.begin(parent)
-        timeline.trace_id = f"{trace.trace_id:032x}"
+        span = self._traces.begin(parent)
+        timeline.trace_id = f"{span.trace_id:032x}"
+        trace: Trace = span
         return trace
 
     def end(self, timeline: Timeline) -> int:
         return 0
 
     def recorder(self) -> Recorder:
-        return self._spans.SpanExporter(self._options)
+        recorder: Recorder = self._spans.SpanExporter(self._options)
+        return recorder
 
 
 def _import_spans() -> ModuleType:

@@ -111,9 +111,11 @@ class FakeFlood(FakeStream):
 
 @dataclass
 class FakeServer:
-    """Models: ``echo`` answers with its inputs, ``waiting`` and ``decoupled`` answer when the test says so.
+    """An engine with five models.
 
-    The last is decoupled, and so is ``flood``, which sends ``count`` responses of ``bytes_each`` bytes.
+    ``echo`` answers with its inputs; ``waiting`` answers when the test ends its future, ``held`` and ``decoupled`` when it
+    calls `FakeStream.deliver`. The last is decoupled, and so is ``flood``, which sends ``count`` responses of
+    ``bytes_each`` bytes.
     """
 
     ready: bool = True
@@ -138,7 +140,7 @@ class FakeServer:
     cancelled: threading.Event = field(default_factory=threading.Event)
     """Set when the future of a request of ``waiting`` was cancelled."""
     streams: list[FakeStream] = field(default_factory=list)
-    """The requests of ``echo``, ``decoupled`` and ``flood``, in order."""
+    """The requests of all models but ``waiting``, in order."""
     streamed: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     """Released for each of them."""
 
@@ -196,7 +198,7 @@ class FakeServer:
     def find(self, name: str, version: int | None) -> FakeServed:
         if self.error is not None:
             raise self.error
-        if name not in ("echo", "waiting", "decoupled", "flood"):
+        if name not in ("echo", "waiting", "held", "decoupled", "flood"):
             raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
         message = model_config_pb.ModelConfig(name=name, backend="python", max_batch_size=8)
         message.input.add(name="X", data_type=model_config_pb.TYPE_STRING, dims=[4])

@@ -176,7 +176,7 @@ class TestMessagesAndFrames:
     def test_streams_and_calls_share_a_connection(self, loop: LoopThread, engine: FakeServer, peer: Http2Peer) -> None:
         for stream in (1, 3):
             open_stream(peer, stream)
-            peer.send(data(message("waiting", str(stream)), stream, ends=True))
+            peer.send(data(message("held", str(stream)), stream, ends=True))
         peer.request(5, b"", LIVE)
         assert peer.answer(5).trailers["grpc-status"] == "0"
         entered(engine, 2)
@@ -203,7 +203,7 @@ class TestMessagesAndFrames:
         self, engine: FakeServer, peer: Http2Peer, body: bytes, status: str, text: str
     ) -> None:
         open_stream(peer)
-        peer.send(data(message("waiting")))
+        peer.send(data(message("held")))
         served = entered(engine)
         peer.send(data(body, ends=True))
         answer = peer.answer(1)
@@ -370,7 +370,7 @@ class TestWindowsForRequests:
     ) -> None:
         monkeypatch.setattr(infer_stream, "MAX_REQUESTS", 3)
         open_stream(peer)
-        peer.send(data(b"".join(message("waiting", str(index)) for index in range(5)), ends=True))
+        peer.send(data(b"".join(message("held", str(index)) for index in range(5)), ends=True))
         ping(peer)
         assert len(engine.streams) == 3
 
@@ -387,7 +387,7 @@ class TestWindowsForRequests:
 class TestEnds:
     def test_reset_cancels_and_leaves_the_connection_alone(self, engine: FakeServer, peer: Http2Peer) -> None:
         open_stream(peer)
-        peer.send(data(message("waiting") + message("decoupled")))
+        peer.send(data(message("held") + message("decoupled")))
         entered(engine, 2)
         peer.send(reset(1, CANCEL))
         assert all(stream.was_cancelled.wait(WAIT_S) for stream in engine.streams)
@@ -424,7 +424,7 @@ class TestEnds:
         self, loop: LoopThread, engine: FakeServer, peer: Http2Peer
     ) -> None:
         open_stream(peer)
-        peer.send(data(message("waiting", "a")))
+        peer.send(data(message("held", "a")))
         served = entered(engine)
         peer.send(frame(GOAWAY, 0, 0, struct.pack(">LL", 0, 0)))
         ping(peer)
@@ -439,7 +439,7 @@ class TestEnds:
     def test_deadline_comes_behind_the_answers(self, engine: FakeServer, peer: Http2Peer) -> None:
         """The second header block of a stream is trailers, without a status of HTTP."""
         open_stream(peer, grpc_timeout="800m")
-        peer.send(data(message(request_id="a") + message("waiting")))
+        peer.send(data(message(request_id="a") + message("held")))
         answer = peer.answer(1)
         assert ids(answer.body) == ["a"]
         assert answer.trailers == {"grpc-status": "4", "grpc-message": "Deadline Exceeded"}
@@ -447,7 +447,7 @@ class TestEnds:
 
     def test_deadline_before_any_answer_is_trailers_alone(self, engine: FakeServer, peer: Http2Peer) -> None:
         open_stream(peer, grpc_timeout="400m")
-        peer.send(data(message("waiting")))
+        peer.send(data(message("held")))
         answer = peer.answer(1)
         assert answer.headers[":status"] == "200" and answer.headers["grpc-status"] == "4"
         assert entered(engine).was_cancelled.wait(WAIT_S)
@@ -457,7 +457,7 @@ class TestEnds:
     ) -> None:
         """grpc.md row 70."""
         peer.send(peer.headers(1, [*headers_of(STREAM), ("triton_grpc_error", "true")]))
-        peer.send(data(message(request_id="a") + message("waiting")))
+        peer.send(data(message(request_id="a") + message("held")))
         assert ids(peer.next(DATA, 1).payload) == ["a"]
         served = entered(engine, 2)
 

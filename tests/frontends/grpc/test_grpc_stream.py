@@ -138,19 +138,19 @@ class TestDefaultMode:
 
     def test_error_of_the_model_names_the_request_in_its_own_words(self, engine: Any, talk: Any, deliver: Any) -> None:
         """Row 59, from the model: the version is the request's text."""
-        asked = request("waiting", "w")
+        asked = request("held", "w")
         asked.model_version = "3abc"
         stream = talk(asked)
         deliver(entered(engine), InferenceError(ErrorCode.INTERNAL, "it broke \udc80"), is_final=True)
         (answer,) = stream.rest()
         assert answer.error_message == "it broke ?"
         said = answer.infer_response
-        assert (said.id, said.model_name, said.model_version) == ("w", "waiting", "3abc")
+        assert (said.id, said.model_name, said.model_version) == ("w", "held", "3abc")
         assert is_final(answer)
 
     def test_slow_first_request_holds_back_those_behind_it(self, engine: Any, talk: Any, deliver: Any) -> None:
         """Row 60; refused ones, and models that do not exist, keep their place."""
-        stream = talk(request("waiting", "slow"), request("nope", "none"), request(request_id="fast"))
+        stream = talk(request("held", "slow"), request("nope", "none"), request(request_id="fast"))
         entered(engine, 2)  # so the second was executed before the first had answered
         deliver(engine.streams[0], 7, is_final=True)
         assert ids(stream.rest()) == ["slow", "none", "fast"]
@@ -276,7 +276,7 @@ class TestDecoupledMode:
 
     def test_slow_default_model_does_not_hold_it_back(self, engine: Any, talk: Any, deliver: Any) -> None:
         """Section 4, ordering: it overtakes the slow one, and the default model behind it does not."""
-        stream = talk(request("waiting", "slow"), request("decoupled", "d"), request(request_id="fast"))
+        stream = talk(request("held", "slow"), request("decoupled", "d"), request(request_id="fast"))
         entered(engine, 3)
         deliver(engine.streams[1], 1, is_final=True)
         assert stream.next().infer_response.id == "d"
@@ -360,7 +360,7 @@ class TestEnds:
 
     def test_cancelled_stream_cancels_every_request_in_it(self, engine: Any, talk: Any, deliver: Any) -> None:
         """Row 73; model_api.md rows 99 and 100."""
-        stream = talk(request("decoupled"), request("waiting"))
+        stream = talk(request("decoupled"), request("held"))
         entered(engine, 2)
         deliver(engine.streams[0], 1)
         stream.next()
@@ -373,7 +373,7 @@ class TestEnds:
     def test_deadline_cancels_every_request_in_it(self, engine: Any, talk: Any, channel: grpc.Channel) -> None:
         """Row 75, of a stream."""
         grpc.channel_ready_future(channel).result(WAIT_S)
-        stream = talk(request("decoupled"), request("waiting"), timeout=1)
+        stream = talk(request("decoupled"), request("held"), timeout=1)
         entered(engine, 2)
         with pytest.raises(grpc.RpcError) as caught:
             stream.next()
@@ -383,7 +383,7 @@ class TestEnds:
     def test_request_that_has_ended_is_not_cancelled_with_its_stream(
         self, engine: Any, talk: Any, deliver: Any
     ) -> None:
-        stream = talk(request("decoupled"), request("waiting"))
+        stream = talk(request("decoupled"), request("held"))
         entered(engine, 2)
         ended, open_one = engine.streams
         deliver(ended, 1, is_final=True)
@@ -394,7 +394,7 @@ class TestEnds:
 
     def test_message_that_is_no_request_ends_the_stream(self, engine: Any, channel: grpc.Channel) -> None:
         sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        sent.put(request("waiting").SerializeToString())
+        sent.put(request("held").SerializeToString())
         call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(
             iter(sent.get, None), timeout=WAIT_S
         )

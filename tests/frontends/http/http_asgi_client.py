@@ -95,6 +95,8 @@ async def acall(
     async def receive() -> Message:
         nonlocal taken
         if taken >= len(pieces):
+            if not disconnects:
+                await asyncio.Event().wait()  # the client stays, and has nothing more to say
             return {"type": "http.disconnect"}
         taken += 1
         more = taken < len(pieces) or disconnects

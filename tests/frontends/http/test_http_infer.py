@@ -793,9 +793,12 @@ def forwarded(
     if names_kept:
         scope["extensions"] = {HEADER_NAMES: {"names": [name for name, _ in headers]}}
     sent: list[Message] = []
+    received: list[Message] = [{"type": "http.request", "body": json.dumps(document).encode(), "more_body": False}]
 
     async def receive() -> Message:
-        return {"type": "http.request", "body": json.dumps(document).encode(), "more_body": False}
+        if not received:
+            await asyncio.Event().wait()  # ASGI: what comes behind the body is the client's leaving, and this one stays
+        return received.pop()
 
     async def send(message: Message) -> None:
         sent.append(message)
