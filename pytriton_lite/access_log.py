@@ -223,11 +223,11 @@ def _durations(timeline: Timeline) -> list[tuple[str, int]]:
 
 def _default(when_ns: int, members: dict[str, Value]) -> str:
     second, ns = divmod(when_ns, 1_000_000_000)
-    return f"I{_clock('%m%d %H:%M:%S', second)}.{ns // 1000:06} {_PID} access] {_words(members)}\n"
+    return f"I{_clock('%m%d %H:%M:%S', second)}.{ns // 1000:06} {os.getpid()} access] {_words(members)}\n"
 
 
 def _iso8601(when_ns: int, members: dict[str, Value]) -> str:
-    return f"{_clock('%Y-%m-%dT%H:%M:%SZ', when_ns // 1_000_000_000)} I {_PID} access] {_words(members)}\n"
+    return f"{_clock('%Y-%m-%dT%H:%M:%SZ', when_ns // 1_000_000_000)} I {os.getpid()} access] {_words(members)}\n"
 
 
 def _json(when_ns: int, members: dict[str, Value]) -> str:
@@ -235,7 +235,7 @@ def _json(when_ns: int, members: dict[str, Value]) -> str:
     body: dict[str, Value] = {
         "time": f"{_clock('%Y-%m-%dT%H:%M:%S', second)}.{ns // 1000:06}Z",
         "level": "info",
-        "pid": _PID,
+        "pid": os.getpid(),
         "logger": LOGGER_NAME,
     }
     body.update((name, value if isinstance(value, int) else _shortened(value)) for name, value in members.items())
@@ -251,8 +251,6 @@ FORMATTERS: dict[LogFormat, Callable[[int, dict[str, Value]], str]] = {
     LogFormat.JSON: _json,
 }
 """A line of what `members` found; the first argument is ns since the epoch."""
-
-_PID = os.getpid()
 
 
 @functools.lru_cache(maxsize=4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
 import tempfile
@@ -12,6 +13,8 @@ from types import FrameType
 from typing import Any
 
 import pytest
+
+gc.disable()  # until all tests are collected: of what modules and tests are made nothing is garbage
 
 HANG_S = 450
 """pytest-timeout fails a test after 300 s. What hangs even then, as a thread may that the test waits for, is cut off."""
@@ -57,6 +60,13 @@ for one of them at the end (make test says ``--no-loadscope-reorder``, or pytest
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {name: at for at, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+
+
+def pytest_collection_finish() -> None:
+    """Tests that collect garbage look through their own then, and not through 13,000 tests."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 class _EndOfWaiting:

@@ -13,9 +13,10 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pytriton_lite.testing.server import RunningServer as ShippedServer
+from tests.forked_servers import CAN_FORK, nursery
 
 PROJECT = Path(__file__).resolve().parent.parent
 MODEL_REPOSITORY = PROJECT / "model_repository"
@@ -87,18 +88,31 @@ class Reply:
 
 
 class RunningServer(ShippedServer):
-    """The server of this checkout, and ways to talk to it."""
+    """The server of this checkout, and ways to talk to it.
+
+    It is forked (forked_servers.py) where that makes no difference, and started where *python* or *user* is given, or
+    ``started=True``.
+    """
 
     def __init__(
         self,
         *repositories: Path,
         flags: tuple[str, ...] = (),
         environ: dict[str, str] | None = None,
-        python: tuple[str, ...] = (sys.executable,),
+        python: tuple[str, ...] | None = None,
         cwd: Path = PROJECT,
         user: int | None = None,
+        started: bool = False,
     ) -> None:
-        super().__init__(*repositories, flags=flags, environ=environ, python=python, cwd=cwd, user=user)
+        python_or_this = python or (sys.executable,)
+        super().__init__(*repositories, flags=flags, environ=environ, python=python_or_this, cwd=cwd, user=user)
+        self._may_be_forked = CAN_FORK and not started and python is None and user is None and cwd == PROJECT
+
+    def start_process(self) -> subprocess.Popen[bytes]:
+        if self._may_be_forked and nursery().can_fork(self.environ):
+            forked = nursery().fork(self.arguments, self.environ)
+            return cast("subprocess.Popen[bytes]", forked)  # it has what is used of one
+        return super().start_process()
 
     def get(self, path: str) -> Reply:
         return self.request("GET", path)

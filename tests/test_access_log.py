@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -77,7 +78,7 @@ def test_a_line_of_text_is_words_behind_the_logs_preamble() -> None:
         "status=200 bytes_in=10 bytes_out=20 responses=1 batch_size=3 queue_us=2000 compute_input_us=500 "
         "compute_infer_us=3500 compute_output_us=250 total_us=8000"
     )
-    pid = access_log._PID
+    pid = os.getpid()
     assert line(LogFormat.DEFAULT, served()) == f"I1121 01:27:47.282570 {pid} access] {words}\n"
     assert line(LogFormat.ISO8601, served()) == f"2024-11-21T01:27:47Z I {pid} access] {words}\n"
 
@@ -87,7 +88,7 @@ def test_a_line_of_json_has_the_same_members() -> None:
     assert found == {
         "time": "2024-11-21T01:27:47.282570Z",
         "level": "info",
-        "pid": access_log._PID,
+        "pid": os.getpid(),
         "logger": "pytriton_lite.access",
         "protocol": "http",
         "method": "infer",
@@ -227,7 +228,7 @@ def test_more_than_can_wait_is_dropped_and_counted(caplog: pytest.LogCaptureFixt
     assert {**lines[-1], "time": ""} == {
         "time": "",
         "level": "info",
-        "pid": access_log._PID,
+        "pid": os.getpid(),
         "logger": "pytriton_lite.access",
         "dropped": 7,
     }

@@ -61,13 +61,15 @@ class RunningServer:
         self._cwd = cwd
         self._user = user
         self._start_timeout_s = start_timeout_s
-        self._command = [
-            *python, "-m", "pytriton_lite", "serve",
+        self._python = python
+        self.arguments = [
+            "serve",
             *(argument for folder in folders for argument in repository_arguments(Path(folder).absolute())),
             "--http-address=127.0.0.1", "--grpc-address=127.0.0.1",
             "--http-port=0", "--grpc-port=0", "--metrics-port=0", *flags,
         ]  # fmt: skip
-        self._environ = {**os.environ, **(environ or {})}
+        """What stands behind the name of the command."""
+        self.environ = {**os.environ, **(environ or {})}
         self._lines: list[str] = []
         self._unended = b""
         self._has_ended = False
@@ -76,18 +78,7 @@ class RunningServer:
         self.exit_code: int | None = None
 
     def __enter__(self: Server) -> Server:
-        self.process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=self._environ,
-            cwd=self._cwd,
-            user=self._user,
-            group=self._user,
-            extra_groups=None if self._user is None else [],
-            bufsize=0,
-        )
+        self.process = self.start_process()
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -98,6 +89,21 @@ class RunningServer:
             self.kill()
             raise
         return self
+
+    def start_process(self) -> subprocess.Popen[bytes]:
+        """The process, with an unbuffered pipe for all that it writes."""
+        return subprocess.Popen(
+            [*self._python, "-m", "pytriton_lite", *self.arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=self.environ,
+            cwd=self._cwd,
+            user=self._user,
+            group=self._user,
+            extra_groups=None if self._user is None else [],
+            bufsize=0,
+        )
 
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

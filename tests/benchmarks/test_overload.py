@@ -42,7 +42,7 @@ def test_slope_is_by_the_hour() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
 def test_what_is_too_much_is_refused_and_nothing_is_wrong() -> None:
     """How much of the peak is answered is for a machine that has nothing else to do."""
-    done = run("overload.py", "--seconds", "4", "--execute-ms", "50", "--times", "5", "--limit", "8")
+    done = run("overload.py", "--seconds", "2", "--execute-ms", "50", "--times", "5", "--limit", "8")
     refused = re.search(r"^refused:  (\d+),", done.stdout, re.MULTILINE)
     assert refused and int(refused[1]) > 0, done.stdout + done.stderr
     off = [line for line in done.stdout.splitlines() if line.startswith("off: ")]
@@ -51,7 +51,7 @@ def test_what_is_too_much_is_refused_and_nothing_is_wrong() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
 def test_every_feature_at_once_gives_right_answers() -> None:
-    done = run("soak.py", "--seconds", "8", "--reload-s", "2")
+    done = run("soak.py", "--seconds", "4", "--reload-s", "1")
     assert "; 0 wrong" in done.stdout, done.stdout + done.stderr
     off = [line for line in done.stdout.splitlines() if line.startswith("off: ") and "an hour" not in line]
     assert off == []

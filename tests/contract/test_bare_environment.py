@@ -10,6 +10,7 @@ import ast
 import asyncio
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -48,19 +49,25 @@ def version_of(python: str) -> Version | None:
 
 
 def other_pythons() -> dict[Version, str]:
-    """One for each other version from 3.10 on: on the PATH, or where pyenv keeps its own."""
-    on_path = [found for minor in range(10, 20) if (found := shutil.which(f"python3.{minor}"))]
+    """One for each other version from 3.10 on, by their names: where pyenv keeps its own, or on the PATH."""
     root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    kept = [str(path) for path in sorted(root.glob("versions/3.*/bin/python"))]
+    kept = [(path.parents[1].name, str(path)) for path in sorted(root.glob("versions/3.*/bin/python"))]
+    on_path = [(f"3.{minor}", found) for minor in range(10, 20) if (found := shutil.which(f"python3.{minor}"))]
     found: dict[Version, str] = {}
-    for python in (*kept, *on_path):
-        version = version_of(python)
-        if version is not None and version >= (3, 10) and version != sys.version_info[:2]:
-            found.setdefault(version, python)
+    for name, python in (*kept, *on_path):
+        major, minor = (int(number) for number in re.findall(r"\d+", name)[:2])
+        if (major, minor) >= (3, 10) and (major, minor) != sys.version_info[:2]:
+            found.setdefault((major, minor), python)
     return dict(sorted(found.items()))
 
 
 PYTHONS: dict[Version, str] = {(sys.version_info.major, sys.version_info.minor): sys.executable, **other_pythons()}
+
+
+def skip_unless_it_runs(version: Version) -> None:
+    """A shim on the PATH may have no Python behind it."""
+    if version_of(PYTHONS[version]) != version:
+        pytest.skip(f"{PYTHONS[version]} is no Python {version[0]}.{version[1]}")
 
 
 def make_environment(folder: Path, python: str) -> str:
@@ -79,7 +86,17 @@ def link_numpy(environment: Path) -> None:
 
 
 def install_numpy(python: str) -> None:
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-compile",
+    ]
     done = subprocess.run([*pip, "--only-binary=:all:", "numpy"], capture_output=True, text=True, timeout=300)
     if done.returncode:
         pytest.skip(f"no numpy for {python}: {done.stderr.strip().splitlines()[-1]}")
@@ -88,6 +105,7 @@ def install_numpy(python: str) -> None:
 @pytest.fixture(scope="module", params=list(PYTHONS), ids=lambda version: f"python{version[0]}.{version[1]}")
 def bare_python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """An interpreter with numpy alone."""
+    skip_unless_it_runs(request.param)
     folder = tmp_path_factory.mktemp("bare")
     python = make_environment(folder, PYTHONS[request.param])
     if request.param == sys.version_info[:2]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.test_bare_environment import PYTHONS, install_numpy
+from tests.contract.test_bare_environment import PYTHONS, install_numpy, skip_unless_it_runs
 from tests.environment_kit import make_environment, numpy_alone, pack, write_numpy_wheel, write_wheel
 from tests.harness import RunningServer, write_model
 
@@ -213,6 +213,7 @@ OTHERS = {version: python for version, python in PYTHONS.items() if version != s
 @pytest.mark.skipif(not OTHERS, reason="there is no other Python from 3.10 on")
 def test_an_environment_may_have_another_python_than_the_server(tmp_path: Path) -> None:
     version, python = max(OTHERS.items())
+    skip_unless_it_runs(version)
     other = write_model(
         tmp_path / "repository",
         "other",

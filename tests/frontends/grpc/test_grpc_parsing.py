@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import time
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import grpc
@@ -178,31 +180,39 @@ class TestTypedContents:
         assert decoded_large(data) == decoded(ModelInferRequest.FromString(data))
 
 
-WIDE = {
-    "unknown numbers": b"\x48\1" * (1 << 20),
-    "no field": b"\0\0" * (1 << 20),
-    "raw contents": b"\x3a\0" * (1 << 20),
-    "inputs": b"\x2a\0" * (1 << 20),
-    "outputs": b"\x32\0" * (1 << 20),
-    "parameters": b"".join(field(0x22, field(0x0A, b"%06x" % number)) for number in range(200_000)),
-    "parameters of an input": field(0x2A, b"".join(field(0x22, field(0x0A, b"%06x" % n)) for n in range(200_000))),
-    "dimensions": field(0x2A, field(0x1A, b"\1" * (2 << 20))),
-    "dimensions one by one": field(0x2A, b"\x18\1" * (1 << 20)),
-    "texts": field(0x2A, field(0x2A, b"\x42\0" * (1 << 20))),
-    "numbers one by one": field(0x2A, field(0x2A, b"\x10\1" * (1 << 20))),
-    "inputs below the size that is looked into": field(0x2A, b"\x22\0" * 400) * 2500,
-    "name": field(0x0A, b"x" * (2 << 20)),
-    "group": b"\x4b" + b"\x50\1" * (1 << 20) + b"\x4c",
+WIDE: dict[str, Callable[[], bytes]] = {
+    "unknown numbers": lambda: b"\x48\1" * (1 << 20),
+    "no field": lambda: b"\0\0" * (1 << 20),
+    "raw contents": lambda: b"\x3a\0" * (1 << 20),
+    "inputs": lambda: b"\x2a\0" * (1 << 20),
+    "outputs": lambda: b"\x32\0" * (1 << 20),
+    "parameters": lambda: b"".join(field(0x22, field(0x0A, b"%06x" % number)) for number in range(200_000)),
+    "parameters of an input": lambda: field(
+        0x2A, b"".join(field(0x22, field(0x0A, b"%06x" % n)) for n in range(200_000))
+    ),
+    "dimensions": lambda: field(0x2A, field(0x1A, b"\1" * (2 << 20))),
+    "dimensions one by one": lambda: field(0x2A, b"\x18\1" * (1 << 20)),
+    "texts": lambda: field(0x2A, field(0x2A, b"\x42\0" * (1 << 20))),
+    "numbers one by one": lambda: field(0x2A, field(0x2A, b"\x10\1" * (1 << 20))),
+    "inputs below the size that is looked into": lambda: field(0x2A, b"\x22\0" * 400) * 2500,
+    "name": lambda: field(0x0A, b"x" * (2 << 20)),
+    "group": lambda: b"\x4b" + b"\x50\1" * (1 << 20) + b"\x4c",
 }
+
+
+@functools.cache
+def wide(kind: str) -> bytes:
+    """One of `WIDE`, made when it is first asked for: each process of the run imports this file."""
+    return WIDE[kind]()
 
 
 class TestWideRequests:
     @pytest.mark.parametrize("kind", WIDE)
     def test_it_is_refused_without_protobuf(self, kind: str) -> None:
-        assert len(WIDE[kind]) > parsing.MAX_WEIGHT_BYTES
-        assert parsing.parse_quickly(WIDE[kind]) is None
+        assert len(wide(kind)) > parsing.MAX_WEIGHT_BYTES
+        assert parsing.parse_quickly(wide(kind)) is None
         with pytest.raises(InferenceError) as caught:
-            parsing.parse_request(WIDE[kind])
+            parsing.parse_request(wide(kind))
         assert caught.value.code is ErrorCode.INVALID_ARG
         assert "request has more than" in caught.value.message
 
@@ -230,7 +240,7 @@ class TestWideRequests:
     @pytest.mark.parametrize("kind", WIDE)
     def test_long_walks_stop_when_their_slice_is_over(self, kind: str) -> None:
         """However the fields are nested, and from the first few hundred of them on."""
-        slow = parsing.SlowParsing(WIDE[kind])
+        slow = parsing.SlowParsing(wide(kind))
         slices = 0
         with pytest.raises(InferenceError):
             while not slow.walk(lambda: True):
@@ -274,7 +284,7 @@ class TestOverASocket:
     @pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
     def test_wide_request_is_refused_by_name(self, infer: Any, kind: str, compression: grpc.Compression) -> None:
         with pytest.raises(grpc.RpcError) as caught:
-            infer(WIDE[kind], compression=compression, timeout=20)
+            infer(wide(kind), compression=compression, timeout=20)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "request has more than" in caught.value.details()
 
@@ -282,7 +292,7 @@ class TestOverASocket:
         good = ModelInferRequest(model_name="echo", id="7", raw_input_contents=[bytes(4)])
         good.inputs.add(name="X", datatype="UINT8", shape=[4])
         call = channel.stream_stream(SERVICE + "ModelStreamInfer")
-        answers = call(iter([WIDE["raw contents"], good.SerializeToString()]), timeout=20)
+        answers = call(iter([wide("raw contents"), good.SerializeToString()]), timeout=20)
         first, second = [ModelStreamInferResponse.FromString(answer) for answer in answers]
         assert "request has more than" in first.error_message
         assert second.infer_response.id == "7"
@@ -319,7 +329,7 @@ class TestOverASocket:
 
     def test_server_answers_others_while_it_is_sent_wide_requests(self, infer: Any, channel: grpc.Channel) -> None:
         """Before, each of these held the loop for seconds."""
-        data = WIDE["unknown numbers"] * 5
+        data = wide("unknown numbers") * 5
         calls = [infer.future(data, compression=grpc.Compression.Gzip, timeout=60) for _ in range(8)]
         live = channel.unary_unary(SERVICE + "ServerLive")
         slowest = 0.0

@@ -1,0 +1,208 @@
+"""Servers that are forked from a process which has imported what a server imports.
+
+A started server spends 0.7 s of a core on imports, a forked one a tenth of that, and a run of all tests has 330 servers. From
+``main`` on nothing differs: the forked process has the arguments, the environment and the output that it was given,
+its own workers, ports and end, and no descriptor but the three. Tests of what comes before ``main`` start a server as users do.
+
+As a module of its own, ``python -m tests.forked_servers <descriptor>``, it is that process: the nursery. On the control socket
+it is sent descriptors, the server's output and a file with a `_Birth` in JSON, and answers with ``_REPORT``: a process id and
+-1 for one that it has forked, a process id and the status of wait for one that has ended.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, TypedDict
+
+CAN_FORK = hasattr(os, "pidfd_open")
+"""Not on macOS, where the frameworks of the system do not bear a fork."""
+
+_PROJECT = Path(__file__).resolve().parent.parent
+_REPORT = struct.Struct("<ii")
+_BORN = -1
+_BEFORE_MAIN = ("LANG", "LC_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "GLIBC_")
+"""Variables that begin so take effect when an interpreter or a library of it starts: too late for a fork."""
+
+
+class _Birth(TypedDict):
+    """What makes one server: arguments of the command, and all of its environment."""
+
+    arguments: list[str]
+    environ: dict[str, str]
+
+
+def _before_main(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name.startswith(_BEFORE_MAIN)}
+
+
+class ForkedServer:
+    """A server process, with what tests use of `subprocess.Popen`."""
+
+    def __init__(self, nursery: Nursery, pid: int, output: IO[bytes]) -> None:
+        self.pid = pid
+        self.stdout = output
+        self._nursery = nursery
+        # Its parent may have read its status before we ask, and its number may be another's then: a descriptor is its own.
+        self._pidfd = os.pidfd_open(pid)
+
+    @property
+    def returncode(self) -> int | None:
+        return self._nursery.ends.get(self.pid)
+
+    def poll(self) -> int | None:
+        return self._wait(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        code = self._wait(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired("a forked server", timeout or 0)
+        return code
+
+    def _wait(self, timeout_s: float | None) -> int | None:
+        if self.returncode is None:
+            waiting = select.poll()
+            waiting.register(self._pidfd, select.POLLIN)
+            if not waiting.poll(None if timeout_s is None else timeout_s * 1000):
+                return None
+            self._nursery.hear_of_the_end(self.pid)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def __del__(self) -> None:
+        os.close(self._pidfd)
+
+
+class Nursery:
+    """The process that servers are forked from; it ends with the process that has started it."""
+
+    def __init__(self) -> None:
+        self._control, theirs = socket.socketpair()
+        self._before_main = _before_main(os.environ)
+        command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+        with theirs:
+            self._process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, cwd=_PROJECT
+            )
+        self._lock = threading.Lock()
+        self.ends: dict[int, int] = {}
+        """Exit codes by process id, as `subprocess.Popen` has them."""
+
+    def can_fork(self, environ: Mapping[str, str]) -> bool:
+        """Whether a server with *environ* is the same forked as started."""
+        return _before_main(environ) == self._before_main
+
+    def fork(self, arguments: Sequence[str], environ: Mapping[str, str]) -> ForkedServer:
+        """A server that is about to begin."""
+        birth = _Birth(arguments=list(arguments), environ=dict(environ))
+        read, write = os.pipe()
+        output = open(read, "rb", buffering=0)  # noqa: SIM115 - the server of the test has it, and closes it
+        with tempfile.TemporaryFile() as file, open(write, "wb"), self._lock:
+            file.write(json.dumps(birth).encode())
+            file.flush()
+            socket.send_fds(self._control, [b"f"], [write, file.fileno()])
+            while (report := self._next_report())[1] != _BORN:
+                self._note(*report)
+            self.ends.pop(report[0], None)  # of one that has had this number before
+            return ForkedServer(self, report[0], output)
+
+    def hear_of_the_end(self, pid: int) -> None:
+        """Wait until the end of *pid*, which has come, is reported."""
+        with self._lock:
+            while pid not in self.ends:
+                self._note(*self._next_report())
+
+    def _note(self, pid: int, status: int) -> None:
+        self.ends[pid] = os.waitstatus_to_exitcode(status)
+
+    def _next_report(self) -> tuple[int, int]:
+        data = self._control.recv(_REPORT.size, socket.MSG_WAITALL)
+        assert data, "the process that servers are forked from has ended"
+        pid, status = _REPORT.unpack(data)
+        return pid, status
+
+
+@functools.cache
+def nursery() -> Nursery:
+    """The one of this process."""
+    return Nursery()
+
+
+def _serve_births(control: socket.socket) -> list[int] | None:
+    """Fork until the other end of *control* is closed. In a forked process: the two descriptors that it was sent."""
+    living: dict[int, int] = {}
+    with control, selectors.DefaultSelector() as selector:
+        selector.register(control, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.data is not None:
+                    pid, status = os.waitpid(key.data, 0)
+                    selector.unregister(key.fd)
+                    os.close(living.pop(pid))
+                    control.sendall(_REPORT.pack(pid, status))
+                    continue
+                data, descriptors, _, _ = socket.recv_fds(control, 1, 2)
+                if not data:
+                    return None
+                pid = os.fork()
+                if pid == 0:
+                    for pidfd in living.values():
+                        os.close(pidfd)
+                    return descriptors
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                control.sendall(_REPORT.pack(pid, _BORN))
+                living[pid] = os.pidfd_open(pid)
+                selector.register(living[pid], selectors.EVENT_READ, pid)
+
+
+def _be_born(output: int, description: int) -> list[str]:
+    """Make this process what a started one is when it comes to ``main``; the arguments of that."""
+    with open(description, "rb") as file:
+        file.seek(0)
+        birth: _Birth = json.loads(file.read())
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(birth["environ"])
+    sys.argv[1:] = birth["arguments"]
+    return birth["arguments"]
+
+
+def _run() -> int:
+    # Imported for the servers; without them a fork would be as dear as a start.
+    import pydantic.v1  # noqa: F401 - by FastAPI, with the first route
+
+    import pytriton_lite.app  # noqa: F401
+    from pytriton_lite.cli import main
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal, and tests end this one
+    descriptors = _serve_births(socket.socket(fileno=int(sys.argv[1])))
+    return 0 if descriptors is None else main(_be_born(*descriptors))
+
+
+if __name__ == "__main__":
+    sys.exit(_run())
