@@ -9,28 +9,12 @@ from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 
+from pytriton_lite.config import parameters
 from pytriton_lite.config.json_form import is_map
 from pytriton_lite.core import dtypes
 from pytriton_lite.proto import model_config_pb
 
 _TYPES = ", ".join(datatype.config_name for datatype in dtypes.ALL)
-
-PARAMETERS = (
-    "EXECUTION_ENV_PATH",
-    "REQUIREMENTS",
-    "FORCE_CPU_ONLY_INPUT_TENSORS",
-    "TRITON_BATCH_STRATEGY_PATH",
-    "EXECUTE_CONCURRENCY",
-    "EXECUTION_TIMEOUT_SECONDS",
-    "CANCEL_COROUTINES",
-    "SHARED_MEMORY_VIEWS",
-    "MAX_QUEUE_SIZE",
-    "MAX_UNANSWERED_REQUESTS",
-    "MAX_UNANSWERED_BYTES",
-    "BATCH_ANY_SHAPES",
-    "BATCH_TENSORS",
-)
-"""Parameters with a meaning to the server (docs/model-configuration.md)."""
 
 _CLOSE = 0.75
 """How much alike two names must be for one to be a slip of the other; of difflib."""
@@ -50,7 +34,7 @@ def hint_for(text: str) -> str:
 
 def misspelt_parameter(key: str) -> str:
     """The parameter of ours, or Triton's, that *key* looks like without being it; "" for none."""
-    return "" if key in PARAMETERS else _closest(key.upper(), PARAMETERS)
+    return "" if key in parameters.ALL else _closest(key.upper(), parameters.ALL)
 
 
 def _no_field(found: re.Match[str]) -> str:

@@ -26,6 +26,7 @@ from pytriton_lite.config.every_rule import (
 )
 from pytriton_lite.config.instances import instances_of
 from pytriton_lite.config.model_config import ModelConfig, config_path
+from pytriton_lite.config.parameters import EXECUTION_ENV_PATH, REQUIREMENTS
 from pytriton_lite.config.regular_file import read_regular_file
 from pytriton_lite.config.text import ConfigText, read_config_text
 from pytriton_lite.config.warm_up import sample_tensors
@@ -52,6 +53,7 @@ from pytriton_lite.repository.index import (
 from pytriton_lite.repository.version_policy import missing_version_text, no_version_error, select_versions
 from pytriton_lite.scheduling.rate_limit import Claim, RateLimiter, ResourceSize
 
+_OWN_PYTHON = (EXECUTION_ENV_PATH, REQUIREMENTS)
 _MAY_COMPLETE = "auto_complete_config of the model may still put it right"
 
 
@@ -296,7 +298,7 @@ def _check_code_of(model: _Model, message: model_config_pb.ModelConfig, version:
         return True
     read = read_model_file(path)
     # Another Python may know what this one does not.
-    has_own_python = "EXECUTION_ENV_PATH" in message.parameters or "REQUIREMENTS" in message.parameters
+    has_own_python = any(parameter.name in message.parameters for parameter in _OWN_PYTHON)
     hint = "as the Python of this command reads it; the model has an environment of its own" if has_own_python else ""
     model.add_in_model_file(path, read, Severity.WARNING if has_own_python else Severity.ERROR, hint)
     return read.completes
@@ -306,8 +308,8 @@ def _check_environment(model: _Model, config: ModelConfig, rules: Rules) -> None
     try:
         check_environment(config, model.directory.path, allow_requirements=rules.allow_requirements)
     except InferenceError as error:
-        named = [key for key in ("EXECUTION_ENV_PATH", "REQUIREMENTS") if key in config.parameters]
-        model.add(error.message, f'parameters["{named[0]}"]' if len(named) == 1 else "parameters")
+        named = [parameter.place for parameter in _OWN_PYTHON if parameter.name in config.parameters]
+        model.add(error.message, named[0] if len(named) == 1 else "parameters")
 
 
 def _check_warm_up(model: _Model, config: ModelConfig) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pytriton_lite.config.errors import BrokenRule, invalid
+from pytriton_lite.config.parameters import BATCH_TENSORS
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.proto import model_config_pb
@@ -52,15 +53,9 @@ class BatchTensors:
     outputs: tuple[BatchOutput, ...]
 
 
-def says_yes(message: model_config_pb.ModelConfig, parameter: str) -> bool:
-    """Whether one of the parameters that are ``yes`` or ``no`` is ``yes``."""
-    # Reading an absent key of a protobuf map would create it.
-    return parameter in message.parameters and message.parameters[parameter].string_value == "yes"
-
-
 def batch_tensors_from_message(message: model_config_pb.ModelConfig) -> BatchTensors | None:
     """None where the model does not ask for any, or declares none."""
-    if not says_yes(message, "BATCH_TENSORS") or not (message.batch_input or message.batch_output):
+    if not BATCH_TENSORS.given(message) or not (message.batch_input or message.batch_output):
         return None
     return BatchTensors(
         tuple(
@@ -81,7 +76,7 @@ def batch_tensors_from_message(message: model_config_pb.ModelConfig) -> BatchTen
 
 def broken_batch_tensors(message: model_config_pb.ModelConfig) -> Iterator[BrokenRule]:
     """What BATCH_TENSORS asks for and cannot be given. What is wrong without it is found in validate_tensors.py."""
-    if says_yes(message, "BATCH_TENSORS"):
+    if BATCH_TENSORS.given(message):
         yield from _broken_names(message)
         yield from _broken_outputs(message)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytriton_lite.config.errors import PollError
+from pytriton_lite.config.parameters import EXECUTION_ENV_PATH
 from pytriton_lite.proto import model_config_pb
 
 PYTHON = "python"
@@ -23,8 +24,6 @@ PLATFORMS = {
     "pytorch": ("pytorch_libtorch",),
 }
 """The framework backends that have platforms of their own. Such a platform alone names the backend (asked of 2.51)."""
-
-_EXECUTION_ENVIRONMENT = "EXECUTION_ENV_PATH"
 
 _ONNX_FILE = "model.onnx"
 
@@ -63,8 +62,8 @@ def complete_python_based(message: model_config_pb.ModelConfig, folder: Path) ->
     message.runtime = BACKEND_FILE
     environment = folder / f"pb_exec_env_{BACKEND_FILE}.tar.gz"
     # Reading an absent key of a protobuf map would create it.
-    if _EXECUTION_ENVIRONMENT not in message.parameters and environment.exists():
-        message.parameters[_EXECUTION_ENVIRONMENT].string_value = str(environment)
+    if EXECUTION_ENV_PATH.name not in message.parameters and environment.exists():
+        message.parameters[EXECUTION_ENV_PATH.name].string_value = str(environment)
 
 
 def _complete_backend(message: model_config_pb.ModelConfig, model_dir: Path, versions: Sequence[int]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pytriton_lite.config.batch_io import says_yes
 from pytriton_lite.config.complete import PYTHON
+from pytriton_lite.config.parameters import BATCH_ANY_SHAPES, BATCH_TENSORS
 from pytriton_lite.proto import model_config_pb
 
 # Class I in model_config.md, section 4: checked, shown in the JSON form, and without meaning for a Python model.
@@ -43,7 +43,7 @@ def without_effect(message: model_config_pb.ModelConfig) -> tuple[str, ...]:
     """The paths of the fields that are set, differ from their default, and mean nothing to a Python model."""
     meaningless = _WITHOUT_EFFECT if message.backend == PYTHON else _NO_BACKEND_READS
     paths = [path for path in meaningless if _is_set(message, path)]
-    if says_yes(message, "BATCH_TENSORS"):
+    if BATCH_TENSORS.given(message):
         paths = [path for path in paths if path not in _BATCH_TENSORS]
     for name in _OPTIMIZATION_ON:
         if message.HasField("optimization") and not getattr(message.optimization, name).enable:
@@ -53,9 +53,9 @@ def without_effect(message: model_config_pb.ModelConfig) -> tuple[str, ...]:
 
 def _parameters_without_effect(message: model_config_pb.ModelConfig) -> Iterator[str]:
     batches = message.HasField("dynamic_batching") or message.HasField("sequence_batching")
-    if says_yes(message, "BATCH_ANY_SHAPES") and not batches:
+    if BATCH_ANY_SHAPES.given(message) and not batches:
         yield "parameters.BATCH_ANY_SHAPES"
-    if says_yes(message, "BATCH_TENSORS") and not any(_is_set(message, path) for path in _BATCH_TENSORS):
+    if BATCH_TENSORS.given(message) and not any(_is_set(message, path) for path in _BATCH_TENSORS):
         yield "parameters.BATCH_TENSORS"
 
 

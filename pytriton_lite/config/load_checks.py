@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from pytriton_lite.config import parameters
 from pytriton_lite.config.complete import BACKEND_FILE, ENSEMBLE, PYTHON
 from pytriton_lite.config.data_file import path_inside
 from pytriton_lite.config.errors import BrokenRule, cannot_open, invalid
@@ -18,11 +19,6 @@ from pytriton_lite.proto import model_config_pb
 
 # The label is `_<key>`. Prometheus keeps names that begin with two underscores for itself.
 _METRIC_TAG = re.compile(r"(?!_)[a-zA-Z0-9_]*", re.ASCII)
-
-_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?", re.ASCII)
-
-_MOST_DIGITS = 18
-"""Digits of a number in a parameter, at most. Python refuses to convert thousands of them."""
 
 
 def broken_backend(
@@ -45,56 +41,29 @@ def broken_backend(
 
 
 def broken_parameters(message: model_config_pb.ModelConfig) -> Iterator[BrokenRule]:
-    """Parameters with a meaning and a value that has none: Triton's (section 4.11), then ours (docs/python-backend.md)."""
-    value = _parameter(message, "FORCE_CPU_ONLY_INPUT_TENSORS")
-    if value not in (None, "yes", "no") and message.platform != ENSEMBLE:  # the stray quote is Triton's
-        text = f"Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: {value}'"
-        yield BrokenRule(ErrorCode.UNSUPPORTED, text, _place("FORCE_CPU_ONLY_INPUT_TENSORS"))
-    value = _parameter(message, "EXECUTE_CONCURRENCY")
-    if value is not None and not (is_number(value) and int(value) > 0):
-        yield invalid(
-            f"Incorrect value for EXECUTE_CONCURRENCY: expected a number from 1 on, got '{value}'",
-            _place("EXECUTE_CONCURRENCY"),
-        )
-    value = _parameter(message, "EXECUTION_TIMEOUT_SECONDS")
-    if value is not None and not is_seconds(value):
-        yield invalid(
-            f"Incorrect value for EXECUTION_TIMEOUT_SECONDS: expected seconds, 0 for no limit, got '{value}'",
-            _place("EXECUTION_TIMEOUT_SECONDS"),
-        )
-    for name in ("CANCEL_COROUTINES", "SHARED_MEMORY_VIEWS", "BATCH_ANY_SHAPES", "BATCH_TENSORS"):
-        value = _parameter(message, name)
-        if value not in (None, "yes", "no"):
-            yield invalid(f"Incorrect value for {name}: expected 'yes' or 'no', got '{value}'", _place(name))
-    for name in ("MAX_UNANSWERED_REQUESTS", "MAX_UNANSWERED_BYTES"):
-        value = _parameter(message, name)
-        if value is not None and not is_number(value):
-            text = f"Incorrect value for {name}: expected a number, 0 for no limit, got '{value}'"
-            yield invalid(text, _place(name))
-    yield from _broken_max_queue_size(message)
-
-
-def _broken_max_queue_size(message: model_config_pb.ModelConfig) -> Iterator[BrokenRule]:
-    value = _parameter(message, "MAX_QUEUE_SIZE")
-    if value is None:
-        return
-    place = _place("MAX_QUEUE_SIZE")
-    if not is_number(value):
-        yield invalid(f"Incorrect value for MAX_QUEUE_SIZE: expected a number, 0 for no limit, got '{value}'", place)
-    if message.HasField("dynamic_batching"):
+    """Parameters with a meaning and a value that has none: Triton's (section 4.11), and ours (docs/model-configuration.md)."""
+    for name, parameter in parameters.ALL.items():
+        text = parameter.text(message)
+        if text is None or parameter.value_of(text) is not None:
+            continue
+        if parameter is not parameters.FORCE_CPU_ONLY_INPUT_TENSORS:
+            yield invalid(f"Incorrect value for {name}: expected {parameter.expected}, got '{text}'", parameter.place)
+        elif message.platform != ENSEMBLE:  # the stray quote is Triton's
+            yield BrokenRule(ErrorCode.UNSUPPORTED, f"Incorrect value for {name}: {text}'", parameter.place)
+    if parameters.MAX_QUEUE_SIZE.text(message) is not None and message.HasField("dynamic_batching"):
         yield invalid(
             f"MAX_QUEUE_SIZE of model '{message.name}' is for models without dynamic_batching: use "
             "default_queue_policy.max_queue_size, or that of a priority level",
-            place,
+            parameters.MAX_QUEUE_SIZE.place,
         )
 
 
 def broken_batching_library(message: model_config_pb.ModelConfig) -> Iterator[BrokenRule]:
     """Section 4.11: a custom batching strategy is a native library, which cannot be loaded here."""
-    path = _parameter(message, "TRITON_BATCH_STRATEGY_PATH")
+    path = parameters.TRITON_BATCH_STRATEGY_PATH.text(message)
     if path is None:
         return
-    place = _place("TRITON_BATCH_STRATEGY_PATH")
+    place = parameters.TRITON_BATCH_STRATEGY_PATH.place
     if message.HasField("sequence_batching"):
         yield invalid(
             "TRITON_BATCH_STRATEGY_PATH cannot be specified with sequence batcher, using default batching strategy",
@@ -160,22 +129,3 @@ def broken_metric_tags(message: model_config_pb.ModelConfig) -> Iterator[BrokenR
                 "and underscores, the first of them no underscore",
                 f'metric_tags["{key}"]',
             )
-
-
-def _parameter(message: model_config_pb.ModelConfig, key: str) -> str | None:
-    # Reading an absent key of a protobuf map would create it.
-    return message.parameters[key].string_value if key in message.parameters else None
-
-
-def _place(parameter: str) -> str:
-    return f'parameters["{parameter}"]'
-
-
-def is_number(text: str) -> bool:
-    """Whether a parameter has a number for its value."""
-    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
-
-
-def is_seconds(text: str) -> bool:
-    """Whether a parameter has a number of seconds for its value, perhaps with a fraction."""
-    return _SECONDS.fullmatch(text) is not None

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pytriton_lite.config import effects, load_checks
+from pytriton_lite.config import effects, load_checks, parameters
 from pytriton_lite.config.batch_io import BatchTensors, batch_tensors_from_message, broken_batch_tensors
 from pytriton_lite.config.complete import complete, complete_python_based
 from pytriton_lite.config.ensemble import EnsembleScheduling, ensemble_from_message
@@ -261,52 +261,42 @@ class ModelConfig:
     @property
     def execute_concurrency(self) -> int:
         """How many coroutines of ``execute`` may run at a time on an instance in default mode; 1 is Triton's."""
-        return self._number("EXECUTE_CONCURRENCY", 1)
+        return parameters.EXECUTE_CONCURRENCY.read(self.parameters) or 1
 
     @property
     def cancels_coroutines(self) -> bool:
         """Whether the coroutine of ``execute`` is cancelled when nobody waits for any of its requests."""
-        return self.parameters.get("CANCEL_COROUTINES") == "yes"
+        return parameters.CANCEL_COROUTINES.read(self.parameters) or False
 
     @property
     def shared_memory_views(self) -> bool:
         """Whether the model gets tensors that others can see, too, as read-only views (docs/shared-memory.md)."""
-        return self.parameters.get("SHARED_MEMORY_VIEWS") == "yes"
+        return parameters.SHARED_MEMORY_VIEWS.read(self.parameters) or False
 
     @property
     def execution_timeout_s(self) -> float | None:
         """Limit of one execution, 0 for none; None where the server's holds."""
-        value = self.parameters.get("EXECUTION_TIMEOUT_SECONDS", "")
-        return float(value) if load_checks.is_seconds(value) else None
+        return parameters.EXECUTION_TIMEOUT_SECONDS.read(self.parameters)
 
     @property
     def max_queue_size(self) -> int:
         """How many requests may wait for a model without dynamic batching; for an ensemble, be under way. 0 is no limit."""
-        return self._number("MAX_QUEUE_SIZE", 0)
+        return parameters.MAX_QUEUE_SIZE.read(self.parameters) or 0
 
     @property
     def max_unanswered_requests(self) -> int | None:
         """How many clients' requests may be accepted and not yet answered; 0 is no limit, None is what the server says."""
-        return self._given_number("MAX_UNANSWERED_REQUESTS")
+        return parameters.MAX_UNANSWERED_REQUESTS.read(self.parameters)
 
     @property
     def max_unanswered_bytes(self) -> int | None:
         """Bytes of inputs that unanswered requests may have together; None and 0 as in `max_unanswered_requests`."""
-        return self._given_number("MAX_UNANSWERED_BYTES")
-
-    def _number(self, parameter: str, default: int) -> int:
-        given = self._given_number(parameter)
-        return default if given is None else given
-
-    def _given_number(self, parameter: str) -> int | None:
-        """None, too, for what `check_for_load` refuses: a version that will never serve is made all the same."""
-        value = self.parameters.get(parameter, "")
-        return int(value) if load_checks.is_number(value) else None
+        return parameters.MAX_UNANSWERED_BYTES.read(self.parameters)
 
     @property
     def batches_any_shapes(self) -> bool:
         """Whether requests may share a batch that differ in the shapes of their inputs (docs/dynamic-batching.md)."""
-        return self.parameters.get("BATCH_ANY_SHAPES") == "yes"
+        return parameters.BATCH_ANY_SHAPES.read(self.parameters) or False
 
     @cached_property
     def batch_tensors(self) -> BatchTensors | None:

@@ -19,6 +19,7 @@ from pytriton_lite.core import request as core
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Tensor as CoreTensor
 from pytriton_lite.engine.workers.outputs import BatchOutputs
+from pytriton_lite.ipc.start import ModelStart
 from pytriton_lite.testing.exchange import Outcome, Response
 from pytriton_lite.testing.stand_ins import StandIns
 from pytriton_lite.testing.states import KeptStates
@@ -104,9 +105,16 @@ class InProcessHost(Host):
         self.changed = threading.Condition()
         """Notified when an outcome grows. Its lock may be taken again by a destructor in the same thread."""
         self.outputs = Outputs(frozenset(), {}, is_batched=False)
+        self._is_decoupled = False
         self._outcomes: dict[tuple[int, int], Outcome] = {}
         self._requests: dict[tuple[int, int], core.InferenceRequest] = {}
         self._inputs: dict[tuple[int, int, int], bytes] = {}
+
+    def configure(self, start: ModelStart, outputs: Outputs) -> None:
+        """Live as *start* says to a worker."""
+        self.instance_name = start.instance
+        self._is_decoupled = start.is_decoupled
+        self.outputs = outputs
 
     # ------------------------------------------------------------------------------------------ what a model asks
 
@@ -138,8 +146,8 @@ class InProcessHost(Host):
         """The bytes of an input, which answer for it when it is returned as an output, whatever the model wrote there."""
         self._inputs[origin] = data
 
-    def answering(self, key: tuple[int, int], requested: frozenset[str], *, is_decoupled: bool) -> Answering:
-        return Answering(self, *key, is_decoupled=is_decoupled, requested_outputs=requested)
+    def answering(self, key: tuple[int, int], requested: frozenset[str]) -> Answering:
+        return Answering(self, *key, is_decoupled=self._is_decoupled, requested_outputs=requested)
 
     def carry(self, answering: Answering, response: InferenceResponse | None, *, is_final: bool) -> None:
         with self.changed:

@@ -37,9 +37,9 @@ from pytriton_lite.core.tensor import Tensor as CoreTensor
 from pytriton_lite.engine.serving.admission import Admission
 from pytriton_lite.engine.workers.backends import Backend, Backends
 from pytriton_lite.engine.workers.outputs import BatchOutputs
+from pytriton_lite.engine.workers.settings import WorkerSettings, model_start
 from pytriton_lite.engine.workers.state_outputs import states_of
 from pytriton_lite.ipc import cuda
-from pytriton_lite.ipc.start import ModelStart
 from pytriton_lite.repository.index import read_model_directory
 from pytriton_lite.scheduling.batch_tensors import BatchInputs
 from pytriton_lite.scheduling.control_tensors import ControlTensors
@@ -72,6 +72,11 @@ _MOST_ROUNDS = 1000
 
 _INPUT = 0
 """The first number of an input's origin; the others are its batch, and its place there."""
+
+_NO_WORKERS = WorkerSettings(
+    executable=sys.executable, shm_prefix="", ring_bytes=0, hello_timeout_s=0, ready_timeout_s=0
+)
+"""For START; none is started."""
 
 _API_MODULES = ("triton_python_backend_utils", "c_python_backend_utils")
 
@@ -168,17 +173,8 @@ class ModelUnderTest:
 
     def _configure(self, config: ModelConfig, plan: InstanceSpec, files: ModelFiles) -> None:
         self.config = copy.deepcopy(config.json)
-        start = ModelStart(
-            model=config.name,
-            version=files.version,
-            instance=plan.name,
-            instance_kind=plan.kind.value,
-            device_id=plan.device_id,
-            model_config=config.json_text,
-            model_dir=str(files.model_dir),
-            shm_prefix="",
-            ring_bytes=0,
-        )
+        # By the code that tells a worker: what an option of the model makes of it, it makes of this one.
+        start = model_start(config, plan, version=files.version, directory=files.model_dir, workers=_NO_WORKERS)
         self.args = start.initialize_args
         self._config = config
         self._path = str(files.path)
@@ -194,14 +190,14 @@ class ModelUnderTest:
         self._batch_inputs = BatchInputs(
             () if tensors is None else tensors.inputs, max_batch_size=config.max_batch_size
         )
-        self._host.instance_name = plan.name
-        self._host.outputs = Outputs(
-            frozenset(config.outputs_by_name),
+        outputs = Outputs(
+            frozenset(start.outputs),
             {spec.name: (spec.reshape, spec.dims) for spec in config.outputs if spec.reshape is not None},
             is_batched=config.max_batch_size > 0,
             batch_outputs=BatchOutputs(config) if tensors is not None else None,
             states=KeptStates(config) if states_of(config) else None,
         )
+        self._host.configure(start, outputs)
 
     def close(self) -> None:
         """Call ``finalize``, if the model has it, and leave the process as it was. What it raises is raised. Once."""
@@ -363,7 +359,7 @@ class ModelUnderTest:
         )
 
     def _answering(self, number: int, index: int, outputs: frozenset[str]) -> Any:
-        return self._host.answering((number, index), outputs, is_decoupled=self._config.decoupled)
+        return self._host.answering((number, index), outputs)
 
     def _given(self, tensor: CoreTensor, origin: tuple[int, int, int]) -> Tensor:
         assert tensor.data is not None

@@ -19,7 +19,7 @@ def write_model(tmp_path: Path) -> WriteModel:
 
     def write(text: str | None, *, name: str = "m", files: tuple[str, ...] = ("model.py",)) -> Path:
         model_dir = tmp_path / name
-        (model_dir / "1").mkdir(parents=True)
+        (model_dir / "1").mkdir(parents=True, exist_ok=True)
         for file in files:
             (model_dir / "1" / file).touch()
         if text is not None:

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from pytriton_lite.check.hints import PARAMETERS
-from pytriton_lite.config import effects
+from pytriton_lite.config import effects, parameters
 from pytriton_lite.config.json_form import is_map
 from pytriton_lite.proto import model_config_pb
 
@@ -62,4 +61,4 @@ def test_what_has_no_effect_is_called_so() -> None:
 
 def test_every_parameter_with_a_meaning_is_named() -> None:
     named = set(re.findall(r"^\| `([A-Z_]+)` \| (?:ours|Triton) \|", PAGE, re.MULTILINE))
-    assert named == set(PARAMETERS)
+    assert named == set(parameters.ALL)

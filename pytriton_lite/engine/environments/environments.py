@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from pytriton_lite.config.model_config import ModelConfig, instance_names
+from pytriton_lite.config.parameters import EXECUTION_ENV_PATH, REQUIREMENTS
 from pytriton_lite.core.cores import usable_cores
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.environments.activation import activated, ask, check_interpreter, fix_prefixes
@@ -261,8 +262,8 @@ def check_environment(config: ModelConfig, model_dir: Path, *, allow_requirement
 
 def _named(config: ModelConfig) -> tuple[str, str]:
     """The environment and the list of requirements that the parameters name, of which there is one at most; "" for none."""
-    text = config.parameters.get("EXECUTION_ENV_PATH", "")
-    named = config.parameters.get("REQUIREMENTS", "")
+    text = EXECUTION_ENV_PATH.read(config.parameters) or ""
+    named = REQUIREMENTS.read(config.parameters) or ""
     if text and named:
         raise InferenceError(
             ErrorCode.INVALID_ARG,
