@@ -93,7 +93,7 @@ check: $(VENV)/.installed  ## format, lint, types, layers
 	$(BIN)/lint-imports --no-cache
 
 format: $(VENV)/.installed
-	$(BIN)/ruff check --fix .
+	$(BIN)/ruff check --fix --exit-zero --quiet .
 	$(BIN)/ruff format .
 
 protos: $(VENV)/.installed  ## regenerate pytriton_lite/proto from protos/

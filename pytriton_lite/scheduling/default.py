@@ -14,6 +14,8 @@ class DefaultScheduler(SharedQueue):
     Requests cancelled while they wait leave the queue at once.
     """
 
+    is_eager = True  # no batch could be made of what comes next
+
     def __init__(self, *, max_queue_size: int = 0) -> None:
         self._queue = Line()
         self._limit = max_queue_size

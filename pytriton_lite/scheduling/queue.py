@@ -48,9 +48,13 @@ class Scheduler(Protocol):
     Where a scheduler *keeps sequences* a request may be for one place alone, and the scheduler has to hear of places and of
     the ends of requests. To one that does not all places are equal, and what is said of them changes nothing
     (`SharedQueue`).
+
+    An *eager* one gains nothing from what else comes in the same turn of the loop: a request that finds an idle instance and
+    nothing before it need not be decided upon.
     """
 
     keeps_sequences: bool
+    is_eager: bool
 
     def __len__(self) -> int:
         """Requests waiting."""
@@ -118,6 +122,7 @@ class SharedQueue:
     """The part of `Scheduler` that is the same wherever all places are equal."""
 
     keeps_sequences = False
+    is_eager = False
 
     def depths(self) -> dict[int, int]:
         return {}

@@ -49,6 +49,7 @@ class SequenceBatchScheduler:
     """
 
     keeps_sequences = True
+    is_eager = False
 
     def __init__(
         self,

@@ -72,6 +72,7 @@ def test_the_documentation_names_every_family_and_no_other(families: dict[str, P
 
 def test_types_and_labels_are_documented_as_they_are(families: dict[str, PageFamily]) -> None:
     for name, (_, kind, labels, _) in ROWS.items():
+        assert name in families, f"no model of this test has {name}"
         family = families[name]
         assert kind == family.kind, name
         names = {key for _, pairs in family.samples for key, _ in pairs} - {"model", "version"}

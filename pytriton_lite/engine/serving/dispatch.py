@@ -69,7 +69,6 @@ class Dispatcher:
         unanswered: Unanswered | None = None,
         grants: ResourceGrants | None = None,
         preserve_ordering: bool = False,
-        is_eager: bool = False,
         is_decoupled: bool = False,
         clock: Clock = time.monotonic_ns,
     ) -> None:
@@ -99,7 +98,7 @@ class Dispatcher:
             self._places = FreePlaces(self)
         self._orphans: set[Ticket] = set()
         """Tickets with a worker that the scheduler does not know, because it is younger than they are."""
-        self._is_eager = is_eager
+        self._is_eager = self._scheduler.is_eager
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._instances: list[Instance] = []

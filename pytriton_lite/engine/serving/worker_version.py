@@ -132,8 +132,6 @@ class WorkerVersion(ServedVersion):
             unanswered=self.unanswered,
             grants=self._grants,
             preserve_ordering=config.preserves_ordering,
-            # A batcher gains by seeing everything that comes in the same turn; a model that takes single requests does not.
-            is_eager=config.dynamic_batching is None and config.sequence_batching is None,
             is_decoupled=config.decoupled,
             clock=self._clock,
         )
