@@ -11,6 +11,7 @@ it is sent descriptors, the server's output and a file with a `_Birth` in JSON, 
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import os
@@ -95,7 +96,7 @@ class ForkedServer:
 
 
 class Nursery:
-    """The process that servers are forked from; it ends with the process that has started it."""
+    """The process that servers are forked from; it ends before the process that has started it."""
 
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair()
@@ -105,9 +106,15 @@ class Nursery:
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, cwd=_PROJECT
             )
+        atexit.register(self.close)
         self._lock = threading.Lock()
         self.ends: dict[int, int] = {}
         """Exit codes by process id, as `subprocess.Popen` has them."""
+
+    def close(self) -> None:
+        """End it, and wait for that; servers that are there still go on."""
+        self._control.close()
+        self._process.wait()
 
     def can_fork(self, environ: Mapping[str, str]) -> bool:
         """Whether a server with *environ* is the same forked as started."""

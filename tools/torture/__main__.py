@@ -33,6 +33,9 @@ def main() -> int:
     parser.add_argument("--without", action="append", default=[], metavar="WORDS", help="all but those; repeatable")
     parser.add_argument("--schedule", type=Path, metavar="FILE", help="play the faults of FILE again")
     parser.add_argument("--write-schedule", type=Path, metavar="FILE", help="append the faults of each round to FILE")
+    parser.add_argument(
+        "--quiet-seconds", type=float, default=90.0, help="for a server to come to rest after a round (default 90)"
+    )
     parser.add_argument("--server-flag", action="append", default=[], metavar="FLAG", help="one more for the server")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the server ends with us
@@ -53,6 +56,7 @@ def main() -> int:
         rounds=arguments.rounds,
         written=arguments.write_schedule,
         server_flags=tuple(arguments.server_flag),
+        quiet_s=arguments.quiet_seconds,
     )
     words = sys.argv[1:] if arguments.seed is not None else [*sys.argv[1:], "--seed", str(seed)]
     command = shlex.join(["python", "-m", "tools.torture", *words])

@@ -18,9 +18,6 @@ from tools.torture.records import Ledger
 from tools.torture.schedule import Fault
 from tools.torture.server import TorturedServer
 
-QUIET_S = 90.0
-"""Within so long after the load everything is back: longer than the longest back-off of a worker."""
-
 _LOOK_AGAIN_S = 0.25
 _IDLE_S = 6.0
 """A little longer than an instance keeps memory that it does not use."""
@@ -43,6 +40,8 @@ class Plan:
     written: Path | None = None
     """The file to which the faults of each round are appended."""
     server_flags: tuple[str, ...] = ()
+    quiet_s: float = 90.0
+    """How long a server without load may take until everything in it is as it was."""
 
     def faults_of(self, number: int) -> list[Fault]:
         if self.replayed:
@@ -171,7 +170,7 @@ class Campaign:
 
     async def _look_when_steady(self) -> Vitals:
         """When memory that the warm-up had needed was given back, which workers do that are idle for some seconds."""
-        deadline, earlier = time.monotonic() + QUIET_S, await self._look()
+        deadline, earlier = time.monotonic() + self._plan.quiet_s, await self._look()
         while time.monotonic() < deadline:
             await asyncio.sleep(_IDLE_S)
             now = await self._look()
@@ -182,11 +181,15 @@ class Campaign:
 
     async def _unready(self) -> list[str]:
         answer = await ask(self._server.target.http_port, self._tally, "/v2/health/ready")
-        return [] if answer.status == 200 else [f"the server is not ready again after {QUIET_S:g} s without load"]
+        return (
+            []
+            if answer.status == 200
+            else [f"the server is not ready again after {self._plan.quiet_s:g} s without load"]
+        )
 
     async def _settle(self, look: Callable[[], Awaitable[list[str]]]) -> list[str]:
-        """What *look*, a coroutine function, finds wrong, once it finds nothing or `QUIET_S` are over."""
-        deadline = time.monotonic() + QUIET_S
+        """What *look*, a coroutine function, finds wrong, once it finds nothing or the plan's ``quiet_s`` are over."""
+        deadline = time.monotonic() + self._plan.quiet_s
         while True:
             try:
                 wrong = await asyncio.wait_for(look(), 30)
