@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytriton_lite import __version__, freed_memory, logs
 from pytriton_lite.access_log import AccessLog, LineFile
+from pytriton_lite.core import heap
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.memory_limit import memory_limit
 from pytriton_lite.daemon_threads import in_daemon_thread
@@ -197,7 +198,9 @@ class App:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         _raise_file_limit()
-        freed_memory.keep_some()
+        # Bodies of megabytes come and go with every request: with four callers of 4 MiB over gRPC a seventh of the server's
+        # time was page faults, and throughput is a fifth higher so.
+        heap.keep_some()
         foreground = Foreground(*self._foreground) if self._foreground is not None else None
         try:
             try:

@@ -10,16 +10,10 @@ more seldom.
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
+from pytriton_lite.core.heap import can_give_back, give_back, resident_bytes
 from pytriton_lite.daemon_threads import in_daemon_thread
-
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
-"""Numbers of malloc.h"""
 
 LOOK_EVERY_S = 2.0
 GROWN_BYTES = 128 << 20
@@ -30,32 +24,6 @@ TIMES_AT_ONCE = 5
 """Looks at which a process that has grown gives back at once: what has made it grow may end at any moment."""
 MOST_LOOKS_BETWEEN = 128
 """Looks between two attempts where a process needs what it has, at most: four minutes."""
-
-
-def _libc() -> ctypes.CDLL | None:
-    """glibc; None where there is another library, which has neither call."""
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None)
-    return libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
-
-
-def keep_some() -> None:
-    """Have glibc keep up to 64 MiB of what was freed, where it would give back 8 MiB and fault them in again.
-
-    Bodies of megabytes come and go with every request: with four callers of 4 MiB over gRPC a seventh of the server's time was
-    page faults, and throughput is a fifth higher so. Single allocations over 32 MiB go back at once, as before.
-    """
-    libc = _libc()
-    if libc is not None:
-        libc.mallopt(_M_TRIM_THRESHOLD, 64 << 20)
-        libc.mallopt(_M_TOP_PAD, 8 << 20)
-        libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-
-
-def resident_bytes() -> int:
-    """What this process has in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 class FreedMemory:
@@ -112,7 +80,4 @@ class FreedMemory:
 
 def begin_giving_back() -> FreedMemory | None:
     """Have the running loop give free memory back from now on; None where there is no glibc to do it."""
-    libc = _libc()
-    if libc is None:
-        return None
-    return FreedMemory(lambda: libc.malloc_trim(0))
+    return FreedMemory(give_back) if can_give_back() else None

@@ -274,6 +274,11 @@ class ModelConfig:
         return parameters.SHARED_MEMORY_VIEWS.read(self.parameters) or False
 
     @property
+    def keeps_freed_memory(self) -> bool:
+        """Whether its workers keep memory that requests have freed, until they are idle (docs/python-backend.md)."""
+        return parameters.KEEP_FREED_MEMORY.read(self.parameters) is not False
+
+    @property
     def execution_timeout_s(self) -> float | None:
         """Limit of one execution, 0 for none; None where the server's holds."""
         return parameters.EXECUTION_TIMEOUT_SECONDS.read(self.parameters)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pytriton_lite.core import heap
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import RECEIVE_BYTES, FrameReader
@@ -38,6 +39,8 @@ def _live(channel: socket.socket, descriptors: socket.socket, control: memoryvie
     if start is None:
         return
     _name_process(start.instance)
+    if start.keeps_freed_memory and not heap.is_tuned_by(os.environ):
+        heap.keep_some()
     if start.task == Task.AUTO_COMPLETE:
         outbox = Outbox(channel)
         outbox.send(_auto_complete(start, auto_complete.AutoCompleteHost(outbox.send, control)))

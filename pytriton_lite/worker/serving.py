@@ -18,6 +18,7 @@ import os
 import socket
 from typing import Any
 
+from pytriton_lite.core import heap
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.messages import Kind
@@ -163,6 +164,7 @@ class Worker(Host):
         elif work.kind == Kind.TRIM:
             with self.outbox:
                 self._placement.outputs.trim()
+            heap.give_back()
         else:
             self._conversation.flush()
             self._finalize()

@@ -167,6 +167,7 @@ VALID = (
     parameters { key: "EXECUTE_CONCURRENCY" value { string_value: "2" } }
     parameters { key: "CANCEL_COROUTINES" value { string_value: "no" } }
     parameters { key: "SHARED_MEMORY_VIEWS" value { string_value: "yes" } }
+    parameters { key: "KEEP_FREED_MEMORY" value { string_value: "no" } }
     parameters { key: "MAX_QUEUE_SIZE" value { string_value: "1" } }
     parameters { key: "BATCH_TENSORS" value { string_value: "yes" } }
     parameters { key: "BATCH_ANY_SHAPES" value { string_value: "yes" } }

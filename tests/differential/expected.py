@@ -106,6 +106,7 @@ CONFIGURATIONS = (
         r"value for BATCH_TENSORS|has the name of|target name is empty|of two batch outputs|dimension \d+ is variable",
     ),
     Deviation("`SHARED_MEMORY_VIEWS` (parameter)", r"^200 ", r"Incorrect value for SHARED_MEMORY_VIEWS"),
+    Deviation("`KEEP_FREED_MEMORY` (parameter)", r"^200 ", r"Incorrect value for KEEP_FREED_MEMORY"),
     Deviation("`BATCH_ANY_SHAPES` (parameter)", r"^200 ", r"Incorrect value for BATCH_ANY_SHAPES"),
     Deviation(
         "`EXECUTE_CONCURRENCY`, `CANCEL_COROUTINES` (parameters)",

@@ -45,8 +45,9 @@ _AHEAD_BUDGET_NS = 400_000
 
 _MOST_AHEAD = 31
 
-_TRIM_AFTER_S = 5.0
-"""Idle for so long, an instance gives back memory that a burst had made it reserve."""
+_LOOK_EVERY_S = 2.5
+"""How often a used instance is looked at. Idle from one look to the next, it gives back memory that a burst had made it take.
+A timer that began anew with every request would be dearer than the request's own bookkeeping."""
 
 _CANNOT_ENCODE = "internal error of the server: the request cannot be handed to the model; the log has the details"
 
@@ -170,7 +171,10 @@ class Instance:
         self._lost: _Lost | None = None
         """What a worker that has ended had in hand, until it was reported."""
         self._loop = asyncio.get_running_loop()
-        self._trim: asyncio.TimerHandle | None = None
+        self._look: asyncio.TimerHandle | None = None
+        """Due as long as something may be given back."""
+        self._seen_batch = 0
+        """What the next batch's number was at the last look."""
         self._flush_is_due = False
 
     @property
@@ -255,7 +259,8 @@ class Instance:
                 message = b"".join([*self.wire.memory.frames(worker), message])
             worker.send(message)
             self.oversight.begin()
-        self._cancel_trim()
+            if self._look is None:
+                self._look_later()
         return refused
 
     def cancel(self, ticket: Ticket) -> None:
@@ -308,13 +313,11 @@ class Instance:
             self.keeper.served()
             self._update_room()
             self._owner.on_room(self)
-            if memory.is_touched:
-                self._trim_when_empty()
         elif kind == Kind.RESPONSE:
             self._respond(body)
         elif kind == Kind.RELEASE:
             memory.release(messages.read_release(body))
-            self._trim_when_empty()
+            self._look_later_if_used()
         elif kind == Kind.SEGMENT:
             segment_id, nbytes, _ = messages.read_segment(body)
             memory.attach(segment_id, worker.receive_descriptor(), nbytes)
@@ -362,7 +365,6 @@ class Instance:
             response = outcome if isinstance(outcome, InferenceError) else wire.response(ticket, outcome, answer)
         self._owner.on_response(self, batch, ticket, Sent(response, is_final, infer_ns, sent_ns))
         if not batch.open and self.open.pop(number, None) is not None:
-            self._trim_when_empty()
             self._owner.on_room(self)
 
     def _take_back(self, numbers: Sequence[int]) -> None:
@@ -438,22 +440,32 @@ class Instance:
             if frames:
                 self.worker.send(b"".join(frames))
         if self.wire.keeps_states:  # a sequence may have ended when nothing executed
-            self._trim_when_empty()
+            self._look_later_if_used()
 
-    def _trim_when_empty(self) -> None:
-        if self.is_empty and self.wire.memory.is_used and self._trim is None:
-            self._trim = self._loop.call_later(_TRIM_AFTER_S, self.trim)
+    def _look_later_if_used(self) -> None:
+        if self._look is None and self.wire.memory.is_used:
+            self._look_later()
 
-    def _cancel_trim(self) -> None:
-        if self._trim is not None:
-            self._trim.cancel()
-            self._trim = None
+    def _look_later(self) -> None:
+        self._seen_batch = self._next_batch
+        self._look = self._loop.call_later(_LOOK_EVERY_S, self._on_look)
+
+    def _on_look(self) -> None:
+        self._look = None
+        if self.is_empty and self._seen_batch == self._next_batch:
+            self.trim()
+        else:
+            self._look_later()
+
+    def _stop_looking(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
 
     def trim(self) -> None:
-        """Give back shared memory that nothing needs now, here and in the worker."""
-        self._trim = None
+        """Give back memory that nothing needs now: shared memory here and there, and what the worker keeps of its heap."""
         worker = self.worker
-        if worker is not None and self.is_empty:
+        if worker is not None and self.is_ready:
             self.wire.memory.trim()
             worker.send(b"".join([*self.wire.memory.frames(worker), frame(Kind.TRIM, [])]))
 
@@ -505,7 +517,7 @@ class Instance:
         """The keeper's state has changed."""
         self._update_room()
         if self.state in (InstanceState.STOPPING, InstanceState.STOPPED):
-            self._cancel_trim()
+            self._stop_looking()
         self._owner.on_state(self)
 
     def on_room(self) -> None:

@@ -85,4 +85,5 @@ def model_start(
         concurrency=config.execute_concurrency,
         cancels_coroutines=config.cancels_coroutines,
         shared_memory_views=config.shared_memory_views,
+        keeps_freed_memory=config.keeps_freed_memory,
     )
