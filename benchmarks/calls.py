@@ -28,6 +28,8 @@ _FEW = 16
 """Elements that an error shows one and all."""
 
 Tensors = Mapping[str, npt.NDArray[np.float32]]
+Input = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
+_DATATYPES = {np.dtype(np.float32): "FP32", np.dtype(np.uint8): "UINT8"}
 
 
 class Protocol(str, enum.Enum):
@@ -50,10 +52,10 @@ class Protocol(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Call:
-    """FP32 tensors for a model, and the responses that it must give, in their order: one, or as many as it streams."""
+    """Tensors of FP32 or UINT8 for a model, and the responses in FP32 that it must give, in their order."""
 
     model: str
-    inputs: Tensors
+    inputs: Mapping[str, Input]
     responses: Sequence[Tensors]
 
 
@@ -101,13 +103,13 @@ def _region_request(call: Call) -> HttpRequest:
     return HttpRequest({"Content-Type": "application/json"}, body)
 
 
-def _in_region(call: Call, name: str, tensor: npt.NDArray[np.float32]) -> dict[str, object]:
+def _in_region(call: Call, name: str, tensor: Input) -> dict[str, object]:
     parameters = {"shared_memory_region": region_name(call, name), "shared_memory_byte_size": tensor.nbytes}
     return {"parameters": parameters}
 
 
-def _described(name: str, tensor: npt.NDArray[np.float32]) -> dict[str, object]:
-    return {"name": name, "datatype": "FP32", "shape": list(tensor.shape)}
+def _described(name: str, tensor: Input) -> dict[str, object]:
+    return {"name": name, "datatype": _DATATYPES[tensor.dtype], "shape": list(tensor.shape)}
 
 
 def grpc_path(protocol: Protocol) -> str:
@@ -119,7 +121,7 @@ def grpc_message(call: Call, protocol: Protocol = Protocol.GRPC) -> bytes:
     """A ModelInferRequest with raw contents, or tensors in regions, as tritonclient sends it."""
     request = grpc_service_pb.ModelInferRequest(model_name=call.model)
     for name, tensor in call.inputs.items():
-        given = request.inputs.add(name=name, datatype="FP32", shape=tensor.shape)
+        given = request.inputs.add(name=name, datatype=_DATATYPES[tensor.dtype], shape=tensor.shape)
         if protocol.uses_regions:
             given.parameters["shared_memory_region"].string_param = region_name(call, name)
             given.parameters["shared_memory_byte_size"].int64_param = tensor.nbytes

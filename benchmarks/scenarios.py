@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from calls import Call, Protocol
@@ -95,6 +96,16 @@ ENSEMBLE_LARGE = Scenario(
     callers=(1, 4),
     calls=("identity", "identity_again"),
 )
+_IMAGE = Path(__file__).resolve().parent.parent / "examples" / "data" / "scene.jpg"
+JPEG = Scenario(
+    Call(
+        "jpeg",
+        {"IMAGE": np.fromfile(_IMAGE, np.uint8)},
+        [{"FOUND": np.array([320, 480, 828_742], np.float32)}],
+    ),
+    protocols=(Protocol.HTTP_BINARY,),
+    callers=(1, 4),
+)
 SCENARIOS: Mapping[str, Scenario] = {
     scenario.name: scenario
     for scenario in (
@@ -107,5 +118,6 @@ SCENARIOS: Mapping[str, Scenario] = {
         IDENTITY_VIEWS,
         SUM_VIEWS,
         ENSEMBLE_LARGE,
+        JPEG,
     )
 }
