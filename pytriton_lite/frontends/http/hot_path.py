@@ -5,8 +5,8 @@ complete ``POST …/infer`` on a keep-alive connection without compression, is d
 answered when the engine gives its response. Whatever is in any way unusual goes the way through the application that any
 other request goes; the bytes on the wire are the same.
 
-A client mostly sends the same head again, byte for byte, and the same JSON part with other tensors. Both are remembered:
-the head by its connection, which then leaves the parser alone, the JSON part by the listener (templates).
+A client mostly sends the same head again, but for the lengths in it, and the same JSON part with another id and other tensors.
+Both are remembered: the head by its connection, which then leaves the parser alone, the JSON part by the listener (templates).
 
 Order on a connection: a request that comes while an answer is due waits in uvicorn's own pipeline. A connection that is lost
 cancels the request that it waits for.
@@ -35,7 +35,7 @@ from pytriton_lite.frontends.http.errors import BUG, STATUS, error_body, retry_h
 from pytriton_lite.frontends.http.infer import Reading, find_served, join_small
 from pytriton_lite.frontends.http.options import HttpOptions
 from pytriton_lite.frontends.http.routes import split_infer_path
-from pytriton_lite.frontends.http.templates import Templates
+from pytriton_lite.frontends.http.templates import KnownHead, Templates, known_head
 from pytriton_lite.frontends.listener import ListenerProtocol, NameKeepingProtocol, ProtocolFactory
 from pytriton_lite.frontends.pending_answer import only
 from pytriton_lite.frontends.restriction import restrictions
@@ -51,6 +51,7 @@ _LARGEST_BODY = 64 << 10
 """Above this the body is checked before it is buffered, which the application does."""
 
 _LONGEST_HEAD = 4096
+_JSON_LENGTH = b"inference-header-content-length"
 
 _UNUSUAL = frozenset({b"content-encoding", b"transfer-encoding", b"accept-encoding", b"expect", b"upgrade"})
 
@@ -109,13 +110,14 @@ class InferProtocol(ListenerProtocol):
         self._limit = max_input_size
         self._templates = templates
         self._large = large
-        self._head = b""
+        self._head: KnownHead | None = None
         """The head that `_target` and `_header_table` were read from, if it came in one piece with its body."""
-        self._whole_bytes = 0
         self._reading = _BETWEEN
         self._messages = 0
         self._target: tuple[str, str | None] = ("", None)
         self._header_table: dict[bytes, bytes] = {}
+        self._json_bytes = -1
+        """What the head says of the JSON part's length; -1 where it says nothing, or something unusual."""
         self._body = b""
         self._ticket: Ticket | None = None
         """Ticket of the request that is being answered; also while `_writing`."""
@@ -134,14 +136,16 @@ class InferProtocol(ListenerProtocol):
     # ------------------------------------------------------------------------------------------ in
 
     def data_received(self, data: bytes) -> None:
-        head = self._head
-        is_whole = head and len(data) == self._whole_bytes and data.startswith(head)
-        if is_whole and self._reading is _BETWEEN and self._is_free():
-            self._unset_keepalive_if_required()
-            self._receiving_ns = 0
-            self._body = data[len(head) :]
-            self._infer()
-            return
+        if self._head is not None and self._reading is _BETWEEN and self._is_free():
+            found = self._head.read(data)
+            if found is not None:
+                begin, length, self._json_bytes = found
+                if begin + length == len(data) and length <= _LARGEST_BODY:
+                    self._unset_keepalive_if_required()
+                    self._receiving_ns = 0
+                    self._body = data[begin:]
+                    self._infer()
+                    return
         was_between, messages = self._reading is _BETWEEN, self._messages
         super().data_received(data)
         is_one = self._reading is _BETWEEN and self._messages == messages + 1
@@ -155,8 +159,7 @@ class InferProtocol(ListenerProtocol):
         """*data* was one ordinary request from its first byte to its last."""
         end = len(data) - len(self._body)
         if end <= _LONGEST_HEAD and data.endswith(b"\r\n\r\n", 0, end):
-            self._head = data[:end]
-            self._whole_bytes = len(data)
+            self._head = known_head(data[:end])
 
     def _is_free(self) -> bool:
         """Whether nothing is being answered on this connection, and the client reads what was."""
@@ -178,7 +181,7 @@ class InferProtocol(ListenerProtocol):
         self.begin_head()
         self._is_used = True
         self._read_on(_HEAD)
-        self._head = b""
+        self._head = None
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
@@ -218,6 +221,8 @@ class InferProtocol(ListenerProtocol):
             return False
         self._target = target
         self._header_table = headers
+        length = headers.get(_JSON_LENGTH, b"")
+        self._json_bytes = int(length) if length.isdigit() and len(length) < 6 else -1
         return True
 
     def on_body(self, body: bytes) -> None:
@@ -274,13 +279,17 @@ class InferProtocol(ListenerProtocol):
         return timeline
 
     def _read(self, served: ServedVersion, model: str, version: int | None) -> InferenceRequest:
-        body = self._body
-        length = self._header_table.get(b"inference-header-content-length", b"")
-        document = body[: int(length)] if length.isdigit() and len(length) < 6 else b""
-        template = self._templates.get(document, len(body) - len(document)) if document else None
-        if template is not None:
-            self._forms = template.forms
-            return template.request(model, version, memoryview(body)[len(document) :])
+        body, json_bytes = self._body, self._json_bytes
+        if not 0 < json_bytes <= len(body):
+            document = b""
+        else:
+            document = body[:json_bytes]
+            known = self._templates.read(document, model, version, memoryview(body)[json_bytes:])
+            if known is not None:
+                request, self._forms = known
+                return request
+        if json_bytes >= 0:
+            self._header_table[_JSON_LENGTH] = b"%d" % json_bytes
         reading = Reading(self._server, served, model, version, self._header_table, self._limit)
         request, self._forms = reading.whole(body)
         if document:

@@ -1,6 +1,8 @@
-"""Requests that differ from an earlier one in their tensors' bytes alone need not be parsed again."""
+"""Requests that differ from an earlier one in their lengths, their id and their tensors' bytes alone are not parsed again."""
 
 from __future__ import annotations
+
+import re
 
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.core.tensor import Tensor
@@ -8,6 +10,69 @@ from pytriton_lite.frontends.http.codec import OutputForms
 
 _MOST = 512
 _LONGEST = 2048
+
+_LENGTHS = re.compile(rb"\r\n(content-length|inference-header-content-length):[ \t]*([0-9]+)(?=\r\n)", re.IGNORECASE)
+_MOST_DIGITS = 5
+
+_ID = re.compile(rb'\{ *"id" *: *"([ !#-\[\]-~]*)" *,')
+"""The beginning of a document whose first member is an id that reads as it is written."""
+
+
+class KnownHead:
+    """The head of a request, cut where the numbers of Content-Length and Inference-Header-Content-Length stand in it.
+
+    A head with other numbers there, and every other byte the same, means the same but for them.
+    """
+
+    __slots__ = ("_begin", "_between", "_end", "_is_json_first")
+
+    def __init__(self, begin: bytes, between: bytes, end: bytes, *, is_json_first: bool) -> None:
+        """What stands before the first number, between the two, empty where there is one alone, and behind the last."""
+        self._begin = begin
+        self._between = between
+        self._end = end
+        self._is_json_first = is_json_first
+
+    def read(self, data: bytes) -> tuple[int, int, int] | None:
+        """Where the body begins in *data*, how long it is, and its JSON part, -1 where the head says nothing of that.
+
+        None where *data* does not begin with such a head.
+        """
+        if not data.startswith(self._begin):
+            return None
+        begin = len(self._begin)
+        end = data.find(b"\r", begin, begin + _MOST_DIGITS + 1)
+        digits = data[begin:end]
+        if end < 0 or not digits.isdigit():
+            return None
+        first = int(digits)
+        if not self._between:
+            if not data.startswith(self._end, end):
+                return None
+            return end + len(self._end), first, -1
+        if not data.startswith(self._between, end):
+            return None
+        begin = end + len(self._between)
+        end = data.find(b"\r", begin, begin + _MOST_DIGITS + 1)
+        digits = data[begin:end]
+        if end < 0 or not digits.isdigit() or not data.startswith(self._end, end):
+            return None
+        last = int(digits)
+        body = end + len(self._end)
+        return (body, last, first) if self._is_json_first else (body, first, last)
+
+
+def known_head(head: bytes) -> KnownHead | None:
+    """*head*, which a parser has taken, with its empty line; None where it says other things of the lengths than usual."""
+    found = list(_LENGTHS.finditer(head))
+    names = [match[1].lower() for match in found]
+    if names.count(b"content-length") != 1 or len(names) != len(set(names)):
+        return None
+    if head.lower().count(b"content-length") != len(names):  # one is written otherwise
+        return None
+    first, last = found[0], found[-1]
+    between = head[first.end(2) : last.start(2)] if len(found) > 1 else b""
+    return KnownHead(head[: first.start(2)], between, head[last.end(2) :], is_json_first=names[0] != b"content-length")
 
 
 class Template:
@@ -19,47 +84,67 @@ class Template:
         self.forms = forms
         self.nbytes = sum(tensor.nbytes for tensor in request.inputs)
         self._inputs = [(tensor.name, tensor.datatype, tensor.shape, tensor.nbytes) for tensor in request.inputs]
-        self._request = _with_inputs(request, request.model_name, request.version, [])
+        self._request = _with_inputs(request, request.model_name, request.version, request.request_id, [])
 
-    def request(self, model_name: str, version: int | None, binary: memoryview) -> InferenceRequest:
-        """The request whose tensors are *binary*, of exactly ``nbytes`` bytes."""
+    def request(
+        self, model_name: str, version: int | None, request_id: str | None, binary: memoryview
+    ) -> InferenceRequest:
+        """The request whose tensors are *binary*, of exactly ``nbytes`` bytes. Without *request_id* it has the template's."""
         at = 0
         inputs: list[Tensor] = []
         for name, datatype, shape, nbytes in self._inputs:
             inputs.append(Tensor(name, datatype, shape, binary[at : at + nbytes], nbytes))
             at += nbytes
-        return _with_inputs(self._request, model_name, version, inputs)
+        if request_id is None:
+            request_id = self._request.request_id
+        return _with_inputs(self._request, model_name, version, request_id, inputs)
 
 
 class Templates:
-    """The JSON parts seen lately. Emptied when full: ids that differ from request to request must not stay for ever."""
+    """The JSON parts seen lately, without their ids. Emptied when full: what never comes again must not stay for ever."""
 
     def __init__(self) -> None:
-        self._by_document: dict[bytes, Template] = {}
+        self._by_rest: dict[bytes, Template] = {}
 
-    def get(self, document: bytes, nbytes: int) -> Template | None:
-        """The template of *document* if *nbytes* behind it are what it asks for."""
-        template = self._by_document.get(document)
-        return template if template is not None and template.nbytes == nbytes else None
+    def read(
+        self, document: bytes, model_name: str, version: int | None, binary: memoryview
+    ) -> tuple[InferenceRequest, OutputForms] | None:
+        """The request of *document* and of the *binary* behind it; None where no such document has been kept."""
+        request_id, rest = _without_id(document)
+        template = self._by_rest.get(rest)
+        if template is None or template.nbytes != len(binary):
+            return None
+        return template.request(model_name, version, request_id, binary), template.forms
 
     def keep(self, document: bytes, request: InferenceRequest, forms: OutputForms) -> None:
         """Remember a decoded request, if it is of the kind that repeats. What a region is, may change."""
-        if len(document) > _LONGEST or request.output_windows is not None:
+        request_id, rest = _without_id(document)
+        if len(rest) > _LONGEST or request.output_windows is not None:
+            return
+        if request_id is not None and b'"id"' in rest:  # of several ids the last one counts
             return
         if not all(type(tensor.data) is memoryview for tensor in request.inputs):
             return
-        if len(self._by_document) >= _MOST:
-            self._by_document.clear()
-        self._by_document[document] = Template(request, forms)
+        if len(self._by_rest) >= _MOST:
+            self._by_rest.clear()
+        self._by_rest[rest] = Template(request, forms)
+
+
+def _without_id(document: bytes) -> tuple[str | None, bytes]:
+    """The id that *document* begins with, and what stands behind it; None and all of it where it begins otherwise."""
+    found = _ID.match(document)
+    if found is None:
+        return None, document
+    return found[1].decode("ascii"), document[found.end() :]
 
 
 def _with_inputs(
-    request: InferenceRequest, model_name: str, version: int | None, inputs: list[Tensor]
+    request: InferenceRequest, model_name: str, version: int | None, request_id: str, inputs: list[Tensor]
 ) -> InferenceRequest:
     return InferenceRequest(
         model_name,
         version,
-        request_id=request.request_id,
+        request_id=request_id,
         inputs=inputs,
         requested_outputs=request.requested_outputs,
         parameters=dict(request.parameters) if request.parameters else None,

@@ -18,7 +18,7 @@ from pytriton_lite.engine.workers.regions import Regions
 from pytriton_lite.frontends.http import codec
 from pytriton_lite.frontends.http.hot_path import hot_path
 from pytriton_lite.frontends.http.server import HttpOptions, http_app
-from pytriton_lite.frontends.http.templates import Templates
+from pytriton_lite.frontends.http.templates import Templates, known_head
 from pytriton_lite.frontends.listener import Listener, start_listener
 
 NO_REGIONS = Regions(is_allowed=False)
@@ -332,11 +332,11 @@ def test_a_template_gives_the_request_that_decoding_gives(
             max_input_size=1 << 20,
             regions=NO_REGIONS,
         )
-        template = templates.get(text, 32)
+        known = templates.read(text, "m", 3, memoryview(data))
         templates.keep(text, decoded, forms)
-        if template is None:
+        if known is None:
             continue
-        request = template.request("m", 3, memoryview(data))
+        request, known_forms = known
         for field in (
             "model_name",
             "version",
@@ -350,8 +350,148 @@ def test_a_template_gives_the_request_that_decoding_gives(
         assert [(t.name, t.datatype, t.shape, t.nbytes, bytes(t.data)) for t in request.inputs] == [
             (t.name, t.datatype, t.shape, t.nbytes, bytes(t.data)) for t in decoded.inputs
         ]
-        assert template.forms.listed == forms.listed
-    assert templates.get(document(id=ids[0], parameters=parameters), 31) is None
+        assert known_forms.listed == forms.listed
+    assert templates.read(document(id=ids[0], parameters=parameters), "m", 3, memoryview(data)[:31]) is None
+
+
+def decoded(text: bytes, data: bytes = bytes(32)) -> tuple[Any, Any]:
+    return codec.decode(
+        text,
+        model_name="m",
+        version=None,
+        available=len(data),
+        binary=memoryview(data),
+        max_input_size=1 << 20,
+        regions=NO_REGIONS,
+    )
+
+
+def with_id(request_id: str, rest: bytes, blank: str = "") -> bytes:
+    return f'{{{blank}"id"{blank}:{blank}"{request_id}"{blank},'.encode() + rest
+
+
+@pytest.mark.parametrize("blank", ["", " ", "  "])
+def test_an_id_at_the_beginning_does_not_defeat_a_template(blank: str) -> None:
+    templates = Templates()
+    rest = document()[1:]
+    templates.keep(with_id("first", rest, blank), *decoded(with_id("first", rest, blank)))
+    known = templates.read(with_id("a ~!#[]{}9", rest, blank), "m", None, memoryview(bytes(32)))
+    assert known is not None and known[0].request_id == "a ~!#[]{}9"
+    known = templates.read(with_id("", rest, blank), "m", None, memoryview(bytes(32)))
+    assert known is not None and known[0].request_id == ""
+
+
+@pytest.mark.parametrize("written", ["\\u0041", '\\"', "é", "\x01", "\x7f"])
+def test_an_id_that_reads_otherwise_than_it_is_written_is_decoded(written: str) -> None:
+    templates = Templates()
+    rest = document()[1:]
+    templates.keep(with_id("plain", rest), *decoded(with_id("plain", rest)))
+    assert templates.read(with_id(written, rest), "m", None, memoryview(bytes(32))) is None
+
+
+def test_of_several_ids_the_last_counts_with_a_template_too() -> None:
+    templates = Templates()
+    rest = document(id="last")[1:]
+    for first in ("one", "two", "one"):
+        text = with_id(first, rest)
+        known = templates.read(text, "m", None, memoryview(bytes(32)))
+        request, forms = decoded(text) if known is None else known
+        templates.keep(text, request, forms)
+        assert request.request_id == "last"
+
+
+def test_a_template_keeps_no_tensor() -> None:
+    templates = Templates()
+    data = bytearray(32)
+    templates.keep(document(), *decoded(document(), data))
+    data.clear()  # raises BufferError where a view of it is left
+
+
+HEAD = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: h\r\n%bAccept: */*\r\n\r\n"
+JSON_LENGTH, LENGTH = b"Inference-Header-Content-Length: %d\r\n", b"content-length:%d\r\n"
+
+
+@pytest.mark.parametrize("body", [0, 7, 10, 12345, 65536])
+@pytest.mark.parametrize("json_bytes", [0, 9, 240, 99999])
+def test_a_known_head_is_known_with_other_lengths(body: int, json_bytes: int) -> None:
+    for lengths, expected in (
+        (LENGTH, (body, -1)),
+        (LENGTH + JSON_LENGTH, (body, json_bytes)),
+        (JSON_LENGTH + b"X: y\r\n" + LENGTH, (body, json_bytes)),
+    ):
+        numbers = (json_bytes, body) if lengths.startswith(JSON_LENGTH) else (body, json_bytes)
+        known = known_head(HEAD % (lengths % ((3, 44) if JSON_LENGTH in lengths else (3,))))
+        assert known is not None
+        head = HEAD % (lengths % numbers[: 1 + (JSON_LENGTH in lengths)])
+        assert known.read(head + b"the body") == (len(head), *expected)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        HEAD % (LENGTH % 100000),
+        HEAD % b"content-length:\r\n",
+        HEAD % b"content-length:+5\r\n",
+        HEAD % b"content-length: 5\r\n",
+        HEAD % b"Content-Length:5\r\n",
+        HEAD % b"content-length:5\r\nX: y\r\n",
+        HEAD % b"content-length:5\r\ncontent-length:5\r\n",
+        (HEAD % (LENGTH % 5))[:-1],
+        (HEAD % (LENGTH % 5)).replace(b"\r\nAccept", b"\nAccept"),
+        (HEAD % (LENGTH % 5)).replace(b"/m/", b"/n/"),
+        b"HEAD" + (HEAD % (LENGTH % 5))[4:],
+        HEAD % "content-length:٥\r\n".encode(),
+        b"",
+    ],
+)
+def test_any_other_difference_is_for_the_parser(head: bytes) -> None:
+    known = known_head(HEAD % (LENGTH % 3))
+    assert known is not None
+    assert known.read(head) is None
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        b"",
+        LENGTH % 5 + b"Inference-Header-Content-Length: +3\r\n",
+        LENGTH % 5 + b"Inference-Header-Content-Length: 3 \r\n",
+        LENGTH % 5 + JSON_LENGTH % 3 + JSON_LENGTH % 3,
+        LENGTH % 5 + b"X-Content-Length: 3\r\n",
+        JSON_LENGTH % 3,
+    ],
+)
+def test_heads_with_unusual_lengths_are_not_remembered(lengths: bytes) -> None:
+    assert known_head(HEAD % lengths) is None
+
+
+@pytest.mark.parametrize("head", ["", "Accept-Encoding: identity\r\n"], ids=["hot path", "application"])
+def test_requests_that_differ_get_each_its_own_answer(head: str) -> None:
+    async def scenario(session: Session) -> None:
+        for number in (1, 22, 333, 4, 55555):
+            session.send(message(vector(number, 1, 1, 1), vector(1, 0, 0, 0), head=head, id=f"r{number}"))
+            status, _, answer = await session.reply()
+            assert (status, answer["id"]) == (200, f"r{number}")
+            assert answer["outputs"][0]["data"] == [number + 1, 1, 1, 1]
+
+    in_session(scenario)
+
+
+@pytest.mark.parametrize("head", ["", "Accept-Encoding: identity\r\n"], ids=["hot path", "application"])
+def test_a_known_head_whose_lengths_do_not_fit_is_refused_as_the_first_is(head: str) -> None:
+    async def scenario(session: Session) -> None:
+        good = message(vector(1, 1, 1, 1), vector(1, 0, 0, 0), head=head)
+        for length, expected, error in (
+            ("99999", 400, "inference header size should be in range"),
+            ("1", 500, "failed to parse"),
+        ):
+            session.send(good)
+            assert (await session.reply())[0] == 200
+            session.send(good.replace(f"Length: {len(document())}".encode(), f"Length: {length}".encode()))
+            status, _, answer = await session.reply()
+            assert (status, error in answer["error"]) == (expected, True), answer
+
+    in_session(scenario)
 
 
 def test_documents_with_json_tensors_are_not_remembered() -> None:
@@ -361,7 +501,7 @@ def test_documents_with_json_tensors_are_not_remembered() -> None:
         text, model_name="m", version=None, available=0, binary=memoryview(b""), max_input_size=100, regions=NO_REGIONS
     )
     templates.keep(text, request, forms)
-    assert templates.get(text, 0) is None
+    assert templates.read(text, "m", None, memoryview(b"")) is None
 
 
 class OverloadedServer(FakeServer):
