@@ -87,6 +87,24 @@ class InferenceRequest:
         self.origin = origin
         self.timeline: Timeline | None = None
 
+    def plain(self, inputs: list[Tensor]) -> InferenceRequest:
+        """The same request for *inputs* in place of its own, wanting its outputs as they are."""
+        copied = InferenceRequest(
+            self.model_name,
+            self.version,
+            request_id=self.request_id,
+            inputs=inputs,
+            requested_outputs=self.requested_outputs,
+            parameters=self.parameters,
+            correlation_id=self.correlation_id,
+            sequence_flags=self.sequence_flags,
+            priority=self.priority,
+            timeout_us=self.timeout_us,
+            origin=self.origin,
+        )
+        copied.timeline = self.timeline
+        return copied
+
     @property
     def error_prefix(self) -> str:
         """``[request id: abc] ``, the way Triton's core starts most of its texts; an absent id prints ``<id_unknown>``."""

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from pytriton_lite.core.errors import BugError
 from pytriton_lite.ipc.segment import Segment
@@ -91,30 +90,38 @@ class Extents:
         self.used -= nbytes
 
 
-@dataclass(frozen=True, slots=True)
 class Slot:
     """Room for tensors. ``view`` has exactly the bytes asked for; write, then send ``number`` with the reference."""
 
-    number: int
-    segment_id: int
-    offset: int
-    view: memoryview
+    __slots__ = ("number", "offset", "segment_id", "view")
+
+    def __init__(self, number: int, segment_id: int, offset: int, view: memoryview) -> None:
+        self.number = number
+        self.segment_id = segment_id
+        self.offset = offset
+        self.view = view
 
 
-@dataclass(slots=True)
 class _Block:
     """A segment of the arena and what is free in it; ``extents`` is None for a segment of its own."""
 
-    segment_id: int
-    segment: Segment
-    extents: Extents | None
+    __slots__ = ("extents", "segment", "segment_id")
+
+    def __init__(self, segment_id: int, segment: Segment, extents: Extents | None) -> None:
+        self.segment_id = segment_id
+        self.segment = segment
+        self.extents = extents
 
 
-@dataclass(slots=True)
 class _Live:
-    block: _Block
-    offset: int
-    nbytes: int
+    """A slot that was placed and not released."""
+
+    __slots__ = ("block", "nbytes", "offset")
+
+    def __init__(self, block: _Block, offset: int, nbytes: int) -> None:
+        self.block = block
+        self.offset = offset
+        self.nbytes = nbytes
 
 
 class Arena:

@@ -74,7 +74,8 @@ class ControlTensors:
         }
         assert control.false_true is not None
         value = control.false_true[says_yes[control.kind]]
-        return Tensor(control.name, control.datatype, self._shape, _PACKED[control.datatype].pack(value))
+        packed = _PACKED[control.datatype].pack(value if control.datatype is dtypes.FP32 else int(value))
+        return Tensor(control.name, control.datatype, self._shape, packed)
 
     def _id_tensor(self, control: SequenceControl, correlation_id: int | str) -> Tensor:
         return Tensor(control.name, control.datatype, self._shape, _id_bytes(control.datatype, correlation_id))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytriton_lite.scheduling.queue import Decision, Line, Place, SharedQueue, queue_is_full
+from pytriton_lite.scheduling.line import Line
+from pytriton_lite.scheduling.queue import Decision, Place, SharedQueue, queue_is_full
 from pytriton_lite.scheduling.ticket import Ticket
 
 

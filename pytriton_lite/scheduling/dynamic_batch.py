@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from pytriton_lite.config.model_config import DynamicBatching, TimeoutAction
 from pytriton_lite.scheduling.deadlines import Deadlines
+from pytriton_lite.scheduling.line import Line
 from pytriton_lite.scheduling.policy_queues import queues_for, timeout_us
-from pytriton_lite.scheduling.queue import Decision, Line, Place, SharedQueue, queue_is_full
+from pytriton_lite.scheduling.queue import Decision, Place, SharedQueue, queue_is_full
 from pytriton_lite.scheduling.ticket import Ticket
 
 

@@ -6,7 +6,7 @@ from bisect import bisect_left
 
 from pytriton_lite.config.model_config import DynamicBatching, QueuePolicy
 from pytriton_lite.core.request import InferenceRequest
-from pytriton_lite.scheduling.queue import Line
+from pytriton_lite.scheduling.line import Line
 
 _LEVELS_FROM_THE_START = 16
 """Levels with a depth to show from the load on. Nobody was seen to configure more; a number in the millions costs nothing."""

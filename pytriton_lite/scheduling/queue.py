@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -150,21 +149,6 @@ class SharedQueue:
 
     def place_lost(self, place: Place, now_ns: int) -> None:
         pass
-
-
-class Line(OrderedDict[Ticket, None]):
-    """Tickets first in, first out, of which any may leave at any time: a client that goes costs the same in a line of ten
-    and of a hundred thousand.
-    """
-
-    __slots__ = ()
-
-    append = OrderedDict.setdefault
-    """Add a ticket that is not there. This is the way of every request, and costs no frame so."""
-
-    def appendleft(self, ticket: Ticket) -> None:
-        self[ticket] = None
-        self.move_to_end(ticket, last=False)
 
 
 def queue_is_full(request: InferenceRequest) -> InferenceError:

@@ -18,8 +18,21 @@ from pytriton_lite.scheduling.ticket import Ticket
 class IncompleteVersion(ServedVersion):
     """Holds the place of a version in the index. The one that serves is made when its configuration is complete."""
 
-    pending = queued = 0
-    is_ready = is_recovering = False
+    @property
+    def pending(self) -> int:
+        return 0
+
+    @property
+    def queued(self) -> int:
+        return 0
+
+    @property
+    def is_ready(self) -> bool:
+        return False
+
+    @property
+    def is_recovering(self) -> bool:
+        return False
 
     @property
     def queued_by_level(self) -> dict[int, int]:

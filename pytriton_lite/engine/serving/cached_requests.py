@@ -16,7 +16,6 @@ that waits for either is not queued yet: it holds the version, and may be cancel
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
@@ -313,10 +312,9 @@ def _plain(request: InferenceRequest) -> InferenceRequest:
     lies_elsewhere = any(tensor.data is None for tensor in request.inputs)
     if not lies_elsewhere and not _wants_more(request):
         return request
-    plain = copy.copy(request)
-    plain.output_windows = plain.classes = None
-    plain.inputs = [Tensor(t.name, t.datatype, t.shape, t.content()) if t.data is None else t for t in request.inputs]
-    return plain
+    return request.plain(
+        [Tensor(t.name, t.datatype, t.shape, t.content()) if t.data is None else t for t in request.inputs]
+    )
 
 
 def _note(ticket: Ticket, outcome: Outcome) -> None:

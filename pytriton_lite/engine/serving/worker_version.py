@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -272,18 +272,26 @@ class WorkerVersion(ServedVersion):
 
     # ------------------------------------------------------------------------------------------ other instances
 
-    @asynccontextmanager
-    async def adopting(self, config: ModelConfig) -> AsyncIterator[Callable[[], None]]:
-        async with self._adopting:
+    def adopting(self, config: ModelConfig) -> AbstractAsyncContextManager[Callable[[], None]]:
+        return _Adopting(self, config)
+
+    async def _begin_adoption(self, config: ModelConfig) -> Callable[[], None]:
+        """Prepare for *config*; the function that serves with it. `_end_adoption` must follow, unless this raises."""
+        await self._adopting.acquire()
+        try:
             if self._adoption_is_void:
                 raise _outdated()
-            try:
-                surplus = await self._prepared(config)
-                yield partial(self._regroup, config, surplus)
-            finally:
-                if not self._adoption_is_void:  # who unloads it ends them, too
-                    arriving, self._arriving = self._arriving, []
-                    self._give_up(arriving)
+            return partial(self._regroup, config, await self._prepared(config))
+        except BaseException:
+            self._end_adoption()
+            raise
+
+    def _end_adoption(self) -> None:
+        """Let go of what was prepared and not adopted. Another configuration may be."""
+        if not self._adoption_is_void:  # who unloads it ends them, too
+            arriving, self._arriving = self._arriving, []
+            self._give_up(arriving)
+        self._adopting.release()
 
     async def _prepared(self, config: ModelConfig) -> list[Instance]:
         """`_prepare`, until an unload begins."""
@@ -481,6 +489,20 @@ class WorkerVersion(ServedVersion):
                 self._move(VersionState.UNAVAILABLE, reason)
                 logger.error("model '%s' version %d is not ready: %s", self.name, self.version, reason)
             self._dispatcher.fail_queued(self.not_ready_error())
+
+
+class _Adopting:
+    """What `WorkerVersion.adopting` returns. A class, since mypyc has no generators that are asynchronous."""
+
+    def __init__(self, version: WorkerVersion, config: ModelConfig) -> None:
+        self._version = version
+        self._config = config
+
+    async def __aenter__(self) -> Callable[[], None]:
+        return await self._version._begin_adoption(self._config)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._version._end_adoption()
 
 
 _STOP_AFTER_FAILED_LOAD_S = 10.0

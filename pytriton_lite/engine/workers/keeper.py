@@ -175,10 +175,7 @@ class WorkerKeeper:
         self._instance.begin_anew()
         self._has_served = False
         try:
-            try:
-                self.worker = await self._launch_worker()
-            except ForkServerStuck:
-                self.worker = await self._launch_worker()  # from another one
+            self.worker = await self._launch_worker()
         except OSError as error:  # no descriptors or processes left
             text = f"the worker of instance '{self._name}' cannot be started: {error}"
             raise InferenceError(ErrorCode.INTERNAL, text) from error
@@ -189,6 +186,13 @@ class WorkerKeeper:
         self.move(InstanceState.READY)
 
     async def _launch_worker(self) -> WorkerProcess:
+        try:
+            return await self._launch_from_fork_server()
+        except ForkServerStuck:
+            pass
+        return await self._launch_from_fork_server()  # another one
+
+    async def _launch_from_fork_server(self) -> WorkerProcess:
         return await WorkerProcess.launch(
             self._start,
             self._workers,
@@ -200,14 +204,19 @@ class WorkerKeeper:
     async def _warm_up(self) -> None:
         """Raises InferenceError, and leaves no worker then."""
         deaths = self.deaths_in_a_row
+        failure: BaseException | None = None
         try:
-            await self._instance.warm_up(counts=not self.restarts)
-            if self.worker is None:
-                raise InferenceError(ErrorCode.INTERNAL, self.last_error.removeprefix("Internal: "))
-        except BaseException as error:
-            await self._give_up_worker(is_hopeless=not isinstance(error, InferenceError))
-            raise
+            try:
+                await self._instance.warm_up(counts=not self.restarts)
+                if self.worker is None:
+                    raise InferenceError(ErrorCode.INTERNAL, self.last_error.removeprefix("Internal: "))
+            except BaseException as error:
+                failure = error
+            if failure is not None:
+                await self._give_up_worker(is_hopeless=not isinstance(failure, InferenceError))
+                raise failure
         finally:
+            failure = None  # its traceback has this frame
             # What was served was nobody's.
             self.deaths_in_a_row = deaths
             self._has_served = False

@@ -413,10 +413,11 @@ class _Process:
             await asyncio.wait_for(asyncio.shield(self._exited), timeout_s)
             return True
         except asyncio.TimeoutError:
-            logger.warning("%s", overdue, extra=self.start.log_fields)
-            self.kill()
-            await asyncio.shield(self._exited)
-            return False
+            pass
+        logger.warning("%s", overdue, extra=self.start.log_fields)
+        self.kill()
+        await asyncio.shield(self._exited)
+        return False
 
 
 class WorkerProcess(_Process):

@@ -19,7 +19,7 @@ class StateOutputs:
         states = states_of(config)
         self.names = frozenset(state.output_name for state in states)
         """An output of this name comes here first, whatever the client wants to become of it."""
-        self._hidden = self.names - config.outputs_by_name.keys()
+        self._hidden = self.names.difference(config.outputs_by_name)
         """States that are no outputs beside, and are for no client."""
 
     def take(self, outputs: list[Tensor], refs: Sequence[TensorRef], ticket: Ticket) -> list[Tensor]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from pytriton_lite.frontends.accepting import Acceptor, Places
 from pytriton_lite.frontends.addresses import BoundSocket, bare_host, format_address
@@ -178,8 +178,9 @@ async def start_http2(
     address = (bare_host(options.address), bound.address[1])
     budget = UnreadBudget(None) if unread is None else unread
     acceptor = Acceptor(
-        lambda: Http2Connection(
-            endpoint, options, connections.on_made, connections.on_lost, connections.on_told, budget
+        lambda: cast(
+            asyncio.Protocol,  # it has the methods of one
+            Http2Connection(endpoint, options, connections.on_made, connections.on_lost, connections.on_told, budget),
         ),
         bound,
         name="GRPCInferenceService",

@@ -68,8 +68,10 @@ _EXPECTING_PREFACE = ConnectionState.EXPECTING_PREFACE
 _EXPECTING_SETTINGS = ConnectionState.EXPECTING_SETTINGS
 
 
-class Http2Connection(asyncio.Protocol):
-    """Made by the listener for each connection.
+class Http2Connection:
+    """An `asyncio.Protocol`, made by the listener for each connection.
+
+    It does not inherit from that, because a compiled class can have no interpreted base (docs/design.md).
 
     *on_lost* is called once when it is over, *on_told* when it has become `is_told` by `close_gracefully`.
     """
@@ -115,7 +117,8 @@ class Http2Connection(asyncio.Protocol):
         """A frame has ended since the connection last looked for what stands still."""
         self._full_at_look: tuple[int, int] | None = None
         """`Sender.resumed` and the bytes in the transport, where that was full when the connection looked."""
-        self._block_at_look: object = None
+        self._block_at_look = 0
+        """Which header block was there in part when the connection looked; 0 where there was none."""
         self._was_cut_at_look = False
         self._settings_to_acknowledge = 1
         self._receive_window = CONNECTION_WINDOW
@@ -140,7 +143,7 @@ class Http2Connection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------------------ the transport's calls
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvloop's is no subclass
+    def connection_made(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._sender.begin(transport)
         self._is_encrypted = transport.get_extra_info("sslcontext") is not None
@@ -560,12 +563,12 @@ class Http2Connection(asyncio.Protocol):
 
     def _end_stalled(self) -> None:
         timeout_s = self._options.stall_timeout_s
-        block, block_before = self._headers.begun, self._block_at_look
+        block, block_before = self._headers.blocks if self._headers.begun is not None else 0, self._block_at_look
         self._block_at_look = block
         is_cut = bool(self._rest) and not self._is_waiting and not self._has_read_frames
         was_cut, self._was_cut_at_look = self._was_cut_at_look, bool(self._rest)
         self._has_read_frames = False
-        if (block is not None and block is block_before) or (is_cut and was_cut):
+        if (block and block == block_before) or (is_cut and was_cut):
             text = f"a frame or header block took longer than {timeout_s:g} s to come (--grpc-stall-timeout-secs)"
             raise ConnectionFault(Http2Error.ENHANCE_YOUR_CALM, text)
         sender = self._sender

@@ -35,11 +35,14 @@ class HeaderBlocks:
         """Heads by header block, for blocks that mean the same as long as the decoder's table does not change."""
         self.begun: tuple[int, int, bytearray] | None = None
         """Stream, flags, and what has come of a block that CONTINUATION goes on with."""
+        self.blocks = 0
+        """How many have begun that CONTINUATION goes on with, or went."""
         self._frames = 0
 
     def begin(self, stream_id: int, flags: int, piece: memoryview) -> None:
         """A block of which *piece* has come; CONTINUATION must follow."""
         self.begun = stream_id, flags, bytearray(piece)
+        self.blocks += 1
         self._frames = 1
 
     def go_on(self, stream_id: int, piece: memoryview, *, is_last: bool) -> Block | None:

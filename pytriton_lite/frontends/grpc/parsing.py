@@ -144,8 +144,8 @@ def check_width(data: bytes | memoryview, *, entries: int, fields: int, nested_f
             nested = _Walk(walk.view, nested_fields)
             while begin < at:
                 _, _, begin = nested.next(begin, at)
-    except _Group as error:  # behind which anything may follow
-        raise InferenceError(ErrorCode.INVALID_ARG, "request has a field of a kind that nobody sends") from error
+    except _Group as group:  # behind which anything may follow
+        raise InferenceError(ErrorCode.INVALID_ARG, "request has a field of a kind that nobody sends") from group
     except DecodeError:
         return
     except _TooWide as error:
@@ -197,7 +197,7 @@ class _Walk:
         return tag, at, at + nbytes
 
 
-class _Group(DecodeError):
+class _Group(Exception):
     """A field of whose end only protobuf knows, or none at all."""
 
 

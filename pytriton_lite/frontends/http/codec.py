@@ -420,9 +420,10 @@ def _read_outputs(items: object, request: InferenceRequest, regions: Regions) ->
             request.output_windows = request.output_windows or {}
             request.output_windows[name] = regions.window(region, offset, nbytes)
         else:
-            binary = parameters.get("binary_data", False)
-            if type(binary) is not bool:
+            said = parameters.get("binary_data", False)
+            if type(said) is not bool:
                 refuse_type("binary_data", NOT_BOOLEAN)
+            binary = said
         if classes:
             request.classes = request.classes or {}
             request.classes[name] = classes
