@@ -22,7 +22,11 @@ FRAMEWORK_EXAMPLES := jax_add_sub pytorch_add_sub
 EXAMPLE_VENV       := $(if $(filter $(NAME),$(FRAMEWORK_EXAMPLES)),$(FRAMEWORKS),$(VENV))
 EXAMPLE_STAMP      := $(if $(filter $(NAME),$(FRAMEWORK_EXAMPLES)),$(FRAMEWORKS)/.installed,$(VENV)/.serving)
 
-.PHONY: serve example test test-lowest test-frameworks fuzz fuzz-decoders torture siege check format protos bench wheel clean
+# The copy of the project with compiled modules beside the source.
+COMPILED := build/compiled
+
+.PHONY: serve example test test-compiled test-lowest test-frameworks fuzz fuzz-decoders torture siege check format protos bench \
+	wheel compiled-wheel clean
 
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
@@ -67,6 +71,12 @@ example: $(EXAMPLE_STAMP)  ## server and client of an example: make example NAME
 test: $(VENV)/.installed  ## install, then run every test
 	PYTHONHASHSEED=0 $(BIN)/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder $(ARGS)
 
+# Python finds the copy first: it is the current directory, and where servers are started elsewhere it is on the path.
+test-compiled: $(VENV)/.installed  ## compile the modules of the hot ways in a copy of the project, then run every test there
+	$(BIN)/python -m tools.compiled.build $(COMPILED)
+	cd $(COMPILED) && PYTHONPATH="$$PWD" PYTHONHASHSEED=0 $(abspath $(BIN))/python -m pytest \
+		--numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder $(ARGS)
+
 test-lowest: $(LOWEST)/.installed  ## install the lowest versions that pyproject.toml allows, then run every test with them
 	PYTHONHASHSEED=0 $(LOWEST)/bin/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder $(ARGS)
 
@@ -105,6 +115,11 @@ bench: $(VENV)/.installed  ## throughput beside a peer: make bench ARGS="--peer-
 wheel: $(VENV)/.installed  ## build dist/ and try the wheel in an environment of its own; with TAG=v1.2.3: only if that is the version
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python tools/try_wheel.py dist $(TAG)
+
+compiled-wheel: $(VENV)/.installed  ## the same with a wheel for this Python and platform, which needs a C compiler
+	rm -rf dist
+	HATCH_BUILD_HOOKS_ENABLE=true $(BIN)/python -m build --outdir dist .
 	$(BIN)/python tools/try_wheel.py dist $(TAG)
 
 clean:

@@ -4,3 +4,29 @@ Importing this package imports nothing else: workers start under the model's int
 """
 
 __version__ = "0.1.0"
+
+INTERPRETED_VARIABLE = "PYTRITON_LITE_INTERPRETED"
+"""Of the environment: where it is 1, source is run also where the package has compiled modules. Workers inherit it."""
+
+
+def _pass_over_compiled() -> None:
+    import os
+
+    if os.environ.get(INTERPRETED_VARIABLE) != "1":
+        return
+    import sys
+    from importlib.abc import PathEntryFinder
+    from importlib.machinery import SOURCE_SUFFIXES, FileFinder, SourceFileLoader
+
+    folder = os.path.dirname(__file__)
+    find_source = FileFinder.path_hook((SourceFileLoader, SOURCE_SUFFIXES))
+
+    def find(path: str) -> PathEntryFinder:
+        if path != folder and not path.startswith(folder + os.sep):
+            raise ImportError
+        return find_source(path)
+
+    sys.path_hooks.insert(0, find)
+
+
+_pass_over_compiled()

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from pytriton_lite import __version__, freed_memory, logs
 from pytriton_lite.access_log import AccessLog, LineFile
 from pytriton_lite.core import heap
+from pytriton_lite.core.build import build_kind
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.memory_limit import memory_limit
 from pytriton_lite.daemon_threads import in_daemon_thread
@@ -438,7 +439,8 @@ class App:
         logger.info("SIGHUP: log files were opened anew")
 
     async def _load(self, engine: Server) -> None:
-        logger.info("pytriton-lite %s, Python %s, pid %d", __version__, sys.version.split()[0], os.getpid())
+        python = sys.version.split()[0]
+        logger.info("pytriton-lite %s (%s), Python %s, pid %d", __version__, build_kind(), python, os.getpid())
         try:
             await engine.open_cache()
         except InferenceError as error:

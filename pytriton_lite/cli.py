@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytriton_lite import __version__, logs
+from pytriton_lite import INTERPRETED_VARIABLE, __version__, logs
+from pytriton_lite.core.build import build_kind
 from pytriton_lite.engine.tracing.options import TRITON, parse_mode
 from pytriton_lite.settings import (
     BY_ENVIRONMENT,
@@ -53,8 +54,8 @@ _SERVER_OF_DEBUG = "debug-server"
 
 _HELP_COLUMNS = 100
 
-# A Kubernetes service named pytriton-lite puts these into every container of its namespace.
-_SERVICE_LINK = re.compile(r"PYTRITON_LITE_(PORT(_[0-9]+_.*)?|SERVICE_(HOST|PORT(_.*)?))")
+# A Kubernetes service named pytriton-lite puts those of the first two kinds into every container of its namespace.
+_NO_OPTION = re.compile(rf"PYTRITON_LITE_(PORT(_[0-9]+_.*)?|SERVICE_(HOST|PORT(_.*)?))|{INTERPRETED_VARIABLE}")
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def _run(argv: Sequence[str]) -> int:
     if flag is None:
         hint = "; options of the server follow the command 'serve'" if _flag_name(command) in BY_FLAG else ""
         raise UsageError(f"{_unrecognized(command, ('help', 'version'))}{hint}")
-    print(help_text() if flag == "help" else f"pytriton-lite {__version__}")
+    print(help_text() if flag == "help" else f"pytriton-lite {__version__} ({build_kind()})")
     return 0
 
 
@@ -334,7 +335,7 @@ def _warnings(settings: Settings, given: Sequence[Given], environ: Mapping[str, 
             if any(entry.option.flag == flag for entry in given):
                 yield f"--{flag} has no effect: clients register no shared memory without --allow-client-shm=true"
     for name in environ:
-        is_ours = name.startswith(ENVIRONMENT_PREFIX) and _SERVICE_LINK.fullmatch(name) is None
+        is_ours = name.startswith(ENVIRONMENT_PREFIX) and _NO_OPTION.fullmatch(name) is None
         if is_ours and name not in BY_ENVIRONMENT:
             yield f"environment variable {name} sets no option; the nearest is {nearest(name, BY_ENVIRONMENT)}"
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from pytriton_lite.core.build import build_kind
+
 gc.disable()  # until all tests are collected: of what modules and tests are made nothing is garbage
 
 HANG_S = 450
@@ -60,6 +62,14 @@ for one of them at the end (make test says ``--no-loadscope-reorder``, or pytest
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {name: at for at, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Skip tests that put something of their own into the place of what compiled code knows the type or the address of."""
+    marker = item.get_closest_marker("interpreted")
+    if marker is not None and build_kind() == "compiled":
+        item.add_marker(pytest.mark.skip(reason=f"compiled: {marker.args[0]}"))
 
 
 def pytest_collection_finish() -> None:

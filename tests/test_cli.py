@@ -15,6 +15,7 @@ import pytest
 
 from pytriton_lite import __version__, logs
 from pytriton_lite.cli import USAGE, Parsed, help_text, main, parse
+from pytriton_lite.core.build import build_kind
 from pytriton_lite.core.log_settings import LogFormat
 from pytriton_lite.settings import OPTIONS, BackendSetting, Group, Option, Settings, Standing, UsageError
 from tests.harness import PROJECT
@@ -326,7 +327,7 @@ def test_help_has_no_settings() -> None:
 
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"pytriton-lite {__version__}\n"
+    assert capsys.readouterr().out == f"pytriton-lite {__version__} ({build_kind()})\n"
 
 
 @pytest.mark.parametrize(

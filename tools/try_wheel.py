@@ -1,7 +1,7 @@
 """Tries a distribution before it leaves the house: ``make wheel``.
 
 Compares the version with the tag of a release, if one is given, installs the wheel in an environment of its own, and has it
-serve.
+serve as the build that its name says.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ def try_wheel(folder: Path, tag: str = "") -> str:
         venv.create(home / "env", with_pip=True)
         python = str(home / "env" / "bin" / "python")
         subprocess.run([python, "-m", "pip", "install", "--quiet", str(wheels[0].resolve())], check=True)
+        said = subprocess.run([python, "-m", "pytriton_lite", "--version"], cwd=home, capture_output=True, text=True)
+        build = "interpreted" if wheels[0].name.endswith("-none-any.whl") else "compiled"
+        if said.stdout.split() != ["pytriton-lite", version, f"({build})"]:
+            raise SystemExit(f"{wheels[0].name} is not the {build} build: {said.stdout}{said.stderr}")
         (home / "models").mkdir()
         # Not here: Python would find the checkout first.
         with (

@@ -7,7 +7,8 @@ from types import TracebackType
 
 from pytriton_lite.worker.misnomers import advice
 
-_OURS = str(Path(__file__).parent)
+_OURS = (str(Path(__file__).parent), "pytriton_lite/worker/")
+"""Where the worker's files begin. Compiled ones have their path in the source tree."""
 
 _LONGEST_MESSAGE = 64 << 10
 """Characters of an exception's text that cross to the client; gRPC cannot carry as many."""
@@ -43,7 +44,7 @@ def _frames(traceback: TracebackType | None) -> list[tuple[str, int, str]]:
     frames: list[tuple[str, int, str]] = []
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        if not code.co_filename.startswith((_OURS, "<frozen importlib")):
+        if not code.co_filename.startswith((*_OURS, "<frozen importlib")):
             frames.append((code.co_filename, traceback.tb_lineno, code.co_name))
         traceback = traceback.tb_next
     return frames

@@ -325,6 +325,7 @@ def test_a_thread_that_a_signal_took_out_of_line_is_not_given_the_channel() -> N
         signal.signal(signal.SIGUSR1, before)
 
 
+@pytest.mark.interpreted("it looks at frames")
 @pytest.mark.parametrize("is_first", [True, False], ids=["who reads", "who waits in line"])
 @pytest.mark.parametrize("line", range(1, 16))
 def test_wherever_a_signal_takes_a_thread_out_somebody_reads_the_channel(line: int, is_first: bool) -> None:
@@ -474,6 +475,7 @@ def make_engine() -> Iterator[Callable[..., Engine]]:
         engine.close()
 
 
+@pytest.mark.interpreted("what compiled code calls is replaced")
 def test_an_interrupt_while_answers_are_put_together_does_not_leave_the_outbox_held(
     make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -573,6 +575,7 @@ def test_a_request_that_is_looked_at_while_its_cancellation_arrives_is_cancelled
     assert request.is_cancelled()
 
 
+@pytest.mark.interpreted("what compiled code calls is replaced")
 def test_a_send_that_waits_for_room_ends_when_another_thread_has_just_ended_the_request(
     make_engine: Callable[..., Engine],
 ) -> None:

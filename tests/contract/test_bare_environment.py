@@ -141,8 +141,8 @@ def test_core_ipc_and_worker_import_where_there_is_numpy_alone(bare_python: str,
     package = tmp_path / "pytriton_lite"
     package.mkdir()
     package.joinpath("__init__.py").symlink_to(PACKAGE / "__init__.py")
-    for room in ROOMS:
-        package.joinpath(room).symlink_to(PACKAGE / room)
+    for part in (*ROOMS, *(library.name for library in PACKAGE.glob("compiled__mypyc.*"))):
+        package.joinpath(part).symlink_to(PACKAGE / part)
     command = [bare_python, "-I", "-B", "-W", "error", "-c", IMPORT_ALL, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

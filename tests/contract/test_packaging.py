@@ -77,7 +77,10 @@ def ordinary_user() -> int | None:
 
 def test_the_wheel_serves_a_copy_of_the_model_repository_as_an_ordinary_user(installed: Path) -> None:
     python = (str(installed / "env/bin/python"),)
-    with RunningServer(installed / "models", python=python, cwd=installed, user=ordinary_user()) as server:
+    environ = {"PYTHONPATH": ""}  # on which the checkout may be
+    with RunningServer(
+        installed / "models", environ=environ, python=python, cwd=installed, user=ordinary_user()
+    ) as server:
         assert "| READY" in server.log
         assert str(PROJECT / "pytriton_lite") not in server.log
         owner = Path(f"/proc/{server.process.pid}").stat().st_uid

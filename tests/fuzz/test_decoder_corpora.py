@@ -66,6 +66,7 @@ def test_a_reader_of_messages_that_loses_a_tensor_is_found(monkeypatch: pytest.M
         TARGETS["infer-protobuf"].run(TARGETS["infer-protobuf"].seeds[0])
 
 
+@pytest.mark.interpreted("what compiled code calls is replaced")
 def test_a_frame_that_is_cut_off_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     intact = http2_frames.goaway
     monkeypatch.setattr(http2_frames, "goaway", lambda *arguments: intact(*arguments)[:-1])

@@ -233,6 +233,7 @@ def test_a_tensor_may_come_from_any_buffer() -> None:
         assert b"".join(parts).endswith(b"abcd")
 
 
+@pytest.mark.interpreted("tuples are compared by identity")
 def test_specs_are_remembered_and_the_table_does_not_grow_without_end() -> None:
     table = SpecTable()
     encoded = table.encode("X", dtypes.FP32, (0,))

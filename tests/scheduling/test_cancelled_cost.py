@@ -26,6 +26,7 @@ class ComparedTicket(Ticket):
     __hash__ = Ticket.__hash__
 
 
+@pytest.mark.interpreted("a fake in the place of a compiled class")
 @pytest.mark.parametrize(
     "scheduler",
     [

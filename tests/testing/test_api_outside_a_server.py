@@ -71,6 +71,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.interpreted("mypy takes a copy of the project for a user's own code")
 def test_a_model_type_checks_under_mypy_strict(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(TYPED)
     assert check(tmp_path, "model.py") == (0, "Success: no issues found in 1 source file\n")

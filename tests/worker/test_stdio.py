@@ -70,6 +70,7 @@ def test_standard_input_is_empty() -> None:
 MARK = b"\x1e0000000000000007 "
 
 
+@pytest.mark.interpreted("a fake in the place of a compiled class")
 def test_lines_say_which_request_they_are_about_while_it_is_handled() -> None:
     out, _ = streams_of(
         """
@@ -85,6 +86,7 @@ print("after")
     assert out == b"before\n" + marked + b"one word more\n" + marked + b"\n" + marked + b"last\nafter\n"
 
 
+@pytest.mark.interpreted("a fake in the place of a compiled class")
 def test_write_counts_the_text_and_not_the_mark() -> None:
     counted = "request_ids.enter([Asked('abc')]); n = sys.stdout.write('four'); os.write(2, str(n).encode())"
     assert streams_of(counted)[1] == b"4"

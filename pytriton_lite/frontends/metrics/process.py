@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 
 from pytriton_lite import __version__
+from pytriton_lite.core.build import build_kind
 from pytriton_lite.core.custom_metrics import Family
 from pytriton_lite.frontends.metrics.families import counter, gauge
 from pytriton_lite.frontends.metrics.machine import ReadText, read_text
@@ -14,8 +15,10 @@ from pytriton_lite.frontends.metrics.machine import ReadText, read_text
 
 def build_info() -> Family:
     python = ".".join(map(str, sys.version_info[:3]))
-    labels = (("python", python), ("version", __version__))
-    return gauge("pytriton_lite_build_info", "The server's version and its Python's; the value is 1", 1, labels)
+    labels = (("build", build_kind()), ("python", python), ("version", __version__))
+    return gauge(
+        "pytriton_lite_build_info", "The server's build and version, and its Python's; the value is 1", 1, labels
+    )
 
 
 def _count_descriptors() -> int:

@@ -24,6 +24,8 @@ from pytriton_lite.scheduling.ticket import Caller, Ticket
 from tests.engine.answering import answer_of
 from tests.engine.ensemble_world import Heard, Step, World, first_value, in_loop, tensor, turns
 
+pytestmark = pytest.mark.interpreted("a fake in the place of a compiled class")
+
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:

@@ -21,6 +21,8 @@ from pytriton_lite.scheduling.ticket import Ticket
 from tests.engine.answering import answer_of
 from tests.engine.ensemble_world import Asked, Outcome, Step, World, in_loop, tensor
 
+pytestmark = pytest.mark.interpreted("a fake in the place of a compiled class")
+
 MOST_UNREAD = 4
 """Responses that a decoupled step may send before any of them is read: as a worker's window."""
 MOST_SENT = 6

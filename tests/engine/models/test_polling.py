@@ -306,6 +306,7 @@ def test_ensembles_go_and_come_back_with_their_models(repository: Path, tmp_path
     run(repository, scenario, is_explicit=False)
 
 
+@pytest.mark.interpreted("what compiled code calls is replaced")
 def test_an_ensemble_and_its_model_change_together(repository: Path) -> None:
     """Neither of them fits the other's old state, and the ensemble serves on all the time."""
     write_model(repository, "a", adder(1), ADDER_CONFIG)

@@ -227,6 +227,7 @@ def test_answers_that_wait_for_one_that_was_lost_leave(tmp_path: Path, monkeypat
     play(tmp_path, scenario)
 
 
+@pytest.mark.interpreted("what compiled code calls is replaced")
 @pytest.mark.parametrize("method", ["add_success", "add_execution"])
 def test_a_batch_whose_answers_cannot_be_counted_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str

@@ -201,6 +201,7 @@ def test_an_execution_that_fails_gives_back_what_it_held(tmp_path: Path) -> None
     play(tmp_path, scenario)
 
 
+@pytest.mark.interpreted("a parameter of no type that a request can have")
 def test_a_request_that_cannot_be_sent_gives_back_what_its_instance_took(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         model = await world.load(needs(1))

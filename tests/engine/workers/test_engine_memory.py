@@ -149,6 +149,7 @@ def own(value: float, count: int = COUNT) -> Tensor:
     return Tensor("X", dtypes.FP32, (count,), memoryview(floats(value, count)))
 
 
+@pytest.mark.interpreted("a fake in the place of a compiled class")
 def test_a_tensor_of_another_worker_is_lent_without_a_copy(caller: Side, callee: Side) -> None:
     given = caller.receive(floats(7))
     parcel, (ref,) = callee.send(given)
@@ -159,6 +160,7 @@ def test_a_tensor_of_another_worker_is_lent_without_a_copy(caller: Side, callee:
     assert parcel.slots == [ref.slot]
 
 
+@pytest.mark.interpreted("a fake in the place of a compiled class")
 def test_what_the_owner_writes_later_shows_because_it_is_the_same_memory(caller: Side, callee: Side) -> None:
     """Which is why a worker never writes into a slot before its release."""
     given = caller.receive(floats(1))
@@ -170,6 +172,7 @@ def test_what_the_owner_writes_later_shows_because_it_is_the_same_memory(caller:
     assert callee.worker.bytes_of(ref)[:4] == np.float32(9).tobytes()
 
 
+@pytest.mark.interpreted("a fake in the place of a compiled class")
 def test_a_segment_is_announced_once_for_all_tensors_in_it(caller: Side, callee: Side) -> None:
     first, second = caller.receive(floats(1)), caller.receive(floats(2))
     _, refs = callee.send(first, second)
@@ -180,6 +183,7 @@ def test_a_segment_is_announced_once_for_all_tensors_in_it(caller: Side, callee:
     assert len({ref.slot for ref in (*refs, *more)}) == 3
 
 
+@pytest.mark.interpreted("a fake in the place of a compiled class")
 def test_a_lent_tensor_keeps_its_owners_slot_until_it_is_released(caller: Side, callee: Side) -> None:
     given = caller.receive(floats(1))
     _, (ref,) = callee.send(given)
@@ -193,6 +197,7 @@ def test_a_lent_tensor_keeps_its_owners_slot_until_it_is_released(caller: Side, 
     assert caller.worker.live_slots == 0
 
 
+@pytest.mark.interpreted("a fake in the place of a compiled class")
 def test_who_borrowed_is_told_when_a_segment_ends(caller: Side, callee: Side) -> None:
     """Else its mapping alone would keep the pages, 64 MB of them here, until it has something else to hear."""
     given = caller.receive(bytes(64 << 20))
@@ -208,6 +213,7 @@ def test_who_borrowed_is_told_when_a_segment_ends(caller: Side, callee: Side) ->
     assert callee.worker.mapped == {}
 
 
+@pytest.mark.interpreted("a fake in the place of a compiled class")
 def test_a_lent_tensor_outlives_its_owner(caller: Side, callee: Side) -> None:
     given = caller.receive(floats(5))
     _, (ref,) = callee.send(given)
@@ -220,6 +226,7 @@ def test_a_lent_tensor_outlives_its_owner(caller: Side, callee: Side) -> None:
     assert callee.worker.hear() == [Kind.DROP]
 
 
+@pytest.mark.interpreted("a fake in the place of a compiled class")
 def test_a_tensor_of_a_client_is_copied_into_the_arena(callee: Side) -> None:
     parcel, refs = callee.send(own(1), own(2))
     assert {ref.place for ref in refs} == {Place.SLOT}
@@ -252,6 +259,7 @@ def test_what_was_given_can_be_named_until_it_is_released(caller: Side, callee: 
             callee.memory.given(slot)
 
 
+@pytest.mark.interpreted("a fake in the place of a compiled class")
 def test_a_slot_is_given_back_when_the_last_view_of_it_is_gone(caller: Side) -> None:
     tensor = caller.receive(floats(1))
     assert tensor.data is not None
@@ -264,6 +272,7 @@ def test_a_slot_is_given_back_when_the_last_view_of_it_is_gone(caller: Side) -> 
     assert caller.worker.live_slots == 0
 
 
+@pytest.mark.interpreted("a fake in the place of a compiled class")
 def test_what_a_refused_message_named_is_given_back_once(caller: Side) -> None:
     """Some of it was read before the refusal, and let go or kept."""
     unread, gone, kept = (caller.worker.write(floats(n)) for n in range(3))

@@ -262,6 +262,7 @@ def test_a_batch_that_is_given_back_after_its_memory_is_not_lost() -> None:
     under_attack(sends(messages.release_frame([1]) + messages.returned_frame([1, 2])))
 
 
+@pytest.mark.interpreted("what compiled code calls is replaced")
 def test_a_worker_cannot_fill_the_servers_table_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_memory, "most_segments", lambda: 10)
 

@@ -131,6 +131,7 @@ def test_a_version_that_became_unavailable_after_it_was_found_refuses(tmp_path: 
     asyncio.run(scenario())
 
 
+@pytest.mark.interpreted("what compiled code calls is replaced")
 def test_a_request_whose_mere_arrival_kills_workers_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has not begun when they die, so it goes back to the queue; but not for ever."""
     encode = messages.execute_frame

@@ -137,6 +137,7 @@ async def a_turn() -> None:
 # ---------------------------------------------------------------------------------------------- RECALL
 
 
+@pytest.mark.interpreted("a fake in the place of a compiled class")
 def test_a_batch_that_is_given_back_after_the_result_of_the_last_one_is_sent_again() -> None:
     """The instance has nothing then, so that no other frame of it would say that it has room."""
 
@@ -163,6 +164,7 @@ def test_a_batch_that_is_given_back_after_the_result_of_the_last_one_is_sent_aga
 # ---------------------------------------------------------------------------------------------- ends that cross
 
 
+@pytest.mark.interpreted("a fake in the place of a compiled class")
 def test_an_end_that_comes_after_its_batch_has_failed_is_passed_over() -> None:
     """A destructor in a thread of the model ends a request while ``execute`` fails; it takes no lock."""
 
@@ -186,6 +188,7 @@ def test_an_end_that_comes_after_its_batch_has_failed_is_passed_over() -> None:
     run(scenario())
 
 
+@pytest.mark.interpreted("a fake in the place of a compiled class")
 def test_a_second_end_of_a_request_is_passed_over() -> None:
     async def scenario() -> None:
         world = World("max_batch_size: 2 dynamic_batching { } model_transaction_policy { decoupled: true }")
@@ -213,6 +216,7 @@ def test_a_second_end_of_a_request_is_passed_over() -> None:
     run(scenario())
 
 
+@pytest.mark.interpreted("a fake in the place of a compiled class")
 def test_a_cancelled_coroutine_leaves_no_response_that_its_sender_gave_before() -> None:
     async def scenario() -> None:
         world = World()
@@ -233,6 +237,7 @@ def test_a_cancelled_coroutine_leaves_no_response_that_its_sender_gave_before() 
 # ---------------------------------------------------------------------------------------------- order and rescheduling
 
 
+@pytest.mark.interpreted("a fake in the place of a compiled class")
 def test_a_request_that_may_not_be_rescheduled_is_answered_where_order_is_preserved() -> None:
     oldest = """
         max_batch_size: 2
@@ -255,6 +260,7 @@ def test_a_request_that_may_not_be_rescheduled_is_answered_where_order_is_preser
 # ---------------------------------------------------------------------------------------------- memory
 
 
+@pytest.mark.interpreted("a fake in the place of a compiled class")
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_the_memory_of_a_request_that_a_full_queue_refuses_is_free_at_once(
     no_collections: None, is_streamed: bool

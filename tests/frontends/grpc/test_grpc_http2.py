@@ -1380,6 +1380,7 @@ class TestShareOfTheLoop:
         assert begun.total() == 400
         assert max(begun.values()) <= 16
 
+    @pytest.mark.interpreted("a fake in the place of a compiled class")
     def test_connections_take_turns_with_their_tasks(self) -> None:
         class WaitingCall:
             def __init__(self, name: str) -> None:
@@ -1714,6 +1715,7 @@ class TestCompression:
         assert "(--max-receiving-bytes)" in trailers["grpc-message"]
         assert engine.receive_budget.taken == 0
 
+    @pytest.mark.interpreted("what compiled code calls is replaced")
     def test_messages_that_wait_to_be_decompressed_hold_what_was_sent(
         self, peer: Http2Peer, monkeypatch: pytest.MonkeyPatch
     ) -> None:

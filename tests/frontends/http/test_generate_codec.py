@@ -104,6 +104,7 @@ def test_a_name_that_comes_again_and_again_has_the_value_of_its_last_place() -> 
     assert decode(document[:-1] + b',"t":9}').parameters == {"t": 1, "u": 3}
 
 
+@pytest.mark.interpreted("what compiled code calls is replaced")
 def test_a_document_of_repeated_names_costs_no_more_than_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small one could otherwise keep the server busy for minutes."""
     mapped: list[str] = []

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 import pytriton_lite
+from pytriton_lite.core.build import build_kind
 from pytriton_lite.engine.cache.response_cache import CacheStatistics
 from pytriton_lite.engine.counting.custom_metrics import CustomMetrics
 from pytriton_lite.engine.counting.statistics import ModelStatistics, RequestCounts
@@ -107,6 +108,7 @@ def test_the_build_is_told() -> None:
     (((_, labels), value),) = read_page(ask("GET", "/metrics")[2].decode())["pytriton_lite_build_info"].samples.items()
     assert value == 1
     assert dict(labels)["version"] == pytriton_lite.__version__
+    assert dict(labels)["build"] == build_kind()
 
 
 def test_answers_of_the_front_ends_are_counted_by_protocol_and_status() -> None:

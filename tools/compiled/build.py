@@ -1,0 +1,98 @@
+"""The build of the compiled modules, with mypyc and the C compiler that Python was built with. Needs mypy and setuptools.
+
+As a command it makes a copy of the project and puts the modules beside their source there, for ``make test-compiled``:
+``python -m tools.compiled.build FOLDER``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tools.compiled.modules import LIBRARY, PACKAGE, modules
+
+_PYTHON = ".".join(map(str, sys.version_info[:2]))
+_SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))
+
+
+def compile_modules(root: Path, target: Path) -> list[Path]:
+    """Compile the modules of the project in *root* into *target*; the files, as paths in *target*.
+
+    The process must have *root* as its current directory. Raises SystemExit, as mypyc does, with the errors on stderr.
+    """
+    from mypyc.build import mypycify
+    from setuptools import Distribution
+    from setuptools.command.build_ext import build_ext
+
+    with tempfile.TemporaryDirectory() as temporary:
+        sources, objects = Path(temporary) / "c", Path(temporary) / "o"
+        extensions = mypycify(
+            # For this Python: what stands behind an `if` of another version is left out.
+            [f"--python-version={_PYTHON}", f"--cache-dir={temporary}/cache", *modules(root)],
+            opt_level="3",
+            debug_level="0",
+            # A file of C for each module, for several cores to compile, and all of them in one library: calls from one library
+            # to another go the interpreter's way.
+            multi_file=True,
+            group_name=LIBRARY,
+            target_dir=str(sources),
+        )
+        for extension in extensions:
+            extension.include_dirs.append(str(sources / PACKAGE))
+        command: Any = build_ext(Distribution({"name": PACKAGE, "ext_modules": extensions}))
+        command.build_lib, command.build_temp = str(target), str(objects)
+        command.ensure_finalized()
+        # setuptools compiles several extensions at a time, and almost all of ours is in one.
+        command.build_extension = lambda extension: _build_on_all_cores(command, extension)
+        command.run()
+    return sorted(path.relative_to(target) for path in target.rglob(f"*{_SUFFIX}"))
+
+
+def _build_on_all_cores(command: Any, extension: Any) -> None:
+    compile_some = command.compiler.compile
+
+    def compile_all(sources: Sequence[str], **options: Any) -> list[str]:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return [
+                path for paths in pool.map(lambda source: compile_some([source], **options), sources) for path in paths
+            ]
+
+    command.compiler.compile = compile_all
+    try:
+        type(command).build_extension(command, extension)
+    finally:
+        command.compiler.compile = compile_some
+
+
+def copy_project(root: Path, copy: Path) -> None:
+    """Put all files of the project that git knows, or would not ignore, into *copy*, and take away what was there."""
+    shutil.rmtree(copy, ignore_errors=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    for name in listed.stdout.decode().split("\0"):
+        if name and (root / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, copy / name, follow_symlinks=False)
+
+
+def main(folder: str) -> None:
+    copy = Path(folder).resolve()
+    copy_project(Path.cwd(), copy)
+    os.chdir(copy)
+    print(f"{len(compile_modules(copy, copy))} files of the compiled build are in {folder}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
