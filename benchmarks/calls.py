@@ -6,6 +6,7 @@ tensor of every response is compared element by element. The values are to be ex
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import http.client
 import json
@@ -33,9 +34,15 @@ _DATATYPES = {np.dtype(np.float32): "FP32", np.dtype(np.uint8): "UINT8"}
 
 
 class Protocol(str, enum.Enum):
+    """How a call is spelled. Requests of the first three differ from each other as people's do, in their ids and numbers."""
+
     HTTP_JSON = "http-json"
     HTTP_BINARY = "http-binary"
     GRPC = "grpc"
+    HTTP_JSON_REPEATED = "http-json-repeated"
+    """The same request over and over, byte for byte."""
+    HTTP_BINARY_REPEATED = "http-binary-repeated"
+    GRPC_REPEATED = "grpc-repeated"
     GRPC_STREAM = "grpc-stream"
     HTTP_SHM = "http-shm"
     """Inputs and outputs in system shared memory of the client."""
@@ -43,11 +50,21 @@ class Protocol(str, enum.Enum):
 
     @property
     def is_http(self) -> bool:
-        return self in (Protocol.HTTP_JSON, Protocol.HTTP_BINARY, Protocol.HTTP_SHM)
+        return self.value.startswith("http")
+
+    @property
+    def is_json(self) -> bool:
+        return self in (Protocol.HTTP_JSON, Protocol.HTTP_JSON_REPEATED)
 
     @property
     def uses_regions(self) -> bool:
         return self in (Protocol.HTTP_SHM, Protocol.GRPC_SHM)
+
+
+DIFFERENT = 4096
+"""How many requests differ before the first one comes again."""
+_LARGEST_DIFFERENT_BYTES = 4096
+_LARGEST_NUMBER = 1000.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +74,27 @@ class Call:
     model: str
     inputs: Mapping[str, Input]
     responses: Sequence[Tensors]
+    request_id: str = ""
+
+    def over(self, protocol: Protocol) -> list[Call]:
+        """The calls that are made over *protocol*: many, each with an id and numbers of its own, or this one alone.
+
+        Large tensors stay as they are, and so do images, which not any bytes are. Of the others the first has these tensors.
+        All ids are of one length, and so are the answers to all calls.
+        """
+        if protocol not in (Protocol.HTTP_JSON, Protocol.HTTP_BINARY, Protocol.GRPC):
+            return [self]
+        if sum(tensor.nbytes for tensor in self.inputs.values()) > _LARGEST_DIFFERENT_BYTES * len(self.inputs):
+            return [dataclasses.replace(self, request_id="request-0000")]
+        random = np.random.default_rng(0)
+        calls = [dataclasses.replace(self, request_id="request-0000")]
+        for number in range(1, DIFFERENT):
+            inputs = {
+                name: random.uniform(0, _LARGEST_NUMBER, tensor.shape).astype(tensor.dtype)
+                for name, tensor in self.inputs.items()
+            }
+            calls.append(dataclasses.replace(self, inputs=inputs, request_id=f"request-{number:04}"))
+        return calls
 
 
 @dataclass(frozen=True)
@@ -77,12 +115,16 @@ def region_name(call: Call, tensor: str) -> str:
 def http_request(call: Call, protocol: Protocol) -> HttpRequest:
     if protocol.uses_regions:
         return _region_request(call)
-    return _json_request(call) if protocol is Protocol.HTTP_JSON else _binary_request(call)
+    return _json_request(call) if protocol.is_json else _binary_request(call)
 
 
 def _json_request(call: Call) -> HttpRequest:
     inputs = [{**_described(name, tensor), "data": tensor.tolist()} for name, tensor in call.inputs.items()]
-    return HttpRequest({"Content-Type": "application/json"}, json.dumps({"inputs": inputs}).encode())
+    return HttpRequest({"Content-Type": "application/json"}, json.dumps({**_id(call), "inputs": inputs}).encode())
+
+
+def _id(call: Call) -> dict[str, str]:
+    return {"id": call.request_id} if call.request_id else {}
 
 
 def _binary_request(call: Call) -> HttpRequest:
@@ -91,7 +133,7 @@ def _binary_request(call: Call) -> HttpRequest:
         {**_described(name, tensor), "parameters": {"binary_data_size": tensor.nbytes}}
         for name, tensor in call.inputs.items()
     ]
-    header = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
+    header = json.dumps({**_id(call), "inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
     body = header + b"".join(tensor.tobytes() for tensor in call.inputs.values())
     return HttpRequest({"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}, body)
 
@@ -119,7 +161,7 @@ def grpc_path(protocol: Protocol) -> str:
 
 def grpc_message(call: Call, protocol: Protocol = Protocol.GRPC) -> bytes:
     """A ModelInferRequest with raw contents, or tensors in regions, as tritonclient sends it."""
-    request = grpc_service_pb.ModelInferRequest(model_name=call.model)
+    request = grpc_service_pb.ModelInferRequest(model_name=call.model, id=call.request_id)
     for name, tensor in call.inputs.items():
         given = request.inputs.add(name=name, datatype=_DATATYPES[tensor.dtype], shape=tensor.shape)
         if protocol.uses_regions:
@@ -133,6 +175,14 @@ def grpc_message(call: Call, protocol: Protocol = Protocol.GRPC) -> bytes:
         wanted.parameters["shared_memory_byte_size"].int64_param = tensor.nbytes
     message: bytes = request.SerializeToString()
     return message
+
+
+def raw_http_request(call: Call, protocol: Protocol, port: int) -> bytes:
+    """The request from its first byte to its last."""
+    request = http_request(call, protocol)
+    fields = {"Host": f"127.0.0.1:{port}", **request.headers, "Content-Length": str(len(request.body))}
+    lines = [f"POST {http_path(call)} HTTP/1.1", *(f"{name}: {text}" for name, text in fields.items()), "", ""]
+    return "\r\n".join(lines).encode() + request.body
 
 
 def grpc_body(call: Call, protocol: Protocol) -> bytes:

@@ -27,7 +27,7 @@ from benchmark_error import BenchmarkError
 from calls import Protocol, check_answer
 from client_regions import outputs_of, registered
 from comparison_report import OURS, PEER, Cell, CellResult, Sample, as_json, as_markdown, as_text, others_cores
-from load_generators import Generator, H2load, Load, PerfAnalyzer, Wrk, require_tools
+from load_generators import PACKAGES, Generator, GrpcLoad, H2load, Load, PerfAnalyzer, Wrk, require_tools
 from machine_facts import machine_facts, tool_version
 from measured_server import MeasuredServer, expand, free_ports
 from process_tree import everyone_cpu_seconds
@@ -182,7 +182,9 @@ def _leave(number: int, _frame: object) -> None:
 def compare(options: argparse.Namespace, facts: dict[str, str], results: list[CellResult]) -> None:
     """Fill *results*, and add to *facts* what is known only when the servers run. Raises BenchmarkError."""
     scenarios = _chosen(options)
-    tools = sorted({_tool(protocol) for scenario in scenarios for protocol in _protocols_of(scenario, options)})
+    tools = sorted(
+        {tool for scenario in scenarios for protocol in _protocols_of(scenario, options) for tool in _tools(protocol)}
+    )
     require_tools(tools)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="compare-")))
@@ -235,8 +237,15 @@ def _protocols_of(scenario: Scenario, options: argparse.Namespace) -> Sequence[P
     return options.protocols or scenario.protocols
 
 
-def _tool(protocol: Protocol) -> str:
-    return "wrk" if protocol.is_http else "h2load"
+def _generator(protocol: Protocol) -> type[Wrk] | type[H2load] | type[GrpcLoad]:
+    if protocol.is_http:
+        return Wrk
+    return GrpcLoad if protocol is Protocol.GRPC else H2load
+
+
+def _tools(protocol: Protocol) -> Sequence[str]:
+    """Programs that the generator for *protocol* is, which have to be installed."""
+    return [name for name in (_generator(protocol).name,) if name in PACKAGES]
 
 
 def _checked(scenario: Scenario, protocol: Protocol, servers: Mapping[str, MeasuredServer]) -> dict[str, int]:
@@ -245,7 +254,7 @@ def _checked(scenario: Scenario, protocol: Protocol, servers: Mapping[str, Measu
     for side, server in servers.items():
         with _naming(server):
             read = outputs_of if protocol.uses_regions else None
-            sizes[side] = check_answer(scenario.call, protocol, server.ports, read)
+            sizes[side] = check_answer(scenario.call.over(protocol)[0], protocol, server.ports, read)
     return sizes
 
 
@@ -285,8 +294,7 @@ def _started(
 def _generators(scenario: Scenario, options: argparse.Namespace, folder: Path) -> list[Generator]:
     generators: list[Generator] = []
     for protocol in _protocols_of(scenario, options):
-        generator = Wrk if protocol.is_http else H2load
-        generators.append(generator(scenario.call, protocol, folder))
+        generators.append(_generator(protocol)(scenario.call, protocol, folder))
         if options.perf_analyzer is not None and protocol in PerfAnalyzer.PROTOCOLS:
             generators.append(PerfAnalyzer(options.perf_analyzer, scenario.call, protocol, folder))
     return generators

@@ -11,12 +11,14 @@ Python, or perf_analyzer, takes so much of the processors that it is measured in
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import typing
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -25,7 +27,18 @@ from pathlib import Path
 
 import numpy as np
 from benchmark_error import BenchmarkError
-from calls import Call, HttpRequest, Protocol, grpc_body, grpc_path, http_path, http_request
+from calls import (
+    Call,
+    HttpRequest,
+    Protocol,
+    grpc_body,
+    grpc_message,
+    grpc_path,
+    http_path,
+    http_request,
+    raw_http_request,
+)
+from grpc_load import messages_file
 from measured_server import Ports
 
 PACKAGES = {
@@ -133,7 +146,13 @@ class Wrk:
 
     def run(self, ports: Ports, *, callers: int, seconds: int) -> Load:
         script = self.folder / "wrk.lua"
-        script.write_text(wrk_script(http_request(self.call, self.protocol)))
+        calls = self.call.over(self.protocol)
+        if len(calls) == 1:
+            script.write_text(wrk_script(http_request(calls[0], self.protocol)))
+        else:
+            requests = self.folder / "requests.bin"
+            requests.write_bytes(messages_file([raw_http_request(call, self.protocol, ports.http) for call in calls]))
+            script.write_text(wrk_script_of_many(requests))
         url = f"http://127.0.0.1:{ports.http}{http_path(self.call)}"
         command = [
             "wrk",
@@ -155,6 +174,26 @@ def wrk_script(request: HttpRequest) -> str:
         for name, text in request.headers.items()
     ]
     return "\n".join(lines) + "\n" + _WRK_DONE
+
+
+# The file is that of grpc_load.messages_file.
+_WRK_MANY = """
+local file = io.open(%s, "rb")
+local lengths, all, requests, at, n = file:read("*l"), file:read("*a"), {}, 1, 0
+for length in lengths:gmatch("%%d+") do
+  requests[#requests + 1] = all:sub(at, at + length - 1)
+  at = at + length
+end
+function request()
+  n = n %% #requests + 1
+  return requests[n]
+end
+"""
+
+
+def wrk_script_of_many(requests: Path) -> str:
+    """A Lua script that sends the requests in the file *requests* one after the other, and begins anew behind the last."""
+    return _WRK_MANY % _lua_string(str(requests).encode()) + _WRK_DONE
 
 
 def _lua_string(data: bytes) -> str:
@@ -247,7 +286,8 @@ class H2load:
 
     def run(self, ports: Ports, *, callers: int, seconds: int) -> Load:
         message, log = self.folder / "grpc.bin", self.folder / "h2load.log"
-        message.write_bytes(grpc_body(self.call, self.protocol))
+        (call,) = self.call.over(self.protocol)
+        message.write_bytes(grpc_body(call, self.protocol))
         log.unlink(missing_ok=True)
         command = ["h2load", "--threads=1", f"--clients={callers}", "--max-concurrent-streams=1"]
         command += [f"--duration={seconds}", f"--data={message}", f"--log-file={log}"]
@@ -290,6 +330,44 @@ def read_h2load_log(log: str) -> list[int]:
     """Latencies in us of the answers with status 200. Columns: start in us, status (-1: failed), latency, maybe more."""
     rows = (line.split("\t") for line in log.splitlines())
     return [int(row[2]) for row in rows if row[1] == "200"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Our own, for gRPC
+
+
+@dataclass(frozen=True)
+class GrpcLoad:
+    """`grpc_load` in a process of its own: calls that differ, each answer's status read. *folder* takes the messages."""
+
+    call: Call
+    protocol: Protocol
+    folder: Path
+    name: str = "grpc_load"
+
+    def run(self, ports: Ports, *, callers: int, seconds: int) -> Load:
+        messages = self.folder / "messages.bin"
+        messages.write_bytes(
+            messages_file([grpc_message(call, self.protocol) for call in self.call.over(self.protocol)])
+        )
+        command = [sys.executable, str(Path(__file__).with_name("grpc_load.py")), f"--port={ports.grpc}"]
+        command += [f"--callers={callers}", f"--seconds={seconds}", f"--path={grpc_path(self.protocol)}", str(messages)]
+        return read_grpc_load(run_bounded(command, limit_s=seconds + GRACE_S))
+
+
+def read_grpc_load(output: str) -> Load:
+    found = json.loads(output)
+    if found["error"]:
+        raise BenchmarkError(f"grpc_load met an error behind {found['answered']} answers: {found['error']}")
+    if not found["answered"]:
+        raise BenchmarkError("grpc_load got no answer at all")
+    return Load(
+        answered=found["answered"],
+        per_second=found["answered"] / found["seconds"],
+        p50_us=found["p50_us"],
+        p99_us=found["p99_us"],
+        body_bytes=found["body_bytes"],
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------------------

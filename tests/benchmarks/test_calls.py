@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmark_error import BenchmarkError
-from calls import Call, Protocol, check_answer
+from calls import DIFFERENT, Call, Protocol, check_answer, raw_http_request
 from client_regions import outputs_of, registered
 from compare import MODELS, OUR_COMMAND
 from measured_server import MeasuredServer, free_ports
@@ -51,6 +51,31 @@ def test_right_answers_pass_over_every_protocol_and_are_counted(start: Start) ->
         asked = [(scenario, protocol) for scenario, protocol in spellings() if name in scenario.models]
         counters = server.counters_with(name, len(asked))
         assert (counters.succeeded, counters.failed) == (len(asked), 0), name
+
+
+@pytest.mark.parametrize("protocol", [Protocol.HTTP_JSON, Protocol.HTTP_BINARY, Protocol.GRPC])
+def test_requests_differ_in_id_and_numbers_and_not_in_the_length_of_their_answers(protocol: Protocol) -> None:
+    call = SCENARIOS["add_sub"].call
+    calls = call.over(protocol)
+    assert len(calls) == len({found.request_id for found in calls}) == DIFFERENT
+    assert len({len(found.request_id) for found in calls}) == 1
+    assert len({found.inputs["INPUT0"].tobytes() for found in calls}) == DIFFERENT
+    assert np.array_equal(calls[0].inputs["INPUT0"], call.inputs["INPUT0"]), "the one whose answer is known"
+    first, last = (raw_http_request(found, protocol, 80) for found in (calls[0], calls[-1]))
+    assert b"request-0000" in first and f"request-{DIFFERENT - 1}".encode() in last
+
+
+@pytest.mark.parametrize(
+    "protocol", [Protocol.HTTP_JSON_REPEATED, Protocol.HTTP_BINARY_REPEATED, Protocol.GRPC_REPEATED, Protocol.GRPC_SHM]
+)
+def test_repeated_requests_are_one(protocol: Protocol) -> None:
+    call = SCENARIOS["add_sub"].call
+    assert call.over(protocol) == [call]
+
+
+def test_large_tensors_do_not_differ() -> None:
+    large = Call("large", {"IN": np.zeros(1 << 20, np.float32)}, [{}])
+    assert len(large.over(Protocol.HTTP_BINARY)) == 1
 
 
 def test_wrong_sum_is_noticed_over_every_protocol(start: Start) -> None:

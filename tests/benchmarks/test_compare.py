@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -47,7 +48,7 @@ def test_add_sub_of_the_project_is_measured_unless_something_else_is_asked_for()
         (["--callers=1,0"], "expected a number above 0"),
         (["--callers=1;8"], "expected a whole number, got '1;8'"),
         (["--rounds=-1"], "expected a whole number, got '-1'"),
-        (["--protocols=http"], "no protocol 'http'; known: http-json, http-binary, grpc, grpc-stream"),
+        (["--protocols=http"], "no protocol 'http'; known: http-json, http-binary, grpc, http-json-repeated"),
         (["--scenarios=add_sub,blz"], "no scenario 'blz'; known: add_sub, bls, ensemble, decoupled, bls_decoupled"),
         (["--scenarios=add_sub,decoupled", "--protocols=grpc"], "decoupled streams its responses, which grpc cannot"),
         (["--only=peer"], "--only peer needs --peer-command"),
@@ -86,7 +87,7 @@ def test_missing_tools_end_it_before_a_server_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert main(["--server-command=cannot-be-started", *SHORT]) == 1
+    assert main(["--server-command=cannot-be-started", "--protocols=http-json,grpc-repeated", *SHORT]) == 1
     output = capsys.readouterr()
     assert output.out == ""
     assert "Debian and Ubuntu: nghttp2-client" in output.err
@@ -106,15 +107,16 @@ def test_both_servers_are_measured_over_http_and_grpc(
 ) -> None:
     result = tmp_path / "result.json"
     arguments = [f"--server-command={stand_in_command}", f"--peer-command={stand_in_command}"]
-    arguments += [f"--model={model_folder}", f"--json={result}", "--protocols=http-binary,grpc", "--markdown"]
-    assert main([*arguments, *SHORT]) == 0
+    arguments += [f"--model={model_folder}", f"--json={result}", "--protocols=http-binary,grpc,grpc-repeated"]
+    assert main([*arguments, "--markdown", *SHORT]) == 0
     table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-    assert [line.split(" | ")[3] for line in table[2:]] == ["ours", "peer", "**ours/peer**"] * 2
+    assert [line.split(" | ")[3] for line in table[2:]] == ["ours", "peer", "**ours/peer**"] * 3
     document = json.loads(result.read_text())
     assert document["facts"]["Peer"] == "stand-in 1.2.3"
     assert [(cell["protocol"], cell["generator"]) for cell in document["cells"]] == [
         ("http-binary", "wrk"),
-        ("grpc", "h2load"),
+        ("grpc", "grpc_load"),
+        ("grpc-repeated", "h2load"),
     ]
     for sample in (cell["samples"][side][0] for cell in document["cells"] for side in ("ours", "peer")):
         assert sample["per_second"] > 0
@@ -124,7 +126,6 @@ def test_both_servers_are_measured_over_http_and_grpc(
 
 
 @needs_wrk
-@needs_h2load
 def test_own_server_is_measured_with_nothing_said_about_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(SHORT) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if " ours " in line]
@@ -173,11 +174,20 @@ def test_called_model_that_was_not_called_is_noticed(
 def test_grpc_errors_that_h2load_takes_for_answers_are_noticed(
     stand_in_command: str, model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [f"--server-command={stand_in_command} --fail-after 5", f"--model={model_folder}", "--protocols=grpc"]
-    assert main([*arguments, *SHORT]) == 1
+    arguments = [f"--server-command={stand_in_command} --fail-after 5", f"--model={model_folder}"]
+    assert main([*arguments, "--protocols=grpc-repeated", *SHORT]) == 1
     output = capsys.readouterr()
     assert output.out == "", "there is no complete round to show"
     assert "but the server counted 4 successes and" in output.err
+
+
+def test_a_grpc_error_is_told_in_its_own_words(
+    stand_in_command: str, model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [f"--server-command={stand_in_command} --fail-after 5", f"--model={model_folder}"]
+    assert main([*arguments, "--protocols=grpc", *SHORT]) == 1
+    said = capsys.readouterr().err
+    assert re.search(r"grpc_load met an error behind \d answers: status 13: told to fail", said), said
 
 
 @needs_wrk

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from benchmark_error import BenchmarkError
 from calls import HttpRequest
+from grpc_load import load, messages_file, read_messages
 from load_generators import (
     histogram_percentile,
     measured_latencies,
+    read_grpc_load,
     read_h2load,
     read_perf_analyzer,
     read_wrk,
@@ -113,6 +118,28 @@ def test_lua_script_spells_every_byte_of_body_and_headers() -> None:
     body = "".join(f"\\{byte:03d}" for byte in range(256))
     assert f'wrk.body = "{body}"\n' in script
     assert 'wrk.headers["\\088"] = "\\097\\034\\010"\n' in script
+
+
+def test_messages_come_back_from_their_file_as_they_were() -> None:
+    messages = [b"", b"1 2\n3", bytes(1000), b"x"]
+    assert read_messages(messages_file(messages)) == messages
+
+
+def test_grpc_load_says_why_it_has_no_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        thread = threading.Thread(target=lambda: server.accept()[0].close())
+        thread.start()
+        found = load(port, "/a.B/C", [b"x"], callers=1, seconds=5)
+        thread.join()
+    assert (found["answered"], bool(found["error"])) == (0, True)
+    with pytest.raises(BenchmarkError, match="grpc_load met an error behind 0 answers: "):
+        read_grpc_load(json.dumps(found))
+
+
+def test_grpc_load_without_any_answer_is_refused() -> None:
+    with pytest.raises(BenchmarkError, match="got no answer at all"):
+        read_grpc_load('{"answered": 0, "seconds": 1, "p50_us": 0, "p99_us": 0, "body_bytes": 0, "error": ""}')
 
 
 def test_h2load_report_gives_rate_count_and_bytes_and_its_log_the_percentiles() -> None:
