@@ -62,3 +62,7 @@ class InferenceError(Exception):
 
 class BugError(Exception):
     """A broken promise inside pytriton-lite itself, never the fault of a client, a model or a configuration."""
+
+
+class ProtocolError(Exception):
+    """The other end of a channel between engine and worker sent what cannot be a frame of ours."""

@@ -12,6 +12,8 @@ import array
 import socket
 import struct
 
+from pytriton_lite.core.errors import ProtocolError
+
 HEADER = struct.Struct("<II")
 LARGEST_FRAME = 1 << 30
 """A length above this is garbage on the channel, not a message."""
@@ -19,10 +21,6 @@ LARGEST_FRAME = 1 << 30
 RECEIVE_BYTES = 1 << 16
 """Python allocates so much before it knows how little came. Above the allocator's threshold for mapping memory (128 KiB) that
 costs 17 µs a call instead of 2."""
-
-
-class ProtocolError(Exception):
-    """The peer sent something that is no frame of ours."""
 
 
 class FrameReader:

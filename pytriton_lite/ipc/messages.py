@@ -40,8 +40,8 @@ from typing import Any, NamedTuple
 
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.dtypes import DataType
-from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.ipc.channel import LARGEST_FRAME, ProtocolError, frame
+from pytriton_lite.core.errors import ErrorCode, InferenceError, ProtocolError
+from pytriton_lite.ipc.channel import LARGEST_FRAME, frame
 from pytriton_lite.ipc.segment import HAS_MEMORY_FILES
 
 VERSION = 4

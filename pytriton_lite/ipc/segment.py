@@ -28,8 +28,7 @@ import os
 import secrets
 import sys
 
-from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.ipc.channel import ProtocolError
+from pytriton_lite.core.errors import ErrorCode, InferenceError, ProtocolError
 
 DEFAULT_PREFIX = "pytriton_lite_shm_region_"
 _SHM_FOLDER = "/dev/shm"

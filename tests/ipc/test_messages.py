@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 
 from pytriton_lite.core import dtypes
-from pytriton_lite.core.errors import ErrorCode
+from pytriton_lite.core.errors import ErrorCode, ProtocolError
 from pytriton_lite.ipc import messages
-from pytriton_lite.ipc.channel import FrameReader, ProtocolError
+from pytriton_lite.ipc.channel import FrameReader
 from pytriton_lite.ipc.messages import Answer, BatchResult, Kind, Place, RequestMessage, SpecTable, TensorRef
 
 U16 = st.integers(0, (1 << 16) - 1)

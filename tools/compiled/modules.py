@@ -20,7 +20,7 @@ _ROOMS = {
     "frontends": "unread work_share",
     "frontends/grpc": "codec compression http2_* parameters parsing",
     "frontends/http": "codec generate_codec json_dialect json_tensors json_values templates",
-    "ipc": "arena line_mark messages start tensor_io",
+    "ipc": "arena channel line_mark messages start tensor_io",
     "scheduling": "*",
     "worker": "batches conversation execute executions mailbox memory placement request_ids senders",
 }

@@ -22,7 +22,7 @@ from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.config.override import parse_config_override
 from pytriton_lite.config.text import parse_model_config, read_config_text
 from pytriton_lite.core import bytes_tensor
-from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.core.errors import InferenceError, ProtocolError
 from pytriton_lite.engine.workers.regions import Regions
 from pytriton_lite.frontends.grpc import codec as grpc_codec
 from pytriton_lite.frontends.grpc import http2_frames as frames
@@ -31,7 +31,7 @@ from pytriton_lite.frontends.http import codec as http_codec
 from pytriton_lite.frontends.http import generate_codec, json_dialect
 from pytriton_lite.frontends.unread import UnreadBudget
 from pytriton_lite.ipc import messages
-from pytriton_lite.ipc.channel import LARGEST_FRAME, FrameReader, ProtocolError
+from pytriton_lite.ipc.channel import LARGEST_FRAME, FrameReader
 from pytriton_lite.proto.grpc_service_pb import ModelInferRequest
 from pytriton_lite.proto.message import DecodeError
 

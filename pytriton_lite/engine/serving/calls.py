@@ -9,14 +9,13 @@ from functools import partial
 from typing import Any, Protocol
 
 from pytriton_lite.config.model_config import ModelConfig
-from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.errors import ErrorCode, InferenceError, ProtocolError
 from pytriton_lite.core.request import InferenceRequest, Origin, ParameterValue, ResponseReceiver
 from pytriton_lite.core.timeline import Timeline
 from pytriton_lite.engine.serving.deadlock import chain_text, is_stuck
 from pytriton_lite.engine.tracing.observation import Observation
 from pytriton_lite.engine.workers.asking import AskingInstance, CallOutcome, WorkerLink
 from pytriton_lite.ipc import messages
-from pytriton_lite.ipc.channel import ProtocolError
 from pytriton_lite.ipc.messages import CallMessage, Kind
 from pytriton_lite.scheduling.ticket import Caller, Ticket
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from pytriton_lite.config.model_config import ModelConfig
-from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.errors import ErrorCode, InferenceError, ProtocolError
 from pytriton_lite.core.request import InferenceResponse
 from pytriton_lite.core.states import InstanceState
 from pytriton_lite.engine.counting.statistics import SharedMemory
@@ -32,7 +32,7 @@ from pytriton_lite.engine.workers.process import WorkerProcess
 from pytriton_lite.engine.workers.settings import WorkerSettings
 from pytriton_lite.engine.workers.wire import ExecutionOutcome, Wire
 from pytriton_lite.ipc import messages
-from pytriton_lite.ipc.channel import ProtocolError, frame
+from pytriton_lite.ipc.channel import frame
 from pytriton_lite.ipc.messages import BatchResult, Fate, Kind
 from pytriton_lite.ipc.start import ModelStart
 from pytriton_lite.scheduling.rate_limit import Claim

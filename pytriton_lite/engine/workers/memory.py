@@ -17,12 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.errors import ErrorCode, InferenceError, ProtocolError
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.workers.process import WorkerProcess
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.arena import Arena
-from pytriton_lite.ipc.channel import ProtocolError
 from pytriton_lite.ipc.messages import INLINE_BYTES, Place, TensorRef
 from pytriton_lite.ipc.region import ClientSegment
 from pytriton_lite.ipc.segment import Segment

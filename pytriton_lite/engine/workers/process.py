@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.errors import ErrorCode, InferenceError, ProtocolError
 from pytriton_lite.engine.line_pipe import LinePipe
 from pytriton_lite.engine.workers.fork_server import Spawner, WorkerExit
 from pytriton_lite.engine.workers.settings import WorkerSettings
@@ -27,7 +27,6 @@ from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import (
     RECEIVE_BYTES,
     FrameReader,
-    ProtocolError,
     frame,
     receive_descriptor,
     send_descriptor,
