@@ -55,8 +55,8 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
-def request_block(port: int, path: str) -> bytes:
-    """The header block of every call. It is the same each time, as it is from a client that has sent it once."""
+def request_blocks(port: int, path: str) -> tuple[bytes, bytes]:
+    """Header blocks of a connection's first call, and of all behind it, which say where in the peer's table the fields are."""
     fields = [
         (":method", "POST"),
         (":scheme", "http"),
@@ -66,22 +66,23 @@ def request_block(port: int, path: str) -> bytes:
         ("te", "trailers"),
     ]
     encoder = hpack.Encoder()
-    encoder.header_table_size = 0  # nothing of it depends on the calls before
-    return encoder.encode(fields)
+    return encoder.encode(fields), encoder.encode(fields)
 
 
 class Calls:
     """The calls of all callers, one after the other: which message is next, and what came of them."""
 
-    def __init__(self, messages: Sequence[bytes], block: bytes) -> None:
+    def __init__(self, messages: Sequence[bytes], blocks: tuple[bytes, bytes]) -> None:
+        self._first, block = blocks
+        self._head = struct.pack(">I", len(block))[1:] + bytes((_HEADERS, _END_HEADERS))
         self._parts = [
             (
-                struct.pack(">I", len(block))[1:] + bytes((_HEADERS, _END_HEADERS)),
                 block + struct.pack(">I", len(message) + 5)[1:] + bytes((_DATA, _END_STREAM)),
                 b"\0" + struct.pack(">I", len(message)) + message,
             )
             for message in messages
         ]
+        self._messages = messages
         self._next = 0
         self._good: set[bytes] = set()
         self.latencies_ns: list[int] = []
@@ -89,10 +90,15 @@ class Calls:
 
     def frames(self, stream: int) -> bytes:
         """HEADERS and DATA of the next call."""
-        head, between, data = self._parts[self._next]
-        self._next = (self._next + 1) % len(self._parts)
+        at = self._next
+        self._next = (at + 1) % len(self._parts)
+        if stream == 1:
+            message = self._messages[at]
+            data = b"\0" + struct.pack(">I", len(message)) + message
+            return frame(_HEADERS, _END_HEADERS, 1, self._first) + frame(_DATA, _END_STREAM, 1, data)
+        between, data = self._parts[at]
         number = struct.pack(">I", stream)
-        return b"".join((head, number, between, number, data))
+        return b"".join((self._head, number, between, number, data))
 
     def check_trailers(self, block: bytes) -> None:
         """Raises LoadError where *block* says that the call has failed."""
@@ -174,7 +180,7 @@ class Caller:
 
 def load(port: int, path: str, messages: Sequence[bytes], *, callers: int, seconds: float) -> dict[str, object]:
     """Load the server for *seconds*. The result is what the program prints."""
-    calls = Calls(messages, request_block(port, path))
+    calls = Calls(messages, request_blocks(port, path))
     selector = selectors.DefaultSelector()
     error = ""
     began = time.perf_counter()
