@@ -7,11 +7,14 @@
 ARG PYTHON=3.11
 FROM python:${PYTHON}-slim AS build
 WORKDIR /src
+# For the compiled modules of the wheel; the image itself has no compiler.
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev
 RUN pip install --no-cache-dir build
 COPY pyproject.toml README.md LICENSE ./
 COPY pytriton_lite pytriton_lite
 COPY model_api model_api
-RUN python -m build --wheel --outdir /dist
+COPY tools tools
+RUN HATCH_BUILD_HOOKS_ENABLE=true python -m build --wheel --outdir /dist
 
 FROM python:${PYTHON}-slim
 RUN useradd --create-home --uid 1000 triton

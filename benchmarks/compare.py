@@ -183,7 +183,12 @@ def compare(options: argparse.Namespace, facts: dict[str, str], results: list[Ce
     """Fill *results*, and add to *facts* what is known only when the servers run. Raises BenchmarkError."""
     scenarios = _chosen(options)
     tools = sorted(
-        {tool for scenario in scenarios for protocol in _protocols_of(scenario, options) for tool in _tools(protocol)}
+        {
+            tool
+            for scenario in scenarios
+            for protocol in _protocols_of(scenario, options)
+            for tool in _tools(scenario, protocol)
+        }
     )
     require_tools(tools)
     with contextlib.ExitStack() as stack:
@@ -237,15 +242,15 @@ def _protocols_of(scenario: Scenario, options: argparse.Namespace) -> Sequence[P
     return options.protocols or scenario.protocols
 
 
-def _generator(protocol: Protocol) -> type[Wrk] | type[H2load] | type[GrpcLoad]:
+def _generator(scenario: Scenario, protocol: Protocol) -> type[Wrk] | type[H2load] | type[GrpcLoad]:
     if protocol.is_http:
         return Wrk
-    return GrpcLoad if protocol is Protocol.GRPC else H2load
+    return GrpcLoad if len(scenario.call.over(protocol)) > 1 else H2load
 
 
-def _tools(protocol: Protocol) -> Sequence[str]:
+def _tools(scenario: Scenario, protocol: Protocol) -> Sequence[str]:
     """Programs that the generator for *protocol* is, which have to be installed."""
-    return [name for name in (_generator(protocol).name,) if name in PACKAGES]
+    return [name for name in (_generator(scenario, protocol).name,) if name in PACKAGES]
 
 
 def _checked(scenario: Scenario, protocol: Protocol, servers: Mapping[str, MeasuredServer]) -> dict[str, int]:
@@ -294,7 +299,7 @@ def _started(
 def _generators(scenario: Scenario, options: argparse.Namespace, folder: Path) -> list[Generator]:
     generators: list[Generator] = []
     for protocol in _protocols_of(scenario, options):
-        generators.append(_generator(protocol)(scenario.call, protocol, folder))
+        generators.append(_generator(scenario, protocol)(scenario.call, protocol, folder))
         if options.perf_analyzer is not None and protocol in PerfAnalyzer.PROTOCOLS:
             generators.append(PerfAnalyzer(options.perf_analyzer, scenario.call, protocol, folder))
     return generators

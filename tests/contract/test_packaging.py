@@ -110,7 +110,7 @@ def test_the_dockerfile_uses_a_slim_base_an_ordinary_user_and_the_wheel() -> Non
     assert re.search(r"^ARG PYTHON=3\.\d+$", DOCKERFILE, re.MULTILINE)
     assert re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE) == ["python:${PYTHON}-slim"] * 2
     assert re.search(r"^USER [1-9]\d*$", DOCKERFILE, re.MULTILINE)
-    assert "python -m build --wheel" in DOCKERFILE
+    assert "RUN HATCH_BUILD_HOOKS_ENABLE=true python -m build --wheel" in DOCKERFILE
     assert "/v2/health/ready" in DOCKERFILE
 
 
