@@ -25,7 +25,7 @@ EXAMPLE_STAMP      := $(if $(filter $(NAME),$(FRAMEWORK_EXAMPLES)),$(FRAMEWORKS)
 # The copy of the project with compiled modules beside the source.
 COMPILED := build/compiled
 
-.PHONY: serve example test test-compiled test-lowest test-frameworks fuzz fuzz-decoders torture siege check format protos bench \
+.PHONY: serve example test test-compiled test-front-ends test-lowest test-frameworks fuzz fuzz-decoders torture siege check format protos bench \
 	wheel compiled-wheel clean
 
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
@@ -76,6 +76,10 @@ test-compiled: $(VENV)/.installed  ## compile the modules of the hot ways in a c
 	$(BIN)/python -m tools.compiled.build $(COMPILED)
 	cd $(COMPILED) && PYTHONPATH="$$PWD" PYTHONHASHSEED=0 $(abspath $(BIN))/python -m pytest \
 		--numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder $(ARGS)
+
+# Every server of a test has front ends in processes of their own, unless it says otherwise.
+test-front-ends: $(VENV)/.installed  ## run the tests of real servers with two front ends each
+	PYTRITON_LITE_FRONTENDS=2 $(MAKE) test ARGS="$(or $(ARGS),tests/contract tests/adversity tests/engine tests/examples tests/tools)"
 
 test-lowest: $(LOWEST)/.installed  ## install the lowest versions that pyproject.toml allows, then run every test with them
 	PYTHONHASHSEED=0 $(LOWEST)/bin/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder $(ARGS)

@@ -15,7 +15,6 @@ import functools
 import gc
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
@@ -31,7 +30,9 @@ from pytriton_lite.access_log import AccessLog, LineFile
 from pytriton_lite.core import heap
 from pytriton_lite.core.build import build_kind
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.log_settings import LogSettings
 from pytriton_lite.core.memory_limit import memory_limit
+from pytriton_lite.core.timeline import Listener as TimelineListener
 from pytriton_lite.daemon_threads import in_daemon_thread
 from pytriton_lite.engine.cache.choice import make_cache
 from pytriton_lite.engine.cache.response_cache import ResponseCache
@@ -43,20 +44,28 @@ from pytriton_lite.engine.workers.backends import Backends
 from pytriton_lite.engine.workers.foreground import Foreground
 from pytriton_lite.engine.workers.regions import RegionLimits
 from pytriton_lite.engine.workers.settings import WorkerSettings
-from pytriton_lite.frontends.addresses import BoundSocket, ListenError, bind_socket
+from pytriton_lite.event_loop import run
+from pytriton_lite.frontends.accepting import Acceptor, Places
+from pytriton_lite.frontends.addresses import BoundSocket, ListenError, bind_socket, format_address
+from pytriton_lite.frontends.grpc.control_methods import ControlMethods
+from pytriton_lite.frontends.grpc.http2 import NAME as GRPC_NAME
 from pytriton_lite.frontends.grpc.http2 import Http2Listener, start_http2
-from pytriton_lite.frontends.grpc.options import GrpcOptions, bind_grpc
+from pytriton_lite.frontends.grpc.options import bind_grpc
 from pytriton_lite.frontends.http.bodies import LargeDocuments
 from pytriton_lite.frontends.http.hot_path import hot_path
-from pytriton_lite.frontends.http.server import HttpOptions, http_app
-from pytriton_lite.frontends.listener import ConnectionLimits, Listener, start_listener
+from pytriton_lite.frontends.http.server import control_app, http_app
+from pytriton_lite.frontends.listener import Listener, start_listener
 from pytriton_lite.frontends.metrics import MetricsOptions, metrics_app
-from pytriton_lite.frontends.tls import RenewedContext, TlsOptions
+from pytriton_lite.frontends.process import frames
+from pytriton_lite.frontends.process.board import Board
+from pytriton_lite.frontends.process.control import Answers, methods_by_path
+from pytriton_lite.frontends.process.news import FrontEndStart
+from pytriton_lite.frontends.process.supervisor import FrontEndError, FrontEnds, Shared, command_of
 from pytriton_lite.frontends.unread import UnreadBudget
 from pytriton_lite.ipc import cuda
-from pytriton_lite.ipc.segment import DEFAULT_PREFIX
+from pytriton_lite.ipc.segment import DEFAULT_PREFIX, HAS_MEMORY_FILES
+from pytriton_lite.listening import connection_limits, grpc_options, http_options, raise_file_limit, tls_context
 from pytriton_lite.settings import (
-    MOST_CONNECTIONS,
     GrpcTransport,
     ModelControlMode,
     OverloadStatus,
@@ -71,6 +80,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_HTTP_NAME = "HTTPService"
 _METRICS_CLOSE_S = 1.0
 _LAST_S = 3.0
 """What may go on behind the exit timeout: workers are killed, the metrics end. Then the process ends, whatever hangs."""
@@ -79,52 +89,13 @@ _JOIN_S = 2.0
 _METRICS_CONNECTIONS = 128
 """More than one Prometheus opens, and nobody else has any business there."""
 
-_HTTP_1 = "http/1.1"
-_SWITCH_INTERVAL_S = 0.0001
-"""A fiftieth of Python's. The loop waits so long whenever it has let go of the interpreter, which it does for every 16 KiB that
-come over TLS: beside a thread that read 40 MB of strings the slowest honest request took 0.13 s, with a millisecond 0.34."""
-
 
 def serve(settings: Settings, log: logs.Log, foreground: tuple[str, socket.socket] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; the exit code: 0 when all was drained in time, 1 otherwise or when start-up failed.
 
     *foreground* is a model that is debugged, and the control socket of its process (engine/workers/foreground.py).
     """
-    # Threads parse what is large. Whenever the loop has let go of the interpreter, each of them keeps it for so long.
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    return _run(App(settings, log, foreground).run())
-
-
-def _run(main: Coroutine[Any, Any, int]) -> int:
-    """asyncio.run with uvloop where it is installed; it is not needed, only faster."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(main)
-    return uvloop.run(main)
-
-
-def _raise_file_limit() -> None:
-    """Use as many descriptors as the system allows: connections and segments take them, and 1024 are soon gone."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (OSError, ValueError):  # macOS says unlimited and means less
-            logger.info("at most %d files can be open", soft)
-
-
-def default_connections(descriptors: int) -> int:
-    """How many connections one of two listeners may have: a quarter of *descriptors* is left to workers and segments."""
-    return max(1, min(descriptors * 3 // 8, MOST_CONNECTIONS))
-
-
-def _default_connections() -> int:
-    return default_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-
-
-def _context(tls: TlsOptions | None) -> RenewedContext | None:
-    return None if tls is None else RenewedContext(tls, _HTTP_1)
+    return run(App(settings, log, foreground).run())
 
 
 _OVERLOAD_CODES = {
@@ -180,6 +151,10 @@ class App:
         self._grpc: Http2Listener | GrpcListener | None = None
         self._http: Listener | None = None
         self._metrics: Listener | None = None
+        self._front_ends: FrontEnds | None = None
+        """The processes that HTTP and gRPC are in; None where they are in this one."""
+        self._acceptors: list[Acceptor] = []
+        """Those for front ends."""
         self._access: AccessLog | None = None
         # Without a page nobody would see the rest.
         chosen = [(setting.key, setting.value) for setting in settings.metrics_config if settings.allow_metrics]
@@ -198,7 +173,9 @@ class App:
         self._signal = loop.create_future()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
-        _raise_file_limit()
+        limited = raise_file_limit()
+        if limited:
+            logger.info("%s", limited)
         # Bodies of megabytes come and go with every request: with four callers of 4 MiB over gRPC a seventh of the server's
         # time was page faults, and throughput is a fifth higher so.
         heap.keep_some()
@@ -206,7 +183,7 @@ class App:
         try:
             try:
                 self._remote = self._open_remote()
-                engine = Server(self._server_options(), foreground=foreground, on_log_settings=self._log.apply)
+                engine = Server(self._server_options(), foreground=foreground, on_log_settings=self._apply_log_settings)
             except (StartError, InferenceError) as error:
                 logger.error("error: creating server: %s", error)
                 return 1
@@ -228,11 +205,17 @@ class App:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
+    def _apply_log_settings(self, settings: LogSettings) -> None:
+        self._log.apply(settings)
+        if self._front_ends is not None:
+            self._front_ends.update_log_settings(settings)
+
     async def _serve(self, engine: Server) -> int:
         assert self._signal is not None
         self._check_transport()
         self._check_tls()
         await self._bind()
+        self._start_front_ends(engine)
         accepts_first = self._settings.accept_before_load
         if accepts_first:
             await self._listen(engine)
@@ -288,7 +271,7 @@ class App:
         settings = self._settings
         try:
             for tls in (settings.http_tls, settings.metrics_tls, settings.grpc_tls):
-                _context(tls)
+                tls_context(tls)
         except ListenError as error:
             raise StartError(str(error)) from error
 
@@ -298,7 +281,7 @@ class App:
         loop = asyncio.get_running_loop()
         try:
             if settings.allow_grpc:
-                self._bound["grpc"] = await bind_grpc(self._grpc_options())
+                self._bound["grpc"] = await bind_grpc(grpc_options(self._settings))
             if settings.allow_http:
                 self._bound["http"] = await bind_socket(
                     loop, settings.http_address, settings.http_port, reuse_port=settings.reuse_http_port
@@ -462,36 +445,26 @@ class App:
 
     async def _listen(self, engine: Server) -> None:
         settings = self._settings
-        limits = ConnectionLimits(
-            settings.http_max_header_size,
-            settings.http_header_timeout_secs,
-            settings.http_idle_timeout_secs,
-            settings.http_max_connections or _default_connections(),
-            settings.http_stall_timeout_secs,
-        )
+        limits = connection_limits(settings)
         refuse = engine.request_counts.refuse_connection
-        unread = UnreadBudget(_limit(settings.max_unread_bytes, self._share_bytes))
+        unread = UnreadBudget(self._max_unread_bytes)
+        is_here = self._front_ends is None
         try:
-            if settings.allow_grpc:
+            if self._front_ends is not None:
+                await self._listen_apart(engine, self._front_ends)
+            if settings.allow_grpc and is_here:
                 self._grpc = await self._listen_grpc(engine, unread)
-            if settings.allow_http:
-                options = HttpOptions(
-                    max_input_size=settings.http_max_input_size,
-                    max_compression_ratio=settings.http_max_compression_ratio,
-                    header_forward_pattern=settings.http_header_forward_pattern,
-                    restricted=settings.http_restricted_api,
-                    cors_allow_origins=settings.http_cors_allow_origin,
-                    on_admin=self._access.ended if self._access is not None else None,
-                )
+            if settings.allow_http and is_here:
+                options = http_options(settings, self._on_admin)
                 large = LargeDocuments()
                 self._http = await start_listener(
                     http_app(engine, options, large),
                     host=settings.http_address,
                     port=settings.http_port,
                     reuse_port=settings.reuse_http_port,
-                    name="HTTPService",
+                    name=_HTTP_NAME,
                     protocol=hot_path(engine, options, large),
-                    tls=_context(settings.http_tls),
+                    tls=tls_context(settings.http_tls),
                     limits=limits,
                     bound=self._bound.pop("http"),
                     on_refused=functools.partial(refuse, "http"),
@@ -504,13 +477,87 @@ class App:
                     port=settings.metrics_port,
                     reuse_port=False,
                     name="Metrics Service",
-                    tls=_context(settings.metrics_tls),
+                    tls=tls_context(settings.metrics_tls),
                     limits=dataclasses.replace(limits, connections=_METRICS_CONNECTIONS),
                     bound=self._bound.pop("metrics"),
                     on_refused=functools.partial(refuse, "metrics"),
                 )
         except ListenError as error:
             raise StartError(str(error)) from error
+
+    @property
+    def _on_admin(self) -> TimelineListener | None:
+        """The access log, as a listener to requests that are no inference."""
+        return self._access.ended if self._access is not None else None
+
+    @property
+    def _max_unread_bytes(self) -> int | None:
+        return _limit(self._settings.max_unread_bytes, self._share_bytes)
+
+    def _start_front_ends(self, engine: Server) -> None:
+        """Have the front ends begin to start, while models load. Raises StartError where that cannot be."""
+        settings = self._settings
+        count = settings.frontends
+        listeners = {
+            number: self._bound[name].address
+            for number, name in ((frames.HTTP, "http"), (frames.GRPC, "grpc"))
+            if name in self._bound
+        }
+        if not count or not listeners:
+            return
+        if not HAS_MEMORY_FILES or not hasattr(os, "pidfd_open"):
+            raise StartError(
+                "--frontends needs memory files and process descriptors (Linux 5.3), which this system has not"
+            )
+        unread = self._max_unread_bytes
+        start = FrontEndStart(
+            settings=settings,
+            log_settings=self._log.settings,
+            addresses=listeners,
+            shm_prefix=settings.segment_prefix or DEFAULT_PREFIX,
+            max_receiving_bytes=engine.receive_budget.limit,
+            max_unread_bytes=None if unread is None else max(1, unread // count),
+            overload_code=_OVERLOAD_CODES[settings.overload_status],
+            tells_refused=self._on_admin is not None,
+        )
+        answers = Answers(
+            app=control_app(engine, http_options(settings, self._on_admin), LargeDocuments()),
+            methods=methods_by_path(ControlMethods(engine)),
+            questions={"metric_families": engine.metric_families},
+            settled=self._settled,
+        )
+        try:
+            board = Board.create(count, prefix=start.shm_prefix)
+            self._front_ends = FrontEnds(
+                Shared(engine, board, start, command_of("pytriton_lite.front_end"), answers, self._on_admin)
+            )
+            engine.receive_budget.share(board.taken, 0)
+            self._front_ends.start()
+        except (FrontEndError, InferenceError, OSError) as error:
+            raise StartError(str(error)) from error
+
+    async def _settled(self) -> None:
+        assert self._front_ends is not None
+        await self._front_ends.settled()
+
+    async def _listen_apart(self, engine: Server, front_ends: FrontEnds) -> None:
+        """Accept connections for the front ends, when all of them are ready. Raises StartError, ListenError."""
+        settings = self._settings
+        try:
+            await front_ends.wait_ready()
+        except FrontEndError as error:
+            raise StartError(str(error)) from error
+        for name, number, shown, most in (
+            ("grpc", frames.GRPC, GRPC_NAME, grpc_options(settings).max_connections),
+            ("http", frames.HTTP, _HTTP_NAME, connection_limits(settings).connections),
+        ):
+            if name not in self._bound:
+                continue
+            bound, places = self._bound.pop(name), Places(most)
+            taker = front_ends.taker(number, places)
+            on_refused = functools.partial(engine.request_counts.refuse_connection, name)
+            self._acceptors.append(Acceptor(taker, bound, name=shown, places=places, on_refused=on_refused))
+            logger.info("Started %s at %s, %d front ends", shown, format_address(*bound.address), settings.frontends)
 
     def _metrics_options(self) -> MetricsOptions:
         settings = self._settings
@@ -519,39 +566,15 @@ class App:
             has_latency_counters=self._latencies.has_counters,
             has_cpu=settings.allow_cpu_metrics,
             gpu_uuids=cuda.visible_device_uuids if settings.allow_gpu_metrics else None,
+            front_ends=self._front_ends,
         )
 
     async def _listen_grpc(self, engine: Server, unread: UnreadBudget) -> Http2Listener | GrpcListener:
         if self._settings.grpc_transport is GrpcTransport.HTTP2:
-            return await start_http2(engine, self._grpc_options(), self._bound.pop("grpc"), unread)
+            return await start_http2(engine, grpc_options(self._settings), self._bound.pop("grpc"), unread)
         from pytriton_lite.frontends.grpc.server import start_grpc  # grpcio, which nobody else needs
 
-        return await start_grpc(engine, self._grpc_options(), self._bound.pop("grpc"))
-
-    def _grpc_options(self) -> GrpcOptions:
-        settings = self._settings
-        return GrpcOptions(
-            address=settings.grpc_address,
-            port=settings.grpc_port,
-            reuse_port=settings.reuse_grpc_port,
-            max_connections=settings.grpc_max_connections or _default_connections(),
-            tls=settings.grpc_tls,
-            restricted=settings.grpc_restricted_protocol,
-            header_forward_pattern=settings.grpc_header_forward_pattern,
-            max_message_bytes=settings.grpc_max_message_size,
-            handshake_timeout_ms=settings.grpc_handshake_timeout,
-            stall_timeout_s=settings.grpc_stall_timeout_secs,
-            max_unread_bytes=settings.grpc_max_unread_size,
-            keepalive_time_ms=settings.grpc_keepalive_time,
-            keepalive_timeout_ms=settings.grpc_keepalive_timeout,
-            keepalive_permit_without_calls=settings.grpc_keepalive_permit_without_calls,
-            http2_max_pings_without_data=settings.grpc_http2_max_pings_without_data,
-            http2_min_recv_ping_interval_without_data_ms=settings.grpc_http2_min_recv_ping_interval_without_data,
-            http2_max_ping_strikes=settings.grpc_http2_max_ping_strikes,
-            max_connection_age_ms=settings.grpc_max_connection_age,
-            max_connection_age_grace_ms=settings.grpc_max_connection_age_grace,
-            infer_response_compression_level=settings.grpc_infer_response_compression_level.value,
-        )
+        return await start_grpc(engine, grpc_options(self._settings), self._bound.pop("grpc"))
 
     # ------------------------------------------------------------------------------------------ stop
 
@@ -582,7 +605,12 @@ class App:
         for listener in (self._http, self._grpc):
             if listener is not None:
                 listener.begin_drain()
+        for acceptor in self._acceptors:
+            acceptor.close()
         ending: list[Coroutine[Any, Any, object]] = []
+        if self._front_ends is not None:
+            self._front_ends.begin_drain()
+            ending.append(self._front_ends.close_gracefully(left_s()))
         if self._http is not None:
             ending.append(self._http.close_gracefully(left_s()))
         if isinstance(self._grpc, Http2Listener):
@@ -592,6 +620,8 @@ class App:
         if self._grpc is not None:  # grpcio takes calls to the end, and what they then read is the engine's refusal
             await self._grpc.stop(left_s())
         in_time = await engine.stop(left_s())
+        if self._front_ends is not None:
+            await self._front_ends.close()
         if self._metrics is not None:
             await self._metrics.close_gracefully(_METRICS_CLOSE_S)
         return in_time

@@ -60,9 +60,7 @@ def configure(settings: Settings, stream: TextIO | None = None) -> Log:
         handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
     else:
         handler = logging.StreamHandler(sys.stderr if stream is None else stream)
-    handler.set_name(_HANDLER_NAME)
-    for logger in (LOGGER, *map(logging.getLogger, FOREIGN_LOGGERS)):
-        _attach(logger, handler)
+    _attach_everywhere(handler)
     started_with = LogSettings(
         file="" if path is None else str(path),
         info=settings.log_info,
@@ -72,6 +70,18 @@ def configure(settings: Settings, stream: TextIO | None = None) -> Log:
         format=settings.log_format,
     )
     return Log(handler, started_with)
+
+
+def follow(handler: logging.Handler, settings: LogSettings) -> Log:
+    """Send the same lines to *handler*, as *settings* say now: where another process writes them."""
+    _attach_everywhere(handler)
+    return Log(handler, settings)
+
+
+def _attach_everywhere(handler: logging.Handler) -> None:
+    handler.set_name(_HANDLER_NAME)
+    for logger in (LOGGER, *map(logging.getLogger, FOREIGN_LOGGERS)):
+        _attach(logger, handler)
 
 
 def _attach(logger: logging.Logger, handler: logging.Handler) -> None:
@@ -85,7 +95,7 @@ def _attach(logger: logging.Logger, handler: logging.Handler) -> None:
 class Log:
     """The log as it is now: where its lines go, which of them, and in which form."""
 
-    def __init__(self, handler: logging.StreamHandler[Any], settings: LogSettings) -> None:
+    def __init__(self, handler: logging.Handler, settings: LogSettings) -> None:
         """*handler* is that of every logger."""
         self._handler = handler
         self.apply(settings)
@@ -112,6 +122,7 @@ class Log:
 
     def write(self, lines: str) -> None:
         """Write *lines*, which have their form already, between those of the loggers. Any thread; may raise OSError."""
+        assert isinstance(self._handler, logging.StreamHandler)
         with self._handler.lock:  # type: ignore[union-attr]  # a handler that was made has its lock
             self._handler.stream.write(lines)
             self._handler.flush()
@@ -270,7 +281,7 @@ def one_line(encoded: str) -> str:
 
 def _failure(formatter: logging.Formatter, record: logging.LogRecord) -> str:
     """The traceback of ``exc_info`` and the stack of ``stack_info``, where the call gave them."""
-    traceback = formatter.formatException(record.exc_info) if record.exc_info else ""
+    traceback = formatter.formatException(record.exc_info) if record.exc_info else record.exc_text
     return "\n".join(part for part in (traceback, record.stack_info) if part)
 
 

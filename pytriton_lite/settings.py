@@ -20,18 +20,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pytriton_lite.core.cpu_count import cpu_count
 from pytriton_lite.core.log_settings import LogFormat
 from pytriton_lite.engine.cache.options import CacheSetting, parse_cache_setting
 from pytriton_lite.engine.tracing.options import OpenTelemetryOptions, TraceSetting, parse_level, parse_trace_setting
 from pytriton_lite.frontends.addresses import UNIX_PREFIX, format_address, is_unix
 from pytriton_lite.frontends.grpc.options import LARGEST_MESSAGE_BYTES, SMALLEST_LIMIT_BYTES
 from pytriton_lite.frontends.header_forwarding import compile_pattern
+from pytriton_lite.frontends.process.options import MOST_FRONT_ENDS
 from pytriton_lite.frontends.restriction import CATEGORIES, RestrictedGroup, check_groups, parse_group
 from pytriton_lite.frontends.tls import TlsOptions
 from pytriton_lite.remote.url import RemoteUrl, is_remote, parse_remote_url
 from pytriton_lite.scheduling.rate_limit import ResourceSize
 
 ENVIRONMENT_PREFIX = "PYTRITON_LITE_"
+
+_FEWEST_CORES = 8
+_MOST_CHOSEN_FRONT_ENDS = 8
 
 MOST_CONNECTIONS = 16_384
 """Connections of one listener, where nobody has said how many: beyond them memory is short before descriptors are."""
@@ -173,6 +178,20 @@ def parse_integer(text: str, *, low: int, high: int) -> int:
 
 def _integer(low: int = 0, high: int = INT32_MAX) -> Kind:
     return Kind("<integer>", lambda text: parse_integer(text, low=low, high=high))
+
+
+def _parse_front_ends(text: str) -> int:
+    if text.lower() == "auto":
+        return front_ends_for(cpu_count())
+    try:
+        return parse_integer(text, low=0, high=MOST_FRONT_ENDS)
+    except ValueError as error:
+        raise ValueError(f"{error}, or auto") from None
+
+
+def front_ends_for(cores: int) -> int:
+    """What ``--frontends=auto`` chooses: a quarter of the cores, and none where there are so few that models need them."""
+    return min(cores // 4, _MOST_CHOSEN_FRONT_ENDS) if cores >= _FEWEST_CORES else 0
 
 
 def _parse_thread_count(text: str) -> int:
@@ -476,6 +495,15 @@ class Settings:
         ),
     )
 
+    frontends: int = field(
+        default=0,
+        metadata=_option(
+            Group.SERVER,
+            Kind("<integer>|auto", _parse_front_ends),
+            "Processes that accept HTTP and gRPC before the engine, for machines with many cores; 0 is none: everything is in "
+            "one process. auto is a quarter of the cores, at most 8, and 0 below 8 cores.",
+        ),
+    )
     execution_timeout_secs: float = field(
         default=0.0,
         metadata=_option(
@@ -1559,6 +1587,10 @@ def _check_combinations(settings: Settings) -> None:
         raise UsageError(
             f"Error: --drain-delay-secs={settings.drain_delay_secs} leaves nothing of "
             f"--exit-timeout-secs={settings.exit_timeout_secs} for requests and models to end."
+        )
+    if settings.frontends and settings.grpc_transport is GrpcTransport.GRPCIO and settings.allow_grpc:
+        raise UsageError(
+            "Error: --frontends serves gRPC by --grpc-transport=http2; grpcio listens itself, in one process."
         )
     if settings.watch:
         _check_watch(settings)

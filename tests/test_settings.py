@@ -31,6 +31,7 @@ from pytriton_lite.settings import (
     Settings,
     Standing,
     UsageError,
+    front_ends_for,
     nearest,
     show,
 )
@@ -576,3 +577,8 @@ def test_a_backend_setting_that_would_fail_every_model_is_refused_at_once(text: 
     with pytest.raises(UsageError) as raised:
         _backend(text)
     assert str(raised.value).startswith(f'Bad option: "--backend-config".\n{message}')
+
+
+@pytest.mark.parametrize(("cores", "front_ends"), [(1, 0), (7, 0), (8, 2), (16, 4), (64, 8), (256, 8)])
+def test_auto_leaves_most_cores_to_models(cores: int, front_ends: int) -> None:
+    assert front_ends_for(cores) == front_ends

@@ -144,6 +144,16 @@ class ResponseReceiver(Protocol):
         """
 
 
+class PendingRequest(Protocol):
+    """A request that was taken, in the hands of who has made it. Its `ResponseReceiver` hears nothing after `cancel`."""
+
+    def consumed(self, count: int = 1) -> None:
+        """Say that *count* responses more were passed on, so that a model may send its next ones."""
+
+    def cancel(self) -> None:
+        """Give up the responses. Nothing happens where the request has ended."""
+
+
 def parse_version(text: str) -> int | None:
     """The model version that a client wrote; None for an empty text, the newest ready version.
 

@@ -160,7 +160,7 @@ class Timeline:
         if self.is_finished:
             return
         self.is_finished = True
-        self.sent_ns = self._clock()
+        self.sent_ns = self.sent_ns or self._clock()
         if error and not self.error:
             self.error = error
         for listener in self.on_finish:

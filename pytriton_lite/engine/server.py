@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytriton_lite import __version__
 from pytriton_lite.config.model_config import ModelConfig
+from pytriton_lite.core.custom_metrics import Family
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.log_settings import LogSettings
 from pytriton_lite.core.request import InferenceRequest, ResponseReceiver
@@ -23,11 +24,12 @@ from pytriton_lite.engine.cache.response_cache import CacheStatistics, ResponseC
 from pytriton_lite.engine.counting.custom_metrics import CustomMetrics
 from pytriton_lite.engine.counting.latencies import LatencyMetrics
 from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
-from pytriton_lite.engine.counting.statistics import ModelStatistics, RequestCounts
+from pytriton_lite.engine.counting.request_counts import RequestCounts
+from pytriton_lite.engine.counting.statistics import ModelStatistics
 from pytriton_lite.engine.counting.unanswered import UnansweredLimits, UnansweredTotal
 from pytriton_lite.engine.environments import Environments
 from pytriton_lite.engine.model_operations import answer_model_operation
-from pytriton_lite.engine.models.catalog import Model
+from pytriton_lite.engine.models.catalog import STILL_LOADING, Model, Models
 from pytriton_lite.engine.models.factory import VersionFactory
 from pytriton_lite.engine.models.poller import Poller
 from pytriton_lite.engine.models.store import ModelStore, StoreOptions
@@ -130,6 +132,10 @@ class ServerOptions:
     """Code of what is refused because too much waits."""
 
 
+def _nothing(state: ServerState) -> None:
+    """Nobody listens."""
+
+
 class Server:
     """The engine. ``load_all`` first, then serve, then ``stop``; one event loop throughout."""
 
@@ -204,6 +210,8 @@ class Server:
         if options.watches:
             self._watcher = Watcher(self._store, follows_all=not options.is_explicit, clock=clock)
         self._state = ServerState.STARTING
+        self.on_state: Callable[[ServerState], None] = _nothing
+        """Called when the state has changed."""
 
     # ------------------------------------------------------------------------------------------ health and views
 
@@ -301,6 +309,10 @@ class Server:
         served.statistics.queued_by_level = served.queued_by_level
         return served.statistics
 
+    async def metric_families(self) -> list[Family]:
+        """Metrics that models export themselves."""
+        return list(self.custom_metrics.families())
+
     async def repository_index(self, *, ready: bool = False) -> list[IndexEntry]:
         """The directories on disk now, joined with what is known of them (repository spec, 2.1)."""
         listing = await self._store.listing()
@@ -339,6 +351,21 @@ class Server:
         configs = [served.config for model in self._seen() for served in model.versions.values()]
         return self._options.backends.table(configs)
 
+    # ------------------------------------------------------------------------------------------ other processes
+
+    @property
+    def models(self) -> Models:
+        """All models by their names, for who has to tell others what is served."""
+        return self._models
+
+    @property
+    def state(self) -> ServerState:
+        return self._state
+
+    def _move(self, state: ServerState) -> None:
+        self._state = move(SERVER_TRANSITIONS, self._state, state)
+        self.on_state(state)
+
     # ------------------------------------------------------------------------------------------ log
 
     def log_settings(self) -> LogSettings:
@@ -364,8 +391,7 @@ class Server:
         except InferenceError as error:
             if self._state is ServerState.LOADING and error.code is ErrorCode.NOT_FOUND:
                 # It may come yet, so a client should try again.
-                text = f"{error.message}; the server is still loading models"
-                raise InferenceError(ErrorCode.UNAVAILABLE, text) from None
+                raise InferenceError(ErrorCode.UNAVAILABLE, error.message + STILL_LOADING) from None
             raise
 
     def check(self, served: ServedVersion, request: InferenceRequest) -> None:
@@ -415,7 +441,7 @@ class Server:
 
         Raises InferenceError(INTERNAL) for a repository that cannot be read, INVALID_ARG for ``*`` beside another name.
         """
-        self._state = move(SERVER_TRANSITIONS, self._state, ServerState.LOADING)
+        self._move(ServerState.LOADING)
         # What servers left that were killed. Nobody waits for it.
         self._sweeping = asyncio.get_running_loop().create_task(in_daemon_thread(sweep, name="sweep"))
         try:
@@ -425,7 +451,7 @@ class Server:
             self._not_loaded = await self._store.load_all(names)
         except InferenceError:
             if self._state is ServerState.LOADING:
-                self._state = move(SERVER_TRANSITIONS, self._state, ServerState.FAILED)
+                self._move(ServerState.FAILED)
             raise
         await self._store.wait_retired(_UNLOAD_SIBLING_S)
         return not self._not_loaded
@@ -442,7 +468,7 @@ class Server:
 
     def start_serving(self) -> None:
         """Everything is loaded: be live, and ready if the models are."""
-        self._state = move(SERVER_TRANSITIONS, self._state, ServerState.READY)
+        self._move(ServerState.READY)
         if self._watcher is not None:
             self._poller = Poller(self._watcher.look, partial(asyncio.sleep, WATCH_PAUSE_S))
         elif self._options.poll_s:
@@ -506,7 +532,7 @@ class Server:
         """Be not ready any more, and load no more: loads under way end without success. Every request is served on."""
         if self._state in (ServerState.DRAINING, ServerState.EXITING, ServerState.STOPPED):
             return
-        self._state = move(SERVER_TRANSITIONS, self._state, ServerState.DRAINING)
+        self._move(ServerState.DRAINING)
         if self._poller is not None:
             self._poller.cancel()
         if self._options.remote is not None:
@@ -517,7 +543,7 @@ class Server:
         """No new requests: call this when no front end takes any more. Those inside are served."""
         self.begin_drain()
         if self._state is ServerState.DRAINING:
-            self._state = move(SERVER_TRANSITIONS, self._state, ServerState.EXITING)
+            self._move(ServerState.EXITING)
             self._store.stop_accepting()
 
     async def stop(self, timeout_s: float) -> bool:
@@ -539,4 +565,4 @@ class Server:
                 await self._cache.close()
             await asyncio.get_running_loop().run_in_executor(None, self.tracer.close)
             self.regions.close()
-            self._state = move(SERVER_TRANSITIONS, self._state, ServerState.STOPPED)
+            self._move(ServerState.STOPPED)

@@ -1,8 +1,8 @@
 """Accepting connections: so many at a time, each with the certificate of now, whatever the system runs out of.
 
 asyncio's own server counts nothing, keeps the TLS context that it was made with, and starts handshakes of connections that
-nobody may have. Here one object listens for a socket of `addresses.bind_socket`, and knows every connection from the moment
-it is accepted until its protocol has lost it.
+nobody may have. Here an `Acceptor` listens for a socket of `addresses.bind_socket` and counts connections from the moment they
+are accepted until their protocol has lost them, and `Arrivals` brings each of them to its protocol.
 """
 
 from __future__ import annotations
@@ -88,17 +88,84 @@ class Places:
         self.taken -= 1
 
 
-class Acceptor:
-    """A listening socket and the connections that are on their way to a protocol. `close` ends the listening alone."""
+class ConnectionTaker(Protocol):
+    """What gets the connections that an `Acceptor` has accepted: `Arrivals`, or who hands them to another process."""
+
+    def take(self, connection: socket.socket) -> None:
+        """Serve *connection*, which does not block and has its place; whoever serves it gives the place back."""
+
+    async def wait_arrived(self, timeout_s: float) -> None:
+        """Wait until everybody who was accepted has a protocol; not longer than *timeout_s*, nor than a handshake takes."""
+
+
+class ConnectionSource(Protocol):
+    """Where the connections of a listener come from: an `Acceptor`, or another process that accepts them."""
+
+    def close(self) -> None:
+        """Stop listening. Who has connected before is still served."""
+
+    async def wait_arrived(self, timeout_s: float) -> None:
+        """See `ConnectionTaker`."""
+
+
+class Arrivals:
+    """Connections on their way to a protocol: TLS may take its time."""
 
     def __init__(
         self,
         make_protocol: Callable[[], asyncio.BaseProtocol],
-        bound: BoundSocket,
         *,
         name: str,
         tls: TlsSource | None,
         handshake_timeout_s: float,
+        places: Places,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._make_protocol = make_protocol
+        self._name = name
+        self._tls = tls
+        self._handshake_timeout_s = handshake_timeout_s
+        self._places = places
+        self._arriving: set[asyncio.Task[None]] = set()
+
+    def take(self, connection: socket.socket) -> None:
+        """See `ConnectionTaker`."""
+        task = self._loop.create_task(self._hand_over(connection))
+        self._arriving.add(task)
+        task.add_done_callback(self._arriving.discard)
+
+    def close(self) -> None:
+        """Do nothing, for nobody listens here. See `ConnectionSource`."""
+
+    async def wait_arrived(self, timeout_s: float) -> None:
+        """See `ConnectionTaker`."""
+        if self._arriving:
+            await asyncio.wait(self._arriving, timeout=min(timeout_s, _HANDSHAKE_S))
+
+    async def _hand_over(self, connection: socket.socket) -> None:
+        """Begin to serve *connection*; a handshake that fails is its client's affair."""
+        try:
+            if self._tls is None:
+                await self._loop.connect_accepted_socket(self._make_protocol, connection)
+                return
+            context = await self._tls.current()
+            await self._loop.connect_accepted_socket(
+                self._make_protocol, connection, ssl=context, ssl_handshake_timeout=self._handshake_timeout_s
+            )
+        except (OSError, asyncio.TimeoutError) as error:
+            logger.debug("%s: a connection ended before it began: %s", self._name, error)
+            self._places.give_back()  # its protocol hears of no connection, and so of no loss
+
+
+class Acceptor:
+    """A listening socket. `close` ends the listening alone."""
+
+    def __init__(
+        self,
+        taker: ConnectionTaker,
+        bound: BoundSocket,
+        *,
+        name: str,
         places: Places,
         on_refused: Callable[[], None],
     ) -> None:
@@ -107,16 +174,12 @@ class Acceptor:
         Raises ListenError where somebody else has come to listen at the address.
         """
         self._loop = asyncio.get_running_loop()
-        self._make_protocol = make_protocol
+        self._taker = taker
         self._bound = bound
         self._listening = bound.socket
         self._name = name
-        self._tls = tls
-        self._handshake_timeout_s = handshake_timeout_s
         self._places = places
         self._on_refused = on_refused
-        self._arriving: set[asyncio.Task[None]] = set()
-        """Accepted, and not yet in the hands of a protocol: TLS may take its time."""
         self._pause: asyncio.TimerHandle | None = None
         self._refused = Throttle(self._loop.time)
         self._failed = Throttle(self._loop.time)
@@ -138,9 +201,8 @@ class Acceptor:
         self._bound.close()
 
     async def wait_arrived(self, timeout_s: float) -> None:
-        """Wait until everybody who was accepted has a protocol; not longer than *timeout_s*, nor than a handshake takes."""
-        if self._arriving:
-            await asyncio.wait(self._arriving, timeout=min(timeout_s, _HANDSHAKE_S))
+        """See `ConnectionTaker`."""
+        await self._taker.wait_arrived(timeout_s)
 
     def _on_readable(self) -> None:
         for _ in range(_ACCEPTS_PER_TURN):
@@ -163,24 +225,8 @@ class Acceptor:
             self._tell_refused()
             return True
         connection.setblocking(False)
-        task = self._loop.create_task(self._hand_over(connection))
-        self._arriving.add(task)
-        task.add_done_callback(self._arriving.discard)
+        self._taker.take(connection)
         return True
-
-    async def _hand_over(self, connection: socket.socket) -> None:
-        """Begin to serve *connection*; a handshake that fails is its client's affair."""
-        try:
-            if self._tls is None:
-                await self._loop.connect_accepted_socket(self._make_protocol, connection)
-                return
-            context = await self._tls.current()
-            await self._loop.connect_accepted_socket(
-                self._make_protocol, connection, ssl=context, ssl_handshake_timeout=self._handshake_timeout_s
-            )
-        except (OSError, asyncio.TimeoutError) as error:
-            logger.debug("%s: a connection ended before it began: %s", self._name, error)
-            self._places.give_back()  # its protocol hears of no connection, and so of no loss
 
     def _tell_refused(self) -> None:
         self._on_refused()

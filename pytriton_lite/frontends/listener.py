@@ -29,7 +29,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from pytriton_lite.frontends.accepting import Acceptor, Places, TlsSource
+from pytriton_lite.frontends.accepting import Acceptor, Arrivals, ConnectionSource, Places, TlsSource
 from pytriton_lite.frontends.addresses import BoundSocket, bind_socket, format_address
 from pytriton_lite.frontends.private_api import require
 from pytriton_lite.frontends.unread import LARGE_ANSWER, UnreadBudget
@@ -301,11 +301,11 @@ class _StallWatch:
 class _State(ServerState):
     """uvicorn's shared state, and how far the listener has come in ending."""
 
-    def __init__(self, limits: ConnectionLimits, unread: UnreadBudget) -> None:
+    def __init__(self, limits: ConnectionLimits, unread: UnreadBudget, places: Places) -> None:
         super().__init__()
         self.limits = limits
         self.unread = unread
-        self.places = Places(limits.connections)
+        self.places = places
         self.resets = _ResetWatch()
         self.draining = False
         """Every answer that nothing is queued behind says ``connection: close``."""
@@ -900,12 +900,12 @@ ProtocolFactory = Callable[..., ListenerProtocol]
 
 
 class Listener:
-    """A bound and accepting socket. `start_listener` makes one; `close_gracefully` ends it."""
+    """Serves the connections of an address. `start_listener` makes one; `close_gracefully` ends it."""
 
     def __init__(
         self,
         name: str,
-        acceptor: Acceptor,
+        source: ConnectionSource,
         state: _State,
         address: tuple[str, int],
         *,
@@ -914,7 +914,7 @@ class Listener:
         self.name = name
         self.host, self.port = address
         """A Unix socket is a host with the port 0."""
-        self._acceptor = acceptor
+        self._source = source
         self._state = state
         self._stalls = stalls
 
@@ -932,7 +932,7 @@ class Listener:
         if self._state.draining:
             return
         self._state.draining = True
-        self._acceptor.close()
+        self._source.close()
         for connection in self._state.protocols():
             connection.begin_drain()
 
@@ -943,7 +943,7 @@ class Listener:
         the second call takes over with its own timeout.
         """
         self.begin_drain()
-        await self._acceptor.wait_arrived(timeout_s)
+        await self._source.wait_arrived(timeout_s)
         self._state.closing = True
         for connection in self._state.protocols():
             connection.shutdown()
@@ -1003,7 +1003,34 @@ async def start_listener(
     """
     if bound is None:
         bound = await bind_socket(asyncio.get_running_loop(), host, port, reuse_port=reuse_port)
-    address = bound.address
+    places = Places(limits.connections)
+
+    def listen(arrivals: Arrivals) -> ConnectionSource:
+        return Acceptor(arrivals, bound, name=name, places=places, on_refused=on_refused)
+
+    listener = make_listener(
+        app, bound.address, listen, places, name=name, protocol=protocol, tls=tls, limits=limits, unread=unread
+    )
+    logger.info("Started %s at %s", name, format_address(listener.host, listener.port))
+    return listener
+
+
+def make_listener(
+    app: AsgiApp,
+    address: tuple[str, int],
+    open_source: Callable[[Arrivals], ConnectionSource],
+    places: Places,
+    *,
+    name: str,
+    protocol: ProtocolFactory,
+    tls: TlsSource | None,
+    limits: ConnectionLimits,
+    unread: UnreadBudget | None,
+) -> Listener:
+    """A listener whose connections come from what *open_source* makes, which is to hand them to what it is given.
+
+    *address* is only shown. Each connection has a place of *places*, and gives it back. The others as for `start_listener`.
+    """
     config = Config(
         app,
         http=ListenerProtocol,
@@ -1018,17 +1045,14 @@ async def start_listener(
     )
     config.load()
     config.timeout_keep_alive = limits.idle_timeout_s  # type: ignore[assignment]  # whole seconds, in the signature
-    state = _State(limits, UnreadBudget(None) if unread is None else unread)
-    acceptor = Acceptor(
+    state = _State(limits, UnreadBudget(None) if unread is None else unread, places)
+    arrivals = Arrivals(
         lambda: protocol(config=config, server_state=state, app_state={}),
-        bound,
         name=name,
         tls=tls,
         handshake_timeout_s=limits.head_timeout_s,
-        places=state.places,
-        on_refused=on_refused,
+        places=places,
     )
+    source = open_source(arrivals)
     stalls = _StallWatch(state, limits.stall_timeout_s) if limits.stall_timeout_s else None
-    listener = Listener(name, acceptor, state, address, stalls=stalls)
-    logger.info("Started %s at %s", name, format_address(listener.host, listener.port))
-    return listener
+    return Listener(name, source, state, address, stalls=stalls)

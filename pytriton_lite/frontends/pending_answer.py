@@ -7,12 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.request import InferenceRequest, InferenceResponse, ResponseReceiver
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse, PendingRequest, ResponseReceiver
 
 if TYPE_CHECKING:
-    from pytriton_lite.engine.server import Server
-    from pytriton_lite.engine.serving.served_version import ServedVersion
-    from pytriton_lite.scheduling.ticket import Ticket
+    from pytriton_lite.frontends.door import Door, Servable
 
 
 def only(response: InferenceResponse | InferenceError | None) -> InferenceResponse | InferenceError:
@@ -26,10 +24,10 @@ class PendingAnswer(asyncio.Future[InferenceResponse]):
     __slots__ = ("_latest", "_ticket")
 
     _latest: InferenceResponse | InferenceError | None
-    _ticket: Ticket | None
+    _ticket: PendingRequest | None
 
     @classmethod
-    def of(cls, begin: Callable[[ResponseReceiver], Ticket]) -> PendingAnswer:
+    def of(cls, begin: Callable[[ResponseReceiver], PendingRequest]) -> PendingAnswer:
         """The answer to what *begin* makes, which is given the receiver. Raises what it raises."""
         answer = cls(loop=asyncio.get_running_loop())
         answer._latest = None
@@ -37,7 +35,7 @@ class PendingAnswer(asyncio.Future[InferenceResponse]):
         return answer
 
     @classmethod
-    def to(cls, server: Server, served: ServedVersion, request: InferenceRequest) -> PendingAnswer:
+    def to(cls, server: Door, served: Servable, request: InferenceRequest) -> PendingAnswer:
         """Enqueue *request*. Raises InferenceError for what is found at once."""
         return cls.of(lambda receiver: server.infer(served, request, receiver))
 

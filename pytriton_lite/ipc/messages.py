@@ -221,7 +221,7 @@ def put_reference(
     parts.append(spec)
 
 
-def _take_tensor(body: memoryview, at: int, specs: SpecTable) -> tuple[TensorRef, int]:
+def take_tensor(body: memoryview, at: int, specs: SpecTable) -> tuple[TensorRef, int]:
     spec_bytes, place, segment, slot, offset, nbytes = _TENSOR.unpack_from(body, at)
     at += 32
     spec = specs.decode(bytes(body[at : at + spec_bytes]))
@@ -358,7 +358,7 @@ def _take_request(body: memoryview, at: int, specs: SpecTable) -> tuple[RequestM
         at += _WINDOW.size
     tensors: list[TensorRef] = []
     for _ in range(inputs):
-        tensor, at = _take_tensor(body, at, specs)
+        tensor, at = take_tensor(body, at, specs)
         tensors.append(tensor)
     request = RequestMessage(
         request_id, correlation_id, timeout_us, flags, parameters_json, mask, tensors, windows, trace_context
@@ -476,7 +476,7 @@ def _take_answer(body: memoryview, at: int, specs: SpecTable) -> tuple[Answer, i
         return Answer(error=(ErrorCode(code - 1), text)), at
     tensors: list[TensorRef] = []
     for _ in range(outputs):
-        tensor, at = _take_tensor(body, at, specs)
+        tensor, at = take_tensor(body, at, specs)
         tensors.append(tensor)
     return Answer(tensors, text), at
 

@@ -17,13 +17,13 @@ from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.messages import INLINE_BYTES, Answer, Place, RequestMessage, SpecTable, TensorRef
+from pytriton_lite.ipc.process_memory import Array, InputMemory, OutputMemory
 from pytriton_lite.ipc.region import MappedRegion
 from pytriton_lite.ipc.start import ModelStart
 from pytriton_lite.ipc.tensor_io import check_room
 from pytriton_lite.worker.api_errors import TritonModelException, error_of
 from pytriton_lite.worker.batches import Batches
 from pytriton_lite.worker.execute import keep_wanted
-from pytriton_lite.worker.memory import Array, InputMemory, OutputMemory
 from pytriton_lite.worker.response import InferenceResponse, Windows
 from pytriton_lite.worker.tensor import Tensor
 

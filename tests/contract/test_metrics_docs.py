@@ -52,6 +52,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pag
         "--metrics-config=summary_latencies=true",
         "--metrics-config=histogram_latencies=true",
         "--metrics-interval-ms=1",
+        "--frontends=1",
     )
     with RunningServer(repository, flags=flags) as server:
         assert server.infer("served", [tensor("INPUT0", "FP32", [1], [1.0])]).status == 200
@@ -144,6 +145,8 @@ def test_every_panel_of_the_dashboard_asks_for_families_that_exist(families: dic
         "nv_pinned_memory_pool_used_bytes",
         "process_virtual_memory_bytes",
         "process_start_time_seconds",
+        "pytriton_lite_front_ends",
+        "pytriton_lite_front_end_restarts",
         "pytriton_lite_refused_connections",
         "pytriton_lite_build_info",
     }

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
 
-from pytriton_lite.frontends.accepting import Acceptor, Places, Throttle
+from pytriton_lite.frontends.accepting import Acceptor, Arrivals, Places, Throttle
 from pytriton_lite.frontends.addresses import bind_socket
 
 
@@ -69,15 +69,8 @@ async def listening(most: int = 100, tls: StaleTls | None = None) -> AsyncIterat
     opened: set[Echo] = set()
     refused: list[None] = []
     places = Places(most)
-    acceptor = Acceptor(
-        lambda: Echo(opened, places),
-        bound,
-        name="Echo",
-        tls=tls,
-        handshake_timeout_s=60,
-        places=places,
-        on_refused=lambda: refused.append(None),
-    )
+    arrivals = Arrivals(lambda: Echo(opened, places), name="Echo", tls=tls, handshake_timeout_s=60, places=places)
+    acceptor = Acceptor(arrivals, bound, name="Echo", places=places, on_refused=lambda: refused.append(None))
     server = Listening(acceptor, places, bound.address, opened, refused)
     try:
         yield server

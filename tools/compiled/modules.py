@@ -18,11 +18,12 @@ _ROOMS = {
     "engine/serving": "*",
     "engine/workers": "asking execution_watch instance keeper memory outputs oversight process state_outputs wire",
     "frontends": "unread work_share",
+    "frontends/process": "calls frames link peer",
     "frontends/grpc": "codec compression http2_* parameters parsing",
     "frontends/http": "codec generate_codec json_dialect json_tensors json_values templates",
-    "ipc": "arena channel line_mark messages start tensor_io",
+    "ipc": "arena channel line_mark messages process_memory start tensor_io",
     "scheduling": "*",
-    "worker": "batches conversation execute executions mailbox memory placement request_ids senders",
+    "worker": "batches conversation execute executions mailbox placement request_ids senders",
 }
 """Files by folder: what every request goes through, and what inherits from that."""
 

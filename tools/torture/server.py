@@ -31,7 +31,7 @@ SCRATCH = "24m"
 _LOOK_S = 20.0
 _COUNTED = (
     "Task", "Ticket", "Batch", "InferenceRequest", "InferenceResponse", "PendingAnswer", "ResponseStream", "Instance",
-    "WorkerProcess", "WorkerMemory", "ForkServer", "WorkerVersion", "EnsembleVersion", "EnsembleRun", "Segment",
+    "WorkerProcess", "PeerMemory", "ForkServer", "WorkerVersion", "EnsembleVersion", "EnsembleRun", "Segment",
     "ClientSegment", "Sequence", "OpenCalls", "HttpProtocol", "Http2Connection", "InferStream", "Timeline",
 )  # fmt: skip
 

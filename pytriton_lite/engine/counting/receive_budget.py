@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pytriton_lite.core.byte_budget import ByteBudget
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 
@@ -18,8 +20,10 @@ class ReceiveBudget(ByteBudget):
 
     __slots__ = ("_code",)
 
-    def __init__(self, limit: int | None, code: ErrorCode = ErrorCode.UNAVAILABLE) -> None:
-        super().__init__(limit)
+    def __init__(
+        self, limit: int | None, code: ErrorCode = ErrorCode.UNAVAILABLE, cells: Any = None, own: int = 0
+    ) -> None:
+        super().__init__(limit, cells, own)
         self._code = code
 
     def refusal(self, nbytes: int) -> InferenceError:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import enum
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -39,21 +38,6 @@ class Refusal(enum.Enum):
     """The request waited longer than its queue policy allows."""
     UNAVAILABLE = "UNAVAILABLE"
     """The version was being unloaded, or had no workers."""
-
-
-@dataclass(slots=True)
-class RequestCounts:
-    """What the front ends have answered, by status. Each counts in its own, which costs it one increment for a request."""
-
-    http: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
-    """Counts by HTTP status."""
-    grpc: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """Counts by the name of gRPC's status, ``OK`` among them."""
-    refused_connections: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """Closed at once because there were too many, by listener: ``http``, ``grpc``, ``metrics``."""
-
-    def refuse_connection(self, listener: str) -> None:
-        self.refused_connections[listener] += 1
 
 
 @dataclass(slots=True)

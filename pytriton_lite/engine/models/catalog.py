@@ -6,8 +6,10 @@ it. A model that was unloaded can still be seen, UNAVAILABLE, and is not known a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol, TypeVar
 
 from pytriton_lite.config.ensemble import EnsembleScheduling
 from pytriton_lite.config.model_config import ModelConfig
@@ -86,6 +88,56 @@ class Known:
         return self.directory is None or directory is None or self.directory.path == directory.path
 
 
+STILL_LOADING = "; the server is still loading models"
+"""What is said behind Triton's text of a model that is not found, while it may come yet."""
+
+
+class Findable(Protocol):
+    """A version, as far as finding one goes."""
+
+    version: int
+    state: VersionState
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether its workers keep dying, and are being restarted."""
+
+    def not_ready_error(self) -> InferenceError:
+        """What a request for it is told while it is not READY."""
+
+
+Found = TypeVar("Found", bound=Findable)
+
+
+def find_version(model: ModelId, versions: Mapping[int, Found], version: int | None) -> Found:
+    """The one of *versions*, all there are of *model*, that would serve a request now for *version*, or the newest for None.
+
+    Raises InferenceError with Triton's lookup texts (repository.md, section 2).
+    """
+    if version is not None:
+        served = versions.get(version)
+        if served is None:
+            text = f"Request for unknown model: '{model}' version {version} is not found"
+            raise InferenceError(ErrorCode.NOT_FOUND, text)
+        if served.state is not VersionState.READY:
+            raise served.not_ready_error()
+        return served
+    newest: Found | None = None
+    for served in versions.values():
+        if served.state is VersionState.READY and (newest is None or served.version > newest.version):
+            newest = served
+    if newest is None:
+        for served in versions.values():
+            if served.is_recovering:  # a client should try again, so not Triton's 404
+                raise served.not_ready_error()
+        raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{model}' has no available versions")
+    return newest
+
+
+def _nothing(name: str) -> None:
+    """Nobody listens."""
+
+
 class Models:
     """Models by id and by name. ``by_name`` has the one that a client means by a name, and no name that means several."""
 
@@ -95,6 +147,8 @@ class Models:
         self.known: dict[ModelId, Known] = {}
         self._ids: dict[str, list[ModelId]] = {}
         """Ids of a name, all that were ever seen or known."""
+        self.on_change: Callable[[str], None] = _nothing
+        """Called with the name of models of which something has changed that `find` looks at, or their configuration."""
 
     # ------------------------------------------------------------------------------------------ what changes them
 
@@ -129,6 +183,17 @@ class Models:
         else:
             self.by_name[model.name] = seen
 
+        self.on_change(model.name)
+
+    def show(self, model: Model, served: ServedVersion) -> None:
+        """Have *served* be what can be seen of its version of *model* from now on."""
+        model.versions[served.version] = served
+        served.on_change = partial(self._changed, model.id.name)
+        self.on_change(model.id.name)
+
+    def _changed(self, name: str) -> None:
+        self.on_change(name)
+
     # ------------------------------------------------------------------------------------------ by name
 
     def is_named(self, name: str) -> bool:
@@ -152,30 +217,15 @@ class Models:
         if namespace and ModelId(namespace, name) in self.known:
             model = self.by_id.get(ModelId(namespace, name))
         if model is None:
-            raise self._not_found(name)
-        if version is not None:
-            served = model.versions.get(version)
-            if served is None:
-                raise InferenceError(
-                    ErrorCode.NOT_FOUND, f"Request for unknown model: '{model.id}' version {version} is not found"
-                )
-            if served.state is not VersionState.READY:
-                raise served.not_ready_error()
-            return served
-        newest: ServedVersion | None = None
-        for served in model.versions.values():
-            if served.state is VersionState.READY and (newest is None or served.version > newest.version):
-                newest = served
-        if newest is None:
-            for served in model.versions.values():
-                if served.is_recovering:  # a client should try again, so not Triton's 404
-                    raise served.not_ready_error()
-            raise InferenceError(
-                ErrorCode.NOT_FOUND, f"Request for unknown model: '{model.id}' has no available versions"
-            )
-        return newest
+            raise self.not_found(name)
+        return find_version(model.id, model.versions, version)
 
-    def _not_found(self, name: str) -> InferenceError:
+    def names(self) -> list[str]:
+        """Names of all models that were ever seen or known."""
+        return list(self._ids)
+
+    def not_found(self, name: str) -> InferenceError:
+        """Why *name* means no model."""
         count = len(self.known_as(name))
         if count > 1:
             return InferenceError(

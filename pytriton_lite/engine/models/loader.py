@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 from pytriton_lite.config.ensemble_plan import EnsemblePlan, plan_ensemble
@@ -41,6 +42,14 @@ class LoadFailed(InferenceError):
     def __init__(self, name: str, detail: str) -> None:
         super().__init__(ErrorCode.INVALID_ARG, f"load failed for model '{name}': {detail}\n")
         self.detail = detail
+
+
+See = Callable[[ServedVersion], None]
+"""Hears of a generation that is to be seen from now on."""
+
+
+def _pass_over(served: ServedVersion) -> None:
+    """While a version is READY the one that is to replace it is not seen."""
 
 
 class ModelLoader:
@@ -120,10 +129,10 @@ class ModelLoader:
                 kept.append(current)
                 continue
             # While a version is READY the new generation is not seen.
-            place = {} if is_ready else model.versions
+            see = _pass_over if is_ready else partial(self._models.show, model)
             if current is not None and current.is_recovering:
                 self._generations.retire(current)
-            loads.append(self._start(version, polled, turn, fresh, place))
+            loads.append(self._start(version, polled, turn, fresh, see))
         async with AsyncExitStack() as adoptions:
             changes: list[Callable[[], None]] = []
             try:
@@ -155,12 +164,12 @@ class ModelLoader:
         polled: Polled,
         turn: Turn,
         fresh: dict[int, ServedVersion],
-        place: dict[int, ServedVersion],
+        see: See,
     ) -> None:
-        """Load one version into *fresh*, and show it in *place*: LOADING when all went well, UNAVAILABLE if not."""
+        """Load one version into *fresh*, and show it to *see*: LOADING when all went well, UNAVAILABLE if not."""
         for _ in range(self._attempts):
             async with turn.slot():
-                served = await self._attempt(version, polled, fresh, place)
+                served = await self._attempt(version, polled, fresh, see)
             if served.state is not VersionState.UNAVAILABLE:
                 return
             if self._explains:
@@ -169,23 +178,23 @@ class ModelLoader:
             else:
                 logger.error("failed to load '%s' version %d: %s", served.id, version, served.reason)
 
-    async def _attempt(
-        self, version: int, polled: Polled, fresh: dict[int, ServedVersion], place: dict[int, ServedVersion]
-    ) -> ServedVersion:
+    async def _attempt(self, version: int, polled: Polled, fresh: dict[int, ServedVersion], see: See) -> ServedVersion:
         directory = polled.directory.path
         # What is seen while the model is asked how its configuration goes on.
-        fresh[version] = place[version] = incomplete = self._factory.make_incomplete(
+        fresh[version] = incomplete = self._factory.make_incomplete(
             polled.config, version=version, namespace=polled.id.namespace
         )
+        see(incomplete)
         incomplete.begin_load()
         try:
             config, environment = await self._factory.complete(polled.config, version=version, directory=directory)
         except InferenceError as error:
             incomplete.fail_load(error)
             return incomplete
-        fresh[version] = place[version] = served = self._factory.make(
+        fresh[version] = served = self._factory.make(
             config, version=version, directory=directory, namespace=polled.id.namespace
         )
+        see(served)
         self._factory.equip(served, directory)
         if polled.files is not None:
             self._generations.hold_files(served, polled.files)
@@ -238,9 +247,9 @@ class ModelLoader:
     def _serve(self, model: Model, kept: Collection[ServedVersion], fresh: Mapping[int, ServedVersion]) -> None:
         """Move the traffic, in one step; then retire what lost it."""
         before = model.loaded
-        for version, served in fresh.items():
+        for served in fresh.values():
             served.open()
-            model.versions[version] = served
+            self._models.show(model, served)
         still_served = {*kept, *fresh.values()}
         for served in before:
             if served not in still_served and served.is_loaded:
@@ -343,7 +352,8 @@ class ModelLoader:
             logger.error("failed to load '%s' version %d: %s", known.id, version, reason)
             current = model.versions.get(version)
             if current is None or not current.is_loaded:
-                failed = model.versions[version] = self._make_version(known.id, definition, plan, version)
+                failed = self._make_version(known.id, definition, plan, version)
+                self._models.show(model, failed)
                 failed.begin_load()
                 failed.fail_load(error)
         return self._failed(known.id, dict.fromkeys(definition.polled.selection.selected, reason))

@@ -50,6 +50,8 @@ class ServedVersion(ABC):
         self.config = config
         self.state = VersionState.UNKNOWN
         self.reason = ""
+        self.on_change: Callable[[], None] = _nothing
+        """Called when ``state`` or ``config`` has changed, of a version that can be seen."""
         self.statistics = statistics_of(config, version, latencies, clock)
         self.statistics.namespace = namespace
         self.load_began_ns = 0
@@ -233,8 +235,7 @@ class ServedVersion(ABC):
 
     def not_ready_error(self) -> InferenceError:
         """What a request for this version is told while it is not READY (repository spec, section 2)."""
-        text = f"Request for unknown model: '{self.id}' version {self.version} is not at ready state"
-        return InferenceError(ErrorCode.UNAVAILABLE, text)
+        return not_ready_error(self.id, self.version)
 
     # ------------------------------------------------------------------------------------------ life
 
@@ -293,6 +294,17 @@ class ServedVersion(ABC):
     def _move(self, target: VersionState, reason: str = "") -> None:
         self.state = move(VERSION_TRANSITIONS, self.state, target)
         self.reason = reason
+        self.on_change()
+
+
+def not_ready_error(model: ModelId, version: int) -> InferenceError:
+    """What a request for a version is told that is not READY (repository spec, section 2)."""
+    text = f"Request for unknown model: '{model}' version {version} is not at ready state"
+    return InferenceError(ErrorCode.UNAVAILABLE, text)
+
+
+def _nothing() -> None:
+    """Nobody listens."""
 
 
 _FULL = (ErrorCode.UNAVAILABLE, ErrorCode.RESOURCE_EXHAUSTED)

@@ -335,6 +335,7 @@ class WorkerVersion(ServedVersion):
         self.config = config
         if self.state is VersionState.READY:
             self.reason = ""
+        self.on_change()
         self._take_in(arrived)
         for instance in surplus:
             (self._passive if self._plans[instance].passive else self._instances).remove(instance)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from pytriton_lite.core.timeline import Listener, Timeline
@@ -35,14 +35,20 @@ class Watcher(Protocol):
     def ended(self, timeline: Timeline) -> None: ...
 
 
+def _nothing() -> None:
+    """Nobody listens."""
+
+
 class Observation:
     """Asked by front ends for every request, so that ``is_on`` is a plain attribute."""
 
-    __slots__ = ("_active", "_watchers", "is_on")
+    __slots__ = ("_active", "_watchers", "is_on", "on_change")
 
     def __init__(self) -> None:
         self.is_on = False
         """Whether `begin` is worth calling."""
+        self.on_change: Callable[[], None] = _nothing
+        """Called when ``is_on`` has changed."""
         self._watchers: list[Watcher] = []
         self._active: tuple[tuple[Watcher, Listener], ...] = ()
 
@@ -53,12 +59,21 @@ class Observation:
     def update(self) -> None:
         """Some watcher's ``is_watching`` has changed."""
         self._active = tuple((watcher, _guarded(watcher)) for watcher in self._watchers if watcher.is_watching)
-        self.is_on = bool(self._active)
+        was_on, self.is_on = self.is_on, bool(self._active)
+        if self.is_on is not was_on:
+            self.on_change()
 
     def begin(
-        self, protocol: str, model_name: str, *, header: HeaderOf, receiving_ns: int, peer: str = "", method: str = ""
+        self,
+        protocol: str,
+        model_name: str,
+        *,
+        headers: Mapping[bytes, bytes],
+        receiving_ns: int,
+        peer: str = "",
+        method: str = "",
     ) -> Timeline | None:
-        """The timeline of a request that somebody wants to follow.
+        """The timeline of a request that somebody wants to follow. *headers*, or metadata, have names in lower case.
 
         The caller puts it into the request and sees to it that it is finished, whatever happens (`Timeline`).
         """
@@ -66,7 +81,7 @@ class Observation:
         timeline.receiving_ns = receiving_ns
         timeline.peer = peer
         timeline.method = method
-        return self._offer(timeline, header)
+        return self._offer(timeline, headers.get)
 
     def begin_call(self, model_name: str, parent: str) -> Timeline | None:
         """The timeline of a request that a model makes (BLS), on behalf of the one whose trace's context is *parent*."""

@@ -256,7 +256,7 @@ class Instance:
             self.has_room = len(self.in_flight) < self.capacity
             message = messages.execute_frame(sent, parts)
             if self.wire.memory.is_touched:
-                message = b"".join([*self.wire.memory.frames(worker), message])
+                message = b"".join([*self.wire.memory.frames(worker.send_descriptor), message])
             worker.send(message)
             self.oversight.begin()
             if self._look is None:
@@ -434,7 +434,7 @@ class Instance:
         self._flush_is_due = False
         credits, self._credits = self._credits, {}
         if self.worker is not None:
-            frames = self.wire.memory.frames(self.worker)
+            frames = self.wire.memory.frames(self.worker.send_descriptor)
             if credits:
                 frames.append(messages.credit_frame([(*key, consumed) for key, consumed in credits.items()]))
             if frames:
@@ -467,7 +467,7 @@ class Instance:
         worker = self.worker
         if worker is not None and self.is_ready:
             self.wire.memory.trim()
-            worker.send(b"".join([*self.wire.memory.frames(worker), frame(Kind.TRIM, [])]))
+            worker.send(b"".join([*self.wire.memory.frames(worker.send_descriptor), frame(Kind.TRIM, [])]))
 
     # ------------------------------------------------------------------------------------------ what the keeper says
 

@@ -1,9 +1,9 @@
-"""Shared memory between the engine and one worker process.
+"""Shared memory between the engine and one other process: a worker, or a front end.
 
-    to the worker     our arena, or where the tensor lies already: in another worker's memory, mapped there as well
-    from the worker   its arena as mapped here
+    to the process     our arena, or where the tensor lies already: in memory of a third one, mapped there as well
+    from the process   its arena as mapped here
 
-What was given to the worker is kept until it releases the slot; it may name it meanwhile (`Place.GIVEN`).
+What was given to it is kept until it releases the slot; it may name it meanwhile (`Place.GIVEN`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ import numpy as np
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError, ProtocolError
 from pytriton_lite.core.tensor import Tensor
-from pytriton_lite.engine.workers.process import WorkerProcess
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.arena import Arena
 from pytriton_lite.ipc.messages import INLINE_BYTES, Place, TensorRef
 from pytriton_lite.ipc.region import ClientSegment
 from pytriton_lite.ipc.segment import Segment
-from pytriton_lite.ipc.start import ModelStart
 from pytriton_lite.ipc.tensor_io import aligned, arena_frames
 
 logger = logging.getLogger(__name__)
@@ -43,12 +41,12 @@ class Parcel:
 
     __slots__ = ("_at", "_memory", "_slot", "slots")
 
-    def __init__(self, memory: WorkerMemory, nbytes: int) -> None:
+    def __init__(self, memory: PeerMemory, nbytes: int) -> None:
         self._memory = memory
         self._slot = memory.place(nbytes) if nbytes else None
         self._at = 0
         self.slots = [self._slot.number] if self._slot is not None else []
-        """What the worker, or `WorkerMemory.release`, gives back."""
+        """What the worker, or `PeerMemory.release`, gives back."""
 
     def put(self, parts: list[bytes], spec: bytes, tensor: Tensor) -> None:
         """Append *tensor*. Raises InferenceError where its bytes are not there any more."""
@@ -89,14 +87,17 @@ def room_for(tensor: Tensor) -> int:
     return aligned(tensor.nbytes) if tensor.nbytes > INLINE_BYTES and tensor.home is None else 0
 
 
-class WorkerMemory:
+class PeerMemory:
     """Both sides of it. Closed when the worker is gone."""
 
-    def __init__(self, start: ModelStart, on_news: Callable[[], None]) -> None:
-        """*on_news* is called when `frames` has something to say that nobody is about to send."""
+    def __init__(self, contents: str, *, prefix: str, ring_bytes: int, on_news: Callable[[], None]) -> None:
+        """*contents* is for texts, ``instance 'add_sub_0' has its outputs`` for instance; *prefix* begins names of segments.
+
+        The arena begins with *ring_bytes*. *on_news* is called when `frames` has something to say that nobody is about to send.
+        """
         self._on_news = on_news
-        self._instance = start.instance
-        self._arena = Arena(lambda nbytes: Segment.create(nbytes, prefix=start.shm_prefix), ring_bytes=start.ring_bytes)
+        self._contents = contents
+        self._arena = Arena(lambda nbytes: Segment.create(nbytes, prefix=prefix), ring_bytes=ring_bytes)
         self._outputs: dict[int, Segment] = {}
         self._unmapped: dict[int, tuple[int, int]] = {}
         """Descriptors and sizes of segments that there was no room for in our address space when they came."""
@@ -209,8 +210,7 @@ class WorkerMemory:
         except OSError as error:
             raise InferenceError(
                 ErrorCode.UNAVAILABLE,
-                f"the server cannot map {nbytes} bytes of shared memory in which instance '{self._instance}' has its outputs: "
-                f"{error.strerror}",
+                f"the server cannot map {nbytes} bytes of shared memory in which {self._contents}: {error.strerror}",
             ) from error
         del self._unmapped[segment_id]
         os.close(fd)
@@ -252,12 +252,12 @@ class WorkerMemory:
 
     # ------------------------------------------------------------------------------------------ both
 
-    def frames(self, worker: WorkerProcess) -> list[bytes]:
+    def frames(self, send_descriptor: Callable[[int], None]) -> list[bytes]:
         """What the worker must be told before anything else: new segments, dropped ones, released slots."""
-        frames = arena_frames(self._arena, worker.send_descriptor)
+        frames = arena_frames(self._arena, send_descriptor)
         if self._newly_lent:
             for number, segment in self._newly_lent:
-                worker.send_descriptor(segment.fd)
+                send_descriptor(segment.fd)
                 is_region = isinstance(segment, ClientSegment)
                 frames.append(messages.segment_frame(number, segment.nbytes, is_region=is_region))
             self._newly_lent.clear()

@@ -78,6 +78,10 @@ _Kind = TypeVar("_Kind", SystemRegion, CudaRegion)
 _KIND_NAMES: dict[type, str] = {SystemRegion: "system", CudaRegion: "CUDA"}
 
 
+def _nothing(name: str) -> None:
+    """Nobody listens."""
+
+
 class Regions:
     """The regions of one server. Everything raises InferenceError with Triton's texts (HTTP spec, section 12)."""
 
@@ -95,6 +99,8 @@ class Regions:
         self._reserved = (*own_prefixes, _TRITON_PREFIX)
         self._open_cuda = open_cuda
         self._regions: dict[str, SystemRegion | CudaRegion] = {}
+        self.on_change: Callable[[str], None] = _nothing
+        """Called with the name of a region that was registered or is not any more."""
 
     # ------------------------------------------------------------------------------------------ registration
 
@@ -127,7 +133,7 @@ class Regions:
         segment = _open(component, key)
         if end > segment.nbytes:
             raise _invalid_window(name)
-        self._regions[name] = SystemRegion(name, key, offset, byte_size, segment)
+        self.put(SystemRegion(name, key, offset, byte_size, segment))
 
     def register_cuda(self, name: str, raw_handle: bytes, device_id: int, byte_size: int) -> None:
         """Open memory that another process exported, and know it as *name*."""
@@ -144,7 +150,25 @@ class Regions:
             memory = self._open_cuda(raw_handle, device_id, byte_size)
         except OSError as error:
             raise invalid from error
-        self._regions[name] = CudaRegion(name, device_id, byte_size, memory)
+        self.put(CudaRegion(name, device_id, byte_size, memory))
+
+    def put(self, region: SystemRegion | CudaRegion) -> None:
+        """Know a region that was checked, here or in the process that had it registered."""
+        self._regions[region.name] = region
+        self.on_change(region.name)
+
+    def get(self, name: str) -> SystemRegion | CudaRegion | None:
+        """The region of that name, of either kind."""
+        return self._regions.get(name)
+
+    def names(self) -> list[str]:
+        """Names of all regions."""
+        return list(self._regions)
+
+    def forget(self, name: str) -> None:
+        """Know *name* no more; nothing happens where it is not known."""
+        if self._regions.pop(name, None) is not None:
+            self.on_change(name)
 
     def unregister_system(self, name: str = "") -> None:
         """Forget a system region, or all for ""; an unknown one is no error. Requests that use it keep its segment."""
@@ -237,10 +261,9 @@ class Regions:
 
     def _unregister(self, kind: type[_Kind], name: str) -> None:
         self._check_allowed()
-        if not name:
-            self._regions = {key: region for key, region in self._regions.items() if not isinstance(region, kind)}
-        elif isinstance(self._regions.get(name), kind):
-            del self._regions[name]
+        for key in [name] if name else list(self._regions):
+            if isinstance(self._regions.get(key), kind):
+                self.forget(key)
 
     def _status(self, kind: type[_Kind], name: str) -> list[_Kind]:
         if not name:

@@ -1,7 +1,7 @@
 """What an instance's requests and answers look like in messages to its worker, and from it.
 
 Shapes are the client's on this side and the model's on the other (``reshape``); tensors up to 4 KiB lie in a message, larger
-ones in shared memory, whose lifetimes `memory.WorkerMemory` keeps.
+ones in shared memory, whose lifetimes `memory.PeerMemory` keeps.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.workers.asking import CallOutcome
-from pytriton_lite.engine.workers.memory import Parcel, WorkerMemory, room_for
+from pytriton_lite.engine.workers.memory import Parcel, PeerMemory, room_for
 from pytriton_lite.engine.workers.outputs import BatchOutputs, arranged
 from pytriton_lite.engine.workers.process import WorkerProcess
 from pytriton_lite.engine.workers.state_outputs import StateOutputs, states_of
@@ -50,7 +50,7 @@ class Wire:
         self._batch_at = batch_at
         self._on_news = on_news
         self.specs = SpecTable()
-        self.memory = WorkerMemory(start, on_news)
+        self.memory = self._new_memory()
         self._output_bits = {name: 1 << bit for bit, name in enumerate(start.outputs)}
         self._input_reshapes: dict[str, Reshape] = {
             spec.name: (spec.dims, spec.reshape) for spec in config.inputs if spec.reshape is not None
@@ -70,9 +70,14 @@ class Wire:
             for name in self._batch_outputs.names:
                 self._output_reshapes.pop(name, None)  # their shapes come from an input
 
+    def _new_memory(self) -> PeerMemory:
+        start = self._start
+        contents = f"instance '{start.instance}' has its outputs"
+        return PeerMemory(contents, prefix=start.shm_prefix, ring_bytes=start.ring_bytes, on_news=self._on_news)
+
     def begin_anew(self) -> None:
         """Another worker is about to start, which knows nothing of this memory."""
-        self.memory = WorkerMemory(self._start, self._on_news)
+        self.memory = self._new_memory()
 
     @property
     def keeps_states(self) -> bool:
@@ -189,7 +194,9 @@ class Wire:
             except InferenceError as error:  # no shared memory left
                 parts.clear()
                 messages.put_error(parts, error.code, error.message)
-        return b"".join([*self.memory.frames(worker), messages.reply_frame(call, is_final=is_final, parts=parts)])
+        return b"".join(
+            [*self.memory.frames(worker.send_descriptor), messages.reply_frame(call, is_final=is_final, parts=parts)]
+        )
 
     def _put_reply(self, parts: list[bytes], response: InferenceResponse) -> None:
         parameters = json.dumps(response.parameters) if response.parameters else ""

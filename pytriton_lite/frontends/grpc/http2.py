@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from pytriton_lite.frontends.accepting import Acceptor, Places
+from pytriton_lite.frontends.accepting import Acceptor, Arrivals, ConnectionSource, Places
 from pytriton_lite.frontends.addresses import BoundSocket, bare_host, format_address
 from pytriton_lite.frontends.grpc.calls import CallsInFlight
+from pytriton_lite.frontends.grpc.control_methods import ControlMethods
 from pytriton_lite.frontends.grpc.http2_call import Endpoint
 from pytriton_lite.frontends.grpc.http2_connection import Http2Connection
 from pytriton_lite.frontends.grpc.options import GrpcOptions, bind_grpc
@@ -25,6 +27,9 @@ from pytriton_lite.frontends.unread import UnreadBudget
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import Server
 
+NAME = "GRPCInferenceService"
+"""What the log calls the listener."""
+
 _STOPPING = "server is stopping"
 _TOLD_S = 2.0  # a client that has not answered by then has more between us than a network
 
@@ -34,8 +39,8 @@ logger = logging.getLogger(__name__)
 class _Connections:
     """The open connections of a listener."""
 
-    def __init__(self, most: int) -> None:
-        self.places = Places(most)
+    def __init__(self, places: Places) -> None:
+        self._places = places
         self.open: set[Http2Connection] = set()
         self._changed = asyncio.Event()
         self._is_draining = False
@@ -50,7 +55,7 @@ class _Connections:
 
     def on_lost(self, connection: Http2Connection) -> None:
         self.open.discard(connection)
-        self.places.give_back()
+        self._places.give_back()
         self._changed.set()
 
     def on_told(self, connection: Http2Connection) -> None:
@@ -78,18 +83,18 @@ class _Connections:
 
 
 class Http2Listener:
-    """A bound and serving port. `start_http2` makes one; `stop` ends it."""
+    """Serves the connections of an address. `start_http2` makes one; `stop` ends it."""
 
     def __init__(
         self,
-        acceptor: Acceptor,
+        source: ConnectionSource,
         connections: _Connections,
         calls: CallsInFlight,
         address: tuple[str, int],
     ) -> None:
         self.host, self.port = address
         """A Unix socket is a host with the port 0."""
-        self._acceptor = acceptor
+        self._source = source
         self._connections = connections
         self._calls = calls
         self._is_draining = False
@@ -116,7 +121,7 @@ class Http2Listener:
         if self._is_draining:
             return
         self._is_draining = True
-        self._acceptor.close()
+        self._source.close()
         self._connections.drain()
 
     async def wait_told(self, timeout_s: float) -> bool:
@@ -126,7 +131,7 @@ class Http2Listener:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        await self._acceptor.wait_arrived(timeout_s)
+        await self._source.wait_arrived(timeout_s)
         try:
             await asyncio.wait_for(self._connections.wait_told(), max(deadline - loop.time(), 0.0))
         except asyncio.TimeoutError:
@@ -169,26 +174,46 @@ async def start_http2(
     Raises ListenError where the address cannot be bound or a file of TLS cannot be used, ValueError for a header pattern
     that is no regular expression.
     """
+    servicer = Servicer(server, ControlMethods(server))
+    listening = bound or await bind_grpc(options)
+    places = Places(options.max_connections)
+    on_refused = functools.partial(server.request_counts.refuse_connection, "grpc")
+
+    def listen(arrivals: Arrivals) -> ConnectionSource:
+        return Acceptor(arrivals, listening, name=NAME, places=places, on_refused=on_refused)
+
+    address = (bare_host(options.address), listening.address[1])
+    listener = make_http2(servicer, address, listen, places, options, unread)
+    logger.info("Started %s at %s", NAME, listener.address)
+    return listener
+
+
+def make_http2(
+    servicer: Servicer,
+    address: tuple[str, int],
+    open_source: Callable[[Arrivals], ConnectionSource],
+    places: Places,
+    options: GrpcOptions,
+    unread: UnreadBudget | None,
+) -> Http2Listener:
+    """A listener whose connections come from what *open_source* makes, which is to hand them to what it is given.
+
+    *address* is only shown. Each connection has a place of *places*, and gives it back. The others, and what is raised, as for
+    `start_http2`.
+    """
     calls = CallsInFlight()
-    endpoint = Endpoint(Servicer(server), calls, options)
+    endpoint = Endpoint(servicer, calls, options)
     tls = None if options.tls is None else RenewedContext(options.tls, "h2")
-    if bound is None:
-        bound = await bind_grpc(options)
-    connections = _Connections(options.max_connections)
-    address = (bare_host(options.address), bound.address[1])
+    connections = _Connections(places)
     budget = UnreadBudget(None) if unread is None else unread
-    acceptor = Acceptor(
+    arrivals = Arrivals(
         lambda: cast(
             asyncio.Protocol,  # it has the methods of one
             Http2Connection(endpoint, options, connections.on_made, connections.on_lost, connections.on_told, budget),
         ),
-        bound,
-        name="GRPCInferenceService",
+        name=NAME,
         tls=tls,
         handshake_timeout_s=options.handshake_timeout_ms / 1000,
-        places=connections.places,
-        on_refused=functools.partial(server.request_counts.refuse_connection, "grpc"),
+        places=places,
     )
-    listener = Http2Listener(acceptor, connections, calls, address)
-    logger.info("Started GRPCInferenceService at %s", listener.address)
-    return listener
+    return Http2Listener(open_source(arrivals), connections, calls, address)

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Container, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from inspect import iscoroutinefunction
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -27,6 +26,7 @@ from pytriton_lite.core.timeline import CLIENT_GONE
 from pytriton_lite.frontends.grpc import compression
 from pytriton_lite.frontends.grpc.calls import CallsInFlight
 from pytriton_lite.frontends.grpc.codec import encode_response_parts
+from pytriton_lite.frontends.grpc.control_methods import HEALTH_SERVICE, INFERENCE_SERVICE, Answer, UnaryMethod
 from pytriton_lite.frontends.grpc.errors import RICH_DETAILS, Failure, Status, failure_of
 from pytriton_lite.frontends.grpc.forwarding import Forwarded, HeaderForwarding
 from pytriton_lite.frontends.grpc.http2_frames import STATUS_200, field
@@ -35,21 +35,14 @@ from pytriton_lite.frontends.grpc.infer_stream import StreamOrigin
 from pytriton_lite.frontends.grpc.options import GrpcOptions
 from pytriton_lite.frontends.grpc.parsing import LARGE_BYTES, NOTHING_TYPED, Parsed, SlowParsing, parse_quickly
 from pytriton_lite.frontends.grpc.restricted import refusal, restrictions_by_path
-from pytriton_lite.frontends.grpc.servicer import (
-    HEALTH_SERVICE,
-    INFERENCE_SERVICE,
-    Method,
-    Servicer,
-)
+from pytriton_lite.frontends.grpc.servicer import Servicer
 from pytriton_lite.frontends.pending_answer import only
 from pytriton_lite.frontends.work_share import share_of
 from pytriton_lite.proto.grpc_service_pb import ModelInferRequest
-from pytriton_lite.proto.message import Message
 
 if TYPE_CHECKING:
-    from pytriton_lite.core.request import InferenceResponse
+    from pytriton_lite.core.request import InferenceResponse, PendingRequest
     from pytriton_lite.core.timeline import Timeline
-    from pytriton_lite.scheduling.ticket import Ticket
 
 PREFIX_BYTES = 5  # whether it is compressed, and its length
 _read_prefix = struct.Struct(">BL").unpack_from
@@ -410,7 +403,7 @@ class Call:
         self._link = link
         self._endpoint = endpoint
         self._head = head
-        self._pending: asyncio.Future[Any] | Ticket | None = None
+        self._pending: asyncio.Future[Any] | PendingRequest | None = None
         """What the call waits for: an answer of the engine, or a thread."""
         self._timer: asyncio.TimerHandle | None = None
         self._taken_bytes = 0
@@ -790,7 +783,7 @@ class UnaryCall(Call):
         timeline = self.timeline = self._endpoint.observation.begin(
             "grpc",
             parsed.message.model_name,
-            header=self._head.metadata.get,
+            headers=self._head.metadata,
             receiving_ns=self._receiving_ns or time.monotonic_ns(),
             peer=self._link.peer,
             method="ModelInfer",
@@ -908,7 +901,7 @@ class StreamCall(Call):
             endpoint.calls,
             ends_on_error=head.ends_on_error,
             forwarded=head.forwarded,
-            origin=StreamOrigin(link.peer, head.metadata.get) if endpoint.observation.is_on else None,
+            origin=StreamOrigin(link.peer, head.metadata) if endpoint.observation.is_on else None,
         )
 
     # ------------------------------------------------------------------------------------------ in
@@ -1175,17 +1168,16 @@ def _routes(servicer: Servicer, max_message_bytes: int) -> dict[bytes, Route]:
         f"/{INFERENCE_SERVICE}/{STREAM_METHOD}".encode(): Route(STREAM_METHOD, None, max_message_bytes),
     }
     for service, methods in (
-        (INFERENCE_SERVICE, servicer.inference_methods()),
-        (HEALTH_SERVICE, servicer.health_methods()),
+        (INFERENCE_SERVICE, servicer.methods.inference_methods()),
+        (HEALTH_SERVICE, servicer.methods.health_methods()),
     ):
         for name, method in methods.items():
             limit = min(max_message_bytes, method.max_message_bytes)
-            takes_task = iscoroutinefunction(method.serve)
-            routes[f"/{service}/{name}".encode()] = Route(name, partial(_serve_unary, method), limit, takes_task)
+            routes[f"/{service}/{name}".encode()] = Route(name, partial(_serve_unary, method), limit, method.takes_task)
     return routes
 
 
-def _serve_unary(method: Method, data: bytes) -> bytes | asyncio.Future[bytes]:
+def _serve_unary(method: UnaryMethod, data: bytes) -> bytes | asyncio.Future[bytes]:
     answer = method.answer(data)
     if not isinstance(answer, Coroutine):
         return answer.SerializeToString()
@@ -1194,5 +1186,5 @@ def _serve_unary(method: Method, data: bytes) -> bytes | asyncio.Future[bytes]:
     return serialized
 
 
-async def _serialized(answer: Coroutine[Any, Any, Message]) -> bytes:
+async def _serialized(answer: Coroutine[Any, Any, Answer]) -> bytes:
     return (await answer).SerializeToString()

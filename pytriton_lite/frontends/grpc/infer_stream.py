@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.request import InferenceResponse, parse_version
+from pytriton_lite.core.request import InferenceResponse, PendingRequest, parse_version
 from pytriton_lite.core.timeline import CLIENT_GONE
 from pytriton_lite.frontends.grpc.calls import CallsInFlight
 from pytriton_lite.frontends.grpc.codec import (
@@ -40,9 +40,7 @@ from pytriton_lite.proto.grpc_service_pb import ModelInferRequest, ModelInferRes
 
 if TYPE_CHECKING:
     from pytriton_lite.core.timeline import Timeline
-    from pytriton_lite.engine.server import Server
-    from pytriton_lite.engine.tracing.observation import HeaderOf
-    from pytriton_lite.scheduling.ticket import Ticket
+    from pytriton_lite.frontends.door import Door
 
 MAX_REQUESTS = 1024
 """Requests of one stream that may be in the engine, as many as there may be unary calls on a connection."""
@@ -59,7 +57,8 @@ class StreamOrigin(NamedTuple):
     """Where the requests of a stream come from."""
 
     peer: str
-    header: HeaderOf
+    headers: Mapping[bytes, bytes]
+    """The metadata of the stream."""
 
 
 class Outlet(Protocol):
@@ -80,7 +79,7 @@ class InferStream:
 
     def __init__(
         self,
-        server: Server,
+        server: Door,
         outlet: Outlet,
         calls: CallsInFlight,
         *,
@@ -99,7 +98,7 @@ class InferStream:
         self._ends_on_error = ends_on_error
         self._forwarded = forwarded
         self._observation = server.observation
-        self._origin = origin or StreamOrigin("", _no_header)
+        self._origin = origin or StreamOrigin("", {})
         self._open: set[_Request] = set()
         self._ordered: deque[_Request] = deque()
         self._unsent = 0
@@ -167,10 +166,10 @@ class InferStream:
     # ------------------------------------------------------------------------------------------ in
 
     def _begin_timeline(self, message: ModelInferRequest, nbytes: int) -> Timeline | None:
-        peer, header = self._origin
+        peer, headers = self._origin
         now_ns = time.monotonic_ns()
         timeline = self._observation.begin(
-            "grpc", message.model_name, header=header, receiving_ns=now_ns, peer=peer, method="ModelStreamInfer"
+            "grpc", message.model_name, headers=headers, receiving_ns=now_ns, peer=peer, method="ModelStreamInfer"
         )
         if timeline is not None:
             timeline.request_id = message.id
@@ -308,7 +307,7 @@ class _Request:
         self.is_ordered = True
         self.is_ended = False
         self.wants_empty_final = False
-        self.ticket: Ticket | None = None
+        self.ticket: PendingRequest | None = None
         """None until the engine has the request, and for one that it never got."""
         self.timeline: Timeline | None = None
 
@@ -359,7 +358,3 @@ def _inference_error(error: Exception) -> InferenceError:
         return error
     failure_of(METHOD, error)  # which writes it to the log
     return InferenceError(ErrorCode.INTERNAL, BUG)
-
-
-def _no_header(name: bytes) -> bytes | None:
-    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.frontends.grpc.servicer import HEALTH_SERVICE, INFERENCE_SERVICE
+from pytriton_lite.frontends.grpc.control_methods import HEALTH_SERVICE, INFERENCE_SERVICE
 from pytriton_lite.frontends.restriction import RestrictedGroup, Restriction, restrictions
 
 _KEY_PREFIX = "triton-grpc-protocol-"

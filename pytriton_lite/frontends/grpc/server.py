@@ -27,6 +27,7 @@ from pytriton_lite.frontends.addresses import (
 )
 from pytriton_lite.frontends.grpc.calls import CallsInFlight
 from pytriton_lite.frontends.grpc.codec import MAX_MESSAGE_BYTES
+from pytriton_lite.frontends.grpc.control_methods import HEALTH_SERVICE, INFERENCE_SERVICE, ControlMethods, UnaryMethod
 from pytriton_lite.frontends.grpc.errors import RICH_DETAILS, Status, failure_of
 from pytriton_lite.frontends.grpc.forwarding import Forwarded, HeaderForwarding
 from pytriton_lite.frontends.grpc.infer_stream import METHOD as STREAM_METHOD
@@ -34,12 +35,7 @@ from pytriton_lite.frontends.grpc.infer_stream import InferStream, StreamOrigin
 from pytriton_lite.frontends.grpc.options import CompressionLevel, GrpcOptions, bind_grpc
 from pytriton_lite.frontends.grpc.parsing import Parsed, parse_quickly, parse_request
 from pytriton_lite.frontends.grpc.restricted import refusal, restrictions_by_path
-from pytriton_lite.frontends.grpc.servicer import (
-    HEALTH_SERVICE,
-    INFERENCE_SERVICE,
-    Method,
-    Servicer,
-)
+from pytriton_lite.frontends.grpc.servicer import Servicer
 from pytriton_lite.frontends.restriction import Restriction
 from pytriton_lite.frontends.tls import (
     LOOK_EVERY_S,
@@ -55,7 +51,7 @@ from pytriton_lite.proto.grpc_service_pb import ModelInferRequest
 if TYPE_CHECKING:
     from pytriton_lite.core.timeline import Timeline
     from pytriton_lite.engine.server import Server
-    from pytriton_lite.engine.tracing.observation import HeaderOf, Observation
+    from pytriton_lite.engine.tracing.observation import Observation
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +129,7 @@ async def start_grpc(server: Server, options: GrpcOptions, bound: BoundSocket | 
     """
     calls = CallsInFlight()
     restrictions = restrictions_by_path(options.restricted)
-    servicer = Servicer(server)
+    servicer = Servicer(server, ControlMethods(server))
     interceptors = [_RestrictionInterceptor(restrictions, servicer.counts)] if restrictions else []
     transport = grpc.aio.server(options=channel_arguments(options), interceptors=interceptors)
     transport.add_generic_rpc_handlers(_rpc_handlers(servicer, calls, options))
@@ -264,10 +260,10 @@ def _rpc_handlers(servicer: Servicer, calls: CallsInFlight, options: GrpcOptions
     pattern = options.header_forward_pattern
     pick = HeaderForwarding(pattern).pick if pattern else None
     counts = servicer.counts
-    inference = {name: _unary(method, counts) for name, method in servicer.inference_methods().items()}
+    inference = {name: _unary(name, method, counts) for name, method in servicer.methods.inference_methods().items()}
     inference["ModelInfer"] = grpc.unary_unary_rpc_method_handler(_infer_handler(servicer, calls, pick))
     inference[STREAM_METHOD] = grpc.stream_stream_rpc_method_handler(_stream_handler(servicer, calls, pick))
-    health = {name: _unary(method, counts) for name, method in servicer.health_methods().items()}
+    health = {name: _unary(name, method, counts) for name, method in servicer.methods.health_methods().items()}
     return [
         grpc.method_handlers_generic_handler(INFERENCE_SERVICE, inference),
         grpc.method_handlers_generic_handler(HEALTH_SERVICE, health),
@@ -319,7 +315,7 @@ def _stream_handler(
     async def handle(requests: AsyncIterator[bytes], context: Any) -> None:
         ends_on_error = ("triton_grpc_error", "true") in context.invocation_metadata()
         outlet = _Outlet()
-        origin = StreamOrigin(_peer_of(context), _header_of(context)) if servicer.observation.is_on else None
+        origin = StreamOrigin(_peer_of(context), _headers_of(context)) if servicer.observation.is_on else None
         forwarded = () if pick is None else pick(context.invocation_metadata())
         stream = servicer.open_stream(outlet, calls, ends_on_error=ends_on_error, forwarded=forwarded, origin=origin)
         reading = asyncio.create_task(_read_requests(requests, stream, outlet))
@@ -401,9 +397,7 @@ class _Outlet:
             await self._grew.wait()
 
 
-def _unary(method: Method, counts: Counts) -> grpc.RpcMethodHandler:
-    name = method.serve.__name__
-
+def _unary(name: str, method: UnaryMethod, counts: Counts) -> grpc.RpcMethodHandler:
     async def handle(data: bytes, context: Any) -> bytes:
         try:
             context.disable_next_message_compression()
@@ -424,14 +418,9 @@ def _refusing_handler(name: str, counts: Counts, error: InferenceError) -> Calla
     return handle
 
 
-def _header_of(context: Any) -> HeaderOf:
-    metadata = {key.encode(): value for key, value in context.invocation_metadata()}
-
-    def header(name: bytes) -> bytes | None:
-        value = metadata.get(name)
-        return value.encode() if isinstance(value, str) else value
-
-    return header
+def _headers_of(context: Any) -> Mapping[bytes, bytes]:
+    metadata = context.invocation_metadata()
+    return {key.encode(): value.encode() if isinstance(value, str) else value for key, value in metadata}
 
 
 def _peer_of(context: Any) -> str:
@@ -442,9 +431,9 @@ def _peer_of(context: Any) -> str:
 
 def _begin_timeline(observation: Observation, request: ModelInferRequest, nbytes: int, context: Any) -> Timeline | None:
     now_ns = time.monotonic_ns()
-    header, peer = _header_of(context), _peer_of(context)
+    headers, peer = _headers_of(context), _peer_of(context)
     timeline = observation.begin(
-        "grpc", request.model_name, header=header, receiving_ns=now_ns, peer=peer, method="ModelInfer"
+        "grpc", request.model_name, headers=headers, receiving_ns=now_ns, peer=peer, method="ModelInfer"
     )
     if timeline is not None:
         timeline.request_id = request.id

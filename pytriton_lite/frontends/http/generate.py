@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytriton_lite.core.errors import InferenceError
-from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse, PendingRequest
 from pytriton_lite.core.timeline import CLIENT_GONE
 from pytriton_lite.frontends.http import generate_codec
 from pytriton_lite.frontends.http.bodies import (
@@ -41,8 +41,7 @@ from pytriton_lite.frontends.http.routes import GENERATE_STREAM, parse_version
 from pytriton_lite.frontends.listener import Receive, Scope, Send
 
 if TYPE_CHECKING:
-    from pytriton_lite.engine.server import ServedVersion, Server
-    from pytriton_lite.scheduling.ticket import Ticket
+    from pytriton_lite.frontends.door import Door, Servable
 
 GenerateApp = Callable[[Scope, Receive, Send, str, "str | None"], Awaitable[None]]
 Header = tuple[bytes, bytes]
@@ -56,7 +55,7 @@ _IDENTITY = b"identity"
 logger = logging.getLogger(__name__)
 
 
-def generate_app(server: Server, options: HttpOptions, large: LargeDocuments) -> GenerateApp:
+def generate_app(server: Door, options: HttpOptions, large: LargeDocuments) -> GenerateApp:
     """A callable ``(scope, receive, send, model, version text)`` that answers a POST on both routes, whatever is in it."""
     limit = options.max_input_size
     observation = server.observation
@@ -94,7 +93,7 @@ def generate_app(server: Server, options: HttpOptions, large: LargeDocuments) ->
 
 
 async def _read_request(
-    server: Server,
+    server: Door,
     limit: int,
     headers: dict[bytes, bytes],
     scope: Scope,
@@ -102,7 +101,7 @@ async def _read_request(
     model: str,
     version_text: str | None,
     large: LargeDocuments,
-) -> tuple[ServedVersion, InferenceRequest]:
+) -> tuple[Servable, InferenceRequest]:
     """Raises InferenceError, and Disconnected when the client goes away before its body is complete."""
     version = None if version_text is None else parse_version(version_text)
     served = server.find(model, version)
@@ -200,7 +199,9 @@ class _Responses:
         return _Answer(status, error_body(text))
 
 
-async def _while_connected(receive: Receive, ticket: Ticket, responses: _Responses, answering: Awaitable[None]) -> str:
+async def _while_connected(
+    receive: Receive, ticket: PendingRequest, responses: _Responses, answering: Awaitable[None]
+) -> str:
     """Wait for *answering*; cancel the request when the client goes away. What to note as the request's error."""
     gone = asyncio.ensure_future(wait_disconnected(receive))
     gone.add_done_callback(lambda _: responses.abandon())
@@ -215,17 +216,17 @@ async def _while_connected(receive: Receive, ticket: Ticket, responses: _Respons
     return responses.error_text
 
 
-async def _start(server: Server, send: Send, load_form: bytes | None, status: int, content_type: Header) -> None:
+async def _start(server: Door, send: Send, load_form: bytes | None, status: int, content_type: Header) -> None:
     """Begin an answer without a length, so that the body goes out in chunks."""
     headers = [content_type]
     if load_form is not None:
-        load = load_header(server.custom_metrics.families(), load_form)
+        load = load_header(await server.metric_families(), load_form)
         if load is not None:
             headers.append((RESPONSE_HEADER, load))
     await send({"type": "http.response.start", "status": status, "headers": headers})
 
 
-async def _send_events(start: Start, send: Send, ticket: Ticket, responses: _Responses) -> None:
+async def _send_events(start: Start, send: Send, ticket: PendingRequest, responses: _Responses) -> None:
     """An event for each response, in a chunk of its own. The first one decides the status."""
     answer = await responses.next()
     await start(200 if answer is None else answer.status, _EVENT_TYPE)
@@ -236,7 +237,7 @@ async def _send_events(start: Start, send: Send, ticket: Ticket, responses: _Res
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _send_object(start: Start, send: Send, ticket: Ticket, responses: _Responses) -> None:
+async def _send_object(start: Start, send: Send, ticket: PendingRequest, responses: _Responses) -> None:
     """The only response. A second one is as many as any number: nobody waits for a third."""
     answer = await responses.next()
     if answer is not None:

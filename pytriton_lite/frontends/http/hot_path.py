@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from pytriton_lite.core.errors import InferenceError
-from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse, PendingRequest
 from pytriton_lite.core.states import StateEnum, move
 from pytriton_lite.core.tensor import Buffer
 from pytriton_lite.core.timeline import CLIENT_GONE, Timeline
@@ -42,8 +42,7 @@ from pytriton_lite.frontends.restriction import restrictions
 from pytriton_lite.frontends.unread import LARGE_ANSWER
 
 if TYPE_CHECKING:
-    from pytriton_lite.engine.server import ServedVersion, Server
-    from pytriton_lite.scheduling.ticket import Ticket
+    from pytriton_lite.frontends.door import Door, Servable
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +55,7 @@ _JSON_LENGTH = b"inference-header-content-length"
 _UNUSUAL = frozenset({b"content-encoding", b"transfer-encoding", b"accept-encoding", b"expect", b"upgrade"})
 
 
-def hot_path(server: Server, options: HttpOptions, large: LargeDocuments | None = None) -> ProtocolFactory:
+def hot_path(server: Door, options: HttpOptions, large: LargeDocuments | None = None) -> ProtocolFactory:
     """The ``protocol`` for `start_listener`, in front of `http_app` with the same arguments.
 
     Where the headers of every request matter every request is unusual, and uvicorn's own way is the shorter one.
@@ -98,7 +97,7 @@ class InferProtocol(ListenerProtocol):
     """
 
     def __init__(
-        self, server: Server, max_input_size: int, templates: Templates, large: LargeDocuments, **arguments: Any
+        self, server: Door, max_input_size: int, templates: Templates, large: LargeDocuments, **arguments: Any
     ) -> None:
         super().__init__(**arguments)
         self._server = server
@@ -119,7 +118,7 @@ class InferProtocol(ListenerProtocol):
         self._json_bytes = -1
         """What the head says of the JSON part's length; -1 where it says nothing, or something unusual."""
         self._body = b""
-        self._ticket: Ticket | None = None
+        self._ticket: PendingRequest | None = None
         """Ticket of the request that is being answered; also while `_writing`."""
         self._writing: asyncio.Task[None] | None = None
         self._forms: OutputForms | None = None
@@ -268,7 +267,7 @@ class InferProtocol(ListenerProtocol):
         timeline = self._observation.begin(
             "http",
             model,
-            header=self._header_table.get,
+            headers=self._header_table,
             receiving_ns=self._receiving_ns or time.monotonic_ns(),
             peer=format_address(*self.client) if self.client else "",
             method="infer",
@@ -278,7 +277,7 @@ class InferProtocol(ListenerProtocol):
         self._timeline = timeline
         return timeline
 
-    def _read(self, served: ServedVersion, model: str, version: int | None) -> InferenceRequest:
+    def _read(self, served: Servable, model: str, version: int | None) -> InferenceRequest:
         body, json_bytes = self._body, self._json_bytes
         if not 0 < json_bytes <= len(body):
             document = b""

@@ -46,7 +46,7 @@ from pytriton_lite.frontends.listener import HEADER_NAMES, AsgiApp, Receive, Sco
 from pytriton_lite.frontends.pending_answer import PendingAnswer
 
 if TYPE_CHECKING:
-    from pytriton_lite.engine.server import ServedVersion, Server
+    from pytriton_lite.frontends.door import Door, Servable
 
 InferApp = Callable[[Scope, Receive, Send, str, "str | None"], Awaitable[None]]
 Decoded = tuple[InferenceRequest, OutputForms]
@@ -63,7 +63,7 @@ _BINARY_TYPE = (b"content-type", b"application/octet-stream")
 logger = logging.getLogger(__name__)
 
 
-def infer_app(server: Server, options: HttpOptions, large: LargeDocuments) -> InferApp:
+def infer_app(server: Door, options: HttpOptions, large: LargeDocuments) -> InferApp:
     """A callable ``(scope, receive, send, model, version text)`` that answers an infer request, a POST, whatever is in it.
 
     Raises ValueError for a header pattern that is no regular expression.
@@ -137,7 +137,7 @@ def refusing_app(status: int, text: str, *headers: tuple[bytes, bytes]) -> AsgiA
     return refuse
 
 
-def find_served(server: Server, model: str, version_text: str | None) -> tuple[ServedVersion, int | None]:
+def find_served(server: Door, model: str, version_text: str | None) -> tuple[Servable, int | None]:
     """What a path asks for, and the version that it names. Raises InferenceError, for a decoupled model too."""
     version = None if version_text is None else parse_version(version_text)
     served = server.find(model, version)
@@ -154,7 +154,7 @@ class Reading:
     __slots__ = ("_headers", "_length_header", "_limit", "_model", "_served", "_server", "_version")
 
     def __init__(
-        self, server: Server, served: ServedVersion, model: str, version: int | None, headers: Headers, limit: int
+        self, server: Door, served: Servable, model: str, version: int | None, headers: Headers, limit: int
     ) -> None:
         self._server = server
         self._served = served

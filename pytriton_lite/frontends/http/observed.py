@@ -16,7 +16,7 @@ def begin_timeline(observation: Observation, scope: Scope, model: str) -> Timeli
     return observation.begin(
         "http",
         model,
-        header=headers.get,
+        headers=headers,
         receiving_ns=time.monotonic_ns(),
         peer=_peer_of(scope),
         method=scope["path"].rpartition("/")[2],

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.middleware.cors import CORSMiddleware
 
-from pytriton_lite.frontends.http.admin import admin_app
 from pytriton_lite.frontends.http.bodies import LargeDocuments
 from pytriton_lite.frontends.http.errors import METHOD_NOT_ALLOWED, NOT_FOUND
 from pytriton_lite.frontends.http.generate import generate_app
@@ -22,6 +21,7 @@ from pytriton_lite.frontends.restriction import restrictions
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import Server
+    from pytriton_lite.frontends.door import Door
 
 _REFUSED_CODES = re.compile(rb"%(?:2f|0a)", re.IGNORECASE)
 
@@ -31,11 +31,28 @@ __all__ = ["HttpOptions", "http_app"]
 def http_app(server: Server, options: HttpOptions, large: LargeDocuments | None = None) -> AsgiApp:
     """The ASGI application that serves *server*. With a header pattern, its listener should keep header names.
 
-    Paths are decoded once, by the ASGI server. An encoded slash is refused rather than decoded: it could make another
-    path of it. So is an encoded line feed: to Starlette a path with one behind it is the same path, which it is not to a
-    restriction. *large* is shared with `hot_path`. Raises ValueError for options that cannot be honoured.
+    *large* is shared with `hot_path`. Raises ValueError for options that cannot be honoured.
     """
     large = large or LargeDocuments()
+    return door_app(server, options, large, control_app(server, options, large))
+
+
+def control_app(server: Server, options: HttpOptions, large: LargeDocuments) -> AsgiApp:
+    """The application of all routes but those of inference."""
+    # Half of what a process imports that serves HTTP, and of no use to one that hands these routes on.
+    from pytriton_lite.frontends.http.admin import admin_app
+
+    app = admin_app(server, options, large)
+    return app if options.on_admin is None else admin_told(app, options.on_admin)
+
+
+def door_app(server: Door, options: HttpOptions, large: LargeDocuments, control: AsgiApp) -> AsgiApp:
+    """The application over *server* of which *control* answers everything but inference.
+
+    Paths are decoded once, by the ASGI server. An encoded slash is refused rather than decoded: it could make another
+    path of it. So is an encoded line feed: to Starlette a path with one behind it is the same path, which it is not to a
+    restriction. The others as for `http_app`.
+    """
     infer = infer_app(server, options, large)
     generate = generate_app(server, options, large)
     on_admin = options.on_admin
@@ -43,7 +60,6 @@ def http_app(server: Server, options: HttpOptions, large: LargeDocuments | None 
     def told(app: AsgiApp) -> AsgiApp:
         return app if on_admin is None else admin_told(app, on_admin)
 
-    admin = told(admin_app(server, options, large))
     not_found = told(refusing_app(404, NOT_FOUND))
     not_allowed = told(refusing_app(405, METHOD_NOT_ALLOWED, (b"allow", b"POST")))
 
@@ -64,7 +80,7 @@ def http_app(server: Server, options: HttpOptions, large: LargeDocuments | None 
                     await not_allowed(scope, receive, send)
                 return
         try:
-            await admin(scope, receive, send)
+            await control(scope, receive, send)
         except Exception:
             # Answered and logged by the handler in admin.py. Starlette raises it once more, upon which uvicorn would log
             # it again and close the connection.

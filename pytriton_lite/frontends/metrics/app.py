@@ -6,12 +6,12 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pytriton_lite.core.custom_metrics import Family, Kind
 from pytriton_lite.frontends.listener import AsgiApp, Receive, Scope, Send
 from pytriton_lite.frontends.metrics.cache import cache_families
-from pytriton_lite.frontends.metrics.families import gauge, labelled
+from pytriton_lite.frontends.metrics.families import counter, gauge, labelled
 from pytriton_lite.frontends.metrics.gpu import find_gpus
 from pytriton_lite.frontends.metrics.machine import Clock, Machine
 from pytriton_lite.frontends.metrics.page import metrics_page
@@ -25,6 +25,18 @@ _PAGE_TYPE = b"text/plain; charset=utf-8"
 _ERROR_TYPE = b"text/plain"
 
 
+class FrontEndCounts(Protocol):
+    """Front ends in processes of their own."""
+
+    @property
+    def ready(self) -> int:
+        """How many can take connections."""
+
+    @property
+    def restarts(self) -> int:
+        """How often one was started in place of another that had ended."""
+
+
 @dataclass(frozen=True)
 class MetricsOptions:
     interval_ms: float = 2000.0
@@ -33,6 +45,8 @@ class MetricsOptions:
     has_cpu: bool = True
     gpu_uuids: Callable[[], Sequence[str]] | None = None
     """What tells the GPUs to show, without ``GPU-`` in front; asked once, at the start. None to show none."""
+    front_ends: FrontEndCounts | None = None
+    """Front ends in processes of their own; None where there are none."""
 
 
 def metrics_app(server: Server, options: MetricsOptions, clock: Clock = time.monotonic_ns) -> AsgiApp:
@@ -67,6 +81,7 @@ class _ServerFamilies:
         self._server = server
         self._machine = Machine(interval_ns, clock) if options.has_cpu else None
         self._gpus = find_gpus(options.gpu_uuids, interval_ns, clock) if options.gpu_uuids is not None else None
+        self._front_ends = options.front_ends
         self._build = build_info()
 
     def now(self) -> Iterator[Family]:
@@ -82,6 +97,14 @@ class _ServerFamilies:
             yield from cache_families(cache)
         yield self._requests()
         yield self._refused_connections()
+        if self._front_ends is not None:
+            ready = self._front_ends.ready
+            yield gauge("pytriton_lite_front_ends", "Number of front end processes that take connections", ready)
+            yield counter(
+                "pytriton_lite_front_end_restarts",
+                "Number of front end processes started in place of one that had ended",
+                self._front_ends.restarts,
+            )
         yield from process_families()
         yield self._build
 
@@ -92,8 +115,11 @@ class _ServerFamilies:
             "Number of HTTP requests answered and of gRPC calls ended, by status",
             Kind.COUNTER,
             [
-                *(({"protocol": "http", "code": str(code)}, count) for code, count in sorted(counts.http.items())),
-                *(({"protocol": "grpc", "code": code}, count) for code, count in sorted(counts.grpc.items())),
+                *(
+                    ({"protocol": "http", "code": str(code)}, count)
+                    for code, count in sorted(counts.http_answers().items())
+                ),
+                *(({"protocol": "grpc", "code": code}, count) for code, count in sorted(counts.grpc_ends().items())),
             ],
         )
 

@@ -30,7 +30,7 @@ class Watcher:
 
 def begin(observation: Observation) -> Timeline | None:
     headers = {b"traceparent": b"x"}
-    return observation.begin("http", "m", header=headers.get, receiving_ns=5, peer="p:1")
+    return observation.begin("http", "m", headers=headers, receiving_ns=5, peer="p:1")
 
 
 def begun(observation: Observation) -> Timeline:

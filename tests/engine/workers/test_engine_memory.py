@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Tensor
-from pytriton_lite.engine.workers.memory import Parcel, WorkerMemory, room_for
+from pytriton_lite.engine.workers.memory import Parcel, PeerMemory, room_for
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.arena import Arena
 from pytriton_lite.ipc.channel import FrameReader
@@ -29,7 +28,7 @@ COUNT = 25_000
 class Worker:
     """The worker's end: its arena, and what it was told."""
 
-    def __init__(self, memory: WorkerMemory) -> None:
+    def __init__(self, memory: PeerMemory) -> None:
         self._memory = memory
         self._arena = Arena(lambda nbytes: Segment.create(nbytes, prefix=START.shm_prefix))
         self._specs = SpecTable()
@@ -73,7 +72,7 @@ class Worker:
     def hear(self) -> list[Kind]:
         """Take what the engine has to say; the kinds of its frames."""
         kinds: list[Kind] = []
-        for kind, body in FrameReader().feed(b"".join(self._memory.frames(cast(Any, self)))):
+        for kind, body in FrameReader().feed(b"".join(self._memory.frames(self.send_descriptor))):
             kinds.append(Kind(kind))
             if kind == Kind.SEGMENT:
                 segment_id, nbytes, _ = messages.read_segment(body)
@@ -98,7 +97,12 @@ class Side:
 
     def __init__(self) -> None:
         self.news = 0
-        self.memory = WorkerMemory(START, self._on_news)
+        self.memory = PeerMemory(
+            f"instance '{START.instance}' has its outputs",
+            prefix=START.shm_prefix,
+            ring_bytes=START.ring_bytes,
+            on_news=self._on_news,
+        )
         self.worker = Worker(self.memory)
         self._specs = SpecTable()
         self._read_specs = SpecTable()

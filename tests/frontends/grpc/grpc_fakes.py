@@ -15,7 +15,8 @@ from pytriton_lite.core.states import VersionState
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine import views
 from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
-from pytriton_lite.engine.counting.statistics import FailureReason, ModelStatistics, RequestCounts
+from pytriton_lite.engine.counting.request_counts import RequestCounts
+from pytriton_lite.engine.counting.statistics import FailureReason, ModelStatistics
 from pytriton_lite.engine.tracing.observation import Observation
 from pytriton_lite.engine.workers.regions import Regions
 from pytriton_lite.proto import model_config_pb

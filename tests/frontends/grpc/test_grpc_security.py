@@ -27,11 +27,11 @@ from tritonclient.utils import InferenceServerException
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.frontends.addresses import ListenError
+from pytriton_lite.frontends.grpc.control_methods import HEALTH_SERVICE, INFERENCE_SERVICE, ControlMethods
 from pytriton_lite.frontends.grpc.forwarding import HeaderForwarding, forward
 from pytriton_lite.frontends.grpc.http2 import start_http2
 from pytriton_lite.frontends.grpc.options import GrpcOptions
 from pytriton_lite.frontends.grpc.restricted import CATEGORY_OF
-from pytriton_lite.frontends.grpc.servicer import HEALTH_SERVICE, INFERENCE_SERVICE, Servicer
 from pytriton_lite.frontends.restriction import CATEGORIES, RestrictedGroup
 from pytriton_lite.frontends.tls import TlsOptions
 from tests.certificates import Certificates
@@ -173,10 +173,10 @@ class TestRestriction:
     RIGHT = ((f"{PREFIX}admin-key", "sesame"),)
 
     def test_every_method_has_its_category(self, engine: FakeServer) -> None:
-        servicer = Servicer(engine)
-        names = {*servicer.inference_methods(), "ModelInfer", "ModelStreamInfer"}
+        methods = ControlMethods(engine)
+        names = {*methods.inference_methods(), "ModelInfer", "ModelStreamInfer"}
         served = {f"/{INFERENCE_SERVICE}/{name}" for name in names}
-        served |= {f"/{HEALTH_SERVICE}/{name}" for name in servicer.health_methods()}
+        served |= {f"/{HEALTH_SERVICE}/{name}" for name in methods.health_methods()}
         assert served - set(CATEGORY_OF) == set()
         assert set(CATEGORY_OF.values()) == set(CATEGORIES)
 

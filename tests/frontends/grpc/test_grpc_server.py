@@ -20,11 +20,11 @@ from tritonclient.utils import InferenceServerException
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.frontends.addresses import ListenError
+from pytriton_lite.frontends.grpc.control_methods import ControlMethods
 from pytriton_lite.frontends.grpc.errors import BUG
 from pytriton_lite.frontends.grpc.http2 import Http2Listener
 from pytriton_lite.frontends.grpc.options import GrpcOptions
 from pytriton_lite.frontends.grpc.server import GrpcListener, channel_arguments
-from pytriton_lite.frontends.grpc.servicer import Servicer
 from pytriton_lite.proto import health_pb
 from pytriton_lite.proto.grpc_service_pb import ModelInferRequest
 
@@ -269,7 +269,7 @@ class TestWhatTheServerSays:
             getattr(stub, method)(message)
 
     def test_every_method_of_the_service_is_answered(self) -> None:
-        served = {"ModelInfer", "ModelStreamInfer", *Servicer(FakeServer()).inference_methods()}
+        served = {"ModelInfer", "ModelStreamInfer", *ControlMethods(FakeServer()).inference_methods()}
         (service,) = ModelInferRequest.DESCRIPTOR.file.services_by_name.values()
         assert sorted(served) == sorted(method.name for method in service.methods)
 

@@ -16,7 +16,8 @@ from pytriton_lite.core.request import InferenceRequest, InferenceResponse, Resp
 from pytriton_lite.core.states import VersionState
 from pytriton_lite.core.tensor import Tensor, element_count, format_shape
 from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
-from pytriton_lite.engine.counting.statistics import ModelStatistics, RequestCounts
+from pytriton_lite.engine.counting.request_counts import RequestCounts
+from pytriton_lite.engine.counting.statistics import ModelStatistics
 from pytriton_lite.engine.tracing.observation import Observation
 from pytriton_lite.engine.views import IndexEntry, ModelMetadata, ServerMetadata, TensorMetadata
 from pytriton_lite.engine.workers.regions import Regions

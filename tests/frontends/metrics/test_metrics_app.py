@@ -12,7 +12,8 @@ import pytriton_lite
 from pytriton_lite.core.build import build_kind
 from pytriton_lite.engine.cache.response_cache import CacheStatistics
 from pytriton_lite.engine.counting.custom_metrics import CustomMetrics
-from pytriton_lite.engine.counting.statistics import ModelStatistics, RequestCounts
+from pytriton_lite.engine.counting.request_counts import RequestCounts
+from pytriton_lite.engine.counting.statistics import ModelStatistics
 from pytriton_lite.frontends.listener import start_listener
 from pytriton_lite.frontends.metrics import MetricsOptions, metrics_app
 from pytriton_lite.frontends.metrics.page import metrics_page

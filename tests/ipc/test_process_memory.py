@@ -11,7 +11,7 @@ import pytest
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import BugError
 from pytriton_lite.ipc.messages import SpecTable
-from pytriton_lite.worker.memory import OutputMemory
+from pytriton_lite.ipc.process_memory import OutputMemory
 
 SPEC = SpecTable().encode("Y", dtypes.UINT8, (4,))
 

@@ -1,10 +1,10 @@
-"""The worker's two sides of shared memory: the engine's arena, which it reads, and its own, which it writes."""
+"""Shared memory in a process that the engine has started: the engine's arena, which it reads, and its own, which it writes."""
 
 from __future__ import annotations
 
 import socket
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,13 +31,15 @@ class InputMemory:
     reference.
     """
 
-    def __init__(self, descriptors: socket.socket) -> None:
+    def __init__(self, descriptors: socket.socket, on_release: Callable[[], None] | None = None) -> None:
+        """*on_release* is called when there is something in ``released`` that nobody may be about to send, by any thread."""
         self._descriptors = descriptors
         self._segments: dict[int, Array] = {}
         self._regions: dict[int, MappedRegion] = {}
         self.held: dict[int, weakref.ref[Array]] = {}
         """Keepers by slot."""
         self.released: list[int] = []
+        self._on_release = on_release
 
     def attach(self, segment_id: int, nbytes: int, *, is_region: bool) -> None:
         fd = wait_descriptor(self._descriptors)
@@ -81,18 +83,20 @@ class InputMemory:
             if ref.segment not in self._segments:
                 raise BugError(f"input '{ref.name}' is in segment {ref.segment}, which was never announced")
             lease = np.frombuffer(self._segment(ref.segment).data, np.uint8)
-            slot, released, held = ref.slot, self.released, self.held
+            slot, released, held, on_release = ref.slot, self.released, self.held, self._on_release
 
             def give_back(_: weakref.ref[Array]) -> None:
                 held.pop(slot, None)
                 released.append(slot)
+                if on_release is not None:
+                    on_release()
 
             held[slot] = weakref.ref(lease, give_back)
         return lease
 
 
 class OutputMemory:
-    """The worker's own arena. What was put since `commit` can be taken back by `undo`, while nobody was told of it."""
+    """The process's own arena. What was put since `commit` can be taken back by `undo`, while nobody was told of it."""
 
     def __init__(self, descriptors: socket.socket, *, prefix: str, ring_bytes: int) -> None:
         self._descriptors = descriptors

@@ -1,0 +1,204 @@
+"""A front end's inference requests in the engine: CALL, and the REPLYs to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import weakref
+
+from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse, ResponseReceiver
+from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.frontends.process import frames
+from pytriton_lite.frontends.process.frames import ExtrasTable
+from pytriton_lite.frontends.process.link import Link
+from pytriton_lite.ipc import messages
+from pytriton_lite.ipc.channel import frame
+from pytriton_lite.ipc.messages import INLINE_BYTES, Kind, Place, SpecTable, TensorRef
+from pytriton_lite.ipc.process_memory import InputMemory, OutputMemory
+from pytriton_lite.ipc.region import ClientSegment
+
+logger = logging.getLogger(__name__)
+
+
+class RemoteCall:
+    """A request that the engine has: a `core.request.PendingRequest`."""
+
+    __slots__ = ("_calls", "is_over", "model_name", "number", "receiver", "request_id")
+
+    def __init__(self, calls: RemoteCalls, number: int, request: InferenceRequest, receiver: ResponseReceiver) -> None:
+        self._calls = calls
+        self.number = number
+        self.model_name = request.model_name
+        self.request_id = request.request_id
+        self.receiver = receiver
+        self.is_over = False
+        """Whether nothing more is heard of it."""
+
+    def consumed(self, count: int = 1) -> None:
+        """See `core.request.PendingRequest`."""
+        if not self.is_over:
+            self._calls.consumed(self.number, count)
+
+    def cancel(self) -> None:
+        """See `core.request.PendingRequest`."""
+        if not self.is_over:
+            self.is_over = True
+            self._calls.cancel(self.number)
+
+
+class RemoteCalls:
+    """All requests of this process that the engine has, and the memory that their tensors lie in."""
+
+    def __init__(self) -> None:
+        self._regions: weakref.WeakKeyDictionary[ClientSegment, int] = weakref.WeakKeyDictionary()
+        """Numbers by which the engine knows segments of clients."""
+        self._specs = SpecTable()
+        self._extras = ExtrasTable()
+        self._open: dict[int, RemoteCall] = {}
+        self._next = self._next_before = 1
+        """The number of the next call, and what it was when somebody looked last."""
+        self._consumed: dict[int, int] = {}
+        self._cancelled: list[int] = []
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+
+    def use(self, link: Link, inputs: InputMemory, outputs: OutputMemory) -> None:
+        """Speak through *link* from now on. *inputs* is the engine's memory here, *outputs* is ours."""
+        self._link = link
+        self._inputs = inputs
+        self._outputs = outputs
+
+    def trim_if_idle(self) -> None:
+        """Give memory back that a burst has taken, where nothing was begun since the last time."""
+        if not self._open and self._next == self._next_before:
+            self._outputs.trim()
+            self._link.flush_soon()
+        self._next_before = self._next
+
+    def know_region(self, segment: ClientSegment, number: int) -> None:
+        """The engine knows *segment* by *number* for as long as it lives here."""
+        self._regions[segment] = number
+
+    def first_frames(self) -> list[bytes]:
+        """News of memory, and of calls, which go before the frames of a turn."""
+        found = self._outputs.announcements()
+        inputs = self._inputs
+        if inputs.released:
+            released, inputs.released[:] = list(inputs.released), []
+            found.append(messages.release_frame(released))
+        if self._consumed:
+            found.append(frames.pairs_frame(frames.CONSUMED, list(self._consumed.items())))
+            self._consumed.clear()
+        if self._cancelled:
+            found.append(frames.numbers_frame(frames.CANCEL, self._cancelled))
+            self._cancelled = []
+        return found
+
+    # ------------------------------------------------------------------------------------------ out
+
+    def begin(self, model: int, request: InferenceRequest, receiver: ResponseReceiver, timeline: int) -> RemoteCall:
+        """Have the engine take *request* to the model whose name has the number *model*.
+
+        Raises InferenceError where there is no memory for its tensors, or those of a client's are not there any more.
+        """
+        number = self._next
+        self._next = number + 1
+        parts: list[bytes] = []
+        windows: list[tuple[str, int, int, int]] = []
+        if request.output_windows is not None:
+            for name, window in request.output_windows.items():
+                windows.append((name, self._regions[window.segment], window.offset, window.nbytes))
+        frames.put_call(parts, number, model, request, self._extras.encode(request, timeline, windows))
+        for tensor in request.inputs:
+            spec = self._specs.encode(tensor.name, tensor.datatype, tensor.shape)
+            if tensor.nbytes <= INLINE_BYTES:
+                messages.put_inline(parts, spec, tensor.content())
+            else:
+                self._put_large(parts, spec, tensor)
+        self._outputs.commit()
+        call = RemoteCall(self, number, request, receiver)
+        self._open[number] = call
+        self._link.add(frame(frames.CALL, parts))
+        return call
+
+    def _put_large(self, parts: list[bytes], spec: bytes, tensor: Tensor) -> None:
+        if tensor.home is not None:
+            segment, offset = tensor.home
+            messages.put_reference(
+                parts,
+                spec,
+                place=Place.REGION,
+                segment=self._regions[segment],
+                offset=offset,
+                nbytes=tensor.nbytes,
+            )
+            return
+        assert tensor.data is not None
+        try:
+            self._outputs.put_bytes(parts, spec, tensor.data)
+        except InferenceError:
+            self._outputs.undo()
+            raise
+
+    def consumed(self, number: int, count: int) -> None:
+        self._consumed[number] = self._consumed.get(number, 0) + count
+        self._link.flush_soon()
+
+    def cancel(self, number: int) -> None:
+        if self._open.pop(number, None) is not None:
+            self._consumed.pop(number, None)
+            self._cancelled.append(number)
+            self._link.flush_soon()
+
+    def on_release(self) -> None:
+        """A slot of the engine's memory is not looked at any more; perhaps a thread has found that out."""
+        if threading.get_ident() == self._loop_thread:
+            self._link.flush_soon()
+        else:
+            self._loop.call_soon_threadsafe(self._link.flush_soon)
+
+    # ------------------------------------------------------------------------------------------ in
+
+    def on_frame(self, kind: int, body: memoryview) -> bool:
+        """Whether the frame was one of those that are for us."""
+        if kind == frames.REPLY:
+            self._on_reply(body)
+        elif kind == Kind.RELEASE:
+            self._outputs.release(messages.read_release(body))
+        elif kind == Kind.SEGMENT:
+            segment_id, nbytes, is_region = messages.read_segment(body)
+            self._inputs.attach(segment_id, nbytes, is_region=is_region)
+        elif kind == Kind.DROP:
+            self._inputs.drop(messages.read_drop(body))
+        else:
+            return False
+        return True
+
+    def _on_reply(self, body: memoryview) -> None:
+        reply = frames.read_reply(body, self._specs)
+        call = self._open.get(reply.number)
+        outputs = [self._tensor(ref) for ref in reply.outputs]
+        if call is None:  # it was cancelled; what came with it is released
+            return
+        if reply.is_final:
+            del self._open[reply.number]
+            self._consumed.pop(reply.number, None)
+            call.is_over = True
+        response: InferenceResponse | InferenceError | None = reply.error
+        if response is None and not reply.is_empty:
+            response = InferenceResponse(call.model_name, reply.version, call.request_id, outputs, reply.parameters)
+        try:
+            call.receiver.on_response(response, is_final=reply.is_final)
+        except Exception:
+            # A bug of a receiver's is no other request's.
+            logger.exception("a response could not be passed on")
+            call.cancel()
+
+    def _tensor(self, ref: TensorRef) -> Tensor:
+        shape = ref.shape
+        if ref.place == Place.INLINE:
+            return Tensor(ref.name, ref.datatype, shape, ref.inline)
+        held = memoryview(self._inputs.hold(ref))  # type: ignore[arg-type]  # an array has the buffer protocol
+        return Tensor(ref.name, ref.datatype, shape, held[ref.offset : ref.offset + ref.nbytes])

@@ -1,0 +1,158 @@
+"""The engine as a front end in a process of its own sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from pytriton_lite.config.model_config import ModelConfig
+from pytriton_lite.core.custom_metrics import Family
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.request import InferenceRequest, PendingRequest, ResponseReceiver
+from pytriton_lite.core.states import ServerState
+from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
+from pytriton_lite.engine.models.catalog import STILL_LOADING, find_version
+from pytriton_lite.engine.serving.admission import Admission
+from pytriton_lite.engine.serving.served_version import not_ready_error
+from pytriton_lite.engine.workers.regions import Regions, SystemRegion
+from pytriton_lite.frontends.process import frames
+from pytriton_lite.frontends.process.board import Board
+from pytriton_lite.frontends.process.calls import RemoteCalls
+from pytriton_lite.frontends.process.following import RemoteObservation, number_of
+from pytriton_lite.frontends.process.link import Link
+from pytriton_lite.frontends.process.news import ModelNews, RegionNews, VersionNews
+from pytriton_lite.frontends.process.questions import Questions
+from pytriton_lite.ipc.region import ClientSegment
+from pytriton_lite.proto import model_config_pb
+from pytriton_lite.repository.index import ModelId
+
+
+class RemoteVersion:
+    """A version that the engine has, as far as finding it and reading requests for it go."""
+
+    def __init__(self, model: ModelId, number: int, news: VersionNews, config: ModelConfig) -> None:
+        self.id = model
+        self.model = number
+        """The number by which the engine knows the model's name."""
+        self.version = news.version
+        self.state = news.state
+        self.is_recovering = news.is_recovering
+        self.config = config
+        self.serialized = news.config
+        self._admission: Admission | None = None
+
+    def not_ready_error(self) -> InferenceError:
+        """What a request for this version is told while it is not READY."""
+        return not_ready_error(self.id, self.version)
+
+    def check(self, request: InferenceRequest) -> None:
+        """Refuse what the model cannot take, tensor bytes aside. Raises InferenceError(INVALID_ARG)."""
+        if self._admission is None:
+            self._admission = Admission(self.config)
+        self._admission.check(request)
+
+
+class _Meaning(NamedTuple):
+    """What a name means."""
+
+    id: ModelId | None
+    refusal: tuple[ErrorCode, str] | None
+    versions: dict[int, RemoteVersion]
+
+
+class RemoteServer:
+    """A `frontends.door.Door`: what front ends use in place of `engine.server.Server`.
+
+    What it finds is what the engine has said last, and before it answered whoever asked for a change.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        number: int,
+        link: Link,
+        calls: RemoteCalls,
+        *,
+        receive_budget: ReceiveBudget,
+    ) -> None:
+        """*number* is this front end's own."""
+        self._board = board
+        self._link = link
+        self._calls = calls
+        self.questions = Questions(link.add)
+        """What is asked of the engine."""
+        self.observation = RemoteObservation(link.add)
+        self.receive_budget = receive_budget
+        self.request_counts = board.counts(number)
+        self.regions = Regions(is_allowed=True)
+        """What the engine has registered. Only `tensor` and `window` are asked here."""
+        self._names: dict[str, _Meaning] = {}
+
+    # ------------------------------------------------------------------------------------------ what front ends ask
+
+    def is_exiting(self) -> bool:
+        """Whether no new requests are taken, because the server is about to end."""
+        return self._board.state in (ServerState.EXITING, ServerState.STOPPED)
+
+    async def metric_families(self) -> Iterable[Family]:
+        """What models export themselves."""
+        families: list[Family] = await self.questions.ask("metric_families")
+        return families
+
+    def find(self, name: str, version: int | None) -> RemoteVersion:
+        """The version that would serve a request now. Raises InferenceError with Triton's lookup texts."""
+        try:
+            meaning = self._names.get(name)
+            if meaning is None or meaning.id is None:
+                refusal = meaning.refusal if meaning is not None else None
+                raise InferenceError(
+                    *(refusal or (ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found"))
+                )
+            return find_version(meaning.id, meaning.versions, version)
+        except InferenceError as error:
+            if error.code is ErrorCode.NOT_FOUND and self._board.state is ServerState.LOADING:
+                raise InferenceError(ErrorCode.UNAVAILABLE, error.message + STILL_LOADING) from None
+            raise
+
+    def check(self, served: RemoteVersion, request: InferenceRequest) -> None:
+        """Every rule that needs no tensor bytes. Raises InferenceError(INVALID_ARG), which the engine counts."""
+        try:
+            served.check(request)
+        except InferenceError:
+            self._link.add(frames.said_frame(frames.REFUSED, 0, [request.model_name, served.version]))
+            raise
+
+    def infer(self, served: RemoteVersion, request: InferenceRequest, receiver: ResponseReceiver) -> PendingRequest:
+        """Have the engine take *request*; *receiver* gets the responses, and what the engine refuses it with."""
+        return self._calls.begin(served.model, request, receiver, number_of(request.timeline))
+
+    # ------------------------------------------------------------------------------------------ what the engine says
+
+    def on_model(self, number: int, news: ModelNews) -> None:
+        """A name means something else, or its versions have changed; *number* is the engine's for the name."""
+        if news.id is None:
+            self._names[news.name] = _Meaning(None, news.refusal, {})
+            return
+        meaning = self._names.get(news.name)
+        known = {} if meaning is None else {served.version: served for served in meaning.versions.values()}
+        versions: dict[int, RemoteVersion] = {}
+        for version in news.versions:
+            before = known.get(version.version)
+            is_same = before is not None and before.serialized == version.config
+            config = before.config if before is not None and is_same else _config(version.config)
+            versions[version.version] = RemoteVersion(news.id, number, version, config)
+        self._names[news.name] = _Meaning(news.id, None, versions)
+
+    def on_region(self, number: int, news: RegionNews | str, segment: ClientSegment | None) -> None:
+        """A region was registered, under the engine's *number*, or is not any more: its name."""
+        if isinstance(news, str):
+            self.regions.forget(news)
+            return
+        assert segment is not None
+        self._calls.know_region(segment, number)
+        self.regions.put(SystemRegion(news.name, news.key, news.offset, news.byte_size, segment))
+
+
+def _config(serialized: bytes) -> ModelConfig:
+    message: Any = model_config_pb.ModelConfig.FromString(serialized)
+    return ModelConfig.from_message(message)

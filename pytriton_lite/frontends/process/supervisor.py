@@ -1,0 +1,525 @@
+"""The front ends of a server: started, told, watched, replaced, drained. It lives in the engine's process.
+
+```
+STARTING → READY → STOPPED          a process, from its start to its end
+STARTING → STOPPED                  it could not start, or was stopped meanwhile
+```
+
+A front end that ends takes its connections with it and nothing else: what it asked for is cancelled, its memory is taken back,
+and another process takes its place. One that does not give a sign of life, or does not read what it is told, is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from pytriton_lite.core.errors import InferenceError, ProtocolError
+from pytriton_lite.core.log_settings import LogSettings
+from pytriton_lite.core.states import StateEnum, move
+from pytriton_lite.core.timeline import Listener
+from pytriton_lite.engine.server import Server
+from pytriton_lite.engine.workers.memory import PeerMemory
+from pytriton_lite.engine.workers.regions import SystemRegion
+from pytriton_lite.frontends.accepting import Places
+from pytriton_lite.frontends.process import frames
+from pytriton_lite.frontends.process.board import Board
+from pytriton_lite.frontends.process.control import Answers, Control
+from pytriton_lite.frontends.process.following import Followed, refused_timeline
+from pytriton_lite.frontends.process.link import Link, socket_pair
+from pytriton_lite.frontends.process.model_news import ModelNewsSource, ModelNumbers
+from pytriton_lite.frontends.process.news import FrontEndStart, RegionNews
+from pytriton_lite.frontends.process.peer import Peer
+from pytriton_lite.frontends.process.regions import RegionNumbers
+from pytriton_lite.ipc.arena import DEFAULT_BYTES
+
+logger = logging.getLogger(__name__)
+
+_START_S = 60.0
+"""How long a front end may take to be ready. It takes half a second of a core."""
+_LOOK_EVERY_S = 0.5
+_SILENT_NS = 5_000_000_000
+"""A front end that has given no sign of life for so long is killed. It gives four in a second."""
+_IDLE_NS = 2_500_000_000
+"""How often a look is taken at the memory of a front end; idle from one to the next it is given back."""
+_UNHEARD_S = 1.0
+"""How long a front end may take to read what it is told, before somebody is answered who will rely on that."""
+_BACK_OFF_S = (0.1, 30.0)
+"""The first pause before a front end is started again that did not get ready, and the longest."""
+_DRAINED_S = 1.0
+"""What a front end may take beyond the time that it was given to end its connections."""
+
+
+class FrontEndError(Exception):
+    """A front end cannot be started; the text is the reason."""
+
+
+class ProcessState(StateEnum):
+    STARTING = "starting"
+    READY = "ready"
+    STOPPED = "stopped"
+
+
+_TRANSITIONS = {
+    ProcessState.STARTING: frozenset({ProcessState.READY, ProcessState.STOPPED}),
+    ProcessState.READY: frozenset({ProcessState.STOPPED}),
+    ProcessState.STOPPED: frozenset[ProcessState](),
+}
+
+
+class Shared:
+    """What all front ends of a server have in common."""
+
+    def __init__(
+        self,
+        server: Server,
+        board: Board,
+        start: FrontEndStart,
+        command: list[str],
+        answers: Answers,
+        on_refused: Listener | None,
+    ) -> None:
+        """*command* starts a front end: the numbers of its descriptors, its own and that of all are added.
+
+        *on_refused* hears of requests that are no inference and that a front end has refused itself.
+        """
+        self.on_refused = on_refused
+        self.server = server
+        self.board = board
+        self.start = start
+        self.command = command
+        self.answers = answers
+        self.names = ModelNumbers()
+        self.regions = RegionNumbers()
+        self.places: dict[int, Places] = {}
+        """Places for connections by the number of the listener."""
+
+
+class FrontEndProcess:
+    """One process. `launch` makes it; its end is reported once, to *on_end*."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        number: int,
+        on_ready: Callable[[FrontEndProcess], None],
+        on_end: Callable[[FrontEndProcess, str], None],
+    ) -> None:
+        """*on_ready* is to tell it everything that the others know, before it gets its first connection."""
+        self.number = number
+        self.state = ProcessState.STARTING
+        self.connections = 0
+        """Connections that it has."""
+        self._shared = shared
+        self._on_ready = on_ready
+        self._on_end = on_end
+        self._by_listener = {frames.HTTP: 0, frames.GRPC: 0}
+        self._loop = asyncio.get_running_loop()
+        self._began_ns = self._looked_ns = time.monotonic_ns()
+        self._failure = ""
+        self._syncs: dict[int, asyncio.Future[None]] = {}
+        self._last_sync = 0
+        self._is_unheard = False
+        """Whether it was told of something that others rely on, since it was last asked whether it has heard all."""
+        self.ready: asyncio.Future[None] = self._loop.create_future()
+        self.drained: asyncio.Future[bool] = self._loop.create_future()
+        """Whether everything ended by itself, when it has."""
+        shared.board.beat(number, 0)
+        channel, their_channel = socket_pair()
+        descriptors, their_descriptors = socket_pair()
+        self._memory = PeerMemory(
+            f"front end {number} has its requests",
+            prefix=shared.start.shm_prefix,
+            ring_bytes=DEFAULT_BYTES,
+            on_news=lambda: self._link.flush_soon(),
+        )
+        self._link = Link(channel, descriptors, self._on_frame, self._on_link_end, self._first_frames, waits=False)
+        self._followed = Followed(shared.server.observation)
+        self._peer = Peer(shared.server, self._link, self._memory, self._followed, shared.regions, shared.names.name)
+        self._control = Control(shared.answers, self._link.add)
+        with their_channel, their_descriptors:
+            given = [their_channel.fileno(), their_descriptors.fileno(), shared.board.segment.fd]
+            arguments = [*map(str, given), str(number), str(shared.board.front_ends)]
+            try:
+                self._process = subprocess.Popen(
+                    [*shared.command, *arguments], pass_fds=given, stdin=subprocess.DEVNULL, start_new_session=True
+                )
+            except OSError as error:
+                self._link.close()
+                raise FrontEndError(f"front end {number} cannot be started: {error.strerror}") from error
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self._loop.add_reader(self._pidfd, self._on_exit)
+        self._link.add(frames.told_frame(frames.START, 0, shared.start))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def open_calls(self) -> int:
+        """Requests of it that have not ended."""
+        return self._peer.open_calls
+
+    def tell(self, frame: bytes, fd: int = -1) -> None:
+        """Send what others rely on, with *fd*, if there is one, which is ours from now on. `heard` says when it was read."""
+        self._is_unheard = True
+        self._link.add(frame, fd)
+
+    def _first_frames(self) -> list[bytes]:
+        return self._memory.frames(self._link.send_descriptor) if self._memory.is_touched else []
+
+    # ------------------------------------------------------------------------------------------ what it is told
+
+    def take(self, listener: int, connection: socket.socket) -> None:
+        """Hand over a connection, which is closed here."""
+        self.connections += 1
+        self._by_listener[listener] += 1
+        self._link.add(frames.numbers_frame(frames.CONNECTION, [listener]), connection.detach())
+
+    def tell_region(self, name: str) -> None:
+        """Tell of a region that was registered, or is not any more."""
+        shared = self._shared
+        number = shared.regions.number(name)
+        region = shared.server.regions.get(name)
+        if number is None or not isinstance(region, SystemRegion):
+            self.tell(frames.told_frame(frames.REGION, 0, name))
+            return
+        news = RegionNews(name, region.key, region.offset, region.byte_size, region.segment.nbytes)
+        self.tell(frames.told_frame(frames.REGION, number, news), os.dup(region.segment.fd))
+
+    def heard(self) -> asyncio.Future[None] | None:
+        """Done when it has read everything that it was told; None where it has already, or has ended."""
+        if self.state is not ProcessState.READY:
+            return None
+        if not self._is_unheard:
+            return self._syncs.get(self._last_sync)
+        self._is_unheard = False
+        self._last_sync += 1
+        heard = self._syncs[self._last_sync] = self._loop.create_future()
+        self._link.add(frames.numbers_frame(frames.SYNC, [self._last_sync]))
+        return heard
+
+    def replace(self, why: str) -> None:
+        """Kill it; its end follows."""
+        if self.state is not ProcessState.STOPPED and not self._failure:
+            self._failure = why
+            self.kill()
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    # ------------------------------------------------------------------------------------------ what it says
+
+    def _on_frame(self, kind: int, body: memoryview) -> None:
+        if self._peer.on_frame(kind, body) or self._control.on_frame(kind, body):
+            return
+        if kind == frames.GONE:
+            for listener, count in frames.read_pairs(body):
+                self._gone(listener, count)
+        elif kind == frames.SYNCED:
+            for number in frames.read_numbers(body):
+                heard = self._syncs.pop(number, None)
+                if heard is not None and not heard.done():
+                    heard.set_result(None)
+        elif kind == frames.READY:
+            self.state = move(_TRANSITIONS, self.state, ProcessState.READY)
+            self._on_ready(self)
+            if not self.ready.done():
+                self.ready.set_result(None)
+        elif kind == frames.FAILED:
+            self._failure = str(frames.read_said(body)[1])
+        elif kind == frames.LOGGED:
+            self._log(frames.read_said(body)[1])
+        elif kind == frames.TOLD:
+            if self._shared.on_refused is not None:
+                self._shared.on_refused(refused_timeline(frames.read_said(body)[1]))
+        elif kind == frames.DRAINED:
+            if not self.drained.done():
+                self.drained.set_result(bool(frames.read_numbers(body)[0]))
+        else:
+            raise ProtocolError(f"frame of kind {kind}")
+
+    def _gone(self, listener: int, count: int) -> None:
+        self.connections -= count
+        self._by_listener[listener] -= count
+        for _ in range(count):
+            self._shared.places[listener].give_back()
+
+    def _log(self, said: dict[str, Any]) -> None:
+        record = logging.makeLogRecord({**said, "process": self.pid})
+        logging.getLogger(record.name).handle(record)
+
+    # ------------------------------------------------------------------------------------------ its end
+
+    def look(self, now_ns: int) -> None:
+        """Kill it where it does not live any more, or does not get ready; give idle memory back."""
+        if now_ns - self._looked_ns > _IDLE_NS:
+            self._looked_ns = now_ns
+            self._peer.trim_if_idle()
+        beat = max(self._shared.board.heartbeat_ns(self.number), self._began_ns)
+        if self.state is ProcessState.STARTING and now_ns - self._began_ns > _START_S * 1e9:
+            self.replace(f"it was not ready within {_START_S:g} s")
+        elif self.state is ProcessState.READY and now_ns - beat > _SILENT_NS:
+            self.replace(f"it gave no sign of life for {_SILENT_NS / 1e9:g} s")
+
+    def _on_link_end(self, reason: str) -> None:
+        if reason:
+            self.replace(f"it said what is no message: {reason}")
+        else:
+            self.kill()  # it is about to end, or cannot be spoken to
+
+    def _on_exit(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        code = self._process.wait()
+        self.state = move(_TRANSITIONS, self.state, ProcessState.STOPPED)
+        self._link.close()
+        self._control.close()
+        self._peer.close()
+        for listener, count in self._by_listener.items():
+            self._gone(listener, count)
+        self._shared.board.taken[self.number + 1] = 0
+        for heard in self._syncs.values():
+            if not heard.done():
+                heard.set_result(None)
+        why = self._failure or (f"it was killed by signal {-code}" if code < 0 else f"it exited with code {code}")
+        if not self.ready.done():
+            self.ready.set_exception(FrontEndError(f"front end {self.number} cannot be started: {why}"))
+            self.ready.exception()  # seen: who starts it may have gone
+        if not self.drained.done():
+            self.drained.set_result(False)
+        self._on_end(self, why)
+
+
+class _Taker:
+    """Hands the connections of one listener to front ends: an `accepting.ConnectionTaker`."""
+
+    def __init__(self, front_ends: FrontEnds, listener: int) -> None:
+        self._front_ends = front_ends
+        self._listener = listener
+
+    def take(self, connection: socket.socket) -> None:
+        self._front_ends.hand_over(self._listener, connection)
+
+    async def wait_arrived(self, timeout_s: float) -> None:
+        """Return at once: the front ends wait themselves."""
+
+
+class FrontEnds:
+    """All front ends of a server."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._loop = asyncio.get_running_loop()
+        self._processes: dict[int, FrontEndProcess] = {}
+        self._waiting: deque[tuple[int, socket.socket]] = deque()
+        """Connections that there is no front end for at the moment."""
+        self._back_off: dict[int, float] = {}
+        self._restarts: dict[int, asyncio.TimerHandle] = {}
+        self._dropping: set[asyncio.Future[None]] = set()
+        self._is_stopping = False
+        self._is_started = False
+        self._is_draining = False
+        self._looking: asyncio.TimerHandle | None = None
+        self.restarts = 0
+        """How often a front end was started in place of one that had ended."""
+        server = shared.server
+        server.request_counts.elsewhere += [shared.board.counts(number) for number in range(shared.board.front_ends)]
+        self._models = ModelNewsSource(server.models, shared.names, self._tell)
+        server.regions.on_change = self._on_region
+        server.observation.on_change = self._on_observation
+        server.on_state = self._on_state
+        self._on_state(server.state)
+
+    # ------------------------------------------------------------------------------------------ start
+
+    def start(self) -> None:
+        """Have all of them begin to start. Raises FrontEndError; `close` must follow then."""
+        for number in range(self._shared.board.front_ends):
+            self._spawn(number)
+        self._looking = self._loop.call_later(_LOOK_EVERY_S, self._look)
+
+    async def wait_ready(self) -> None:
+        """Wait until all of them are ready. Raises FrontEndError where one does not get so."""
+        await asyncio.gather(*(process.ready for process in self._processes.values()))
+        self._is_started = True
+
+    def _spawn(self, number: int) -> None:
+        self._processes[number] = FrontEndProcess(self._shared, number, self._introduce, self._on_end)
+
+    def _introduce(self, process: FrontEndProcess) -> None:
+        """Tell a front end that has just got ready what all others know."""
+        shared = self._shared
+        for frame in self._models.everything():
+            process.tell(frame)
+        for name in shared.server.regions.names():
+            process.tell_region(name)
+        process.tell(frames.told_frame(frames.WATCH, 0, shared.server.observation.is_on))
+        process.tell(frames.told_frame(frames.LOGGING, 0, shared.start.log_settings))
+        if self._is_draining:
+            process.tell(frames.numbers_frame(frames.DRAIN, []))
+        while self._waiting and not self._is_stopping:
+            process.take(*self._waiting.popleft())
+
+    def _ready(self) -> list[FrontEndProcess]:
+        return [process for process in self._processes.values() if process.state is ProcessState.READY]
+
+    @property
+    def ready(self) -> int:
+        """How many can take connections."""
+        return len(self._ready())
+
+    # ------------------------------------------------------------------------------------------ connections
+
+    def taker(self, listener: int, places: Places) -> _Taker:
+        """Who takes the connections of a listener, each of which has one of *places*."""
+        self._shared.places[listener] = places
+        return _Taker(self, listener)
+
+    def hand_over(self, listener: int, connection: socket.socket) -> None:
+        """Give *connection* to the front end that has the fewest, or keep it until there is one."""
+        ready = self._ready()
+        if ready:
+            min(ready, key=_connections).take(listener, connection)
+        else:
+            self._waiting.append((listener, connection))
+
+    # ------------------------------------------------------------------------------------------ news
+
+    def _tell(self, frame: bytes) -> None:
+        for process in self._ready():
+            process.tell(frame)
+
+    def _on_region(self, name: str) -> None:
+        shared = self._shared
+        region = shared.server.regions.get(name)
+        before = shared.regions.forget(name)
+        if isinstance(region, SystemRegion):
+            shared.regions.add(name, region.segment)
+        for process in self._ready():
+            process.tell_region(name)
+        if before is not None:
+            forgetting = asyncio.ensure_future(self._drop_region(before))
+            self._dropping.add(forgetting)
+            forgetting.add_done_callback(self._dropping.discard)
+
+    async def _drop_region(self, number: int) -> None:
+        await self.settled()
+        self._shared.regions.drop(number)
+
+    def _on_observation(self) -> None:
+        self._tell(frames.told_frame(frames.WATCH, 0, self._shared.server.observation.is_on))
+
+    def _on_state(self, state: Any) -> None:
+        self._shared.board.state = state
+
+    def update_log_settings(self, settings: LogSettings) -> None:
+        """Have front ends log as *settings* say."""
+        self._shared.start = self._shared.start._replace(log_settings=settings)
+        self._tell(frames.told_frame(frames.LOGGING, 0, settings))
+
+    async def settled(self) -> None:
+        """Return when all front ends know what has changed until now. One that does not listen is replaced."""
+        self._models.tell_now()
+        waiting: dict[asyncio.Future[None], FrontEndProcess] = {}
+        for process in self._ready():
+            heard = process.heard()
+            if heard is not None:
+                waiting[heard] = process
+        if waiting:
+            _, unheard = await asyncio.wait(waiting, timeout=_UNHEARD_S)
+            for heard in unheard:
+                waiting[heard].replace(f"it did not hear what it was told for {_UNHEARD_S:g} s")
+
+    # ------------------------------------------------------------------------------------------ ends
+
+    def _look(self) -> None:
+        now_ns = time.monotonic_ns()
+        for process in list(self._processes.values()):
+            process.look(now_ns)
+        self._looking = self._loop.call_later(_LOOK_EVERY_S, self._look)
+
+    def _on_end(self, process: FrontEndProcess, why: str) -> None:
+        """Start another one in its place."""
+        if self._is_stopping or not self._is_started:
+            return
+        number = process.number
+        was_ready = process.ready.exception() is None
+        shortest_s, longest_s = _BACK_OFF_S
+        pause_s = 0.0 if was_ready else min(self._back_off.get(number, shortest_s), longest_s)
+        self._back_off[number] = shortest_s if was_ready else pause_s * 2
+        logger.error(
+            "front end %d (pid %d) has ended: %s. Its connections are lost; another one is started%s",
+            number,
+            process.pid,
+            why,
+            f" in {pause_s:g} s" if pause_s else "",
+        )
+        self._restarts[number] = self._loop.call_later(pause_s, self._restart, number)
+
+    def _restart(self, number: int) -> None:
+        self.restarts += 1
+        try:
+            self._spawn(number)
+        except (FrontEndError, OSError, InferenceError) as error:
+            logger.error("%s", error)
+            self._restarts[number] = self._loop.call_later(_BACK_OFF_S[1], self._restart, number)
+            return
+
+    def begin_drain(self) -> None:
+        """Have clients take their next requests elsewhere. A second time changes nothing."""
+        if not self._is_draining:
+            self._is_draining = True
+            self._tell(frames.numbers_frame(frames.DRAIN, []))
+
+    async def close_gracefully(self, timeout_s: float) -> bool:
+        """End every connection, behind what it waits for. Whether all ended by themselves within *timeout_s*."""
+        self.begin_drain()
+        for _, connection in self._waiting:
+            connection.close()
+        self._waiting.clear()
+        ready = self._ready()
+        for process in ready:
+            process.tell(frames.told_frame(frames.CLOSE, 0, timeout_s))
+        if not ready:
+            return True
+        drained, late = await asyncio.wait([process.drained for process in ready], timeout=timeout_s + _DRAINED_S)
+        return not late and all(one.result() for one in drained)
+
+    async def close(self) -> None:
+        """End every process."""
+        self._is_stopping = True
+        if self._looking is not None:
+            self._looking.cancel()
+        for restart in self._restarts.values():
+            restart.cancel()
+        for _, connection in self._waiting:
+            connection.close()
+        self._waiting.clear()
+        for process in self._processes.values():
+            process.kill()
+        ends = [process.drained for process in self._processes.values() if process.state is not ProcessState.STOPPED]
+        if ends:
+            await asyncio.wait(ends, timeout=_DRAINED_S)
+
+
+def _connections(process: FrontEndProcess) -> int:
+    return process.connections
+
+
+def command_of(module: str) -> list[str]:
+    """The start of a command that runs ``main`` of *module* in this interpreter, which finds it where this one does."""
+    code = f"import sys; sys.path[:] = {json.dumps(sys.path)}; from {module} import main; main()"
+    return [sys.executable, "-c", code]

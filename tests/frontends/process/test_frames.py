@@ -1,0 +1,169 @@
+"""What goes between the engine and a front end comes back as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytriton_lite.core import dtypes
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.frontends.process import frames
+from pytriton_lite.frontends.process.frames import Call, ExtrasTable, Reply
+from pytriton_lite.ipc import messages
+from pytriton_lite.ipc.channel import FrameReader, frame
+from pytriton_lite.ipc.messages import SpecTable
+
+TEXT = st.text(st.characters(blacklist_categories=()), max_size=20)
+TENSORS = st.lists(
+    st.tuples(st.text(min_size=1, max_size=5), st.lists(st.integers(0, 5), max_size=3)).map(
+        lambda drawn: Tensor(drawn[0], dtypes.UINT8, tuple(drawn[1]), bytes(_count(drawn[1])))
+    ),
+    max_size=3,
+)
+PARAMETERS = st.dictionaries(
+    st.text(max_size=5),
+    st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=5)),
+    max_size=3,
+)
+
+
+def _count(shape: list[int]) -> int:
+    count = 1
+    for dim in shape:
+        count *= dim
+    return count
+
+
+def body_of(data: bytes, kind: int) -> memoryview:
+    ((found, body),) = FrameReader().feed(data)
+    assert found == kind
+    return body
+
+
+def put_tensors(parts: list[bytes], tensors: list[Tensor], specs: SpecTable) -> None:
+    for tensor in tensors:
+        messages.put_inline(parts, specs.encode(tensor.name, tensor.datatype, tensor.shape), tensor.data)
+
+
+def same(refs: list[messages.TensorRef], tensors: list[Tensor]) -> bool:
+    return [(ref.name, ref.datatype, ref.shape, bytes(ref.inline or b"")) for ref in refs] == [
+        (tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data or b"")) for tensor in tensors
+    ]
+
+
+@given(
+    inputs=TENSORS,
+    request_id=TEXT,
+    version=st.one_of(st.none(), st.integers(0, (1 << 63) - 1)),
+    outputs=st.lists(st.text(max_size=5), max_size=3),
+    parameters=PARAMETERS,
+    correlation=st.one_of(st.integers(0, (1 << 64) - 1), st.text(max_size=9)),
+    flags=st.integers(0, 3),
+    priority=st.integers(0, (1 << 64) - 1),
+    timeout=st.integers(0, (1 << 64) - 1),
+    timeline=st.integers(0, (1 << 53)),
+    windows=st.lists(
+        st.tuples(st.text(max_size=3), st.integers(1, 9), st.integers(0, 1 << 40), st.integers(0, 1 << 40))
+    ),
+    classes=st.one_of(st.none(), st.dictionaries(st.text(max_size=3), st.integers(0, 9), max_size=2)),
+)
+def test_a_request_comes_as_it_was_sent(
+    inputs: list[Tensor],
+    request_id: str,
+    version: int | None,
+    outputs: list[str],
+    parameters: dict[str, Any],
+    correlation: int | str,
+    flags: int,
+    priority: int,
+    timeout: int,
+    timeline: int,
+    windows: list[tuple[str, int, int, int]],
+    classes: dict[str, int] | None,
+) -> None:
+    request = InferenceRequest(
+        "m",
+        version,
+        request_id=request_id.encode("utf-8", "surrogatepass").decode("utf-8", "surrogateescape"),
+        inputs=inputs,
+        requested_outputs=outputs,
+        parameters=parameters,
+        correlation_id=correlation,
+        sequence_flags=flags,
+        priority=priority,
+        timeout_us=timeout,
+        classes=classes,
+    )
+    table, specs = ExtrasTable(), SpecTable()
+    for _ in range(2):  # what was remembered of the first is right for the second
+        parts: list[bytes] = []
+        frames.put_call(parts, 7, 3, request, table.encode(request, timeline, windows))
+        put_tensors(parts, inputs, specs)
+        call = frames.read_call(body_of(frame(frames.CALL, parts), frames.CALL), SpecTable())
+        assert (call.number, call.model, call.request_id) == (7, 3, request.request_id)
+        assert call.version == (-1 if version is None else version)
+        assert same(call.inputs, inputs)
+        extras = table.decode(call.extras) if call.extras else frames.Extras({})
+        assert (extras.requested_outputs, extras.parameters, extras.correlation_id or 0) == (
+            outputs,
+            parameters,
+            correlation or 0,
+        )
+        assert (extras.sequence_flags, extras.priority, extras.timeout_us) == (flags, priority, timeout)
+        assert (extras.timeline, extras.windows, extras.classes) == (timeline, windows, classes)
+
+
+def test_a_plain_request_carries_nothing_more_than_its_tensors() -> None:
+    request = InferenceRequest("m", None, inputs=[])
+    assert ExtrasTable().encode(request, 0, []) == b""
+    parts: list[bytes] = []
+    frames.put_call(parts, 1, 0, request, b"")
+    call = frames.read_call(body_of(frame(frames.CALL, parts), frames.CALL), SpecTable())
+    assert call == Call(1, -1, 0, "", b"", [])
+
+
+def read_reply(parts: list[bytes]) -> Reply:
+    return frames.read_reply(body_of(frame(frames.REPLY, parts), frames.REPLY), SpecTable())
+
+
+@given(outputs=TENSORS, parameters=PARAMETERS, is_final=st.booleans(), version=st.integers(1, 1 << 40))
+def test_a_response_comes_as_it_was_sent(
+    outputs: list[Tensor], parameters: dict[str, Any], is_final: bool, version: int
+) -> None:
+    parts: list[bytes] = []
+    response = InferenceResponse("m", version, "id", outputs, parameters)
+    frames.put_response(parts, 9, response, is_final=is_final)
+    put_tensors(parts, outputs, SpecTable())
+    reply = read_reply(parts)
+    assert (reply.number, reply.version, reply.parameters, reply.is_final) == (9, version, parameters, is_final)
+    assert same(reply.outputs, outputs)
+    assert reply.error is None
+    assert not reply.is_empty
+
+
+@given(text=TEXT, code=st.sampled_from(list(ErrorCode)), retry=st.one_of(st.none(), st.floats(0, 100)))
+def test_an_error_comes_as_it_was_sent(text: str, code: ErrorCode, retry: float | None) -> None:
+    parts: list[bytes] = []
+    frames.put_failure(parts, 9, InferenceError(code, text, retry_after_s=retry), is_final=True)
+    reply = read_reply(parts)
+    assert reply.error is not None
+    assert (reply.error.code, reply.error.message, reply.error.retry_after_s) == (code, text, retry)
+
+
+@pytest.mark.parametrize("is_final", [True, False])
+def test_an_end_without_a_response_is_no_response(is_final: bool) -> None:
+    parts: list[bytes] = []
+    frames.put_failure(parts, 9, None, is_final=is_final)
+    reply = read_reply(parts)
+    assert (reply.is_empty, reply.is_final, reply.error) == (True, is_final, None)
+
+
+def test_what_a_front_end_says_is_no_code() -> None:
+    """JSON with bytes behind it: a front end speaks with the world."""
+    number, what, data = frames.read_said(body_of(frames.said_frame(frames.ASK, 5, ["a", 1], b"\x80\x04"), frames.ASK))
+    assert (number, what, bytes(data)) == (5, ["a", 1], b"\x80\x04")

@@ -1,0 +1,412 @@
+"""Front ends in processes of their own: a real server with two, clients over real sockets, and what may happen to one."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytriton_lite.core.errors import ErrorCode
+from pytriton_lite.core.log_settings import LogSettings
+from pytriton_lite.engine.server import Server, ServerOptions
+from pytriton_lite.engine.workers.settings import WorkerSettings
+from pytriton_lite.frontends.process.board import Board
+from pytriton_lite.frontends.process.control import Answers
+from pytriton_lite.frontends.process.news import FrontEndStart
+from pytriton_lite.frontends.process.supervisor import FrontEndError, FrontEnds, Shared
+from pytriton_lite.settings import Settings
+from tests.harness import RunningServer, is_running, process_name_and_parent, tensor, write_model
+from tests.prometheus_text import read_page
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="front ends need memory files and process descriptors")
+
+FRONT_ENDS = 2
+
+WORKERS = WorkerSettings(
+    executable=sys.executable, shm_prefix="front_ends_test_", ring_bytes=1 << 20, hello_timeout_s=30, ready_timeout_s=60
+)
+
+BATCH_SIZES = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            size = np.full((1, 1), len(requests), np.int32)
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", size)]) for _ in requests]
+"""
+BATCH_SIZES_CONFIG = """
+    backend: "python"
+    max_batch_size: 8
+    input { name: "IN" data_type: TYPE_INT32 dims: 1 }
+    output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
+    dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 5000000 }
+"""
+
+ECHO = """
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            found = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)]) for array in found]
+"""
+ECHO_CONFIG = """
+    backend: "python"
+    input { name: "IN" data_type: TYPE_INT32 dims: -1 }
+    output { name: "OUT" data_type: TYPE_INT32 dims: -1 }
+    instance_group { count: 2 kind: KIND_CPU }
+"""
+
+SLOW = """
+    import time
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            time.sleep(0.2)
+            found = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)]) for array in found]
+"""
+
+
+def front_end_pids(server: RunningServer) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            name, parent = process_name_and_parent(int(entry.name))
+        except (OSError, ValueError):
+            continue
+        if parent == server.process.pid and name.startswith("front end"):
+            found.append(int(entry.name))
+    return sorted(found)
+
+
+def connections_of(pid: int) -> int:
+    """TCP connections that a process has."""
+    ours = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            ours.add(os.readlink(entry))
+        except OSError:
+            continue
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    return sum(f"socket:[{line.split()[9]}]" in ours for line in lines)
+
+
+class Client:
+    """A connection that is kept, and so one to the same front end throughout."""
+
+    def __init__(self, server: RunningServer) -> None:
+        host, port = server.http_url.split(":")
+        self._connection = http.client.HTTPConnection(host, int(port), timeout=30)
+        self._connection.connect()
+
+    def post(self, path: str, body: Any) -> tuple[int, Any]:
+        self._connection.request("POST", path, json.dumps(body))
+        answer = self._connection.getresponse()
+        data = answer.read()
+        return answer.status, json.loads(data) if data else None
+
+    def infer(self, model: str, value: int) -> tuple[int, Any]:
+        return self.post(f"/v2/models/{model}/infer", {"inputs": [tensor("IN", "INT32", [1], [value])]})
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@contextmanager
+def clients(server: RunningServer, count: int) -> Iterator[list[Client]]:
+    """Connections one after the other, so that they are shared out evenly."""
+    with ExitStack() as stack:
+        found = []
+        for _ in range(count):
+            client = Client(server)
+            stack.callback(client.close)
+            client.infer("echo", 0)
+            found.append(client)
+        yield found
+
+
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 20) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    write_model(folder, "sizes", BATCH_SIZES, BATCH_SIZES_CONFIG)
+    write_model(folder, "echo", ECHO, ECHO_CONFIG)
+    write_model(folder, "slow", SLOW, ECHO_CONFIG)
+    return folder
+
+
+@contextmanager
+def serving(repository: Path, *flags: str) -> Iterator[RunningServer]:
+    with RunningServer(repository, flags=(f"--frontends={FRONT_ENDS}", *flags)) as server:
+        yield server
+
+
+@pytest.fixture
+def server(repository: Path) -> Iterator[RunningServer]:
+    with serving(repository) as running:
+        yield running
+
+
+def metric(server: RunningServer, family: str, **labels: str) -> float:
+    """The sum of the samples that have *labels*."""
+    page = read_page(server.get(server.metrics_url).body.decode())
+    if family not in page:  # nothing was counted yet
+        return 0
+    return sum(value for (_, found), value in page[family].samples.items() if labels.items() <= dict(found).items())
+
+
+def answered(server: RunningServer) -> float:
+    return metric(server, "pytriton_lite_requests", protocol="http", code="200")
+
+
+def test_connections_are_shared_out_evenly_and_their_requests_counted_together(server: RunningServer) -> None:
+    pids = front_end_pids(server)
+    assert len(pids) == FRONT_ENDS
+    before = answered(server)
+    with clients(server, 10):
+        assert [connections_of(pid) for pid in pids] == [5, 5]
+    assert answered(server) == before + 10
+    wait_for(lambda: sum(map(connections_of, pids)) == 0, "connections that were closed are gone")
+
+
+def test_requests_of_several_front_ends_form_one_batch(server: RunningServer) -> None:
+    answers: list[Any] = []
+
+    def ask(client: Client) -> None:
+        answers.append(client.post("/v2/models/sizes/infer", {"inputs": [tensor("IN", "INT32", [1, 1], [1])]}))
+
+    with clients(server, 4) as found:
+        threads = [threading.Thread(target=ask, args=(client,)) for client in found]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert [(status, answer["outputs"][0]["data"]) for status, answer in answers] == [(200, [4])] * 4
+
+
+def test_what_is_loaded_through_one_connection_is_found_through_another_at_once(tmp_path: Path) -> None:
+    constant = """
+        import numpy as np
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                value = np.array([{value}], np.int32)
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)]) for _ in requests]
+    """
+    write_model(tmp_path, "echo", ECHO, ECHO_CONFIG)
+    write_model(tmp_path, "constant", constant.format(value=0), ECHO_CONFIG)
+    flags = ("--model-control-mode=explicit", "--load-model=echo")
+    with serving(tmp_path, *flags) as server, clients(server, 4) as found:
+        for round_ in range(1, 9):
+            loader, user = found[round_ % 4], found[(round_ + 1) % 4]
+            write_model(tmp_path, "constant", constant.format(value=round_), ECHO_CONFIG)
+            assert loader.post("/v2/repository/models/constant/load", {}) == (200, None)
+            status, answer = user.infer("constant", 0)
+            assert (status, answer.get("outputs", answer)[0]["data"]) == (200, [round_])
+            if round_ % 4 == 0:
+                assert loader.post("/v2/repository/models/constant/unload", {}) == (200, None)
+                status, answer = user.infer("constant", 0)
+                assert (status, answer["error"]) == (
+                    404,
+                    "Request for unknown model: 'constant' has no available versions",
+                )
+
+
+def test_a_front_end_that_is_killed_loses_its_own_connections_and_nothing_else(server: RunningServer) -> None:
+    victim, other = front_end_pids(server)
+    workers = server.worker_pids()
+    with clients(server, 4) as found:
+        before = answered(server)
+        os.kill(victim, signal.SIGKILL)
+        statuses = []
+        for client in found:
+            try:
+                statuses.append(client.infer("echo", 7)[0])
+            except (ConnectionError, http.client.HTTPException):
+                statuses.append(0)
+        assert sorted(statuses) == [0, 0, 200, 200]
+        wait_for(lambda: len(front_end_pids(server)) == FRONT_ENDS, "another one is started in its place")
+        assert other in front_end_pids(server)
+        with clients(server, 4):
+            assert connections_of(other) >= 2
+        assert answered(server) == before + 6
+    assert server.worker_pids() == workers
+    server.wait_for_log("it was killed by signal 9. Its connections are lost; another one is started")
+
+
+def test_what_a_killed_front_end_had_asked_for_is_cancelled_and_its_memory_comes_back(server: RunningServer) -> None:
+    large = list(range(50_000))
+    body = {"inputs": [tensor("IN", "INT32", [len(large)], large)]}
+
+    def ask(client: Client) -> None:
+        try:
+            client.post("/v2/models/slow/infer", body)
+        except (ConnectionError, http.client.HTTPException):
+            return
+
+    for _ in range(3):
+        with clients(server, 8) as found:
+            threads = [threading.Thread(target=ask, args=(client,)) for client in found]
+            for thread in threads:
+                thread.start()
+            wait_for(lambda: pending(server, "slow") > 0, "requests wait")
+            os.kill(front_end_pids(server)[0], signal.SIGKILL)
+            for thread in threads:
+                thread.join()
+        wait_for(lambda: len(front_end_pids(server)) == FRONT_ENDS, "another one is started in its place")
+    wait_for(lambda: pending(server, "slow") == 0, "nothing of them waits any more")
+    wait_for(lambda: slots(server) == 0, "every slot of shared memory is given back")
+    assert server.infer("slow", [tensor("IN", "INT32", [3], [1, 2, 3])]).json["outputs"][0]["data"] == [1, 2, 3]
+
+
+def pending(server: RunningServer, model: str) -> float:
+    return metric(server, "nv_inference_pending_request_count", model=model)
+
+
+def slots(server: RunningServer) -> float:
+    return metric(server, "pytriton_lite_shared_memory_slots")
+
+
+def test_a_front_end_that_hangs_is_replaced(server: RunningServer) -> None:
+    victim = front_end_pids(server)[0]
+    os.kill(victim, signal.SIGSTOP)
+    wait_for(lambda: not is_running(victim), "it is killed")
+    wait_for(lambda: len(front_end_pids(server)) == FRONT_ENDS, "another one is started in its place")
+    server.wait_for_log("it gave no sign of life for 5 s")
+
+
+def test_whoever_changes_what_is_served_waits_for_no_front_end_that_does_not_listen(repository: Path) -> None:
+    with serving(repository, "--model-control-mode=explicit", "--load-model=echo") as server:
+        victim = front_end_pids(server)[0]
+        with clients(server, 2) as found:
+            os.kill(victim, signal.SIGSTOP)
+            statuses: list[int] = []
+
+            def load(client: Client) -> None:
+                try:
+                    statuses.append(client.post("/v2/repository/models/slow/load", {})[0])
+                except (ConnectionError, http.client.HTTPException):
+                    return  # its front end is the one that has stopped
+
+            threads = [threading.Thread(target=load, args=(client,)) for client in found]
+            for thread in threads:
+                thread.start()
+            wait_for(lambda: 200 in statuses, "the load is answered", timeout_s=4)
+            for thread in threads:
+                thread.join()
+        wait_for(lambda: not is_running(victim), "it is killed")
+        server.wait_for_log("it did not hear what it was told for 1 s")
+
+
+def test_front_ends_end_with_a_server_that_is_killed(server: RunningServer) -> None:
+    pids = front_end_pids(server)
+    server.kill()
+    wait_for(lambda: not any(map(is_running, pids)), "they end, too")
+
+
+def test_a_region_that_was_registered_through_one_connection_is_used_through_another(repository: Path) -> None:
+    from tritonclient.utils import shared_memory
+
+    with serving(repository, "--allow-client-shm=true") as server, clients(server, 4) as found:
+        values = np.arange(10_000, dtype=np.int32)
+        region = shared_memory.create_shared_memory_region("values", "/front_end_values", values.nbytes)
+        try:
+            shared_memory.set_shared_memory_region(region, [values])
+            register = {"key": "/front_end_values", "offset": 0, "byte_size": values.nbytes}
+            place = {"shared_memory_region": "values", "shared_memory_byte_size": values.nbytes}
+            request = {"inputs": [{"name": "IN", "datatype": "INT32", "shape": [10_000], "parameters": place}]}
+            for user, other in itertools.pairwise(found):
+                assert user.post("/v2/systemsharedmemory/region/values/register", register) == (200, None)
+                status, answer = other.post("/v2/models/echo/infer", request)
+                assert (status, answer["outputs"][0]["data"]) == (200, values.tolist())
+                assert other.post("/v2/systemsharedmemory/region/values/unregister", {}) == (200, None)
+                status, answer = user.post("/v2/models/echo/infer", request)
+                assert (status, answer["error"]) == (404, "Unable to find shared memory region: 'values'")
+        finally:
+            shared_memory.destroy_shared_memory_region(region)
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--frontends=many"], "Invalid option value. Got many, or auto"),
+        (["--frontends=-1"], "Provided option value is out of bound. Got -1, expected 0 to 64, or auto"),
+        (["--frontends=65"], "Provided option value is out of bound. Got 65, expected 0 to 64, or auto"),
+        (["--frontends=2", "--grpc-transport=grpcio"], "--frontends serves gRPC by --grpc-transport=http2"),
+    ],
+)
+def test_a_number_that_makes_no_sense_is_refused(flags: list[str], text: str, repository: Path) -> None:
+    command = [sys.executable, "-m", "pytriton_lite", "serve", str(repository), *flags]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode != 0
+    assert text in ended.stderr
+
+
+def test_a_front_end_that_cannot_start_ends_the_server_with_the_reason(tmp_path: Path) -> None:
+    async def scenario() -> str:
+        server = Server(ServerOptions((tmp_path,), WORKERS))
+        front_ends = FrontEnds(shared(server, ["false"]))
+        try:
+            front_ends.start()
+            with pytest.raises(FrontEndError) as refused:
+                await front_ends.wait_ready()
+            return str(refused.value)
+        finally:
+            await front_ends.close()
+
+    assert asyncio.run(scenario()) == "front end 0 cannot be started: it exited with code 1"
+
+
+def test_a_front_end_of_which_there_is_no_program_is_no_mystery(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        front_ends = FrontEnds(shared(Server(ServerOptions((tmp_path,), WORKERS)), ["no-such-program"]))
+        try:
+            front_ends.start()
+        finally:
+            await front_ends.close()
+
+    with pytest.raises(FrontEndError, match="front end 0 cannot be started: No such file or directory"):
+        asyncio.run(scenario())
+
+
+def shared(server: Server, command: list[str]) -> Shared:
+    async def nothing() -> None: ...
+
+    async def app(scope: Any, receive: Any, send: Any) -> None: ...
+
+    start = FrontEndStart(
+        settings=Settings(model_repository=()),
+        log_settings=LogSettings(),
+        addresses={},
+        shm_prefix="front_ends_test_",
+        max_receiving_bytes=None,
+        max_unread_bytes=None,
+        overload_code=ErrorCode.UNAVAILABLE,
+        tells_refused=False,
+    )
+    answers = Answers(app=app, methods={}, questions={}, settled=nothing)
+    return Shared(server, Board.create(1, prefix="front_ends_test_"), start, command, answers, None)
