@@ -26,6 +26,7 @@ from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
 from pytriton_lite.event_loop import run
 from pytriton_lite.frontends.accepting import Arrivals, Places
 from pytriton_lite.frontends.addresses import ListenError
+from pytriton_lite.frontends.grpc import http2
 from pytriton_lite.frontends.grpc.http2 import Http2Listener, make_http2
 from pytriton_lite.frontends.grpc.servicer import Servicer
 from pytriton_lite.frontends.http.bodies import LargeDocuments
@@ -206,24 +207,26 @@ class FrontEnd:
         settings = start.settings
         unread = UnreadBudget(start.max_unread_bytes)
         if frames.GRPC in start.addresses:
+            options = grpc_options(settings)
             self._grpc = make_http2(
                 Servicer(server, ForwardedMethods(server.questions)),
                 start.addresses[frames.GRPC],
                 functools.partial(self._source, frames.GRPC),
                 _GivenPlaces(self, frames.GRPC),
-                grpc_options(settings),
+                options,
+                http2.tls_context(options),
                 unread,
             )
         if frames.HTTP in start.addresses:
-            options = http_options(settings, refused_teller(self._link.add) if start.tells_refused else None)
+            of_http = http_options(settings, refused_teller(self._link.add) if start.tells_refused else None)
             large = LargeDocuments()
             self._http = make_listener(
-                door_app(server, options, large, server.questions.app),
+                door_app(server, of_http, large, server.questions.app),
                 start.addresses[frames.HTTP],
                 functools.partial(self._source, frames.HTTP),
                 _GivenPlaces(self, frames.HTTP),
                 name="HTTPService",
-                protocol=hot_path(server, options, large),
+                protocol=hot_path(server, of_http, large),
                 tls=tls_context(settings.http_tls),
                 limits=connection_limits(settings),
                 unread=unread,

@@ -103,7 +103,9 @@ class OtlpReceiver:
             for span in scope.spans
         ]
         with self._grew:
-            self._spans += spans
+            # An exporter sends again what was not confirmed in time.
+            known = {(span.trace, span.id) for span in self._spans}
+            self._spans += [span for span in spans if (span.trace, span.id) not in known]
             self._grew.notify_all()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -294,14 +295,16 @@ def test_a_malformed_choice_stops_the_start(given: str, tmp_path: Path) -> None:
 def test_the_page_is_where_its_address_says(tmp_path: Path) -> None:
     """Section 1: another address than HTTP's."""
     write_model(tmp_path, "plain", IDENTITY, identity_config("FP32", "-1"))
-    with RunningServer(tmp_path, flags=("--metrics-address=127.0.0.2",)) as running:
-        port = int(running.metrics_url.rpartition(":")[2].removesuffix("/metrics"))
-        connection = http.client.HTTPConnection("127.0.0.2", port, timeout=10)
-        connection.request("GET", "/metrics")
-        assert "nv_inference_count" in read_page(connection.getresponse().read().decode())
-        connection.close()
-        with pytest.raises(ConnectionRefusedError):
-            http.client.HTTPConnection("127.0.0.1", port, timeout=10).connect()
+    with socket.socket() as ours:
+        ours.bind(("127.0.0.1", 0))  # and does not listen: a port of another server's would take the connection below
+        port = ours.getsockname()[1]
+        with RunningServer(tmp_path, flags=("--metrics-address=127.0.0.2", f"--metrics-port={port}")):
+            connection = http.client.HTTPConnection("127.0.0.2", port, timeout=10)
+            connection.request("GET", "/metrics")
+            assert "nv_inference_count" in read_page(connection.getresponse().read().decode())
+            connection.close()
+            with pytest.raises(ConnectionRefusedError):
+                http.client.HTTPConnection("127.0.0.1", port, timeout=10).connect()
 
 
 # ---------------------------------------------------------------------------------------------- first responses

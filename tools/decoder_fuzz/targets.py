@@ -266,6 +266,7 @@ class _Http2:
         from pytriton_lite.engine.server import Server, ServerOptions
         from pytriton_lite.engine.workers.settings import WorkerSettings
         from pytriton_lite.frontends.grpc.calls import CallsInFlight
+        from pytriton_lite.frontends.grpc.control_methods import ControlMethods
         from pytriton_lite.frontends.grpc.http2_call import Endpoint
         from pytriton_lite.frontends.grpc.options import GrpcOptions
         from pytriton_lite.frontends.grpc.servicer import Servicer
@@ -275,9 +276,8 @@ class _Http2:
         )
         self.calls = CallsInFlight()
         self.options = GrpcOptions(max_message_bytes=_MAX_INPUT_BYTES)
-        self.endpoint = Endpoint(
-            Servicer(Server(ServerOptions(repositories=(), workers=workers))), self.calls, self.options
-        )
+        server = Server(ServerOptions(repositories=(), workers=workers))
+        self.endpoint = Endpoint(Servicer(server, ControlMethods(server)), self.calls, self.options)
 
     async def serve(self, data: bytes) -> bytes:
         """What a connection writes that gets *data*, in two pieces of which the first byte of *data* is the first's size."""

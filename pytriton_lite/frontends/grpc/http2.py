@@ -175,6 +175,7 @@ async def start_http2(
     that is no regular expression.
     """
     servicer = Servicer(server, ControlMethods(server))
+    tls = tls_context(options)
     listening = bound or await bind_grpc(options)
     places = Places(options.max_connections)
     on_refused = functools.partial(server.request_counts.refuse_connection, "grpc")
@@ -183,9 +184,14 @@ async def start_http2(
         return Acceptor(arrivals, listening, name=NAME, places=places, on_refused=on_refused)
 
     address = (bare_host(options.address), listening.address[1])
-    listener = make_http2(servicer, address, listen, places, options, unread)
+    listener = make_http2(servicer, address, listen, places, options, tls, unread)
     logger.info("Started %s at %s", NAME, listener.address)
     return listener
+
+
+def tls_context(options: GrpcOptions) -> RenewedContext | None:
+    """The certificates of *options*; None without TLS. Raises ListenError for files that cannot be used."""
+    return None if options.tls is None else RenewedContext(options.tls, "h2")
 
 
 def make_http2(
@@ -194,16 +200,16 @@ def make_http2(
     open_source: Callable[[Arrivals], ConnectionSource],
     places: Places,
     options: GrpcOptions,
+    tls: RenewedContext | None,
     unread: UnreadBudget | None,
 ) -> Http2Listener:
     """A listener whose connections come from what *open_source* makes, which is to hand them to what it is given.
 
-    *address* is only shown. Each connection has a place of *places*, and gives it back. The others, and what is raised, as for
-    `start_http2`.
+    *address* is only shown. Each connection has a place of *places*, and gives it back. *tls* is what `tls_context` gives.
+    The others as for `start_http2`. Raises ValueError for a header pattern that is no regular expression.
     """
     calls = CallsInFlight()
     endpoint = Endpoint(servicer, calls, options)
-    tls = None if options.tls is None else RenewedContext(options.tls, "h2")
     connections = _Connections(places)
     budget = UnreadBudget(None) if unread is None else unread
     arrivals = Arrivals(

@@ -20,6 +20,7 @@ from http_fake_server import FakeServed, FakeServer
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.config.text import parse_model_config
 from pytriton_lite.core import bytes_tensor, dtypes
+from pytriton_lite.core.custom_metrics import Family
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Tensor
@@ -108,6 +109,9 @@ class StreamingServer(FakeServer):
         self.custom_metrics = CustomMetrics()
         self.streams: asyncio.Queue[Asked] = asyncio.Queue()
         self.refusal: Exception | None = None
+
+    async def metric_families(self) -> list[Family]:
+        return list(self.custom_metrics.families())
 
     def infer(self, served: FakeServed, request: InferenceRequest, receiver: Any) -> Any:
         if self.refusal is not None:
