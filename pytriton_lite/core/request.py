@@ -7,7 +7,7 @@ import re
 from typing import Protocol
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.tensor import Tensor, Window
+from pytriton_lite.core.tensor import PackedTensors, Tensor, Window
 from pytriton_lite.core.timeline import Timeline
 
 ParameterValue = bool | int | float | str
@@ -35,16 +35,18 @@ class InferenceRequest:
     ``parameters`` are the custom ones only, in the client's order. ``timeout_us`` and ``priority`` are 0 when absent.
     ``output_windows`` says which outputs go into shared memory of the client, and where; ``classes`` of which outputs only so
     many of the largest elements are wanted (the classification extension). None where there are no such outputs. ``timeline``
-    is there for a request that is traced or logged. ``origin`` is `Origin.CLIENT` unless the engine made it itself.
+    is there for a request that is traced or logged. ``origin`` is `Origin.CLIENT` unless the engine made it itself. ``packed``
+    has the inputs as another process has sent them, where one has and all of them are small.
     """
 
     __slots__ = (
+        "_inputs",
         "classes",
         "correlation_id",
-        "inputs",
         "model_name",
         "origin",
         "output_windows",
+        "packed",
         "parameters",
         "priority",
         "request_id",
@@ -62,6 +64,7 @@ class InferenceRequest:
         *,
         request_id: str = "",
         inputs: list[Tensor] | None = None,
+        packed: PackedTensors | None = None,
         requested_outputs: list[str] | None = None,
         parameters: dict[str, ParameterValue] | None = None,
         correlation_id: int | str = 0,
@@ -75,7 +78,8 @@ class InferenceRequest:
         self.model_name = model_name
         self.version = version
         self.request_id = request_id
-        self.inputs: list[Tensor] = [] if inputs is None else inputs
+        self.packed = packed
+        self._inputs: list[Tensor] | None = [] if inputs is None and packed is None else inputs
         self.requested_outputs: list[str] = [] if requested_outputs is None else requested_outputs
         self.parameters: dict[str, ParameterValue] = {} if parameters is None else parameters
         self.correlation_id = correlation_id
@@ -86,6 +90,20 @@ class InferenceRequest:
         self.classes = classes
         self.origin = origin
         self.timeline: Timeline | None = None
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """Its tensors, unpacked when they are asked for."""
+        inputs = self._inputs
+        if inputs is None:
+            assert self.packed is not None
+            inputs = self._inputs = self.packed.unpack()
+        return inputs
+
+    @inputs.setter
+    def inputs(self, inputs: list[Tensor]) -> None:
+        self._inputs = inputs
+        self.packed = None
 
     def plain(self, inputs: list[Tensor]) -> InferenceRequest:
         """The same request for *inputs* in place of its own, wanting its outputs as they are."""
@@ -114,24 +132,42 @@ class InferenceRequest:
 class InferenceResponse:
     """One answer. ``outputs`` keep the order in which the model produced them; ``parameters`` are the model's.
 
-    An output that lies in the client's shared memory has type and shape here, and no data.
+    An output that lies in the client's shared memory has type and shape here, and no data. ``packed`` has the outputs as the
+    worker has sent them, where all of them are small.
     """
 
-    __slots__ = ("model_name", "outputs", "parameters", "request_id", "version")
+    __slots__ = ("_outputs", "model_name", "packed", "parameters", "request_id", "version")
 
     def __init__(
         self,
         model_name: str,
         version: int,
         request_id: str,
-        outputs: list[Tensor],
+        outputs: list[Tensor] | None,
         parameters: dict[str, ParameterValue],
+        packed: PackedTensors | None = None,
     ) -> None:
+        """*outputs* is None where they are *packed*."""
         self.model_name = model_name
         self.version = version
         self.request_id = request_id
-        self.outputs = outputs
+        self._outputs = outputs
+        self.packed = packed
         self.parameters = parameters
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        """Its tensors, unpacked when they are asked for."""
+        outputs = self._outputs
+        if outputs is None:
+            assert self.packed is not None
+            outputs = self._outputs = self.packed.unpack()
+        return outputs
+
+    @outputs.setter
+    def outputs(self, outputs: list[Tensor]) -> None:
+        self._outputs = outputs
+        self.packed = None
 
 
 class ResponseReceiver(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pytriton_lite.core.dtypes import DataType
@@ -67,6 +68,26 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"Tensor({self.name!r}, {self.datatype}, {list(self.shape)}, {self.nbytes} bytes)"
+
+
+class PackedTensors:
+    """Small tensors as a message between processes has them: to be handed on as they are, or to be unpacked.
+
+    Who only passes them on, from a front end's process to a worker and back, makes no objects of them.
+    """
+
+    __slots__ = ("_unpack", "count", "data", "nbytes")
+
+    def __init__(self, data: bytes, count: int, nbytes: int, unpack: Callable[[bytes, int], list[Tensor]]) -> None:
+        """*data* has *count* tensors, of *nbytes* bytes altogether; *unpack* reads them."""
+        self.data = data
+        self.count = count
+        self.nbytes = nbytes
+        self._unpack = unpack
+
+    def unpack(self) -> list[Tensor]:
+        """The tensors, each with bytes of its own."""
+        return self._unpack(self.data, self.count)
 
 
 def element_count(shape: tuple[int, ...]) -> int:

@@ -35,12 +35,13 @@ import signal
 import struct
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import ErrorCode, InferenceError, ProtocolError
+from pytriton_lite.core.tensor import PackedTensors, Tensor
 from pytriton_lite.ipc.channel import LARGEST_FRAME, frame
 from pytriton_lite.ipc.segment import HAS_MEMORY_FILES
 
@@ -143,6 +144,7 @@ _SPEC = struct.Struct("<BBH")
 """data type number, rank, name bytes; then the name, then rank × i64"""
 
 Spec = tuple[str, DataType, tuple[int, ...]]
+_MOST_HEADS = 64
 _LARGEST_TABLE = 4096
 """Specs kept per direction; a model with ever new shapes starts the table afresh instead of growing it."""
 
@@ -150,9 +152,11 @@ _LARGEST_TABLE = 4096
 class SpecTable:
     """Encoded and decoded tensor specs, remembered."""
 
-    __slots__ = ("_decoded", "_encoded")
+    __slots__ = ("_decoded", "_encoded", "_heads")
 
     def __init__(self) -> None:
+        self._heads: list[tuple[bytes, int, int]] = []
+        """What `measure` has seen last, by the number of a tensor: its head, the head's length, and the bytes behind it."""
         self._encoded: dict[Spec, bytes] = {}
         self._decoded: dict[bytes, Spec] = {}
 
@@ -166,6 +170,55 @@ class SpecTable:
                 self._encoded.clear()
             self._encoded[key] = spec
         return spec
+
+    def measure(self, body: bytes, at: int, count: int) -> tuple[int, int]:
+        """Where *count* tensors end that begin at *at*, and their bytes where all of them are there; -1 where not.
+
+        What they are is looked at, so that whoever unpacks them later finds no garbage. Raises ProtocolError and others for
+        that. Heads of tensors are mostly those of the message before, which makes a comparison of it.
+        """
+        heads = self._heads
+        nbytes = 0
+        for number in range(count):
+            if number < len(heads):
+                head, length, behind = heads[number]
+                if body.startswith(head, at):
+                    at += length + behind
+                    if nbytes >= 0:
+                        nbytes += behind
+                    continue
+            begin = at
+            spec_bytes, place, _, _, _, size = _TENSOR.unpack_from(body, at)
+            at += 32
+            self.decode(body[at : at + spec_bytes])
+            at += spec_bytes
+            if place:
+                nbytes = -1
+                continue
+            known = (body[begin:at], at - begin, size)
+            if number < len(heads):
+                heads[number] = known
+            elif number == len(heads) and number < _MOST_HEADS:
+                heads.append(known)
+            at += size
+            if nbytes >= 0:
+                nbytes += size
+        if at > len(body):
+            raise ProtocolError(f"tensors of {at} bytes in a frame of {len(body)}")
+        return at, nbytes
+
+    def unpack(self, data: bytes, count: int) -> list[Tensor]:
+        """*count* tensors that lie in *data*, all of them with their bytes."""
+        tensors: list[Tensor] = []
+        at = 0
+        for _ in range(count):
+            spec_bytes, _, _, _, _, nbytes = _TENSOR.unpack_from(data, at)
+            at += 32
+            name, datatype, shape = self.decode(data[at : at + spec_bytes])
+            at += spec_bytes
+            tensors.append(Tensor(name, datatype, shape, data[at : at + nbytes]))
+            at += nbytes
+        return tensors
 
     def decode(self, raw: bytes) -> Spec:
         spec = self._decoded.get(raw)
@@ -221,7 +274,7 @@ def put_reference(
     parts.append(spec)
 
 
-def take_tensor(body: memoryview, at: int, specs: SpecTable) -> tuple[TensorRef, int]:
+def take_tensor(body: bytes | memoryview, at: int, specs: SpecTable) -> tuple[TensorRef, int]:
     spec_bytes, place, segment, slot, offset, nbytes = _TENSOR.unpack_from(body, at)
     at += 32
     spec = specs.decode(bytes(body[at : at + spec_bytes]))
@@ -401,27 +454,71 @@ class Fate(enum.IntEnum):
     """The request is answered by RESPONSE frames: one flagged final has come before, or will come."""
 
 
-@dataclass(slots=True)
 class Answer:
     """What one request gets: outputs, or an error that the model returned for it, or neither for a ``fate``."""
 
-    outputs: list[TensorRef] = field(default_factory=list)
-    parameters_json: str = ""
-    error: tuple[ErrorCode, str] | None = None
-    fate: Fate | None = None
+    __slots__ = ("_data", "_nbytes", "_specs", "count", "error", "fate", "parameters_json")
+
+    def __init__(
+        self,
+        data: bytes,
+        count: int,
+        nbytes: int,
+        specs: SpecTable,
+        *,
+        parameters_json: str = "",
+        error: tuple[ErrorCode, str] | None = None,
+        fate: Fate | None = None,
+    ) -> None:
+        """*data* has *count* outputs, of *nbytes* bytes where all of them are there, and -1 where some are elsewhere."""
+        self._data = data
+        self.count = count
+        self._nbytes = nbytes
+        self._specs = specs
+        self.parameters_json = parameters_json
+        self.error = error
+        self.fate = fate
+
+    @property
+    def packed(self) -> PackedTensors | None:
+        """The outputs as they came; None where some of them are elsewhere."""
+        if self._nbytes < 0:
+            return None
+        return PackedTensors(self._data, self.count, self._nbytes, self._specs.unpack)
+
+    @property
+    def outputs(self) -> list[TensorRef]:
+        """The outputs, and where they are."""
+        found: list[TensorRef] = []
+        at = 0
+        for _ in range(self.count):
+            tensor, at = take_tensor(self._data, at, self._specs)
+            found.append(tensor)
+        return found
 
 
-@dataclass(slots=True)
 class BatchResult:
     """The end of a batch. ``failure`` is the text of an ``execute`` that failed as a whole; then there are no answers."""
 
-    number: int
-    taken_ns: int
-    inputs_ns: int
-    executed_ns: int
-    placed_ns: int
-    answers: list[Answer]
-    failure: str
+    __slots__ = ("answers", "executed_ns", "failure", "inputs_ns", "number", "placed_ns", "taken_ns")
+
+    def __init__(
+        self,
+        number: int,
+        taken_ns: int,
+        inputs_ns: int,
+        executed_ns: int,
+        placed_ns: int,
+        answers: list[Answer],
+        failure: str,
+    ) -> None:
+        self.number = number
+        self.taken_ns = taken_ns
+        self.inputs_ns = inputs_ns
+        self.executed_ns = executed_ns
+        self.placed_ns = placed_ns
+        self.answers = answers
+        self.failure = failure
 
 
 def put_result(
@@ -463,26 +560,24 @@ def result_frame(batches: int, parts: list[bytes]) -> bytes:
     return frame(Kind.RESULT, [_COUNT.pack(batches), *parts])
 
 
-def _take_answer(body: memoryview, at: int, specs: SpecTable) -> tuple[Answer, int]:
+def _take_answer(body: bytes, at: int, specs: SpecTable) -> tuple[Answer, int]:
     code, outputs, text_bytes = _ANSWER.unpack_from(body, at)
     at += 8
     text = ""
     if text_bytes:
-        text = str(body[at : at + text_bytes], "utf-8", "surrogateescape")
+        text = body[at : at + text_bytes].decode("utf-8", "surrogateescape")
         at += text_bytes
     if code:
         if code >= Fate.SKIPPED:
-            return Answer(fate=Fate(code)), at
-        return Answer(error=(ErrorCode(code - 1), text)), at
-    tensors: list[TensorRef] = []
-    for _ in range(outputs):
-        tensor, at = take_tensor(body, at, specs)
-        tensors.append(tensor)
-    return Answer(tensors, text), at
+            return Answer(b"", 0, 0, specs, fate=Fate(code)), at
+        return Answer(b"", 0, 0, specs, error=(ErrorCode(code - 1), text)), at
+    end, nbytes = specs.measure(body, at, outputs)
+    return Answer(body[at:end], outputs, nbytes, specs, parameters_json=text), end
 
 
 def read_result(body: memoryview, specs: SpecTable) -> list[BatchResult]:
     """The results of a RESULT, in order."""
+    whole = bytes(body)  # small tensors are handed on as they are, and of bytes that is quicker than of views
     (batches,) = _COUNT.unpack_from(body)
     at = 4
     results: list[BatchResult] = []
@@ -495,7 +590,7 @@ def read_result(body: memoryview, specs: SpecTable) -> list[BatchResult]:
             at += failure_bytes
         answers: list[Answer] = []
         for _ in range(count):
-            answer, at = _take_answer(body, at, specs)
+            answer, at = _take_answer(whole, at, specs)
             answers.append(answer)
         results.append(BatchResult(number, taken, inputs, executed, placed, answers, failure))
     return results
@@ -526,7 +621,7 @@ def response_frame(batch: int, index: int, *, is_final: bool, infer_ns: int, sen
 def read_response(body: memoryview, specs: SpecTable) -> tuple[int, int, Answer | None, bool, int, int]:
     """(batch, request, what it is answered, whether that was the last, infer_ns, sent_ns)"""
     batch, index, flags, infer_ns, sent_ns = _RESPONSE.unpack_from(body)
-    answer = None if flags & FLAG_EMPTY else _take_answer(body, _RESPONSE.size, specs)[0]
+    answer = None if flags & FLAG_EMPTY else _take_answer(bytes(body), _RESPONSE.size, specs)[0]
     return batch, index, answer, bool(flags & FLAG_FINAL), infer_ns, sent_ns
 
 
@@ -539,7 +634,7 @@ def reply_frame(call: int, *, is_final: bool, parts: list[bytes]) -> bytes:
 def read_reply(body: memoryview, specs: SpecTable) -> tuple[int, Answer | None, bool]:
     """(call, the response, whether that was the last)"""
     call, flags = _REPLY.unpack_from(body)
-    answer = None if flags & FLAG_EMPTY else _take_answer(body, _REPLY.size, specs)[0]
+    answer = None if flags & FLAG_EMPTY else _take_answer(bytes(body), _REPLY.size, specs)[0]
     return call, answer, bool(flags & FLAG_FINAL)
 
 

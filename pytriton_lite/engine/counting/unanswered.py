@@ -135,10 +135,14 @@ class Unanswered:
 
         Raises the overload error for a client's request that would go over a limit.
         """
+        packed = request.packed
         nbytes = 0
-        for tensor in request.inputs:
-            if tensor.data is not None:
-                nbytes += tensor.nbytes
+        if packed is not None:
+            nbytes = packed.nbytes
+        else:
+            for tensor in request.inputs:
+                if tensor.data is not None:
+                    nbytes += tensor.nbytes
         if request.parameters or request.request_id:
             nbytes += _described_bytes(request)
         origin = request.origin

@@ -10,7 +10,6 @@ order is kept, or through `resolve` where it never left the queue.
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -20,11 +19,12 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceResponse
 from pytriton_lite.core.request_ids import described
 from pytriton_lite.core.states import RequestState
+from pytriton_lite.core.tensor import PackedTensors
 from pytriton_lite.core.timeline import Clock, Timeline
 from pytriton_lite.engine.counting.statistics import FailureReason, ModelStatistics, ResponseKind
 from pytriton_lite.engine.counting.unanswered import Unanswered, UnansweredLimits, UnansweredTotal
 from pytriton_lite.engine.workers.instance import Instance, Sent
-from pytriton_lite.engine.workers.wire import ExecutionOutcome
+from pytriton_lite.engine.workers.wire import ExecutionOutcome, response_of
 from pytriton_lite.ipc.messages import BatchResult, Fate
 from pytriton_lite.scheduling.ordering import AnswerOrder
 from pytriton_lite.scheduling.ticket import Batch, Outcome, Ticket
@@ -158,16 +158,9 @@ class Answers:
                 )
             if ticket.batch is not batch:
                 continue  # a RESPONSE has ended it
-            if isinstance(outcome, list):
-                parameters = result.answers[at].parameters_json
-                response = InferenceResponse(
-                    statistics.name,
-                    statistics.version,
-                    ticket.request.request_id,
-                    outcome,
-                    json.loads(parameters) if parameters else {},
-                )
-                self.end(ticket, response)
+            if isinstance(outcome, (PackedTensors, list)):
+                answer = result.answers[at]
+                self.end(ticket, response_of(statistics.name, statistics.version, ticket, outcome, answer))
             elif isinstance(outcome, InferenceError):
                 self.end(ticket, outcome)
             elif outcome is Fate.DEFERRED:

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from pytriton_lite.config.model_config import ModelConfig
@@ -50,6 +51,8 @@ class ServedVersion(ABC):
         self.config = config
         self.state = VersionState.UNKNOWN
         self.reason = ""
+        self.stamp = next_stamp()
+        """No other version has it, nor this one with another configuration: what a request was checked against."""
         self.on_change: Callable[[], None] = _nothing
         """Called when ``state`` or ``config`` has changed, of a version that can be seen."""
         self.statistics = statistics_of(config, version, latencies, clock)
@@ -77,11 +80,7 @@ class ServedVersion(ABC):
 
     def check(self, request: InferenceRequest) -> None:
         """Refuse what the model cannot take, tensor bytes aside. Raises InferenceError(INVALID_ARG)."""
-        try:
-            self._admission.check(request)
-        except InferenceError:
-            self.statistics.refusals[Refusal.INVALID] += 1
-            raise
+        self._checked(request)
 
     def infer(self, request: InferenceRequest, receiver: ResponseReceiver, caller: Caller | None = None) -> Ticket:
         """Check and enqueue; *receiver* gets the responses, one for a model that is not decoupled.
@@ -92,13 +91,41 @@ class ServedVersion(ABC):
 
         A step of an ensemble's request is served while the server stops, or the version is unloaded, which the ensemble holds.
         """
+        timeline = request.timeline
+        if timeline is not None:
+            timeline.arrived(request.request_id, self.version)
+        batch_size = self._checked(request)
+        return self._take(request, receiver, batch_size, self._admission.shape_key(request), caller)
+
+    def infer_checked(
+        self, request: InferenceRequest, receiver: ResponseReceiver, batch_size: int, *, has_shape_key: bool
+    ) -> Ticket:
+        """`infer` for a request that a front end in another process has checked, against what has this version's ``stamp``.
+
+        *batch_size* is what its `Admission` has found, and whether there is a shape key.
+        """
+        timeline = request.timeline
+        if timeline is not None:
+            timeline.arrived(request.request_id, self.version)
+        shape_key = self._admission.shape_key(request) if has_shape_key else None
+        return self._take(request, receiver, batch_size, shape_key, None)
+
+    def _take(
+        self,
+        request: InferenceRequest,
+        receiver: ResponseReceiver,
+        batch_size: int,
+        shape_key: Hashable,
+        caller: Caller | None,
+    ) -> Ticket:
+        """Enqueue a request that was checked. Raises InferenceError for one that cannot be taken now."""
         accepted_ns = self._clock()
-        batch_size = self._accept(request, accepted_ns)
+        self._accept(request, batch_size, accepted_ns)
         ticket = Ticket(
             request,
             receiver,
             batch_size=batch_size,
-            shape_key=self._admission.shape_key(request),
+            shape_key=shape_key,
             accepted_ns=accepted_ns,
             caller=caller,
         )
@@ -112,16 +139,16 @@ class ServedVersion(ABC):
             raise
         return ticket
 
-    def _accept(self, request: InferenceRequest, accepted_ns: int) -> int:
-        """The request's batch size; raises InferenceError for one that is refused."""
-        timeline = request.timeline
-        if timeline is not None:
-            timeline.arrived(request.request_id, self.version)
+    def _checked(self, request: InferenceRequest) -> int:
+        """The request's batch size. Raises InferenceError(INVALID_ARG) for one that does not fit the model."""
         try:
-            batch_size = self._admission.check(request)
+            return self._admission.check(request)
         except InferenceError:
             self.statistics.refusals[Refusal.INVALID] += 1
             raise
+
+    def _accept(self, request: InferenceRequest, batch_size: int, accepted_ns: int) -> None:
+        """Raises InferenceError for a request that cannot be taken now."""
         if self._closed and not (self._is_stopping and (_is_step(request) or self._goes_on(request))):
             self.statistics.refusals[Refusal.UNAVAILABLE] += 1
             raise self._closed_error(request)
@@ -129,9 +156,8 @@ class ServedVersion(ABC):
         if self.state is not VersionState.READY and not _is_step(request):
             self.statistics.refusals[Refusal.UNAVAILABLE] += 1
             raise self.not_ready_error()
-        if timeline is not None:
-            timeline.accepted(request.inputs, batch_size=batch_size, now_ns=accepted_ns)
-        return batch_size
+        if request.timeline is not None:
+            request.timeline.accepted(request.inputs, batch_size=batch_size, now_ns=accepted_ns)
 
     def _goes_on(self, request: InferenceRequest) -> bool:
         """Whether it belongs to a sequence that has begun, which is served to its end (repository spec, section 9)."""
@@ -295,6 +321,14 @@ class ServedVersion(ABC):
         self.state = move(VERSION_TRANSITIONS, self.state, target)
         self.reason = reason
         self.on_change()
+
+
+_stamps = itertools.count(1)
+
+
+def next_stamp() -> int:
+    """A stamp that no version has had."""
+    return next(_stamps)
 
 
 def not_ready_error(model: ModelId, version: int) -> InferenceError:

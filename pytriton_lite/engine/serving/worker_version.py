@@ -23,7 +23,7 @@ from pytriton_lite.engine.serving.calls import OpenCalls, WorkerServices
 from pytriton_lite.engine.serving.dispatch import Dispatcher
 from pytriton_lite.engine.serving.regrouping import match, with_free_names
 from pytriton_lite.engine.serving.resource_grants import ResourceGrants
-from pytriton_lite.engine.serving.served_version import ServedVersion
+from pytriton_lite.engine.serving.served_version import ServedVersion, next_stamp
 from pytriton_lite.engine.serving.warm_up import WarmUp
 from pytriton_lite.engine.workers.backends import Backend
 from pytriton_lite.engine.workers.fork_server import Spawners, WorkerExit
@@ -333,6 +333,7 @@ class WorkerVersion(ServedVersion):
             return
         arrived, self._arriving = self._arriving, []
         self.config = config
+        self.stamp = next_stamp()
         if self.state is VersionState.READY:
             self.reason = ""
         self.on_change()

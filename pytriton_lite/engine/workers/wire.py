@@ -13,7 +13,7 @@ from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.config.reshape import Reshape, reshaped
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
-from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.core.tensor import PackedTensors, Tensor
 from pytriton_lite.engine.workers.asking import CallOutcome
 from pytriton_lite.engine.workers.memory import Parcel, PeerMemory, room_for
 from pytriton_lite.engine.workers.outputs import BatchOutputs, arranged
@@ -25,7 +25,7 @@ from pytriton_lite.ipc.start import ModelStart
 from pytriton_lite.scheduling.batch_tensors import BatchInputs
 from pytriton_lite.scheduling.ticket import Batch, Ticket
 
-ExecutionOutcome = list[Tensor] | InferenceError | Fate
+ExecutionOutcome = list[Tensor] | PackedTensors | InferenceError | Fate
 """What an execution made of one request: the tensors that the model gave, the error that it returned, or what else."""
 
 
@@ -69,6 +69,10 @@ class Wire:
             self._batch_outputs = BatchOutputs(config)
             for name in self._batch_outputs.names:
                 self._output_reshapes.pop(name, None)  # their shapes come from an input
+        self._takes_as_it_comes = self._states is None and self._batch_outputs is None and not self._output_reshapes
+        """Whether nothing is made of small outputs on their way to the client, but what a request itself wants."""
+        self._gives_as_it_comes = self._batch_inputs is None and not self._input_reshapes
+        """Whether nothing is made of small inputs on their way to the model."""
 
     def _new_memory(self) -> PeerMemory:
         start = self._start
@@ -113,6 +117,8 @@ class Wire:
         """
         nbytes = large = 0
         for ticket in tickets:
+            if ticket.request.packed is not None and not ticket.controls:
+                continue
             inputs = ticket.request.inputs
             for tensor in (*ticket.controls, *inputs) if ticket.controls else inputs:
                 if tensor.nbytes > INLINE_BYTES:
@@ -122,7 +128,8 @@ class Wire:
 
     def _put_request(self, parts: list[bytes], ticket: Ticket, parcel: Parcel | None) -> None:
         request = ticket.request
-        input_count = len(ticket.controls) + len(request.inputs)
+        packed = request.packed if self._gives_as_it_comes and not ticket.controls else None
+        input_count = len(ticket.controls) + len(request.inputs) if packed is None else packed.count
         if not (
             request.request_id
             or request.parameters
@@ -151,6 +158,9 @@ class Wire:
                 windows=self._windows(request) if request.output_windows is not None else (),
                 trace_context=request.timeline.trace_context if request.timeline is not None else "",
             )
+        if packed is not None:
+            parts.append(packed.data)
+            return
         encode = self.specs.encode
         for tensor in (*ticket.controls, *request.inputs) if ticket.controls else request.inputs:
             shape = self._shape_for_model(tensor) if tensor.name in self._input_reshapes else tensor.shape
@@ -216,28 +226,32 @@ class Wire:
 
     # ------------------------------------------------------------------------------------------ from the worker
 
-    def response(self, ticket: Ticket, outputs: list[Tensor], answer: Answer) -> InferenceResponse:
+    def response(self, ticket: Ticket, outputs: list[Tensor] | PackedTensors, answer: Answer) -> InferenceResponse:
         start = self._start
-        parameters = json.loads(answer.parameters_json) if answer.parameters_json else {}
-        return InferenceResponse(start.model, start.version, ticket.request.request_id, outputs, parameters)
+        return response_of(start.model, start.version, ticket, outputs, answer)
 
     def outcome(self, answer: Answer, batch: Batch, ticket: Ticket) -> ExecutionOutcome:
         if answer.error is not None:
             return InferenceError(*answer.error)
         if answer.fate is not None:
             return answer.fate
+        request = ticket.request
+        if self._takes_as_it_comes and request.output_windows is None and request.classes is None:
+            packed = answer.packed
+            if packed is not None:
+                return packed
+        refs = answer.outputs
         try:
-            outputs = [self._tensor(ref, batch) for ref in answer.outputs]
-            request = ticket.request
+            outputs = [self._tensor(ref, batch) for ref in refs]
             if self._states is not None:
-                outputs = self._states.take(outputs, answer.outputs, ticket)
+                outputs = self._states.take(outputs, refs, ticket)
             if self._batch_outputs is not None:
                 self._batch_outputs.shape(outputs, request)
             if request.output_windows is not None or request.classes is not None:
                 return arranged(outputs, request, has_batch_dimension=self._has_batch_dimension, labels=self._labels())
             return outputs
         except InferenceError as error:
-            self.refuse(answer.outputs)
+            self.refuse(refs)
             return error
 
     def _tensor(self, ref: TensorRef, batch: Batch) -> Tensor:
@@ -277,3 +291,14 @@ class Wire:
     def refuse(self, refs: Iterable[TensorRef]) -> None:
         """Give back the memory of tensors that came with a message which was refused."""
         self.memory.refuse(refs)
+
+
+def response_of(
+    model: str, version: int, ticket: Ticket, outputs: list[Tensor] | PackedTensors, answer: Answer
+) -> InferenceResponse:
+    """The response to *ticket*, whose *outputs* were made of those of *answer*."""
+    parameters = json.loads(answer.parameters_json) if answer.parameters_json else {}
+    request_id = ticket.request.request_id
+    if isinstance(outputs, PackedTensors):
+        return InferenceResponse(model, version, request_id, None, parameters, outputs)
+    return InferenceResponse(model, version, request_id, outputs, parameters)

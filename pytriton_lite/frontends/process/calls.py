@@ -11,7 +11,7 @@ from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse, ResponseReceiver
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.frontends.process import frames
-from pytriton_lite.frontends.process.frames import ExtrasTable
+from pytriton_lite.frontends.process.frames import Checked, ExtrasTable
 from pytriton_lite.frontends.process.link import Link
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import frame
@@ -98,8 +98,10 @@ class RemoteCalls:
 
     # ------------------------------------------------------------------------------------------ out
 
-    def begin(self, model: int, request: InferenceRequest, receiver: ResponseReceiver, timeline: int) -> RemoteCall:
-        """Have the engine take *request* to the model whose name has the number *model*.
+    def begin(
+        self, checked: Checked, request: InferenceRequest, receiver: ResponseReceiver, timeline: int
+    ) -> RemoteCall:
+        """Have the engine take *request*.
 
         Raises InferenceError where there is no memory for its tensors, or those of a client's are not there any more.
         """
@@ -110,7 +112,7 @@ class RemoteCalls:
         if request.output_windows is not None:
             for name, window in request.output_windows.items():
                 windows.append((name, self._regions[window.segment], window.offset, window.nbytes))
-        frames.put_call(parts, number, model, request, self._extras.encode(request, timeline, windows))
+        frames.put_call(parts, number, checked, request, self._extras.encode(request, timeline, windows))
         for tensor in request.inputs:
             spec = self._specs.encode(tensor.name, tensor.datatype, tensor.shape)
             if tensor.nbytes <= INLINE_BYTES:

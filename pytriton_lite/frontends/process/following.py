@@ -14,7 +14,17 @@ from pytriton_lite.core.timeline import Listener, Timeline
 from pytriton_lite.engine.tracing.observation import Observation
 from pytriton_lite.frontends.process import frames
 
-_TOLD = ("received_ns", "bytes_received", "request_id", "status", "error", "bytes_sent", "sending_ns", "sent_ns")
+_TOLD = (
+    "received_ns",
+    "bytes_received",
+    "request_id",
+    "version",
+    "status",
+    "error",
+    "bytes_sent",
+    "sending_ns",
+    "sent_ns",
+)
 """Attributes of a timeline that front ends know best."""
 
 

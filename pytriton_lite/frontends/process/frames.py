@@ -82,9 +82,10 @@ _PAIR = struct.Struct("<QQ")
 
 # ---------------------------------------------------------------------------------------------- CALL
 
-_CALL = struct.Struct("<QqIIII")
-"""number, version or -1, number of the model's name, bytes of the id, bytes of the rest (JSON), inputs"""
+_CALL = struct.Struct("<QqQIIIIIB7x")
+"""number, version or -1, stamp, number of the model's name, bytes of the id and the rest (JSON), inputs, batch size, flags"""
 _CALL_BYTES = _CALL.size
+_HAS_SHAPE_KEY: Final = 1
 _LARGEST_TABLE: Final = 1024
 
 
@@ -181,40 +182,75 @@ class ExtrasTable:
         return known
 
 
-def put_call(parts: list[bytes], number: int, model: int, request: InferenceRequest, extras: bytes) -> None:
-    """Append the head of a CALL to the model whose name has the number *model*; its inputs must follow."""
+class Checked(NamedTuple):
+    """What a front end has found when it checked a request, against the version that has ``stamp``."""
+
+    model: int
+    """The number of the model's name."""
+    stamp: int
+    batch_size: int
+    has_shape_key: bool
+    """Whether only requests of equal shapes may share a batch with this one."""
+
+
+def put_call(parts: list[bytes], number: int, checked: Checked, request: InferenceRequest, extras: bytes) -> None:
+    """Append the head of a CALL; its inputs must follow."""
     raw_id = request.request_id.encode("utf-8", "surrogateescape")
-    version = -1 if request.version is None else request.version
-    parts.append(_CALL.pack(number, version, model, len(raw_id), len(extras), len(request.inputs)))
+    parts.append(
+        _CALL.pack(
+            number,
+            -1 if request.version is None else request.version,
+            checked.stamp,
+            checked.model,
+            len(raw_id),
+            len(extras),
+            len(request.inputs),
+            checked.batch_size,
+            _HAS_SHAPE_KEY * checked.has_shape_key,
+        )
+    )
     if raw_id or extras:
         parts.append(raw_id + extras)
 
 
 class Call(NamedTuple):
-    """A CALL as it came. ``version`` is -1 where the server is to choose."""
+    """The head of a CALL. ``version`` is -1 where the server is to choose; so many ``tensors`` begin at ``at``."""
 
     number: int
     version: int
+    stamp: int
     model: int
     request_id: str
     extras: bytes
-    inputs: list[TensorRef]
+    tensors: int
+    batch_size: int
+    has_shape_key: bool
+    at: int
 
 
-def read_call(body: memoryview, specs: SpecTable) -> Call:
-    number, version, model, id_bytes, extra_bytes, inputs = _CALL.unpack_from(body)
+def read_call(body: bytes) -> Call:
+    number, version, stamp, model, id_bytes, extra_bytes, count, batch_size, flags = _CALL.unpack_from(body)
     at = _CALL_BYTES
     request_id = ""
     if id_bytes:
-        request_id = str(body[at : at + id_bytes], "utf-8", "surrogateescape")
+        request_id = body[at : at + id_bytes].decode("utf-8", "surrogateescape")
         at += id_bytes
-    extras = bytes(body[at : at + extra_bytes])
-    at += extra_bytes
-    tensors: list[TensorRef] = []
-    for _ in range(inputs):
+    extras = b""
+    if extra_bytes:
+        extras = body[at : at + extra_bytes]
+        at += extra_bytes
+    has_shape_key = flags & _HAS_SHAPE_KEY != 0
+    return Call(number, version, stamp, model, request_id, extras, count, batch_size, has_shape_key, at)
+
+
+def read_inputs(body: bytes, call: Call, specs: SpecTable) -> list[TensorRef]:
+    """The inputs of *call*, whose frame has *body*, and where they are."""
+    found: list[TensorRef] = []
+    at = call.at
+    for _ in range(call.tensors):
         tensor, at = take_tensor(body, at, specs)
-        tensors.append(tensor)
-    return Call(number, version, model, request_id, extras, tensors)
+        found.append(tensor)
+    return found
 
 
 # ---------------------------------------------------------------------------------------------- REPLY
@@ -230,9 +266,8 @@ _ERROR: Final = 4
 def put_response(parts: list[bytes], number: int, response: InferenceResponse, *, is_final: bool) -> None:
     """Append the head of a REPLY with *response*; its outputs must follow."""
     parameters = json.dumps(response.parameters).encode() if response.parameters else b""
-    parts.append(
-        _REPLY.pack(number, response.version, math.nan, len(parameters), len(response.outputs), _FINAL * is_final, 0)
-    )
+    count = len(response.outputs) if response.packed is None else response.packed.count
+    parts.append(_REPLY.pack(number, response.version, math.nan, len(parameters), count, _FINAL * is_final, 0))
     if parameters:
         parts.append(parameters)
 

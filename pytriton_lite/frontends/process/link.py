@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 from collections import deque
@@ -12,6 +13,8 @@ from pytriton_lite.core.errors import ProtocolError
 from pytriton_lite.ipc.channel import RECEIVE_BYTES, FrameReader, receive_descriptor, send_descriptor, wait_descriptor
 
 _SOCKET_BUFFER_BYTES = 1 << 20
+
+logger = logging.getLogger(__name__)
 
 OnFrame = Callable[[int, memoryview], None]
 
@@ -176,6 +179,9 @@ class Link:
                 self._on_frame(kind, body)
         except ProtocolError as error:
             self._end(str(error))
+        except Exception as error:
+            logger.exception("a frame cannot be read")
+            self._end(repr(error))
 
     def _end(self, reason: str) -> None:
         if self._is_open:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
+from pytriton_lite.core.states import VersionState
 from pytriton_lite.engine.models.catalog import Models
+from pytriton_lite.engine.serving.served_version import ServedVersion
 from pytriton_lite.frontends.process import frames
 from pytriton_lite.frontends.process.news import ModelNews, VersionNews
 
@@ -30,11 +32,35 @@ class ModelNumbers:
         return self._names[number]
 
 
+class StampedVersions:
+    """Versions by their stamps: those that front ends have been told of last."""
+
+    def __init__(self) -> None:
+        self._versions: dict[int, ServedVersion] = {}
+        self._stamps: dict[str, list[int]] = {}
+
+    def keep(self, name: str, versions: Iterable[ServedVersion]) -> None:
+        """*versions* are all that *name* has now."""
+        for stamp in self._stamps.pop(name, ()):
+            self._versions.pop(stamp, None)
+        for served in versions:
+            self._versions[served.stamp] = served
+            self._stamps.setdefault(name, []).append(served.stamp)
+
+    def get(self, stamp: int) -> ServedVersion | None:
+        """The version that has *stamp*, if it can be found by its name and is READY."""
+        served = self._versions.get(stamp)
+        return served if served is not None and served.state is VersionState.READY else None
+
+
 class ModelNewsSource:
     """Hears of models that have changed, and tells of them at the end of the loop's turn."""
 
-    def __init__(self, models: Models, numbers: ModelNumbers, tell: Callable[[bytes], None]) -> None:
-        """*tell* sends a frame to every front end that there is."""
+    def __init__(
+        self, models: Models, numbers: ModelNumbers, stamped: StampedVersions, tell: Callable[[bytes], None]
+    ) -> None:
+        """*stamped* gets the versions that are told of; *tell* sends a frame to every front end that there is."""
+        self._stamped = stamped
         self._models = models
         self._numbers = numbers
         self._tell = tell
@@ -62,11 +88,18 @@ class ModelNewsSource:
 
     def _news(self, name: str) -> ModelNews:
         model = self._models.by_name.get(name)
+        self._stamped.keep(name, () if model is None else model.versions.values())
         if model is None:
             error = self._models.not_found(name)
             return ModelNews(name, None, (error.code, error.message), ())
         versions = tuple(
-            VersionNews(served.version, served.state, served.is_recovering, served.config.message.SerializeToString())
+            VersionNews(
+                served.version,
+                served.state,
+                served.is_recovering,
+                served.stamp,
+                served.config.message.SerializeToString(),
+            )
             for served in model.versions.values()
         )
         return ModelNews(name, model.id, None, versions)

@@ -32,6 +32,8 @@ class VersionNews(NamedTuple):
     version: int
     state: VersionState
     is_recovering: bool
+    stamp: int
+    """What was checked with this configuration holds for as long as the version has this stamp."""
     config: bytes
 
 

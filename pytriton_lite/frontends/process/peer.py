@@ -7,13 +7,14 @@ from typing import Any
 
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
-from pytriton_lite.core.tensor import Tensor, Window
+from pytriton_lite.core.tensor import PackedTensors, Tensor, Window
 from pytriton_lite.engine.counting.statistics import Refusal
 from pytriton_lite.engine.workers.memory import Parcel, PeerMemory, room_for
 from pytriton_lite.frontends.process import frames
 from pytriton_lite.frontends.process.following import Followed
 from pytriton_lite.frontends.process.frames import Call, Extras, ExtrasTable
 from pytriton_lite.frontends.process.link import Link
+from pytriton_lite.frontends.process.model_news import StampedVersions
 from pytriton_lite.frontends.process.regions import RegionNumbers
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import frame
@@ -47,11 +48,17 @@ class Peer:
         server: Any,
         link: Link,
         memory: PeerMemory,
+        *,
         followed: Followed,
         regions: RegionNumbers,
+        versions: StampedVersions,
         name_of: Callable[[int], str],
     ) -> None:
-        """*server* is the engine, *name_of* gives the name of a model by the number under which front ends know it."""
+        """*server* is the engine, *versions* are those that front ends know by their stamps.
+
+        *name_of* gives the name of a model by the number under which front ends know it.
+        """
+        self._versions = versions
         self._server = server
         self._link = link
         self._memory = memory
@@ -73,7 +80,7 @@ class Peer:
     def on_frame(self, kind: int, body: memoryview) -> bool:
         """Whether the frame was one of those that are for us."""
         if kind == frames.CALL:
-            self._begin(frames.read_call(body, self._specs))
+            self._begin(bytes(body))
         elif kind == frames.CONSUMED:
             for number, count in frames.read_pairs(body):
                 call = self._calls.get(number)
@@ -103,31 +110,40 @@ class Peer:
             return False
         return True
 
-    def _begin(self, message: Call) -> None:
+    def _begin(self, body: bytes) -> None:
+        message = frames.read_call(body)
+        end, nbytes = self._specs.measure(body, message.at, message.tensors)
         number = message.number
         self._begun += 1
         call = self._calls[number] = PeerCall(self, number)
         try:
-            request = self._request(message)
-            served = self._server.find(request.model_name, request.version)
-            call.ticket = self._server.infer(served, request, call)
+            if nbytes >= 0:
+                packed = PackedTensors(body[message.at : end], message.tensors, nbytes, self._specs.unpack)
+                request = self._request(message, None, packed)
+            else:
+                refs = frames.read_inputs(body, message, self._specs)
+                request = self._request(message, [self._tensor(ref) for ref in refs], None)
+            served = self._versions.get(message.stamp)
+            if served is not None:
+                call.ticket = served.infer_checked(
+                    request, call, message.batch_size, has_shape_key=message.has_shape_key
+                )
+            else:  # it has changed since the front end looked
+                found = self._server.find(request.model_name, request.version)
+                call.ticket = self._server.infer(found, request, call)
         except InferenceError as error:
-            self._memory.refuse(message.inputs)
+            if nbytes < 0:
+                self._memory.refuse(frames.read_inputs(body, message, self._specs))
             self.reply(number, error, is_final=True)
 
-    def _request(self, message: Call) -> InferenceRequest:
+    def _request(self, message: Call, inputs: list[Tensor] | None, packed: PackedTensors | None) -> InferenceRequest:
         extras = self._extras.decode(message.extras) if message.extras else _NO_EXTRAS
-        inputs: list[Tensor] = []
-        for ref in message.inputs:
-            if ref.place == 0:
-                inputs.append(Tensor(ref.name, ref.datatype, ref.shape, ref.inline))
-            else:
-                inputs.append(self._large(ref))
         request = InferenceRequest(
             self._name_of(message.model),
             None if message.version < 0 else message.version,
             request_id=message.request_id,
             inputs=inputs,
+            packed=packed,
             requested_outputs=extras.requested_outputs,
             parameters=extras.parameters,
             correlation_id=extras.correlation_id,
@@ -145,7 +161,9 @@ class Peer:
             request.timeline = self._followed.get(extras.timeline)
         return request
 
-    def _large(self, ref: TensorRef) -> Tensor:
+    def _tensor(self, ref: TensorRef) -> Tensor:
+        if ref.place == Place.INLINE:
+            return Tensor(ref.name, ref.datatype, ref.shape, ref.inline)
         if ref.place == Place.REGION:
             home = (self._regions.segment(ref.segment), ref.offset)
             return Tensor(ref.name, ref.datatype, ref.shape, None, ref.nbytes, home=home)
@@ -181,6 +199,10 @@ class Peer:
 
     def _put_response(self, parts: list[bytes], number: int, response: InferenceResponse, *, is_final: bool) -> None:
         frames.put_response(parts, number, response, is_final=is_final)
+        packed = response.packed
+        if packed is not None:
+            parts.append(packed.data)
+            return
         parcels: list[Parcel] = []
         try:
             for tensor in response.outputs:

@@ -19,6 +19,7 @@ from pytriton_lite.frontends.process import frames
 from pytriton_lite.frontends.process.board import Board
 from pytriton_lite.frontends.process.calls import RemoteCalls
 from pytriton_lite.frontends.process.following import RemoteObservation, number_of
+from pytriton_lite.frontends.process.frames import Checked
 from pytriton_lite.frontends.process.link import Link
 from pytriton_lite.frontends.process.news import ModelNews, RegionNews, VersionNews
 from pytriton_lite.frontends.process.questions import Questions
@@ -39,17 +40,20 @@ class RemoteVersion:
         self.is_recovering = news.is_recovering
         self.config = config
         self.serialized = news.config
+        self.stamp = news.stamp
         self._admission: Admission | None = None
 
     def not_ready_error(self) -> InferenceError:
         """What a request for this version is told while it is not READY."""
         return not_ready_error(self.id, self.version)
 
-    def check(self, request: InferenceRequest) -> None:
-        """Refuse what the model cannot take, tensor bytes aside. Raises InferenceError(INVALID_ARG)."""
-        if self._admission is None:
-            self._admission = Admission(self.config)
-        self._admission.check(request)
+    def check(self, request: InferenceRequest) -> Checked:
+        """Refuse what the model cannot take. Raises InferenceError(INVALID_ARG)."""
+        admission = self._admission
+        if admission is None:
+            admission = self._admission = Admission(self.config)
+        batch_size = admission.check(request)
+        return Checked(self.model, self.stamp, batch_size, admission.shape_key(request) is not None)
 
 
 class _Meaning(NamedTuple):
@@ -116,15 +120,24 @@ class RemoteServer:
 
     def check(self, served: RemoteVersion, request: InferenceRequest) -> None:
         """Every rule that needs no tensor bytes. Raises InferenceError(INVALID_ARG), which the engine counts."""
+        self._check(served, request)
+
+    def _check(self, served: RemoteVersion, request: InferenceRequest) -> Checked:
         try:
-            served.check(request)
+            return served.check(request)
         except InferenceError:
             self._link.add(frames.said_frame(frames.REFUSED, 0, [request.model_name, served.version]))
             raise
 
     def infer(self, served: RemoteVersion, request: InferenceRequest, receiver: ResponseReceiver) -> PendingRequest:
-        """Have the engine take *request*; *receiver* gets the responses, and what the engine refuses it with."""
-        return self._calls.begin(served.model, request, receiver, number_of(request.timeline))
+        """Have the engine take *request*; *receiver* gets the responses, and what the engine refuses it with.
+
+        Raises InferenceError for what does not fit the model.
+        """
+        timeline = request.timeline
+        if timeline is not None:
+            timeline.arrived(request.request_id, served.version)
+        return self._calls.begin(self._check(served, request), request, receiver, number_of(timeline))
 
     # ------------------------------------------------------------------------------------------ what the engine says
 

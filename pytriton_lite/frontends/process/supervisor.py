@@ -38,7 +38,7 @@ from pytriton_lite.frontends.process.board import Board
 from pytriton_lite.frontends.process.control import Answers, Control
 from pytriton_lite.frontends.process.following import Followed, refused_timeline
 from pytriton_lite.frontends.process.link import Link, socket_pair
-from pytriton_lite.frontends.process.model_news import ModelNewsSource, ModelNumbers
+from pytriton_lite.frontends.process.model_news import ModelNewsSource, ModelNumbers, StampedVersions
 from pytriton_lite.frontends.process.news import FrontEndStart, RegionNews
 from pytriton_lite.frontends.process.peer import Peer
 from pytriton_lite.frontends.process.regions import RegionNumbers
@@ -102,6 +102,7 @@ class Shared:
         self.answers = answers
         self.names = ModelNumbers()
         self.regions = RegionNumbers()
+        self.versions = StampedVersions()
         self.places: dict[int, Places] = {}
         """Places for connections by the number of the listener."""
 
@@ -145,8 +146,15 @@ class FrontEndProcess:
             on_news=lambda: self._link.flush_soon(),
         )
         self._link = Link(channel, descriptors, self._on_frame, self._on_link_end, self._first_frames, waits=False)
-        self._followed = Followed(shared.server.observation)
-        self._peer = Peer(shared.server, self._link, self._memory, self._followed, shared.regions, shared.names.name)
+        self._peer = Peer(
+            shared.server,
+            self._link,
+            self._memory,
+            followed=Followed(shared.server.observation),
+            regions=shared.regions,
+            versions=shared.versions,
+            name_of=shared.names.name,
+        )
         self._control = Control(shared.answers, self._link.add)
         with their_channel, their_descriptors:
             given = [their_channel.fileno(), their_descriptors.fileno(), shared.board.segment.fd]
@@ -337,7 +345,7 @@ class FrontEnds:
         """How often a front end was started in place of one that had ended."""
         server = shared.server
         server.request_counts.elsewhere += [shared.board.counts(number) for number in range(shared.board.front_ends)]
-        self._models = ModelNewsSource(server.models, shared.names, self._tell)
+        self._models = ModelNewsSource(server.models, shared.names, shared.versions, self._tell)
         server.regions.on_change = self._on_region
         server.observation.on_change = self._on_observation
         server.on_state = self._on_state

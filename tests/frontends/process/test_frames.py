@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,15 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytriton_lite.core import dtypes
-from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.errors import ErrorCode, InferenceError, ProtocolError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.frontends.process import frames
-from pytriton_lite.frontends.process.frames import Call, ExtrasTable, Reply
+from pytriton_lite.frontends.process.frames import Checked, ExtrasTable, Reply
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import FrameReader, frame
 from pytriton_lite.ipc.messages import SpecTable
 
+CHECKED = Checked(model=3, stamp=1 << 40, batch_size=5, has_shape_key=True)
 TEXT = st.text(st.characters(blacklist_categories=()), max_size=20)
 TENSORS = st.lists(
     st.tuples(st.text(min_size=1, max_size=5), st.lists(st.integers(0, 5), max_size=3)).map(
@@ -102,12 +105,21 @@ def test_a_request_comes_as_it_was_sent(
     table, specs = ExtrasTable(), SpecTable()
     for _ in range(2):  # what was remembered of the first is right for the second
         parts: list[bytes] = []
-        frames.put_call(parts, 7, 3, request, table.encode(request, timeline, windows))
+        frames.put_call(parts, 7, CHECKED, request, table.encode(request, timeline, windows))
         put_tensors(parts, inputs, specs)
-        call = frames.read_call(body_of(frame(frames.CALL, parts), frames.CALL), SpecTable())
-        assert (call.number, call.model, call.request_id) == (7, 3, request.request_id)
+        theirs = SpecTable()
+        body = bytes(body_of(frame(frames.CALL, parts), frames.CALL))
+        call = frames.read_call(body)
+        assert Checked(call.model, call.stamp, call.batch_size, call.has_shape_key) == CHECKED
+        assert (call.number, call.request_id) == (7, request.request_id)
         assert call.version == (-1 if version is None else version)
-        assert same(call.inputs, inputs)
+        assert same(frames.read_inputs(body, call, theirs), inputs)
+        end, nbytes = theirs.measure(body, call.at, call.tensors)
+        packed = theirs.unpack(body[call.at : end], call.tensors)
+        assert [(t.name, t.datatype, t.shape, bytes(t.data or b"")) for t in packed] == [
+            (t.name, t.datatype, t.shape, bytes(t.data or b"")) for t in inputs
+        ]
+        assert (end, nbytes) == (len(body), sum(tensor.nbytes for tensor in inputs))
         extras = table.decode(call.extras) if call.extras else frames.Extras({})
         assert (extras.requested_outputs, extras.parameters, extras.correlation_id or 0) == (
             outputs,
@@ -122,9 +134,37 @@ def test_a_plain_request_carries_nothing_more_than_its_tensors() -> None:
     request = InferenceRequest("m", None, inputs=[])
     assert ExtrasTable().encode(request, 0, []) == b""
     parts: list[bytes] = []
-    frames.put_call(parts, 1, 0, request, b"")
-    call = frames.read_call(body_of(frame(frames.CALL, parts), frames.CALL), SpecTable())
-    assert call == Call(1, -1, 0, "", b"", [])
+    frames.put_call(parts, 1, CHECKED, request, b"")
+    call = frames.read_call(bytes(body_of(frame(frames.CALL, parts), frames.CALL)))
+    assert (call.number, call.version, call.request_id, call.extras, call.tensors) == (1, -1, "", b"", 0)
+
+
+def test_tensors_that_are_elsewhere_are_no_tensors_to_hand_on() -> None:
+    parts: list[bytes] = []
+    frames.put_call(
+        parts, 1, CHECKED, InferenceRequest("m", None, inputs=[Tensor("a", dtypes.UINT8, (3,), b"abc")]), b""
+    )
+    specs = SpecTable()
+    spec = specs.encode("a", dtypes.UINT8, (3,))
+    messages.put_reference(parts, spec, place=messages.Place.SLOT, segment=1, slot=2, offset=64, nbytes=3)
+    body = bytes(body_of(frame(frames.CALL, parts), frames.CALL))
+    call = frames.read_call(body)
+    assert specs.measure(body, call.at, call.tensors) == (len(body), -1)
+    (ref,) = frames.read_inputs(body, call, specs)
+    assert (ref.segment, ref.slot, ref.offset, ref.nbytes) == (1, 2, 64, 3)
+
+
+@pytest.mark.parametrize("damage", [lambda body: body[:-1], lambda body: body[:56] + b"\xff" * 40 + body[96:]])
+def test_what_is_no_tensor_is_found_when_it_comes(damage: Callable[[bytes], bytes]) -> None:
+    parts: list[bytes] = []
+    frames.put_call(
+        parts, 1, CHECKED, InferenceRequest("m", None, inputs=[Tensor("a", dtypes.UINT8, (3,), b"abc")]), b""
+    )
+    put_tensors(parts, [Tensor("a", dtypes.UINT8, (3,), b"abc")], SpecTable())
+    body = damage(b"".join(parts))
+    with pytest.raises((ProtocolError, struct.error, ValueError, KeyError, IndexError, UnicodeError)):
+        call = frames.read_call(body)
+        SpecTable().measure(body, call.at, call.tensors)
 
 
 def read_reply(parts: list[bytes]) -> Reply:
