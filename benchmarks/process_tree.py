@@ -52,7 +52,7 @@ class ProcessTree:
 
     def __init__(self, root: int) -> None:
         """*root* leads its session and has not been waited for yet, so its pid is nobody else's."""
-        self._session = root
+        self.root = root
         self._seen: set[tuple[int, int]] = set()
         self.members()
 
@@ -74,7 +74,7 @@ class ProcessTree:
         return members
 
     def _belongs(self, stat: ProcessStat) -> bool:
-        return stat.session == self._session or (stat.pid, stat.started_ticks) in self._seen
+        return stat.session == self.root or (stat.pid, stat.started_ticks) in self._seen
 
     def cpu_seconds(self) -> float | None:
         """User and system time of the whole tree up to now; the difference of two calls is what the time between cost.

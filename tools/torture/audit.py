@@ -12,21 +12,33 @@ from tools.torture.inject import Done
 from tools.torture.load import Sightings
 from tools.torture.models import MODELS, SEQUENCES, STEADY, asked_by
 from tools.torture.records import VIOLATIONS, Cause, Ledger, Outcome, Record
-from tools.torture.schedule import MISBEHAVE, ON_FORK_SERVER, ON_SYSTEM, ON_WORKERS, is_stuck
+from tools.torture.schedule import MISBEHAVE, ON_FORK_SERVER, ON_FRONT_END, ON_SYSTEM, ON_WORKERS, is_stuck
 
 # ---------------------------------------------------------------------------------------------- ends of requests
 
 
-def check_ends(ledger: Ledger, sightings: Sightings) -> list[str]:
-    """Each request ended once, with its answer or with an error that has a cause."""
+def check_ends(ledger: Ledger, sightings: Sightings, done: Sequence[Done] = ()) -> list[str]:
+    """Each request ended once, with its answer or with an error that has a cause.
+
+    A connection may be lost when its front end was killed, or did not go on.
+    """
     wrong = [f"a request without an end: {record}" for record in ledger.unended()]
     wrong += [f"a request with two ends: {text}" for text in ledger.doubled]
     for record in ledger.records.values():
+        if record.outcome is Outcome.LOST and any(_ends_connections(fault, record) for fault in done):
+            continue
         if record.outcome is not None and record.outcome in VIOLATIONS:
             wrong.append(f"{record.outcome.value}: {record}")
     wrong += [f"unasked: {text}" for text in sightings.unasked]
     wrong += [f"readiness: {text}" for text in sightings.lies]
     return wrong
+
+
+def _ends_connections(done: Done, record: Record) -> bool:
+    assert record.ended_s is not None
+    return (
+        done.fault.kind in ON_FRONT_END and record.began_s <= done.ended_s + _FELT_S and done.began_s <= record.ended_s
+    )
 
 
 _FELT_S = 5.0

@@ -46,7 +46,8 @@ class Plan:
     def faults_of(self, number: int) -> list[Fault]:
         if self.replayed:
             return [fault for fault in self.replayed if fault.round == number]
-        return schedule.draw(self.seed, number, seconds=self.round_s, count=self.faults_per_round, kinds=self.kinds)
+        kinds = schedule.kinds_of(self.kinds, self.server_flags)
+        return schedule.draw(self.seed, number, seconds=self.round_s, count=self.faults_per_round, kinds=kinds)
 
     @property
     def last_round(self) -> int | None:
@@ -124,7 +125,7 @@ class Campaign:
                 await injector.restore()
                 wrong += injector.problems
             wrong += await self._audit(ledger, before, heard_before, unheard_before, load.calls)
-        wrong += audit.check_ends(ledger, sightings)
+        wrong += audit.check_ends(ledger, sightings, injector.done)
         wrong += audit.check_causes(ledger, injector.done)
         wrong += audit.check_log(server.new_log())
         self._tell(number, ledger, injector, wrong)

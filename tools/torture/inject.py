@@ -77,6 +77,10 @@ class Injector:
             effect = self._signal(self._worker(fault.target), signal.SIGKILL)
         elif kind == "kill fork server":
             effect = self._signal(self._fork_server(), signal.SIGKILL)
+        elif kind == "kill front end":
+            effect = self._signal(self._front_end(), signal.SIGKILL)
+        elif kind == "stop front end":
+            effect = await self._stop(self._front_end(), fault.number)
         elif kind == "kill workers again and again":
             effect = await self._kill_again_and_again(fault)
         elif kind == "burst":
@@ -107,6 +111,10 @@ class Injector:
 
     def _fork_server(self) -> int | None:
         found = processes.fork_servers(self._target.pid)
+        return self._rng.choice(found).pid if found else None
+
+    def _front_end(self) -> int | None:
+        found = processes.front_ends(self._target.pid)
         return self._rng.choice(found).pid if found else None
 
     def _signal(self, pid: int | None, number: signal.Signals) -> str:

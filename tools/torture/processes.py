@@ -77,8 +77,19 @@ def workers_of(server: int, model: str) -> list[Process]:
     ]
 
 
-def fork_servers(server: int) -> list[Process]:
+_FRONT_END = "front end "
+
+
+def _children(server: int) -> list[Process]:
     return [process for process in descendants(server) if process.parent == server and not process.is_zombie]
+
+
+def fork_servers(server: int) -> list[Process]:
+    return [process for process in _children(server) if not process.name.startswith(_FRONT_END)]
+
+
+def front_ends(server: int) -> list[Process]:
+    return [process for process in _children(server) if process.name.startswith(_FRONT_END)]
 
 
 def count_descriptors(pid: int) -> int:

@@ -14,6 +14,8 @@ _STEADY_WORKERS = tuple(name for name in WITH_WORKERS if name not in STORMS)
 
 ON_WORKERS = ("kill worker", "kill workers again and again", "stop worker", "starve worker of memory")
 ON_FORK_SERVER = ("kill fork server", "stop fork server")
+ON_FRONT_END = ("kill front end", "stop front end")
+"""Where the server has some: `kinds_of`."""
 ON_SYSTEM = ("fill shared memory", "fill disk", "take descriptors")
 ON_REPOSITORY = ("load and unload", "change instances", "change model", "break configuration", "break code")
 OF_CLIENTS = ("burst", "truncate region")
@@ -27,14 +29,28 @@ MISBEHAVE = "misbehave: "
 KINDS = (
     *ON_WORKERS,
     *ON_FORK_SERVER,
+    *ON_FRONT_END,
     *ON_SYSTEM,
     *ON_REPOSITORY,
     *OF_CLIENTS,
     *(MISBEHAVE + one for one in MISDEEDS if one != "none"),
 )
 
-_WEIGHTS = {"kill worker": 6, "stop worker": 3, "kill fork server": 2, "load and unload": 3, "change instances": 3}
+_WEIGHTS = {
+    "kill worker": 6,
+    "stop worker": 3,
+    "kill fork server": 2,
+    "kill front end": 4,
+    "load and unload": 3,
+    "change instances": 3,
+}
 """One for all others."""
+
+
+def kinds_of(kinds: Iterable[str], server_flags: Iterable[str]) -> tuple[str, ...]:
+    """Those of *kinds* that can be done to a server with such flags."""
+    has_front_ends = any(flag.startswith("--frontends=") and flag != "--frontends=0" for flag in server_flags)
+    return tuple(kind for kind in kinds if has_front_ends or kind not in ON_FRONT_END)
 
 
 @dataclass(frozen=True)
@@ -67,7 +83,7 @@ def _fault(rng: random.Random, round_number: int, kind: str, seconds: float) -> 
     target, number = "", round(rng.uniform(0.3, 2.5), 2)
     if kind in ON_WORKERS:
         target = rng.choice(WITH_WORKERS)
-    if kind in ("stop worker", "stop fork server") and rng.random() < 0.3:
+    if kind in ("stop worker", "stop fork server", "stop front end") and rng.random() < 0.3:
         number = FOR_EVER_S
     elif kind in ON_REPOSITORY:
         target, number = rng.choice(STORMS), float(rng.randrange(1, 5))

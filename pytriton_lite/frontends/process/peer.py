@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
-from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import PackedTensors, Tensor, Window
 from pytriton_lite.engine.counting.statistics import Refusal
 from pytriton_lite.engine.workers.memory import Parcel, PeerMemory, room_for
+from pytriton_lite.frontends.http.errors import BUG
 from pytriton_lite.frontends.process import frames
 from pytriton_lite.frontends.process.following import Followed
 from pytriton_lite.frontends.process.frames import Call, Extras, ExtrasTable
@@ -19,6 +21,8 @@ from pytriton_lite.frontends.process.regions import RegionNumbers
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import frame
 from pytriton_lite.ipc.messages import INLINE_BYTES, Kind, Place, SpecTable, TensorRef
+
+logger = logging.getLogger(__name__)
 
 _FRONT_END_GONE = "the front end of the client was lost"
 _NO_EXTRAS = Extras({})
@@ -71,11 +75,6 @@ class Peer:
         self._begun = self._begun_before = 0
         """Calls that have come, and how many that were when somebody looked last."""
         self._is_closed = False
-
-    @property
-    def open_calls(self) -> int:
-        """Requests that have not ended."""
-        return len(self._calls)
 
     def on_frame(self, kind: int, body: memoryview) -> bool:
         """Whether the frame was one of those that are for us."""
@@ -135,6 +134,10 @@ class Peer:
             if nbytes < 0:
                 self._memory.refuse(frames.read_inputs(body, message, self._specs))
             self.reply(number, error, is_final=True)
+        except Exception:
+            # A bug of ours is no other request's, and none of the connections of its front end.
+            logger.exception("request to model '%s' failed inside the server", self._name_of(message.model))
+            self.reply(number, InferenceError(ErrorCode.INTERNAL, BUG), is_final=True)
 
     def _request(self, message: Call, inputs: list[Tensor] | None, packed: PackedTensors | None) -> InferenceRequest:
         extras = self._extras.decode(message.extras) if message.extras else _NO_EXTRAS

@@ -108,7 +108,7 @@ class Shared:
 
 
 class FrontEndProcess:
-    """One process. `launch` makes it; its end is reported once, to *on_end*."""
+    """One process, which begins to start at once. Its end is reported once, to *on_end*."""
 
     def __init__(
         self,
@@ -117,7 +117,10 @@ class FrontEndProcess:
         on_ready: Callable[[FrontEndProcess], None],
         on_end: Callable[[FrontEndProcess, str], None],
     ) -> None:
-        """*on_ready* is to tell it everything that the others know, before it gets its first connection."""
+        """*on_ready* is to tell it everything that the others know, before it gets its first connection.
+
+        Raises FrontEndError where it cannot be started.
+        """
         self.number = number
         self.state = ProcessState.STARTING
         self.connections = 0
@@ -163,21 +166,16 @@ class FrontEndProcess:
                 self._process = subprocess.Popen(
                     [*shared.command, *arguments], pass_fds=given, stdin=subprocess.DEVNULL, start_new_session=True
                 )
-            except OSError as error:
+                self._pidfd = os.pidfd_open(self._process.pid)
+            except OSError as error:  # one that was started, and cannot be watched, ends with its link
                 self._link.close()
                 raise FrontEndError(f"front end {number} cannot be started: {error.strerror}") from error
-        self._pidfd = os.pidfd_open(self._process.pid)
         self._loop.add_reader(self._pidfd, self._on_exit)
         self._link.add(frames.told_frame(frames.START, 0, shared.start))
 
     @property
     def pid(self) -> int:
         return self._process.pid
-
-    @property
-    def open_calls(self) -> int:
-        """Requests of it that have not ended."""
-        return self._peer.open_calls
 
     def tell(self, frame: bytes, fd: int = -1) -> None:
         """Send what others rely on, with *fd*, if there is one, which is ours from now on. `heard` says when it was read."""
@@ -481,7 +479,7 @@ class FrontEnds:
         self.restarts += 1
         try:
             self._spawn(number)
-        except (FrontEndError, OSError, InferenceError) as error:
+        except (FrontEndError, OSError, InferenceError) as error:  # no descriptors, or no memory
             logger.error("%s", error)
             self._restarts[number] = self._loop.call_later(_BACK_OFF_S[1], self._restart, number)
             return
