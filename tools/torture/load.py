@@ -588,7 +588,9 @@ class Load:
             await self._hear(connection, record, lambda answer: check_answer(record, values, answer))
             after = [(await self._bounded(connection)).status == 200 for _ in range(2)]
         except (ConnectionLost, asyncio.TimeoutError, TimeoutError) as error:
-            self.ledger.end(record, Outcome.LOST, text=repr(error))
+            # What came behind the inference may be lost alone.
+            lost = record if record.outcome is None else self.ledger.begin("probe", model)
+            self.ledger.end(lost, Outcome.LOST, text=repr(error))
             return
         finally:
             connection.close()

@@ -60,7 +60,6 @@ class RemoteCalls:
         self._next = self._next_before = 1
         """The number of the next call, and what it was when somebody looked last."""
         self._consumed: dict[int, int] = {}
-        self._cancelled: list[int] = []
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
 
@@ -82,7 +81,7 @@ class RemoteCalls:
         self._regions[segment] = number
 
     def first_frames(self) -> list[bytes]:
-        """News of memory, and of calls, which go before the frames of a turn."""
+        """News of memory, and of responses that were passed on, which go before the frames of a turn."""
         found = self._outputs.announcements()
         inputs = self._inputs
         if inputs.released:
@@ -91,9 +90,6 @@ class RemoteCalls:
         if self._consumed:
             found.append(frames.pairs_frame(frames.CONSUMED, list(self._consumed.items())))
             self._consumed.clear()
-        if self._cancelled:
-            found.append(frames.numbers_frame(frames.CANCEL, self._cancelled))
-            self._cancelled = []
         return found
 
     # ------------------------------------------------------------------------------------------ out
@@ -151,8 +147,8 @@ class RemoteCalls:
     def cancel(self, number: int) -> None:
         if self._open.pop(number, None) is not None:
             self._consumed.pop(number, None)
-            self._cancelled.append(number)
-            self._link.flush_soon()
+            # Behind its CALL, which may not have left yet.
+            self._link.add(frames.numbers_frame(frames.CANCEL, [number]))
 
     def on_release(self) -> None:
         """A slot of the engine's memory is not looked at any more; perhaps a thread has found that out."""

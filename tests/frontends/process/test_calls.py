@@ -1,0 +1,182 @@
+"""A front end's requests in the engine, as the engine hears of them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from pytriton_lite.core import dtypes
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.frontends.process import frames
+from pytriton_lite.frontends.process.calls import RemoteCalls
+from pytriton_lite.frontends.process.frames import Checked
+from pytriton_lite.frontends.process.link import Link, socket_pair
+from pytriton_lite.ipc import messages
+from pytriton_lite.ipc.channel import RECEIVE_BYTES, FrameReader, frame
+from pytriton_lite.ipc.messages import Kind, SpecTable
+from pytriton_lite.ipc.process_memory import InputMemory, OutputMemory
+
+CHECKED = Checked(model=0, stamp=1, batch_size=1, has_shape_key=False)
+
+
+class Receiver:
+    """Remembers what it was told."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.heard: list[tuple[Any, bool]] = []
+        self._failure = failure
+
+    def on_response(self, response: InferenceResponse | InferenceError | None, *, is_final: bool) -> None:
+        self.heard.append((response, is_final))
+        if self._failure is not None:
+            raise self._failure
+
+
+class Engine:
+    """The other end of the channel, which reads when it is asked to."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._reader = FrameReader()
+
+    def frames(self) -> list[tuple[int, bytes]]:
+        """What has come since the last time."""
+        found: list[tuple[int, bytes]] = []
+        try:
+            while True:
+                found += [(kind, bytes(body)) for kind, body in self._reader.feed(self._channel.recv(RECEIVE_BYTES))]
+        except BlockingIOError:
+            return found
+
+
+def run(scenario: Callable[[RemoteCalls, Engine], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        (theirs, ours), (their_descriptors, our_descriptors) = socket_pair(), socket_pair()
+        theirs.setblocking(False)
+        calls = RemoteCalls()
+        link = Link(ours, our_descriptors, lambda kind, body: None, lambda why: None, calls.first_frames, waits=True)
+        outputs = OutputMemory(our_descriptors, prefix="calls_test_", ring_bytes=1 << 16)
+        calls.use(link, InputMemory(our_descriptors, calls.on_release), outputs)
+        with theirs, their_descriptors:
+            try:
+                await scenario(calls, Engine(theirs))
+            finally:
+                link.close()
+
+    asyncio.run(whole())
+
+
+def begin(calls: RemoteCalls, receiver: Receiver, nbytes: int = 4) -> Any:
+    tensor = Tensor("IN", dtypes.UINT8, (nbytes,), bytes(nbytes))
+    return calls.begin(CHECKED, InferenceRequest("m", None, inputs=[tensor]), receiver, 0)
+
+
+def reply(calls: RemoteCalls, number: int, *, is_final: bool) -> None:
+    parts: list[bytes] = []
+    frames.put_response(parts, number, InferenceResponse("m", 1, "", [], {}), is_final=is_final)
+    ((kind, body),) = FrameReader().feed(frame(frames.REPLY, parts))
+    assert calls.on_frame(kind, body)
+
+
+async def turn() -> None:
+    """Let what is due at the end of this turn of the loop happen."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+def test_a_request_that_is_given_up_at_once_is_begun_before_it_is_cancelled() -> None:
+    """Otherwise nobody would ever end it: the engine knows no call of that number when it is told."""
+
+    async def scenario(calls: RemoteCalls, engine: Engine) -> None:
+        call = begin(calls, Receiver())
+        call.cancel()
+        call.cancel()
+        await turn()
+        assert [kind for kind, _ in engine.frames()] == [frames.CALL, frames.CANCEL]
+
+    run(scenario)
+
+
+def test_responses_that_were_passed_on_are_told_together() -> None:
+    async def scenario(calls: RemoteCalls, engine: Engine) -> None:
+        receiver = Receiver()
+        call = begin(calls, receiver)
+        await turn()
+        engine.frames()
+        for _ in range(3):
+            reply(calls, call.number, is_final=False)
+            call.consumed()
+        await turn()
+        assert [(kind, frames.read_pairs(memoryview(body))) for kind, body in engine.frames()] == [
+            (frames.CONSUMED, [(call.number, 3)])
+        ]
+        reply(calls, call.number, is_final=True)
+        call.consumed()
+        call.cancel()
+        await turn()
+        assert engine.frames() == []
+        assert [is_final for _, is_final in receiver.heard] == [False, False, False, True]
+
+    run(scenario)
+
+
+def test_what_comes_for_a_request_that_was_given_up_is_passed_over() -> None:
+    async def scenario(calls: RemoteCalls, engine: Engine) -> None:
+        receiver = Receiver()
+        call = begin(calls, receiver)
+        call.cancel()
+        reply(calls, call.number, is_final=False)
+        reply(calls, call.number, is_final=True)
+        assert receiver.heard == []
+
+    run(scenario)
+
+
+def test_a_receiver_that_fails_ends_its_own_request_alone() -> None:
+    async def scenario(calls: RemoteCalls, engine: Engine) -> None:
+        other = Receiver()
+        broken, fine = begin(calls, Receiver(ValueError("a bug"))), begin(calls, other)
+        await turn()
+        engine.frames()
+        reply(calls, broken.number, is_final=False)
+        reply(calls, fine.number, is_final=True)
+        await turn()
+        assert [kind for kind, _ in engine.frames()] == [frames.CANCEL]
+        assert len(other.heard) == 1
+
+    run(scenario)
+
+
+def test_a_large_tensor_goes_by_reference_and_its_memory_comes_back() -> None:
+    async def scenario(calls: RemoteCalls, engine: Engine) -> None:
+        begin(calls, Receiver(), nbytes=100_000)
+        await turn()
+        (announced, _), (kind, body) = engine.frames()
+        assert (announced, kind) == (Kind.SEGMENT, frames.CALL)
+        call = frames.read_call(body)
+        (ref,) = frames.read_inputs(body, call, SpecTable())
+        assert ref.nbytes == 100_000
+        ((released, slots),) = FrameReader().feed(messages.release_frame([ref.slot]))
+        assert calls.on_frame(released, slots)
+        assert calls._outputs.arena.live_slots == 0
+
+    run(scenario)
+
+
+def test_an_error_is_heard_as_it_was_said() -> None:
+    async def scenario(calls: RemoteCalls, engine: Engine) -> None:
+        receiver = Receiver()
+        call = begin(calls, receiver)
+        parts: list[bytes] = []
+        error = InferenceError(ErrorCode.UNAVAILABLE, "too much waits", retry_after_s=2)
+        frames.put_failure(parts, call.number, error, is_final=True)
+        ((kind, body),) = FrameReader().feed(frame(frames.REPLY, parts))
+        calls.on_frame(kind, body)
+        ((heard, is_final),) = receiver.heard
+        assert (heard.code, heard.message, heard.retry_after_s, is_final) == (error.code, error.message, 2, True)
+
+    run(scenario)
