@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 import weakref
@@ -57,6 +58,7 @@ class RemoteCalls:
         self._specs = SpecTable()
         self._extras = ExtrasTable()
         self._open: dict[int, RemoteCall] = {}
+        self._is_trimmed = True
         self._next = self._next_before = 1
         """The number of the next call, and what it was when somebody looked last."""
         self._consumed: dict[int, int] = {}
@@ -71,10 +73,15 @@ class RemoteCalls:
 
     def trim_if_idle(self) -> None:
         """Give memory back that a burst has taken, where nothing was begun since the last time."""
-        if not self._open and self._next == self._next_before:
+        if self._open or self._next != self._next_before:
+            self._next_before = self._next
+            self._is_trimmed = False
+        elif not self._is_trimmed:
+            self._is_trimmed = True
+            # Responses in circles of objects would keep memory of workers until somebody asks for something.
+            gc.collect()
             self._outputs.trim()
             self._link.flush_soon()
-        self._next_before = self._next
 
     def know_region(self, segment: ClientSegment, number: int) -> None:
         """The engine knows *segment* by *number* for as long as it lives here."""

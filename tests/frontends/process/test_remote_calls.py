@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -178,5 +179,34 @@ def test_an_error_is_heard_as_it_was_said() -> None:
         calls.on_frame(kind, body)
         ((heard, is_final),) = receiver.heard
         assert (heard.code, heard.message, heard.retry_after_s, is_final) == (error.code, error.message, 2, True)
+
+    run(scenario)
+
+
+def test_garbage_keeps_no_memory_of_a_worker_when_nobody_asks_any_more() -> None:
+    async def scenario(calls: RemoteCalls, engine: Engine) -> None:
+        collected: list[str] = []
+
+        class Circle:
+            def __init__(self) -> None:
+                self.own = self
+
+            def __del__(self) -> None:
+                collected.append("collected")
+
+        call = begin(calls, Receiver())
+        reply(calls, call.number, is_final=True)
+        gc.disable()
+        try:
+            Circle()
+            calls.trim_if_idle()  # something was begun since the start
+            assert collected == []
+            calls.trim_if_idle()
+            assert collected == ["collected"]
+            Circle()
+            calls.trim_if_idle()  # once is enough until the next request
+            assert collected == ["collected"]
+        finally:
+            gc.enable()
 
     run(scenario)
