@@ -154,7 +154,7 @@ class App:
         self._front_ends: FrontEnds | None = None
         """The processes that HTTP and gRPC are in; None where they are in this one."""
         self._acceptors: list[Acceptor] = []
-        """Those for front ends."""
+        """Listening sockets whose connections go to processes of front ends."""
         self._access: AccessLog | None = None
         # Without a page nobody would see the rest.
         chosen = [(setting.key, setting.value) for setting in settings.metrics_config if settings.allow_metrics]

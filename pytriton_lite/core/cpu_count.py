@@ -30,4 +30,4 @@ def cgroup_quotas(proc: Path) -> Iterator[float]:
 
 
 _PERIOD_US = 100_000
-"""Of version 1, where hardly anybody changes it."""
+"""Period of a quota in version 1 of cgroups, whose file says the quota alone: the kernel's default, which few change."""

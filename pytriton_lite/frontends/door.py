@@ -26,7 +26,7 @@ class Door(Protocol):
 
     @property
     def observation(self) -> Observation:
-        """Who wants to follow requests."""
+        """The watchers (traces, access log, latencies) of which one may want the stations of a request."""
 
     @property
     def receive_budget(self) -> ReceiveBudget:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import weakref
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pytriton_lite.core.errors import BugError
+from pytriton_lite.core.errors import BugError, ErrorCode, InferenceError
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.arena import Arena
 from pytriton_lite.ipc.channel import send_descriptor, wait_descriptor
@@ -19,6 +20,9 @@ from pytriton_lite.ipc.segment import Segment
 from pytriton_lite.ipc.tensor_io import arena_frames
 
 Array = np.ndarray[Any, Any]
+
+
+_NOTHING: Array = np.empty(0, np.uint8)
 
 
 class InputMemory:
@@ -35,6 +39,9 @@ class InputMemory:
         """*on_release* is called when there is something in ``released`` that nobody may be about to send, by any thread."""
         self._descriptors = descriptors
         self._segments: dict[int, Array] = {}
+        """The bytes of each; none while there is no room for it in our address space."""
+        self._unmapped: dict[int, tuple[int, int]] = {}
+        """Descriptors and sizes of those for which there was no room when they came."""
         self._regions: dict[int, MappedRegion] = {}
         self.held: dict[int, weakref.ref[Array]] = {}
         """Keepers by slot."""
@@ -42,19 +49,23 @@ class InputMemory:
         self._on_release = on_release
 
     def attach(self, segment_id: int, nbytes: int, *, is_region: bool) -> None:
+        """Map a segment, whose descriptor comes with the frame; when something in it is wanted, if there is no room now."""
         fd = wait_descriptor(self._descriptors)
         if is_region:
             region = self._regions[segment_id] = MappedRegion(fd, nbytes)
             self._segments[segment_id] = np.frombuffer(region.view, np.uint8)
             return
-        segment = Segment.attach(fd, nbytes)
-        self._segments[segment_id] = np.frombuffer(segment.view, np.uint8)
-        segment.close()
+        self._segments[segment_id] = _NOTHING
+        self._unmapped[segment_id] = fd, nbytes
+        self._segment(segment_id)
 
     def drop(self, segment_id: int) -> None:
         """Forget a segment; arrays that the model kept go on holding their pages."""
         del self._segments[segment_id]
         self._regions.pop(segment_id, None)
+        unmapped = self._unmapped.pop(segment_id, None)
+        if unmapped is not None:
+            os.close(unmapped[0])
 
     def region(self, segment_id: int) -> MappedRegion:
         """A client's segment that was attached."""
@@ -67,16 +78,32 @@ class InputMemory:
         return segment[offset : offset + nbytes]
 
     def _segment(self, segment_id: int) -> Array:
-        """The whole of a segment; of a region that could not be mapped when it came, what there is by now."""
+        """The whole of a segment; nothing where it cannot be mapped, which is tried again."""
         segment = self._segments[segment_id]
-        if not segment.size:
-            region = self._regions[segment_id]
+        if segment.size:
+            return segment
+        region = self._regions.get(segment_id)
+        if region is not None:
             region.map()
-            segment = self._segments[segment_id] = np.frombuffer(region.view, np.uint8)
+            segment = np.frombuffer(region.view, np.uint8)
+        else:
+            fd, nbytes = self._unmapped[segment_id]
+            try:
+                mapped = Segment.attach(os.dup(fd), nbytes)
+            except OSError:
+                return segment
+            del self._unmapped[segment_id]
+            os.close(fd)
+            segment = np.frombuffer(mapped.view, np.uint8)
+            mapped.close()
+        self._segments[segment_id] = segment
         return segment
 
     def hold(self, ref: TensorRef) -> Array:
-        """An array over the segment of *ref* that keeps its slot reserved while it, or a view of it, is referenced."""
+        """An array over the segment of *ref* that keeps its slot reserved while it, or a view of it, is referenced.
+
+        It is empty where the segment could not be mapped; `copy` has the bytes then, as soon as there is room.
+        """
         known = self.held.get(ref.slot)
         lease = known() if known is not None else None
         if lease is None:
@@ -93,6 +120,20 @@ class InputMemory:
 
             held[slot] = weakref.ref(lease, give_back)
         return lease
+
+    def copy(self, ref: TensorRef) -> bytearray:
+        """The bytes of *ref*, whose slot somebody holds. Raises InferenceError where its segment cannot be mapped."""
+        segment = self._segment(ref.segment)
+        region = self._regions.get(ref.segment)
+        if region is not None:
+            region.check(ref.offset, ref.nbytes)
+        elif not segment.size:
+            raise InferenceError(
+                ErrorCode.UNAVAILABLE,
+                f"'{ref.name}' cannot be read: there is no room for the shared memory that it is in, "
+                f"{self._unmapped[ref.segment][1]} bytes",
+            )
+        return bytearray(segment[ref.offset : ref.offset + ref.nbytes])
 
 
 class OutputMemory:

@@ -101,12 +101,21 @@ class Placement:
         if ref.place == Place.INLINE:
             return partial(bytearray, ref.inline)
         lease = self.inputs.hold(ref)
+        if not lease.size and ref.nbytes:
+            return partial(self._read_late, lease, ref)
         if ref.place == Place.SLOT:
             return partial(_slice, lease, ref.offset, ref.nbytes)
         read = _slice_of_others if self._reads_views else _copy
         if ref.place == Place.REGION:
             return partial(_checked, self.inputs.region(ref.segment), read, lease, ref.offset, ref.nbytes)
         return partial(read, lease, ref.offset, ref.nbytes)
+
+    def _read_late(self, lease: Array, ref: TensorRef) -> bytearray:
+        """The bytes of *ref*, whose segment could not be mapped when *lease* was made, which keeps the slot until then."""
+        try:
+            return self.inputs.copy(ref)
+        except InferenceError as error:
+            raise TritonModelException(error.message) from None
 
     # ------------------------------------------------------------------------------------------ out
 

@@ -8,6 +8,7 @@ import signal
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -504,6 +505,18 @@ def test_an_output_may_go_where_an_input_lies_that_is_returned_as_it_came(
     assert np.array_equal(both.floats(LARGE, nbytes), numbers(LARGE))
 
 
+@contextmanager
+def room_in(pid: int, nbytes: int) -> Iterator[None]:
+    """The address space of the process may grow by *nbytes*, and no more, inside."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    used = int(status.partition("VmSize:")[2].split()[0]) << 10
+    before = resource.prlimit(pid, resource.RLIMIT_AS, (used + nbytes, resource.RLIM_INFINITY))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_AS, before)
+
+
 def test_where_one_output_does_not_fit_none_is_written_and_nothing_is_left_reserved(
     client: Any, server: RunningServer, segment: Callable[[int], Segment]
 ) -> None:
@@ -551,15 +564,24 @@ def test_a_region_that_a_worker_has_no_room_for_is_used_when_it_has(
     os.truncate(source.path, 1 << 30)
     client.register_system_shared_memory("in", source.key, nbytes)
     (pid,) = server.worker_pids("identity")
-    status = Path(f"/proc/{pid}/status").read_text()
-    used = int(status.partition("VmSize:")[2].split()[0]) << 10
-    before = resource.prlimit(pid, resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
-    try:
-        with pytest.raises(InferenceServerException, match=r"could not be mapped, 1073741824 bytes: Cannot allocate"):
-            infer(client, "identity", ("in", nbytes, 0), None, count=LARGE)
-    finally:
-        resource.prlimit(pid, resource.RLIMIT_AS, before)
+    refusal = r"could not be mapped, 1073741824 bytes: Cannot allocate"
+    with room_in(pid, 64 << 20), pytest.raises(InferenceServerException, match=refusal):
+        infer(client, "identity", ("in", nbytes, 0), None, count=LARGE)
     infer(client, "identity", ("in", nbytes, 0), None, count=LARGE)
+    assert server.worker_pids("identity") == [pid]
+
+
+def test_an_input_that_a_worker_has_no_room_for_is_an_error_and_the_next_one_is_read(
+    client: Any, server: RunningServer
+) -> None:
+    count = 24 << 20
+    given = client.module.InferInput("INPUT0", [count], "FP32")
+    given.set_data_from_numpy(np.ones(count, np.float32))
+    (pid,) = server.worker_pids("identity")
+    refusal = "'INPUT0' cannot be read: there is no room for the shared memory"
+    with room_in(pid, 64 << 20), pytest.raises(InferenceServerException, match=refusal):
+        client.infer("identity", [given])
+    assert client.infer("identity", [given]).as_numpy("OUTPUT0").sum() == count
     assert server.worker_pids("identity") == [pid]
 
 

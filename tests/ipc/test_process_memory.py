@@ -1,7 +1,14 @@
-"""The worker's arena of outputs: what a batch put that then failed is taken back, because nobody will ever release it."""
+"""A process's memory, of both directions.
+
+OutputMemory    what a batch put that then failed is taken back, because nobody will ever release it
+InputMemory     a segment that there is no room for when it comes is mapped when there is
+"""
 
 from __future__ import annotations
 
+import errno
+import mmap
+import os
 import socket
 from collections.abc import Iterator
 
@@ -9,9 +16,11 @@ import numpy as np
 import pytest
 
 from pytriton_lite.core import dtypes
-from pytriton_lite.core.errors import BugError
-from pytriton_lite.ipc.messages import SpecTable
-from pytriton_lite.ipc.process_memory import OutputMemory
+from pytriton_lite.core.errors import BugError, ErrorCode, InferenceError
+from pytriton_lite.ipc.channel import send_descriptor
+from pytriton_lite.ipc.messages import Place, SpecTable, TensorRef
+from pytriton_lite.ipc.process_memory import InputMemory, OutputMemory
+from pytriton_lite.ipc.segment import Segment
 
 SPEC = SpecTable().encode("Y", dtypes.UINT8, (4,))
 
@@ -58,3 +67,64 @@ def test_undo_twice_takes_back_once(memory: OutputMemory) -> None:
     memory.undo()
     memory.put_bytes([], SPEC, b"abcd")
     memory.release([3])
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[InputMemory]:
+    """Has heard of segment 7, of 64 bytes, b"the input" at offset 16, when there was no room to map it, as there is not yet."""
+
+    def no_room(fd: int, nbytes: int) -> mmap.mmap:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        segment = Segment.create(64)
+        segment.view[16:25] = b"the input"
+        send_descriptor(theirs, segment.fd)
+        segment.close()
+        memory = InputMemory(ours)
+        monkeypatch.setattr(mmap, "mmap", no_room)
+        memory.attach(7, 64, is_region=False)
+        yield memory
+
+
+REF = TensorRef(("X", dtypes.UINT8, (9,)), Place.SLOT, 9, segment=7, slot=3, offset=16)
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_what_lies_where_there_is_no_room_for_is_an_error_and_its_slot_is_given_back(late: InputMemory) -> None:
+    lease = late.hold(REF)
+    with pytest.raises(InferenceError) as refused:
+        late.copy(REF)
+    assert refused.value.code is ErrorCode.UNAVAILABLE
+    assert refused.value.message == (
+        "'X' cannot be read: there is no room for the shared memory that it is in, 64 bytes"
+    )
+    assert late.released == []
+    del lease
+    assert late.released == [3]
+
+
+def test_it_is_read_when_there_is_room_by_who_held_it_before_and_by_others(
+    late: InputMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early = late.hold(REF)
+    monkeypatch.undo()
+    before = open_files()
+    assert late.copy(REF) == b"the input"
+    assert open_files() == before  # the mapping keeps one in the place of ours
+    assert early.size == 0
+    del early
+    lease = late.hold(REF)
+    assert lease[16:25].tobytes() == b"the input"
+    del lease
+    assert late.released == [3, 3]
+
+
+def test_one_that_was_never_mapped_keeps_no_descriptor_when_it_is_dropped(late: InputMemory) -> None:
+    before = open_files()
+    late.drop(7)
+    assert open_files() == before - 1

@@ -12,6 +12,7 @@ LIBRARY = f"{PACKAGE}.compiled"
 
 _ROOMS = {
     "core": "byte_budget bytes_tensor dtypes request states tensor timeline",
+    "engine": "outlet",
     "engine/counting": "*",
     "engine/ensembles": "*",
     "engine/models": "incomplete",

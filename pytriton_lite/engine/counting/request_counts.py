@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 Key = TypeVar("Key", int, str)
+
+
+class Counts(Protocol[Key]):
+    """Counts by key, from 0, to be incremented: a defaultdict, or `CellCounts`."""
+
+    def __getitem__(self, key: Key, /) -> int: ...
+
+    def __setitem__(self, key: Key, count: int, /) -> None: ...
+
+    def items(self) -> Iterable[tuple[Key, int]]:
+        """Keys that were counted, with their counts."""
 
 
 class CellCounts(Generic[Key]):
@@ -37,9 +48,9 @@ class CellCounts(Generic[Key]):
 class RequestCounts:
     """Answers by status. Each front end counts in its own, which costs it one increment for a request."""
 
-    http: Any = field(default_factory=lambda: defaultdict(int))
-    """Counts by HTTP status, to be incremented."""
-    grpc: Any = field(default_factory=lambda: defaultdict(int))
+    http: Counts[int] = field(default_factory=lambda: defaultdict(int))
+    """Counts by HTTP status."""
+    grpc: Counts[str] = field(default_factory=lambda: defaultdict(int))
     """Counts by the name of gRPC's status, ``OK`` among them."""
     refused_connections: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     """Closed at once because there were too many, by listener: ``http``, ``grpc``, ``metrics``."""
@@ -58,8 +69,8 @@ class RequestCounts:
         return _sum([self.grpc, *(counts.grpc for counts in self.elsewhere)])
 
 
-def _sum(parts: Sequence[Any]) -> Counter[Any]:
-    total: Counter[Any] = Counter()
+def _sum(parts: Sequence[Counts[Key]]) -> Counter[Key]:
+    total: Counter[Key] = Counter()
     for part in parts:
         for key, count in part.items():
             total[key] += count

@@ -13,7 +13,6 @@ import logging
 import os
 import secrets
 import socket
-from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,16 +20,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError, ProtocolError
 from pytriton_lite.engine.line_pipe import LinePipe
+from pytriton_lite.engine.outlet import Outlet, socket_pair
 from pytriton_lite.engine.workers.fork_server import Spawner, WorkerExit
 from pytriton_lite.engine.workers.settings import WorkerSettings
 from pytriton_lite.ipc import messages
-from pytriton_lite.ipc.channel import (
-    RECEIVE_BYTES,
-    FrameReader,
-    frame,
-    receive_descriptor,
-    send_descriptor,
-)
+from pytriton_lite.ipc.channel import RECEIVE_BYTES, FrameReader, frame, receive_descriptor
 from pytriton_lite.ipc.line_mark import LineMark
 from pytriton_lite.ipc.messages import BOTTOM_OF_STACKS, STACKS_SIGNAL, Kind, Task
 from pytriton_lite.ipc.segment import Segment, words_of
@@ -39,9 +33,6 @@ from pytriton_lite.ipc.start import ModelStart
 logger = logging.getLogger("pytriton_lite.model")
 
 Result = TypeVar("Result")
-
-_SOCKET_BUFFER_BYTES = 1 << 20
-"""Room for a burst of coalesced requests, so that the loop seldom has to wait for the worker to read."""
 
 _SLOW_START_S = 60
 """Time after which somebody wonders what the server is doing: it listens only when its models are loaded."""
@@ -79,7 +70,6 @@ class _Process:
         self._stack = stack
         self._loop = asyncio.get_running_loop()
         self._reader = FrameReader()
-        self._unsent = bytearray()
         self._on_frame: Callable[[int, memoryview], None] = self._expect_hello
         self._on_early: Callable[[int, memoryview], None] | None = None
         """Takes what a model asks before it is ready."""
@@ -92,11 +82,10 @@ class _Process:
         self._is_reading = False
         self._has_ended = False
         # Each end of a pair is closed by the stack, ours when the process has gone, the worker's when it has been forked.
-        self._channel, self._their_channel = self._socket_pair()
-        self._descriptors, self._their_descriptors = self._socket_pair()
+        self._channel, self._their_channel = self._ends()
+        self._descriptors, self._their_descriptors = self._ends()
         self._descriptors.setblocking(False)
-        self._unsent_descriptors: deque[int] = deque()
-        """Copies of descriptors for which the socket has no room: it holds some hundreds."""
+        self._outlet = Outlet(self._loop, self._channel, self._descriptors, self._lose_descriptor)
         self._control_segment = Segment.create(messages.CONTROL_BYTES, prefix=start.shm_prefix, may_shrink=True)
         stack.callback(self._control_segment.close)
         self._control = words_of(self._control_segment)
@@ -107,20 +96,7 @@ class _Process:
 
     def send(self, data: bytes) -> None:
         """Send frames, in order, without waiting."""
-        if self._has_ended:
-            return
-        if self._unsent:
-            self._unsent += data
-            return
-        try:
-            sent = self._channel.send(data)
-        except (BlockingIOError, InterruptedError):
-            sent = 0
-        except OSError:
-            return  # gone; its end is reported by the fork server
-        if sent < len(data):
-            self._unsent += memoryview(data)[sent:]
-            self._loop.add_writer(self._channel.fileno(), self._send_rest)
+        self._outlet.send(data)
 
     def send_cancel(self, batch: int, index: int) -> None:
         """Tell a model, which may be asking at this moment, that nobody waits for a request any more."""
@@ -131,46 +107,12 @@ class _Process:
 
     def send_descriptor(self, fd: int) -> None:
         """Send *fd*, in order, without waiting; the worker waits for what is announced to it."""
-        if self._has_ended:
-            return
-        try:
-            if not self._unsent_descriptors and self._can_send_descriptor(fd):
-                return
-            self._unsent_descriptors.append(os.dup(fd))
-        except OSError as error:
-            self._lose_descriptor(error)
-            return
-        self._loop.add_writer(self._descriptors.fileno(), self._send_descriptors)
-
-    def _can_send_descriptor(self, fd: int) -> bool:
-        try:
-            send_descriptor(self._descriptors, fd)
-        except (BlockingIOError, InterruptedError):
-            return False
-        return True
-
-    def _send_descriptors(self) -> None:
-        try:
-            while self._unsent_descriptors and self._can_send_descriptor(self._unsent_descriptors[0]):
-                os.close(self._unsent_descriptors.popleft())
-        except OSError as error:
-            self._lose_descriptor(error)
-            return
-        if not self._unsent_descriptors:
-            self._loop.remove_writer(self._descriptors.fileno())
+        self._outlet.send_descriptor(fd)
 
     def _lose_descriptor(self, error: OSError) -> None:
-        """One cannot be sent. A worker that lives would take the next one for it, or wait for ever."""
-        self._drop_descriptors()
-        if not isinstance(error, ConnectionError):  # gone; its end is reported by the fork server
-            logger.error("a segment cannot be passed to the worker, killing it: %s", error, extra=self.start.log_fields)
-            self.kill()
-
-    def _drop_descriptors(self) -> None:
-        if self._unsent_descriptors:
-            self._loop.remove_writer(self._descriptors.fileno())
-        while self._unsent_descriptors:
-            os.close(self._unsent_descriptors.popleft())
+        """Kill a worker to which one cannot be sent: it would take the next one for it, or wait for ever."""
+        logger.error("a segment cannot be passed to the worker, killing it: %s", error, extra=self.start.log_fields)
+        self.kill()
 
     async def show_stacks(self) -> None:
         """Have the stacks of the process's threads written to the log, as what it writes to stderr. Waits for them, a moment.
@@ -204,12 +146,10 @@ class _Process:
 
     # ------------------------------------------------------------------------------------------ starting
 
-    def _socket_pair(self) -> tuple[socket.socket, socket.socket]:
-        ours, theirs = socket.socketpair()
+    def _ends(self) -> tuple[socket.socket, socket.socket]:
+        ours, theirs = socket_pair()
         self._stack.callback(ours.close)
         self._stack.callback(theirs.close)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
-        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
         return ours, theirs
 
     async def _spawn(self) -> None:
@@ -323,7 +263,6 @@ class _Process:
         if self._is_reading:
             self._is_reading = False
             self._loop.remove_reader(self._channel.fileno())
-            self._loop.remove_writer(self._channel.fileno())
 
     def read_now(self) -> None:
         """Take what has come, without waiting for the loop's turn."""
@@ -358,18 +297,6 @@ class _Process:
             self._fail_start(InferenceError(ErrorCode.INTERNAL, f"{self._not_healthy()} {error}"))
             self.kill()
 
-    def _send_rest(self) -> None:
-        try:
-            sent = self._channel.send(self._unsent)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            self._loop.remove_writer(self._channel.fileno())
-            return
-        del self._unsent[:sent]
-        if not self._unsent:
-            self._loop.remove_writer(self._channel.fileno())
-
     # ------------------------------------------------------------------------------------------ ending
 
     def _on_exit(self, exited: asyncio.Future[WorkerExit]) -> None:
@@ -394,8 +321,7 @@ class _Process:
     def _end(self) -> None:
         self._has_ended = True
         self._stop_reading()
-        self._unsent.clear()
-        self._drop_descriptors()
+        self._outlet.close()
 
     def _release(self) -> None:
         """Break the cycle through the callback, which would keep the control page mapped until a collection."""

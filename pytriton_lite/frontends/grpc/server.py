@@ -9,13 +9,14 @@ import threading
 import time
 import urllib.parse
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.timeline import CLIENT_GONE
+from pytriton_lite.engine.counting.request_counts import Counts
 from pytriton_lite.frontends.addresses import (
     BoundSocket,
     ListenError,
@@ -65,9 +66,6 @@ _STATUS_CODES = {status: next(code for code in grpc.StatusCode if code.value[0] 
 
 Handler = Callable[[bytes, Any], Awaitable[bytes]]
 Pick = Callable[[Iterable[tuple[str, "str | bytes"]]], Forwarded]
-
-Counts = MutableMapping[str, int]
-"""Calls that have ended, counted by the name of their status."""
 
 
 class GrpcListener:
@@ -234,7 +232,7 @@ def _bind(transport: grpc.aio.Server, host: str, bound: BoundSocket, credentials
 class _RestrictionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpcio has no types
     """Refuses calls of restricted methods, whatever they are to become."""
 
-    def __init__(self, restrictions: Mapping[str, Restriction], counts: Counts) -> None:
+    def __init__(self, restrictions: Mapping[str, Restriction], counts: Counts[str]) -> None:
         self._restrictions = restrictions
         self._counts = counts
 
@@ -397,7 +395,7 @@ class _Outlet:
             await self._grew.wait()
 
 
-def _unary(name: str, method: UnaryMethod, counts: Counts) -> grpc.RpcMethodHandler:
+def _unary(name: str, method: UnaryMethod, counts: Counts[str]) -> grpc.RpcMethodHandler:
     async def handle(data: bytes, context: Any) -> bytes:
         try:
             context.disable_next_message_compression()
@@ -411,7 +409,7 @@ def _unary(name: str, method: UnaryMethod, counts: Counts) -> grpc.RpcMethodHand
     return grpc.unary_unary_rpc_method_handler(handle)
 
 
-def _refusing_handler(name: str, counts: Counts, error: InferenceError) -> Callable[[Any, Any], Awaitable[None]]:
+def _refusing_handler(name: str, counts: Counts[str], error: InferenceError) -> Callable[[Any, Any], Awaitable[None]]:
     async def handle(requests: Any, context: Any) -> None:
         await _fail(context, counts, name, error)
 
@@ -442,7 +440,7 @@ def _begin_timeline(observation: Observation, request: ModelInferRequest, nbytes
 
 
 async def _fail(
-    context: Any, counts: Counts, method: str, error: Exception, timeline: Timeline | None = None
+    context: Any, counts: Counts[str], method: str, error: Exception, timeline: Timeline | None = None
 ) -> NoReturn:
     """End the RPC with what *error* says."""
     status, text, rich_details = failure_of(method, error)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from starlette.middleware.cors import CORSMiddleware
 
+from pytriton_lite.engine.counting.request_counts import Counts
 from pytriton_lite.frontends.http.bodies import LargeDocuments
 from pytriton_lite.frontends.http.errors import METHOD_NOT_ALLOWED, NOT_FOUND
 from pytriton_lite.frontends.http.generate import generate_app
@@ -91,7 +91,7 @@ def door_app(server: Door, options: HttpOptions, large: LargeDocuments, control:
     return _counted(_with_cors(served, options.cors_allow_origins), server.request_counts.http)
 
 
-def _counted(app: AsgiApp, counts: MutableMapping[int, int]) -> AsgiApp:
+def _counted(app: AsgiApp, counts: Counts[int]) -> AsgiApp:
     """*app*, whose answers are counted by status."""
 
     async def counted_app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -184,14 +184,20 @@ class RemoteCalls:
     def _on_reply(self, body: memoryview) -> None:
         reply = frames.read_reply(body, self._specs)
         call = self._open.get(reply.number)
-        outputs = [self._tensor(ref) for ref in reply.outputs]
+        outputs: list[Tensor] = []
+        error = reply.error
+        try:
+            outputs = [self._tensor(ref) for ref in reply.outputs]
+        except InferenceError as unmapped:
+            # Not itself: its traceback keeps what was held.
+            error = InferenceError(unmapped.code, unmapped.message)
         if call is None:  # it was cancelled; what came with it is released
             return
         if reply.is_final:
             del self._open[reply.number]
             self._consumed.pop(reply.number, None)
             call.is_over = True
-        response: InferenceResponse | InferenceError | None = reply.error
+        response: InferenceResponse | InferenceError | None = error
         if response is None and not reply.is_empty:
             response = InferenceResponse(call.model_name, reply.version, call.request_id, outputs, reply.parameters)
         try:
@@ -205,5 +211,8 @@ class RemoteCalls:
         shape = ref.shape
         if ref.place == Place.INLINE:
             return Tensor(ref.name, ref.datatype, shape, ref.inline)
-        held = memoryview(self._inputs.hold(ref))  # type: ignore[arg-type]  # an array has the buffer protocol
+        lease = self._inputs.hold(ref)
+        if not lease.size:
+            return Tensor(ref.name, ref.datatype, shape, self._inputs.copy(ref))
+        held = memoryview(lease)  # type: ignore[arg-type]  # an array has the buffer protocol
         return Tensor(ref.name, ref.datatype, shape, held[ref.offset : ref.offset + ref.nbytes])

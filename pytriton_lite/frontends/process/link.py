@@ -6,25 +6,15 @@ import asyncio
 import logging
 import os
 import socket
-from collections import deque
 from collections.abc import Callable
 
 from pytriton_lite.core.errors import ProtocolError
-from pytriton_lite.ipc.channel import RECEIVE_BYTES, FrameReader, receive_descriptor, send_descriptor, wait_descriptor
-
-_SOCKET_BUFFER_BYTES = 1 << 20
+from pytriton_lite.engine.outlet import Outlet
+from pytriton_lite.ipc.channel import RECEIVE_BYTES, FrameReader, receive_descriptor, wait_descriptor
 
 logger = logging.getLogger(__name__)
 
 OnFrame = Callable[[int, memoryview], None]
-
-
-def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two ends, with room for the frames of a turn."""
-    ours, theirs = socket.socketpair()
-    for end in (ours, theirs):
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
-    return ours, theirs
 
 
 class Link:
@@ -55,8 +45,7 @@ class Link:
         self._out: list[bytes] = []
         self._out_descriptors: list[int] = []
         """Descriptors of frames in `_out`, in their order."""
-        self._unsent = bytearray()
-        self._unsent_descriptors: deque[int] = deque()
+        self._outlet = Outlet(self._loop, channel, descriptors, self._lose_descriptor)
         self._is_flush_due = False
         self._is_open = True
         self._waits = waits
@@ -92,71 +81,21 @@ class Link:
         # Descriptors leave in the order of the frames that they belong to.
         first = self._first()
         if self._out_descriptors:
-            for fd in self._out_descriptors:
-                self.send_descriptor(fd)
+            descriptors, self._out_descriptors = self._out_descriptors, []
+            for fd in descriptors:
+                self._outlet.send_descriptor(fd)
                 os.close(fd)
-            self._out_descriptors.clear()
         data = b"".join(first + out if first else out)
-        if not data:
-            return
-        if self._unsent:
-            self._unsent += data
-            return
-        try:
-            sent = self._channel.send(data)
-        except (BlockingIOError, InterruptedError):
-            sent = 0
-        except OSError:
-            return  # gone; reading tells
-        if sent < len(data):
-            self._unsent += memoryview(data)[sent:]
-            self._loop.add_writer(self._channel.fileno(), self._send_rest)
-
-    def _send_rest(self) -> None:
-        try:
-            sent = self._channel.send(self._unsent)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            sent = len(self._unsent)
-        del self._unsent[:sent]
-        if not self._unsent:
-            self._loop.remove_writer(self._channel.fileno())
+        if data:
+            self._outlet.send(data)
 
     def send_descriptor(self, fd: int) -> None:
         """Send *fd*, which stays the caller's, now: for what *first* gives frames of."""
-        if not self._is_open:
-            return
-        try:
-            if not self._unsent_descriptors and self._can_send(fd):
-                return
-        except OSError:
-            return  # gone; reading tells
-        self._unsent_descriptors.append(os.dup(fd))
-        self._loop.add_writer(self._descriptors.fileno(), self._send_descriptors)
+        self._outlet.send_descriptor(fd)
 
-    def _can_send(self, fd: int) -> bool:
-        try:
-            send_descriptor(self._descriptors, fd)
-        except (BlockingIOError, InterruptedError):
-            return False
-        return True
-
-    def _send_descriptors(self) -> None:
-        try:
-            while self._unsent_descriptors and self._can_send(self._unsent_descriptors[0]):
-                os.close(self._unsent_descriptors.popleft())
-        except OSError:
-            self._drop_descriptors()
-        if not self._unsent_descriptors:
-            self._loop.remove_writer(self._descriptors.fileno())
-
-    def _drop_descriptors(self) -> None:
-        for fd in self._out_descriptors:
-            os.close(fd)
-        self._out_descriptors.clear()
-        while self._unsent_descriptors:
-            os.close(self._unsent_descriptors.popleft())
+    def _lose_descriptor(self, error: OSError) -> None:
+        # Later: whoever sends it is in the middle of its books.
+        self._loop.call_soon(self._end, f"a segment cannot be passed on: {error}")
 
     # ------------------------------------------------------------------------------------------ in
 
@@ -194,8 +133,9 @@ class Link:
             return
         self._is_open = False
         self._loop.remove_reader(self._channel.fileno())
-        self._loop.remove_writer(self._channel.fileno())
-        self._loop.remove_writer(self._descriptors.fileno())
-        self._drop_descriptors()
+        self._outlet.close()
+        for fd in self._out_descriptors:
+            os.close(fd)
+        self._out_descriptors.clear()
         self._channel.close()
         self._descriptors.close()

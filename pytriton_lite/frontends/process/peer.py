@@ -10,6 +10,7 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import PackedTensors, Tensor, Window
 from pytriton_lite.engine.counting.statistics import Refusal
+from pytriton_lite.engine.server import Server
 from pytriton_lite.engine.workers.memory import Parcel, PeerMemory, room_for
 from pytriton_lite.frontends.http.errors import BUG
 from pytriton_lite.frontends.process import frames
@@ -21,6 +22,7 @@ from pytriton_lite.frontends.process.regions import RegionNumbers
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import frame
 from pytriton_lite.ipc.messages import INLINE_BYTES, Kind, Place, SpecTable, TensorRef
+from pytriton_lite.scheduling.ticket import Ticket
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +38,8 @@ class PeerCall:
     def __init__(self, peer: Peer, number: int) -> None:
         self._peer = peer
         self._number = number
-        self.ticket: Any = None
-        """Its `scheduling.ticket.Ticket`; None before it is begun."""
+        self.ticket: Ticket | None = None
+        """None before it is begun."""
 
     def on_response(self, response: InferenceResponse | InferenceError | None, *, is_final: bool) -> None:
         """See `core.request.ResponseReceiver`."""
@@ -49,7 +51,7 @@ class Peer:
 
     def __init__(
         self,
-        server: Any,
+        server: Server,
         link: Link,
         memory: PeerMemory,
         *,
@@ -58,7 +60,7 @@ class Peer:
         versions: StampedVersions,
         name_of: Callable[[int], str],
     ) -> None:
-        """*server* is the engine, *versions* are those that front ends know by their stamps.
+        """*versions* are those that front ends know by their stamps.
 
         *name_of* gives the name of a model by the number under which front ends know it.
         """

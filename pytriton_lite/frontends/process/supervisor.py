@@ -29,6 +29,7 @@ from pytriton_lite.core.errors import InferenceError, ProtocolError
 from pytriton_lite.core.log_settings import LogSettings
 from pytriton_lite.core.states import StateEnum, move
 from pytriton_lite.core.timeline import Listener
+from pytriton_lite.engine.outlet import socket_pair
 from pytriton_lite.engine.server import Server
 from pytriton_lite.engine.workers.memory import PeerMemory
 from pytriton_lite.engine.workers.regions import SystemRegion
@@ -37,7 +38,7 @@ from pytriton_lite.frontends.process import frames
 from pytriton_lite.frontends.process.board import Board
 from pytriton_lite.frontends.process.control import Answers, Control
 from pytriton_lite.frontends.process.following import Followed, refused_timeline
-from pytriton_lite.frontends.process.link import Link, socket_pair
+from pytriton_lite.frontends.process.link import Link
 from pytriton_lite.frontends.process.model_news import ModelNewsSource, ModelNumbers, StampedVersions
 from pytriton_lite.frontends.process.news import FrontEndStart, RegionNews
 from pytriton_lite.frontends.process.peer import Peer
@@ -390,7 +391,7 @@ class FrontEnds:
     # ------------------------------------------------------------------------------------------ connections
 
     def taker(self, listener: int, places: Places) -> _Taker:
-        """Who takes the connections of a listener, each of which has one of *places*."""
+        """The callable to which a listener gives its connections, each of which has one of *places*."""
         self._shared.places[listener] = places
         return _Taker(self, listener)
 

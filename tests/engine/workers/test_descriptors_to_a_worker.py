@@ -49,7 +49,7 @@ def test_more_than_the_socket_holds_arrive_in_order_and_the_engine_does_not_wait
             for number in range(MANY):
                 with (tmp_path / str(number)).open("w") as sent:  # closed at once, as a segment may be
                     process.send_descriptor(sent.fileno())
-            assert process._unsent_descriptors, "the socket has room for all of them: the test shows nothing"
+            assert process._outlet._unsent_descriptors, "the socket has room for all of them: the test shows nothing"
             return await asyncio.to_thread(received, process._their_descriptors)
 
     def received(theirs: socket.socket) -> list[int]:
@@ -69,7 +69,7 @@ def test_those_that_a_worker_never_took_are_closed_with_it() -> None:
             process = process_with_a_small_socket(Spawner(), stack)
             before = open_files()
             send_nulls(process, MANY)
-            assert process._unsent_descriptors
+            assert process._outlet._unsent_descriptors
             process._end()
             return before, open_files()
 

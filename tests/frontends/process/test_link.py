@@ -7,7 +7,8 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 
-from pytriton_lite.frontends.process.link import Link, socket_pair
+from pytriton_lite.engine.outlet import socket_pair
+from pytriton_lite.frontends.process.link import Link
 from pytriton_lite.ipc.channel import frame
 
 
@@ -125,5 +126,15 @@ def test_a_frame_without_its_descriptor_ends_it_with_a_reason() -> None:
         front_end.link.add(frame(2, [b""]))
         await until(lambda: bool(engine.ended))
         assert engine.ended == ["a segment was announced without its descriptor"]
+
+    run(scenario)
+
+
+def test_a_descriptor_that_cannot_be_sent_ends_it_with_a_reason() -> None:
+    async def scenario(engine: End, front_end: End) -> None:
+        engine.link.send_descriptor(1 << 20)  # there is none of this number
+        assert engine.ended == []  # not in the middle of what the sender does
+        await until(lambda: bool(engine.ended))
+        assert engine.ended == ["a segment cannot be passed on: [Errno 9] Bad file descriptor"]
 
     run(scenario)

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
+import mmap
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
+
+import pytest
 
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.engine.outlet import socket_pair
 from pytriton_lite.frontends.process import frames
 from pytriton_lite.frontends.process.calls import RemoteCalls
 from pytriton_lite.frontends.process.frames import Checked
-from pytriton_lite.frontends.process.link import Link, socket_pair
+from pytriton_lite.frontends.process.link import Link
 from pytriton_lite.ipc import messages
-from pytriton_lite.ipc.channel import RECEIVE_BYTES, FrameReader, frame
-from pytriton_lite.ipc.messages import Kind, SpecTable
+from pytriton_lite.ipc.channel import RECEIVE_BYTES, FrameReader, frame, send_descriptor
+from pytriton_lite.ipc.messages import Kind, Place, SpecTable
 from pytriton_lite.ipc.process_memory import InputMemory, OutputMemory
+from pytriton_lite.ipc.segment import Segment
 
 CHECKED = Checked(model=0, stamp=1, batch_size=1, has_shape_key=False)
 
@@ -40,8 +47,9 @@ class Receiver:
 class Engine:
     """The other end of the channel, which reads when it is asked to."""
 
-    def __init__(self, channel: socket.socket) -> None:
+    def __init__(self, channel: socket.socket, descriptors: socket.socket) -> None:
         self._channel = channel
+        self.descriptors = descriptors
         self._reader = FrameReader()
 
     def frames(self) -> list[tuple[int, bytes]]:
@@ -64,7 +72,7 @@ def run(scenario: Callable[[RemoteCalls, Engine], Awaitable[None]]) -> None:
         calls.use(link, InputMemory(our_descriptors, calls.on_release), outputs)
         with theirs, their_descriptors:
             try:
-                await scenario(calls, Engine(theirs))
+                await scenario(calls, Engine(theirs, their_descriptors))
             finally:
                 link.close()
 
@@ -164,6 +172,39 @@ def test_a_large_tensor_goes_by_reference_and_its_memory_comes_back() -> None:
         ((released, slots),) = FrameReader().feed(messages.release_frame([ref.slot]))
         assert calls.on_frame(released, slots)
         assert calls._outputs.arena.live_slots == 0
+
+    run(scenario)
+
+
+def test_a_response_that_there_is_no_room_for_is_an_error_and_gives_its_memory_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_room(fd: int, nbytes: int) -> mmap.mmap:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    async def scenario(calls: RemoteCalls, engine: Engine) -> None:
+        receiver = Receiver()
+        call = begin(calls, receiver)
+        await turn()
+        engine.frames()
+        segment = Segment.create(4096)
+        monkeypatch.setattr(mmap, "mmap", no_room)
+        send_descriptor(engine.descriptors, segment.fd)
+        tensor = Tensor("OUT", dtypes.UINT8, (9,), b"")
+        parts: list[bytes] = []
+        frames.put_response(parts, call.number, InferenceResponse("m", 1, "", [tensor], {}), is_final=True)
+        spec = SpecTable().encode("OUT", dtypes.UINT8, (9,))
+        messages.put_reference(parts, spec, place=Place.SLOT, segment=5, slot=2, offset=0, nbytes=9)
+        for kind, body in FrameReader().feed(messages.segment_frame(5, 4096) + frame(frames.REPLY, parts)):
+            assert calls.on_frame(kind, body)
+        ((error, is_final),) = receiver.heard
+        assert (error.code, is_final) == (ErrorCode.UNAVAILABLE, True)
+        assert error.message == (
+            "'OUT' cannot be read: there is no room for the shared memory that it is in, 4096 bytes"
+        )
+        await turn()
+        ((kind, slots),) = engine.frames()
+        assert (kind, list(messages.read_release(memoryview(slots)))) == (Kind.RELEASE, [2])
 
     run(scenario)
 
