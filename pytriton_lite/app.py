@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-import gc
 import logging
 import os
 import signal
@@ -30,6 +29,7 @@ from pytriton_lite.access_log import AccessLog, LineFile
 from pytriton_lite.core import heap
 from pytriton_lite.core.build import build_kind
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.garbage import keep_what_is_there
 from pytriton_lite.core.log_settings import LogSettings
 from pytriton_lite.core.memory_limit import memory_limit
 from pytriton_lite.core.timeline import Listener as TimelineListener
@@ -221,9 +221,7 @@ class App:
             await self._listen(engine)
         if await self._unless_signalled(self._load(engine)) and not accepts_first:
             await self._listen(engine)
-        # What is there now stays: modules, routes, models. Collections while clients wait need not go through all of it.
-        gc.collect()
-        gc.freeze()
+        keep_what_is_there()
         freed = freed_memory.begin_giving_back()
         logger.info("Signal (%d) received.", await self._signal)
         if freed is not None:

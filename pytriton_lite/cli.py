@@ -9,7 +9,6 @@ What ranks higher is taken whole: an option on the command line, then its enviro
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import signal
@@ -23,6 +22,7 @@ from typing import Any
 
 from pytriton_lite import INTERPRETED_VARIABLE, __version__, logs
 from pytriton_lite.core.build import build_kind
+from pytriton_lite.core.garbage import no_collections
 from pytriton_lite.engine.tracing.options import TRITON, parse_mode
 from pytriton_lite.settings import (
     BY_ENVIRONMENT,
@@ -194,13 +194,9 @@ def start(parsed: Parsed, *, foreground: tuple[str, socket.socket] | None = None
         raise UsageError(f'Bad option: "--log-file".\ncannot append to {settings.log_file}: {error.strerror}') from None
     for warning in parsed.warnings:
         logs.LOGGER.warning(warning)
-    # Late, so that --help, --version and a misspelt flag do not wait for the web frameworks to be imported. Without the
-    # collector, which would take a sixth of the time and find nothing: what modules make stays.
-    gc.disable()
-    try:
+    # Late, so that --help, --version and a misspelt flag do not wait for what a server needs.
+    with no_collections():
         from pytriton_lite.app import serve
-    finally:
-        gc.enable()
     return serve(settings, log, foreground)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import functools
-import gc
 import logging
 import os
 import signal
@@ -22,6 +21,7 @@ from typing import Any
 from pytriton_lite import freed_memory, logs
 from pytriton_lite.core import heap
 from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.core.garbage import keep_what_is_there
 from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
 from pytriton_lite.event_loop import run
 from pytriton_lite.frontends.accepting import Arrivals, Places
@@ -197,8 +197,7 @@ class FrontEnd:
             self._link.add(frames.said_frame(frames.FAILED, 0, str(error)))
             self._link.flush()
             os._exit(1)
-        gc.collect()
-        gc.freeze()
+        keep_what_is_there()
         self._trimming = freed_memory.begin_giving_back()
         self._look()
         self._link.add(frames.numbers_frame(frames.READY, []))

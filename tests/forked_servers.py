@@ -203,7 +203,8 @@ def _run() -> int:
     # Imported for the servers; without them a fork would be as dear as a start.
     import pydantic.v1  # noqa: F401 - by FastAPI, with the first route
 
-    import pytriton_lite.app  # noqa: F401
+    import pytriton_lite.app
+    import pytriton_lite.frontends.http.admin  # noqa: F401 - by the first request that wants it
     from pytriton_lite.cli import main
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal, and tests end this one

@@ -1,6 +1,6 @@
-"""Every route but those of inference: health, metadata, configuration, statistics, repository and more.
+"""Every route but those of inference and health: metadata, configuration, statistics, repository and more.
 
-HTTP spec, sections 2 to 6 and 12 to 14. FastAPI routes them and documents them at ``/docs``. Handlers stay on the loop
+HTTP spec, sections 2, 4 to 6 and 12 to 14. FastAPI routes them and documents them at ``/docs``. Handlers stay on the loop
 (``async def``): the engine's state is plain and belongs to it. Nothing here is ever compressed, because the asyncio client of
 Triton undoes compression only for infer.
 """
@@ -41,19 +41,19 @@ logger = logging.getLogger(__name__)
 
 
 class _Api(FastAPI):
-    """FastAPI, with the routes of inference, which it does not serve, in its document."""
+    """FastAPI, with the routes of inference and health, which it does not serve, in its document."""
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
             document = get_openapi(
                 title=self.title, version=self.version, description=self.description, routes=self.routes
             )
-            self.openapi_schema = openapi.with_inference(document)
+            self.openapi_schema = openapi.with_the_rest(document)
         return self.openapi_schema
 
 
 def admin_app(server: Server, options: HttpOptions, large: LargeDocuments) -> FastAPI:
-    """The FastAPI application of all routes but those of inference."""
+    """The FastAPI application of all routes but those of inference and health."""
     app = _Api(
         title="pytriton-lite",
         version=pytriton_lite.__version__,
@@ -63,7 +63,6 @@ def admin_app(server: Server, options: HttpOptions, large: LargeDocuments) -> Fa
         redirect_slashes=False,
     )
     _answer_errors(app)
-    _add_health(app, server)
     _add_metadata(app, server)
     documents = Documents(server.receive_budget, options.max_input_size, large)
     _add_repository(app, server, documents)
@@ -105,33 +104,6 @@ def _allowed_methods(app: FastAPI, request: Request) -> list[str]:
         if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
             methods |= route.methods or set()
     return sorted(methods)
-
-
-def _add_health(app: FastAPI, server: Server) -> None:
-    def answer(*, good: bool) -> Response:
-        return Response(status_code=200 if good else 400, media_type="text/plain")
-
-    def refuse_when_exiting() -> None:
-        if server.is_exiting():
-            raise InferenceError(ErrorCode.UNAVAILABLE, "Server exiting")
-
-    @app.get("/v2/health/live", tags=["health"], summary="Server live", responses=openapi.HEALTH)
-    async def live() -> Response:
-        refuse_when_exiting()
-        return answer(good=server.is_live())
-
-    @app.get("/v2/health/ready", tags=["health"], summary="Server ready", responses=openapi.HEALTH)
-    async def ready() -> Response:
-        refuse_when_exiting()
-        return answer(good=server.is_ready())
-
-    async def model_ready(model: str, version: int | None) -> Response:
-        refuse_when_exiting()
-        if not await server.is_model_ready(model, version):
-            return _error(400, "Model version not ready")
-        return answer(good=True)
-
-    _add_for_models(app, "/ready", model_ready, tag="health", what="Readiness", responses=openapi.HEALTH)
 
 
 def _add_metadata(app: FastAPI, server: Server) -> None:

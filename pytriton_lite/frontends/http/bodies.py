@@ -7,16 +7,18 @@ import binascii
 import string
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from fastapi import Request
 
 from pytriton_lite.core.cores import usable_cores
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
 from pytriton_lite.frontends.http.json_slices import Job
 from pytriton_lite.frontends.listener import Receive, Scope, when_gone
+
+if TYPE_CHECKING:
+    from fastapi import Request  # half of what a process that serves HTTP would import
 
 Result = TypeVar("Result")
 

@@ -1,7 +1,8 @@
-"""The parts of the OpenAPI document that FastAPI cannot know: the routes of inference, error bodies, bodies read by hand."""
+"""The parts of the OpenAPI document that FastAPI cannot know: routes it does not serve, error bodies, bodies read by hand."""
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -18,11 +19,6 @@ def _error(description: str) -> Json:
     return {"description": description, "content": _ERROR_CONTENT}
 
 
-HEALTH: dict[int | str, Json] = {
-    200: {"description": "Yes; the body is empty", "content": {"text/plain": {}}},
-    400: {"description": "No; for the server the body is empty, for a model it says so"},
-    503: _error("The server is exiting"),
-}
 SERVER_METADATA: dict[int | str, Json] = {200: answer("ServerMetadata", "What this server is and speaks")}
 ALL_STATISTICS: dict[int | str, Json] = {200: answer("Statistics", "Of every version that is ready")}
 STATISTICS: dict[int | str, Json] = {
@@ -429,8 +425,30 @@ _GENERATE_ERRORS: Json = {
 }
 
 
-def with_inference(document: Json) -> Json:
-    """*document* with the infer and generate routes and every schema that this module names, and true for every route."""
+def _health(operation_id: str, summary: str) -> Json:
+    return {
+        "tags": ["health"],
+        "summary": summary,
+        "operationId": operation_id,
+        "responses": {
+            "200": {"description": "Yes; the body is empty", "content": {"text/plain": {}}},
+            "400": {"description": "No; for the server the body is empty, for a model it says so"},
+            "503": _error("The server is exiting"),
+        },
+    }
+
+
+_HEALTH: Json = {
+    "/v2/health/live": _health("live", "Server live"),
+    "/v2/health/ready": _health("ready", "Server ready"),
+    "/v2/models/{model}/ready": _health("model_ready", "Readiness of a model"),
+    "/v2/models/{model}/versions/{version}/ready": _health("version_ready", "Readiness of a model version"),
+}
+
+
+def with_the_rest(document: Json) -> Json:
+    """*document* with the routes of health and inference and every schema that this module names, and true for every route."""
+    document["paths"].update((path, {"get": operation}) for path, operation in copy.deepcopy(_HEALTH).items())
     document["paths"]["/v2/models/{model}/infer"] = {"post": _infer(versioned=False)}
     document["paths"]["/v2/models/{model}/versions/{version}/infer"] = {"post": _infer(versioned=True)}
     document["paths"].update(generate_openapi.paths(_GENERATE_ERRORS))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 
 MODELS = "/v2/models/"
+LIVE = "/v2/health/live"
+READY = "/v2/health/ready"
 INFER = "/infer"
 GENERATE = "/generate"
 GENERATE_STREAM = "/generate_stream"
@@ -19,6 +21,11 @@ def split_infer_path(path: str) -> tuple[str, str | None] | None:
 def split_generate_path(path: str) -> tuple[str, str | None] | None:
     """The same of ``…/generate`` and ``…/generate_stream``."""
     return _split(path, GENERATE) or _split(path, GENERATE_STREAM)
+
+
+def split_ready_path(path: str) -> tuple[str, str | None] | None:
+    """The same of ``…/ready``."""
+    return _split(path, "/ready")
 
 
 def _split(path: str, action: str) -> tuple[str, str | None] | None:

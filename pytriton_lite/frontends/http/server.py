@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from starlette.middleware.cors import CORSMiddleware
-
 from pytriton_lite.engine.counting.request_counts import Counts
 from pytriton_lite.frontends.http.bodies import LargeDocuments
 from pytriton_lite.frontends.http.errors import METHOD_NOT_ALLOWED, NOT_FOUND
 from pytriton_lite.frontends.http.generate import generate_app
+from pytriton_lite.frontends.http.health import health_app
 from pytriton_lite.frontends.http.infer import infer_app, refusing_app
+from pytriton_lite.frontends.http.late_app import LateApp
 from pytriton_lite.frontends.http.observed import admin_told
 from pytriton_lite.frontends.http.options import HttpOptions
 from pytriton_lite.frontends.http.restricted import restricted_app
@@ -39,10 +39,14 @@ def http_app(server: Server, options: HttpOptions, large: LargeDocuments | None 
 
 def control_app(server: Server, options: HttpOptions, large: LargeDocuments) -> AsgiApp:
     """The application of all routes but those of inference."""
-    # Half of what a process imports that serves HTTP, and of no use to one that hands these routes on.
-    from pytriton_lite.frontends.http.admin import admin_app
 
-    app = admin_app(server, options, large)
+    def framework() -> AsgiApp:
+        # FastAPI and pydantic: half of what a server imports, a quarter of its memory, and few ask for its routes.
+        from pytriton_lite.frontends.http.admin import admin_app
+
+        return admin_app(server, options, large)
+
+    app = health_app(server, LateApp(framework))
     return app if options.on_admin is None else admin_told(app, options.on_admin)
 
 
@@ -109,6 +113,8 @@ def _with_cors(app: AsgiApp, origins: tuple[str, ...]) -> AsgiApp:
     """*app* with CORS in front of everything: a preflight has no secret in a header, and a refusal is to be readable, too."""
     if not origins:
         return app
+    from starlette.middleware.cors import CORSMiddleware
+
     with_cors: Any = CORSMiddleware(
         app,
         allow_origins=origins,

@@ -26,7 +26,8 @@ from pytriton_lite.scheduling.ticket import Ticket
 
 logger = logging.getLogger(__name__)
 
-_FRONT_END_GONE = "the front end of the client was lost"
+FRONT_END_GONE = "the front end of the client was lost"
+"""What the access log and traces say of a request whose front end has ended, though it may have answered at the last moment."""
 _NO_EXTRAS = Extras({})
 
 
@@ -236,5 +237,5 @@ class Peer:
         for call in calls.values():
             if call.ticket is not None:
                 call.ticket.cancel()
-        self._followed.close(_FRONT_END_GONE)
+        self._followed.close(FRONT_END_GONE)
         self._memory.close()
