@@ -31,6 +31,7 @@ from uvicorn.server import ServerState
 
 from pytriton_lite.frontends.accepting import Acceptor, Arrivals, ConnectionSource, Places, TlsSource
 from pytriton_lite.frontends.addresses import BoundSocket, bind_socket, format_address
+from pytriton_lite.frontends.body_reader import BodyReader
 from pytriton_lite.frontends.private_api import require
 from pytriton_lite.frontends.unread import LARGE_ANSWER, UnreadBudget
 from pytriton_lite.frontends.work_share import share_of
@@ -40,12 +41,17 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+ReadInto = Callable[[Scope, memoryview, Callable[[int], None]], "asyncio.Future[bool] | None"]
+"""See `read_body_into`."""
 
 HEADER_NAMES = "pytriton_lite.header_names"
 """``scope["extensions"][HEADER_NAMES]["names"]``: the names as received, parallel to ``scope["headers"]``, on request."""
 
 GONE = "pytriton_lite.gone"
 """``scope["extensions"][GONE]["future"]()`` is done when the connection is lost. `when_gone` asks for it."""
+
+BODY = "pytriton_lite.body"
+"""``scope["extensions"][BODY]["read_into"]`` is what `read_body_into` calls, with the same arguments."""
 
 _MAX_HEADERS = 256  # of one request; servers allow between 100 and 2000
 _SMALLEST_SLICE, _LARGEST_SLICE = 2 << 10, 256 << 10
@@ -54,6 +60,8 @@ _FEW_CALLS = 16
 """Calls of the parser for a slice, below which the next one is twice as long."""
 _CLOSE = (b"connection", b"close")
 _LEAST_PROGRESS = 1 << 10
+_DIRECT_BYTES = 256 << 10
+"""Below that a body is received as uvicorn does: two changes of the transport's protocol cost as much as copying it."""
 _NOTHING = memoryview(b"")
 _TLS_PIECE = 256 << 10  # what is encrypted at a time: a quarter of a millisecond
 _MALFORMED = "Invalid HTTP request received."
@@ -334,6 +342,15 @@ def when_gone(scope: Scope) -> asyncio.Future[None] | None:
     return None if found is None else found["future"]()
 
 
+def read_body_into(scope: Scope, room: memoryview, on_bytes: Callable[[int], None]) -> asyncio.Future[bool] | None:
+    """Have the whole rest of the body of *scope* put into *room*, which is as long as that; see `BodyReader`.
+
+    None where it has to be received as messages: another server has made the scope, or most of the body is here.
+    """
+    found = scope.get("extensions", {}).get(BODY)
+    return None if found is None else found["read_into"](scope, room, on_bytes)
+
+
 def _refusal_of(error: httptools.HttpParserError) -> _Refused:
     """What to answer where the parser has given up."""
     cause = error.__context__
@@ -443,7 +460,9 @@ class ListenerProtocol(HttpToolsProtocol):
         """What the client owed when it was looked at: how much had moved in either direction, and when."""
         self._tls: _TlsPieces | None = None
         self._gone: asyncio.Future[None] | None = None
-        self._is_refused = False
+        self.is_refused = False
+        self._body_reader: BodyReader | None = None
+        """Has the transport, until the end of a body."""
         self._refusal: _Refused | None = None
         """The refusal that is to be written behind the answers that are due."""
 
@@ -465,6 +484,7 @@ class ListenerProtocol(HttpToolsProtocol):
         if self._tls is not None:
             self._tls.forget()
         self._until_gone().set_result(None)
+        self._end_body(whole=False)
         super().connection_lost(exc)
         self.server_state.places.give_back()
         if self.server_state.closing and not self.server_state.connections:
@@ -516,7 +536,7 @@ class ListenerProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
-        if self._is_refused:
+        if self.is_refused:
             return
         share = self._share
         if self._rest or not share.begin(0 if self._tls is None else len(data)):
@@ -538,7 +558,7 @@ class ListenerProtocol(HttpToolsProtocol):
             else:
                 data = memoryview(data)
                 at = self._parse(data[: self._slice_bytes])
-            while at < len(data) and not self._is_refused:
+            while at < len(data) and not self.is_refused:
                 if self.flow.read_paused:
                     self._keep(memoryview(data)[at:])
                     return
@@ -564,7 +584,7 @@ class ListenerProtocol(HttpToolsProtocol):
     def go_on(self) -> None:
         """Work on what was kept; called by the share, where the connection may have ended meanwhile."""
         self._is_waiting = False
-        if self._is_refused or self.flow.read_paused:
+        if self.is_refused or self.flow.read_paused:
             return
         rest, self._rest = self._rest, _NOTHING
         if rest:
@@ -605,6 +625,63 @@ class ListenerProtocol(HttpToolsProtocol):
                 self._slice_bytes = _SMALLEST_SLICE
         return length
 
+    def _new_parser(self) -> Any:
+        parser = httptools.HttpRequestParser(self)
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+        return parser
+
+    # ------------------------------------------------------------------------------------------ bodies past the parser
+
+    def _read_body_into(
+        self, scope: Scope, room: memoryview, on_bytes: Callable[[int], None]
+    ) -> asyncio.Future[bool] | None:
+        cycle = self.cycle
+        if (
+            cycle is None
+            or cycle.scope is not scope
+            or not cycle.more_body
+            or cycle.response_started
+            or self._tls is not None  # which decrypts into bytes of its own
+            or self.is_refused
+            or self._is_parsing
+            or cycle.waiting_for_100_continue  # it has to be told first
+            or self.transport.is_closing()
+            or not self.parser.should_keep_alive()  # the parser alone knows how to pass over what comes behind the body
+        ):
+            return None
+        parsed = len(cycle.body)
+        filled = min(parsed + len(self._rest), len(room))
+        if len(room) - filled < _DIRECT_BYTES:
+            return None
+        on_bytes(filled)
+        room[:parsed] = cycle.body
+        room[parsed:filled] = self._rest
+        self._received += len(self._rest)
+        cycle.body = bytearray()
+        cycle.message_event.clear()
+        self._rest = _NOTHING
+        reader = self._body_reader = BodyReader(self, room, filled, on_bytes)
+        self.flow.read_paused = False
+        self.transport.set_protocol(reader)
+        self.transport.resume_reading()
+        return reader.whole
+
+    def body_came(self, nbytes: int) -> None:
+        """See `BodyConnection`."""
+        self._received += nbytes
+
+    def body_ended(self) -> None:
+        """See `BodyConnection`. The parser, which knows nothing of what it was not given, is replaced."""
+        self._body_reader = None
+        self.transport.set_protocol(self)
+        if not self.is_refused:
+            self.on_message_complete()
+            self.parser = self._new_parser()
+
+    def _end_body(self, *, whole: bool) -> None:
+        if self._body_reader is not None:
+            self._body_reader.end(whole=whole)
+
     # ------------------------------------------------------------------------------------------ the parser's calls
 
     def on_message_begin(self) -> None:
@@ -614,7 +691,7 @@ class ListenerProtocol(HttpToolsProtocol):
     def begin_scope(self) -> None:
         """Begin a request as uvicorn does."""
         super().on_message_begin()
-        self.scope["extensions"] = {GONE: {"future": self._until_gone}}
+        self.scope["extensions"] = {GONE: {"future": self._until_gone}, BODY: {"read_into": self._read_body_into}}
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._calls += 1
@@ -740,11 +817,11 @@ class ListenerProtocol(HttpToolsProtocol):
 
     def owes_body(self) -> bool:
         """Whether the rest of a body is still to come, and it is for the client to send it."""
-        return self._is_in_body and not (self.flow.read_paused or self._rest or self.pipeline or self._is_refused)
+        return self._is_in_body and not (self.flow.read_paused or self._rest or self.pipeline or self.is_refused)
 
     def _refuse(self, refusal: _Refused) -> None:
         """Answer with *refusal* behind the answers that are due; nothing more is taken from the client."""
-        self._is_refused = True
+        self.is_refused = True
         self._stop_timer()
         self._rest = _NOTHING
         if not self._drop_broken_request():
@@ -764,6 +841,7 @@ class ListenerProtocol(HttpToolsProtocol):
             return True
         if cycle.response_started:
             return False
+        self._end_body(whole=False)
         cycle.disconnected = True  # its application ends, and writes nothing
         cycle.message_event.set()
         self._running = None
@@ -872,7 +950,7 @@ class ListenerProtocol(HttpToolsProtocol):
                 value = b",".join(token for token in value.split(b",") if token.strip().lower() != b"upgrade")
             if name != b"upgrade":
                 head.append(b"%s: %s\r\n" % (name, value))
-        self.parser = httptools.HttpRequestParser(self)
+        self.parser = self._new_parser()
         try:
             self.parser.feed_data(b"".join([*head, b"\r\n"]))
         except httptools.HttpParserUpgrade:

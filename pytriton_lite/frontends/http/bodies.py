@@ -15,7 +15,7 @@ from pytriton_lite.core.cores import usable_cores
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
 from pytriton_lite.frontends.http.json_slices import Job
-from pytriton_lite.frontends.listener import Receive, Scope, when_gone
+from pytriton_lite.frontends.listener import Receive, Scope, read_body_into, when_gone
 
 if TYPE_CHECKING:
     from fastapi import Request  # half of what a process that serves HTTP would import
@@ -169,7 +169,7 @@ class Receiving:
 
 
 async def read_up_to(
-    limit: int, receive: Receive, first: bytes, length: int | None, what: str, receiving: Receiving
+    limit: int, scope: Scope, receive: Receive, first: bytes, length: int | None, what: str, receiving: Receiving
 ) -> bytearray | memoryview:
     """A whole body of which *first* has come and more will. *length* is its Content-Length, *what* the limit's name for it.
 
@@ -181,7 +181,7 @@ async def read_up_to(
         if length > _UNCOUNTED_BYTES:
             # Not one that grows: sixteen of those leave holes as large as themselves in the heap.
             room = allocate(length)
-            filled, _, _ = await fill(room, receive, first, receiving)
+            filled, _, _ = await fill(room, receive, first, receiving, all_of=scope)
             return room[:filled]
     body = bytearray(first)
     more = True
@@ -194,13 +194,28 @@ async def read_up_to(
 
 
 async def fill(
-    room: memoryview, receive: Receive, first: bytes, receiving: Receiving, *, before: int = 0
+    room: memoryview,
+    receive: Receive,
+    first: bytes,
+    receiving: Receiving,
+    *,
+    before: int = 0,
+    all_of: Scope | None = None,
 ) -> tuple[int, bytes, bool]:
     """Put what comes of a body, *first* to begin with, into *room*, until that is full or the body ends.
 
     How much of it was filled, what has come and found no room, and whether more will. *before* are bytes that have come
-    before, and are kept. Raises as `read_up_to`.
+    before, and are kept. *all_of* is the scope of the request where *room* is as long as all that is left of its body.
+    Raises as `read_up_to`.
     """
+    if all_of is not None:
+        begun = len(first)
+        room[:begun] = first
+        whole = read_body_into(all_of, room[begun:], lambda nbytes: receiving.hold(before + begun + nbytes))
+        if whole is not None:
+            if not await whole:
+                raise Disconnected
+            return len(room), b"", False
     filled, more, piece = 0, True, first
     while True:
         end = min(filled + len(piece), len(room))

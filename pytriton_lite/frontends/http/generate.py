@@ -63,7 +63,7 @@ def generate_app(server: Door, options: HttpOptions, large: LargeDocuments) -> G
     async def generate(scope: Scope, receive: Receive, send: Send, model: str, version_text: str | None) -> None:
         timeline = begin_timeline(observation, scope, model) if observation.is_on else None
         if timeline is not None:
-            observed = Observed(timeline, receive, send)
+            observed = Observed(timeline, scope, receive, send)
             receive, send = observed.receive, observed.send
         error_text = ""
         try:
@@ -109,7 +109,8 @@ async def _read_request(
         refuse("Unsupported content-encoding, only 'identity' is supported.")
     length = headers.get(b"content-length")
     with Receiving(server.receive_budget) as receiving:
-        document = await read_up_to(limit, receive, b"", None if length is None else int(length), "JSON", receiving)
+        known = None if length is None else int(length)
+        document = await read_up_to(limit, scope, receive, b"", known, "JSON", receiving)
         decode = partial(
             generate_codec.decode,
             document,

@@ -76,7 +76,7 @@ def infer_app(server: Door, options: HttpOptions, large: LargeDocuments) -> Infe
     async def infer(scope: Scope, receive: Receive, send: Send, model: str, version_text: str | None) -> None:
         timeline = begin_timeline(observation, scope, model) if observation.is_on else None
         if timeline is not None:
-            observed = Observed(timeline, receive, send)
+            observed = Observed(timeline, scope, receive, send)
             receive, send = observed.receive, observed.send
         error_text = ""
         try:
@@ -186,7 +186,7 @@ class Reading:
         length = self._content_length()
         if self._length_header is None or (json_size := _json_size(self._length_header, length)) == 0:
             what = "JSON" if self._length_header is None else "body"
-            body = await read_up_to(self._limit, receive, first, length, what, receiving)
+            body = await read_up_to(self._limit, scope, receive, first, length, what, receiving)
             return await self.apart(body, scope, large)
         check_limit("JSON", json_size, self._limit)
         document = allocate(json_size)
@@ -201,7 +201,8 @@ class Reading:
         self._server.check(self._served, request)
         due = codec.missing_bytes(request)
         view = allocate(due, before=json_size)
-        filled, rest, more = await fill(view, receive, rest, receiving, before=json_size)
+        whole = scope if available == due else None
+        filled, rest, more = await fill(view, receive, rest, receiving, before=json_size, all_of=whole)
         while more and not rest:  # nothing may come behind it
             rest, more = await next_piece(receive)
         if filled != due or rest:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Callable
 
 from pytriton_lite.core.timeline import Listener, Timeline
 from pytriton_lite.engine.tracing.observation import Observation
 from pytriton_lite.frontends.addresses import format_address
-from pytriton_lite.frontends.listener import AsgiApp, Message, Receive, Scope, Send
+from pytriton_lite.frontends.listener import BODY, AsgiApp, Message, ReadInto, Receive, Scope, Send
 
 
 def begin_timeline(observation: Observation, scope: Scope, model: str) -> Timeline | None:
@@ -32,7 +34,7 @@ def admin_told(app: AsgiApp, listener: Listener) -> AsgiApp:
         timeline.method = f"{scope['method']} {scope['path']}"
         timeline.peer = _peer_of(scope)
         timeline.on_finish = (listener,)
-        observed = Observed(timeline, receive, send)
+        observed = Observed(timeline, scope, receive, send)
         try:
             await app(scope, observed.receive, observed.send)
         finally:
@@ -47,10 +49,14 @@ def _peer_of(scope: Scope) -> str:
 
 
 class Observed:
-    """``receive`` and ``send`` in the place of those that were given."""
+    """``receive`` and ``send`` in the place of those that were given, and of what the scope offers for large bodies."""
 
-    def __init__(self, timeline: Timeline, receive: Receive, send: Send) -> None:
+    def __init__(self, timeline: Timeline, scope: Scope, receive: Receive, send: Send) -> None:
         self._timeline = timeline
+        extensions = scope.get("extensions", {})
+        if BODY in extensions:
+            self._read_into: ReadInto = extensions[BODY]["read_into"]
+            scope["extensions"] = {**extensions, BODY: {"read_into": self._read_body_into}}
         self._receive = receive
         self._send = send
         self._bytes_received = 0
@@ -62,6 +68,19 @@ class Observed:
             if not message.get("more_body"):
                 self._timeline.received(self._bytes_received)
         return message
+
+    def _read_body_into(
+        self, scope: Scope, room: memoryview, on_bytes: Callable[[int], None]
+    ) -> asyncio.Future[bool] | None:
+        whole = self._read_into(scope, room, on_bytes)
+        if whole is not None:
+            before = self._bytes_received
+            whole.add_done_callback(lambda whole: self._on_body(whole, before + len(room)))
+        return whole
+
+    def _on_body(self, whole: asyncio.Future[bool], nbytes: int) -> None:
+        if not whole.cancelled() and whole.exception() is None and whole.result():
+            self._timeline.received(nbytes)
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
