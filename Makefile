@@ -26,7 +26,7 @@ EXAMPLE_STAMP      := $(if $(filter $(NAME),$(FRAMEWORK_EXAMPLES)),$(FRAMEWORKS)
 COMPILED := build/compiled
 
 .PHONY: serve example test test-compiled test-front-ends test-lowest test-frameworks fuzz fuzz-decoders torture siege check format protos bench \
-	wheel compiled-wheel clean
+	bench-peers plots wheel compiled-wheel clean
 
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
@@ -116,6 +116,13 @@ protos: $(VENV)/.installed  ## regenerate pytriton_lite/proto from protos/
 bench: $(VENV)/.installed  ## throughput beside a peer: make bench ARGS="--peer-command '...'"
 	$(BIN)/python benchmarks/compare.py $(ARGS)
 
+bench-peers: $(VENV)/.installed  ## other model servers beside this one, each installed into .peers/: make bench-peers ARGS="--rounds 5"
+	$(BIN)/python benchmarks/peers.py $(ARGS)
+
+plots: $(VENV)/.installed  ## draw docs/plots/ and the tables of docs/performance.md anew from benchmarks/results/
+	$(BIN)/python $(PIP_INSTALL) --group plots
+	$(BIN)/python benchmarks/plots.py $(ARGS)
+
 wheel: $(VENV)/.installed  ## build dist/ and try the wheel in an environment of its own; with TAG=v1.2.3: only if that is the version
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist .
@@ -127,4 +134,4 @@ compiled-wheel: $(VENV)/.installed  ## the same with a wheel for this Python and
 	$(BIN)/python tools/try_wheel.py dist $(TAG)
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) $(LOWEST) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(LOWEST) .peers dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -179,9 +179,13 @@ def grpc_message(call: Call, protocol: Protocol = Protocol.GRPC) -> bytes:
 
 def raw_http_request(call: Call, protocol: Protocol, port: int) -> bytes:
     """The request from its first byte to its last."""
-    request = http_request(call, protocol)
+    return raw_post(http_path(call), http_request(call, protocol), port)
+
+
+def raw_post(path: str, request: HttpRequest, port: int) -> bytes:
+    """A POST to *path* from its first byte to its last."""
     fields = {"Host": f"127.0.0.1:{port}", **request.headers, "Content-Length": str(len(request.body))}
-    lines = [f"POST {http_path(call)} HTTP/1.1", *(f"{name}: {text}" for name, text in fields.items()), "", ""]
+    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {text}" for name, text in fields.items()), "", ""]
     return "\r\n".join(lines).encode() + request.body
 
 
@@ -214,19 +218,32 @@ def check_answer(
     where = f"{call.model} over {protocol.value}"
     try:
         answer = _ask_http(call, protocol, ports.http) if protocol.is_http else _ask_grpc(call, protocol, ports.grpc)
-    except (OSError, http.client.HTTPException, grpc.RpcError, ValueError, KeyError) as error:
+    except (
+        OSError,
+        http.client.HTTPException,
+        grpc.RpcError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
         raise BenchmarkError(f"{where}: no answer that could be read: {error!r}") from error
     responses = [read_regions(call)] if read_regions is not None else answer.responses
     if len(responses) != len(call.responses):
         raise BenchmarkError(f"{where}: expected {len(call.responses)} responses, got {len(responses)}")
     for number, (expected, got) in enumerate(zip(call.responses, responses), start=1):
-        for name, tensor in expected.items():
-            found = got.get(name)
-            if found is None or not np.array_equal(found, tensor):
-                raise BenchmarkError(
-                    f"{where}: wrong answer: expected {name} {_shown(tensor)}, got {_shown(found)} in response {number}"
-                )
+        check_tensors(expected, got, where=where, number=number)
     return answer.body_bytes
+
+
+def check_tensors(expected: Tensors, got: Tensors, *, where: str, number: int = 1) -> None:
+    """Raises BenchmarkError unless response *number* has each of the expected tensors, element by element."""
+    for name, tensor in expected.items():
+        found = got.get(name)
+        if found is None or not np.array_equal(found, tensor):
+            raise BenchmarkError(
+                f"{where}: wrong answer: expected {name} {_shown(tensor)}, got {_shown(found)} in response {number}"
+            )
 
 
 def _shown(tensor: npt.NDArray[np.float32] | None) -> str:
@@ -236,7 +253,14 @@ def _shown(tensor: npt.NDArray[np.float32] | None) -> str:
 
 
 def _ask_http(call: Call, protocol: Protocol, port: int) -> Answer:
-    request, path = http_request(call, protocol), http_path(call)
+    headers, body = post(http_path(call), http_request(call, protocol), port)
+    if protocol.uses_regions:
+        return Answer([], len(body))
+    return Answer([read_http_outputs(body, headers[HEADER_LENGTH])], len(body))
+
+
+def post(path: str, request: HttpRequest, port: int) -> tuple[http.client.HTTPMessage, bytes]:
+    """Headers and body of the answer. Raises BenchmarkError if its status is not 200, and what http.client raises."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_TIMEOUT_S)
     try:
         connection.request("POST", path, request.body, dict(request.headers))
@@ -246,9 +270,7 @@ def _ask_http(call: Call, protocol: Protocol, port: int) -> Answer:
         connection.close()
     if response.status != 200:
         raise BenchmarkError(f"POST {path}: status {response.status}: {body[:500]!r}")
-    if protocol.uses_regions:
-        return Answer([], len(body))
-    return Answer([read_http_outputs(body, response.getheader(HEADER_LENGTH))], len(body))
+    return response.headers, body
 
 
 def read_http_outputs(body: bytes, header_length: str | None) -> Tensors:
@@ -256,7 +278,7 @@ def read_http_outputs(body: bytes, header_length: str | None) -> Tensors:
     header_end = len(body) if header_length is None else int(header_length)
     outputs, offset = {}, header_end
     for output in json.loads(body[:header_end])["outputs"]:
-        nbytes = output.get("parameters", {}).get("binary_data_size")
+        nbytes = (output.get("parameters") or {}).get("binary_data_size")  # KServe writes null
         if nbytes is None:
             outputs[output["name"]] = np.array(output["data"], np.float32)
         else:

@@ -73,13 +73,13 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--callers",
-        type=_positive_list,
+        type=positive_list,
         metavar="N,...",
         help=f"default: {_defaults(lambda scenario: map(str, scenario.callers))}",
     )
-    parser.add_argument("--rounds", type=_positive, default=3, metavar="N", help="default: %(default)s")
+    parser.add_argument("--rounds", type=positive, default=3, metavar="N", help="default: %(default)s")
     parser.add_argument(
-        "--seconds", type=_positive, default=5, metavar="S", help="each measurement; default: %(default)s"
+        "--seconds", type=positive, default=5, metavar="S", help="each measurement; default: %(default)s"
     )
     parser.add_argument(
         "--warmup",
@@ -101,9 +101,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="add_sub's folder; default: the project's own",
     )
     parser.add_argument(
-        "--port-base", type=_positive, metavar="PORT", help="use this port and the five after it; default: free ones"
+        "--port-base", type=positive, metavar="PORT", help="use this port and the five after it; default: free ones"
     )
-    parser.add_argument("--start-timeout", type=_positive, default=120, metavar="S", help="default: %(default)s")
+    parser.add_argument("--start-timeout", type=positive, default=120, metavar="S", help="default: %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there as well")
     parser.add_argument("--markdown", action="store_true", help="print the result as Markdown")
     options = parser.parse_args(argv)
@@ -130,25 +130,27 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     if (number := _whole(text)) == 0:
         raise argparse.ArgumentTypeError("expected a number above 0, got 0")
     return number
 
 
-def _positive_list(text: str) -> list[int]:
-    return [_positive(part.strip()) for part in text.split(",")]
+def positive_list(text: str) -> list[int]:
+    """Numbers above 0 between commas; for argparse, as is `positive`."""
+    return [positive(part.strip()) for part in text.split(",")]
 
 
 def _protocols(text: str) -> list[Protocol]:
-    return [Protocol(name) for name in _known(text, [protocol.value for protocol in Protocol], "protocol")]
+    return [Protocol(name) for name in known_names(text, [protocol.value for protocol in Protocol], "protocol")]
 
 
 def _scenarios(text: str) -> list[str]:
-    return _known(text, list(SCENARIOS), "scenario")
+    return known_names(text, list(SCENARIOS), "scenario")
 
 
-def _known(text: str, known: Sequence[str], kind: str) -> list[str]:
+def known_names(text: str, known: Sequence[str], kind: str) -> list[str]:
+    """Names between commas, each one of *known*. Raises ArgumentTypeError with the word *kind*."""
     names = [part.strip() for part in text.split(",")]
     for name in names:
         if name not in known:
@@ -159,7 +161,7 @@ def _known(text: str, known: Sequence[str], kind: str) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse_arguments(argv)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
+        signal.signal(number, leave)
     results: list[CellResult] = []
     facts = machine_facts()
     try:
@@ -174,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _leave(number: int, _frame: object) -> None:
+def leave(number: int, _frame: object) -> None:
     """Let the servers be ended on the way out."""
     raise SystemExit(128 + number)
 
@@ -220,7 +222,7 @@ def compare(options: argparse.Namespace, facts: dict[str, str], results: list[Ce
                 measured = {side: measure(measurement, server, options) for side, server in servers.items()}
                 for side, sample in measured.items():  # a round counts when both halves of it are there
                     result.samples.setdefault(side, []).append(sample)
-                _say(f"round {number}: {_brief(result.cell, measured)}")
+                say(f"round {number}: {_brief(result.cell, measured)}")
 
 
 @dataclass(frozen=True)
@@ -288,7 +290,7 @@ def _started(
     if base is not None and side == PEER:
         base += 3
     ports = free_ports(base)
-    _say(f"{side}: {' '.join(expand(command, models=models, ports=ports))}")
+    say(f"{side}: {' '.join(expand(command, models=models, ports=ports))}")
     log = folder / f"{side}.log"
     with MeasuredServer.started(
         side, command, models=models, ports=ports, log=log, timeout_s=options.start_timeout
@@ -414,7 +416,7 @@ def _naming(server: MeasuredServer) -> Iterator[None]:
 def _announce(options: argparse.Namespace, cells: int, sides: int) -> None:
     runs = cells * sides * options.rounds
     minutes = runs * (options.seconds + options.warmup + 0.5) / 60
-    _say(f"{runs} measurements, about {minutes:.1f} minutes")
+    say(f"{runs} measurements, about {minutes:.1f} minutes")
 
 
 def _brief(cell: Cell, measured: dict[str, Sample]) -> str:
@@ -422,7 +424,7 @@ def _brief(cell: Cell, measured: dict[str, Sample]) -> str:
     return f"{cell.scenario}, {cell.protocol}, {cell.callers} callers, {cell.generator}: {rates}"
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     """Progress goes to standard error: standard output is the result."""
     print(text, file=sys.stderr, flush=True)
 

@@ -172,18 +172,18 @@ def as_markdown(facts: Mapping[str, str], results: Sequence[CellResult]) -> str:
     headings, *lines = table(results)
     alignment = ["---" if column in _LEFT_ALIGNED else "---:" for column in range(len(headings))]
     texts = [f"* {name}: {fact}" for name, fact in facts.items()]
-    texts += ["", _markdown_row(headings), _markdown_row(alignment)]
+    texts += ["", markdown_row(headings), markdown_row(alignment)]
     for line in lines:
         is_ratio = line[_SERVER_COLUMN] == "ours/peer"
         texts.append(
-            _markdown_row(
+            markdown_row(
                 [f"**{text}**" if is_ratio and column >= _SERVER_COLUMN else text for column, text in enumerate(line)]
             )
         )
     return "\n".join(texts) + "\n"
 
 
-def _markdown_row(texts: Sequence[str]) -> str:
+def markdown_row(texts: Sequence[str]) -> str:
     return f"| {' | '.join(texts)} |"
 
 

@@ -30,10 +30,9 @@ import numpy as np
 import tritonclient.grpc
 import tritonclient.http
 from benchmark_error import BenchmarkError
-from calls import Call, Protocol
+from calls import Call, HttpRequest, Protocol, raw_post
 from front_ends import cpu_seconds
-from grpc_load import messages_file
-from load_generators import GRACE_S, Load, Wrk, read_wrk, require_tools, run_bounded, wrk_script_of_many
+from load_generators import Load, Wrk, require_tools, run_wrk_with
 from machine_facts import machine_facts
 from measured_server import MeasuredServer, Ports, free_ports
 
@@ -177,15 +176,9 @@ def with_sequences(count: int, models: Path, seconds: int) -> Cost:
             for number in range(1, count + 1):
                 client.infer("model", [given], sequence_id=number, sequence_start=True)
         requests = [_in_sequence(number % count + 1, ports) for number in range(4096)]
-        (folder / "requests.bin").write_bytes(messages_file(requests))
-        (folder / "wrk.lua").write_text(wrk_script_of_many(folder / "requests.bin"))
 
         def run(for_s: int) -> Load:
-            url = f"http://127.0.0.1:{ports.http}/"
-            command = ["wrk", "--threads=1", f"--connections={CALLERS}", f"--duration={for_s}s"]
-            return read_wrk(
-                run_bounded([*command, f"--script={folder / 'wrk.lua'}", url], limit_s=for_s + GRACE_S), callers=CALLERS
-            )
+            return run_wrk_with(requests, folder, ports, callers=CALLERS, seconds=for_s)
 
         run(WARM_UP_S)
         return cost_of(server, lambda: _counted(run(seconds)))
@@ -196,10 +189,7 @@ def _in_sequence(sequence: int, ports: Ports) -> bytes:
     tensor = {"name": "X", "datatype": "FP32", "shape": [1, 4], "data": [sequence + 0.25, 1.5, -2.25, 1000]}
     document = {"parameters": {"sequence_id": sequence}, "inputs": [tensor]}
     body = json.dumps(document, separators=(",", ":")).encode()
-    head = (
-        f"POST /v2/models/model/infer HTTP/1.1\r\nHost: 127.0.0.1:{ports.http}\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
+    return raw_post("/v2/models/model/infer", HttpRequest({}, body), ports.http)
 
 
 def with_queue(count: int, models: Path, seconds: int) -> Cost:
@@ -317,7 +307,9 @@ def main(arguments: Sequence[str]) -> int:
     report(found)
     if chosen.result is not None:
         rows = [{"axis": axis, "size": size, **asdict(run)} for (axis, size), runs in found.items() for run in runs]
-        chosen.result.write_text(json.dumps({"facts": machine_facts(), "rows": rows}, indent=1) + "\n")
+        options = {"axes": axes, "largest": chosen.largest, "rounds": chosen.rounds, "seconds": chosen.seconds}
+        content = {"facts": machine_facts(), "options": options, "rows": rows}
+        chosen.result.write_text(json.dumps(content, indent=1) + "\n")
     return 0
 
 

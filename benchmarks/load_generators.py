@@ -21,7 +21,7 @@ import subprocess
 import sys
 import typing
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,25 +145,35 @@ class Wrk:
     name: str = "wrk"
 
     def run(self, ports: Ports, *, callers: int, seconds: int) -> Load:
-        script = self.folder / "wrk.lua"
         calls = self.call.over(self.protocol)
-        if len(calls) == 1:
-            script.write_text(wrk_script(http_request(calls[0], self.protocol)))
-        else:
-            requests = self.folder / "requests.bin"
-            requests.write_bytes(messages_file([raw_http_request(call, self.protocol, ports.http) for call in calls]))
-            script.write_text(wrk_script_of_many(requests))
-        url = f"http://127.0.0.1:{ports.http}{http_path(self.call)}"
-        command = [
-            "wrk",
-            "--threads=1",
-            f"--connections={callers}",
-            f"--duration={seconds}s",
-            f"--timeout={GRACE_S:g}s",  # what has not been answered by then is an error
-            f"--script={script}",
-            url,
-        ]
-        return read_wrk(run_bounded(command, limit_s=seconds + GRACE_S), callers=callers)
+        if len(calls) > 1:
+            requests = [raw_http_request(call, self.protocol, ports.http) for call in calls]
+            return run_wrk_with(requests, self.folder, ports, callers=callers, seconds=seconds)
+        script = wrk_script(http_request(calls[0], self.protocol))
+        return _run_wrk(script, self.folder, ports, http_path(self.call), callers=callers, seconds=seconds)
+
+
+def run_wrk_with(requests: Sequence[bytes], folder: Path, ports: Ports, *, callers: int, seconds: int) -> Load:
+    """Send *requests*, whole from the first byte to the last, one after the other. *folder* takes them and the script."""
+    written = folder / "requests.bin"
+    written.write_bytes(messages_file(requests))
+    return _run_wrk(wrk_script_of_many(written), folder, ports, "/", callers=callers, seconds=seconds)
+
+
+def _run_wrk(script: str, folder: Path, ports: Ports, path: str, *, callers: int, seconds: int) -> Load:
+    """*path* is where a script posts that has no requests of its own."""
+    written = folder / "wrk.lua"
+    written.write_text(script)
+    command = [
+        "wrk",
+        "--threads=1",
+        f"--connections={callers}",
+        f"--duration={seconds}s",
+        f"--timeout={GRACE_S:g}s",  # what has not been answered by then is an error
+        f"--script={written}",
+        f"http://127.0.0.1:{ports.http}{path}",
+    ]
+    return read_wrk(run_bounded(command, limit_s=seconds + GRACE_S), callers=callers)
 
 
 def wrk_script(request: HttpRequest) -> str:

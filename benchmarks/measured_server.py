@@ -64,10 +64,10 @@ def _are_free(base: int) -> bool:
     return True
 
 
-def expand(template: str, *, models: Path, ports: Ports) -> list[str]:
+def expand(template: str, *, models: Path, ports: Ports, python: str = sys.executable) -> list[str]:
     """The words of a command line with its {placeholders} filled in. They are split first: a path may hold blanks."""
     values = {
-        "python": sys.executable,
+        "python": python,
         "models": str(models),
         "http_port": str(ports.http),
         "grpc_port": str(ports.grpc),
@@ -96,24 +96,38 @@ class Counters:
 class MeasuredServer:
     """A running server. Made by `started`, which also ends it."""
 
-    def __init__(self, side: str, process: subprocess.Popen[bytes], ports: Ports, log: Path) -> None:
+    def __init__(
+        self, side: str, process: subprocess.Popen[bytes], ports: Ports, log: Path, ready_path: str = "/v2/health/ready"
+    ) -> None:
         self.side = side
         self.ports = ports
         self.tree = ProcessTree(process.pid)
         self._process = process
         self._log = log
+        self._ready_path = ready_path
 
     @classmethod
     @contextlib.contextmanager
     def started(
-        cls, side: str, template: str, *, models: Path, ports: Ports, log: Path, timeout_s: float
+        cls,
+        side: str,
+        template: str,
+        *,
+        models: Path,
+        ports: Ports,
+        log: Path,
+        timeout_s: float,
+        python: str = sys.executable,
+        ready_path: str = "/v2/health/ready",
     ) -> Iterator[MeasuredServer]:
         """Start the command in a session of its own and wait until it is ready; on leaving, nothing of it is left.
+
+        *python* is what {python} stands for, and *ready_path* what answers with status 200 as soon as the server is ready.
 
         It runs in the folder of the log, where no modules lie. The Python of a Triton looks into the working directory
         first: started beside a triton_python_backend_utils of ours, it did not come up.
         """
-        command = expand(template, models=models, ports=ports)
+        command = expand(template, models=models, ports=ports, python=python)
         if os.sep in command[0]:
             command[0] = os.path.abspath(command[0])  # meant from where we are; not resolved, as {python} may be a link
         with log.open("wb") as output:
@@ -128,7 +142,7 @@ class MeasuredServer:
                 )
             except OSError as error:
                 raise BenchmarkError(f"{side}: cannot start {command[0]!r}: {error}") from error
-        server = cls(side, process, ports, log)
+        server = cls(side, process, ports, log, ready_path)
         try:
             server.wait_ready(timeout_s)
             yield server
@@ -147,7 +161,7 @@ class MeasuredServer:
 
     def _is_ready(self) -> bool:
         try:
-            status, _ = self._get("/v2/health/ready")
+            status, _ = self._get(self._ready_path)
         except (OSError, http.client.HTTPException):
             return False
         return status == 200

@@ -1,7 +1,7 @@
 """The models of the benchmark's scenarios as it asks for them, in a process of its own, with faults on request.
 
 stand_in_server.py HTTP_PORT GRPC_PORT [--wrong] [--fail-after N] [--short-after N] [--forget-calls] [--ignore-sigterm]
-                   [--with-child] [--die]
+                   [--with-child] [--own-id ID] [--die]
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/v2":
             self.answer(b'{"name": "stand-in", "version": "1.2.3"}')
-        elif self.path == "/v2/health/ready":
+        elif self.path in ("/v2/health/ready", "/v2/models/add_sub/ready", "/healthy"):
             self.answer(b"")
         else:
             with LOCK:
@@ -82,6 +82,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path == "/infer":
+            self.answer_own(json.loads(body))
+            return
         if not count(self.model):
             self.answer(b'{"error": "told to fail"}', status=500)
             return
@@ -97,6 +100,12 @@ class Handler(BaseHTTPRequestHandler):
         sizes = [{"name": name, "parameters": {"binary_data_size": len(data)}} for name, data in outputs.items()]
         header = json.dumps({"outputs": sizes}).encode()
         self.answer(header + b"".join(outputs.values()), header_length=len(header))
+
+    def answer_own(self, request: dict[str, list[float]]) -> None:
+        """add_sub for those who do not speak V2."""
+        inputs = [struct.pack("<4f", *request[name]) for name in ("INPUT0", "INPUT1")]
+        outputs = {name: struct.unpack("<4f", data) for name, data in outputs_of("add_sub", *inputs).items()}
+        self.answer(json.dumps({"id": OPTIONS.own_id or request["id"], **outputs}).encode())
 
     def answer(self, body: bytes, *, status: int = 200, header_length: int | None = None) -> None:
         self.send_response(status)
@@ -158,6 +167,7 @@ def main() -> None:
     parser.add_argument("--forget-calls", action="store_true")
     parser.add_argument("--ignore-sigterm", action="store_true")
     parser.add_argument("--with-child", action="store_true")
+    parser.add_argument("--own-id")
     parser.add_argument("--die", action="store_true")
     parser.parse_args(namespace=OPTIONS)
     if OPTIONS.die:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmark_error import BenchmarkError
-from calls import DIFFERENT, Call, Protocol, check_answer, raw_http_request
+from calls import DIFFERENT, Call, Protocol, check_answer, raw_http_request, read_http_outputs
 from client_regions import outputs_of, registered
 from compare import MODELS, OUR_COMMAND
 from measured_server import MeasuredServer, free_ports
@@ -127,3 +127,8 @@ def test_outputs_in_regions_are_compared_too(tmp_path: Path, protocol: Protocol)
                 check_answer(wrong, protocol, server.ports, outputs_of)
         with pytest.raises(BenchmarkError, match="Unable to find shared memory region"):
             check_answer(right, protocol, server.ports, outputs_of)
+
+
+def test_output_whose_parameters_are_null_has_its_numbers_in_json() -> None:
+    body = b'{"outputs": [{"name": "Y", "parameters": null, "data": [1.5, 2.0]}]}'
+    assert read_http_outputs(body, None)["Y"].tolist() == [1.5, 2.0]
