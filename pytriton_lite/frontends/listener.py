@@ -60,6 +60,8 @@ _FEW_CALLS = 16
 """Calls of the parser for a slice, below which the next one is twice as long."""
 _CLOSE = (b"connection", b"close")
 _LEAST_PROGRESS = 1 << 10
+_READ_BYTES_AS_DECRYPTED = 3
+"""Bytes of a body that take as long to be read into new memory as one that is decrypted."""
 _DIRECT_BYTES = 256 << 10
 """Below that a body is received as uvicorn does: two changes of the transport's protocol cost as much as copying it."""
 _NOTHING = memoryview(b"")
@@ -667,8 +669,13 @@ class ListenerProtocol(HttpToolsProtocol):
         return reader.whole
 
     def body_came(self, nbytes: int) -> None:
-        """See `BodyConnection`."""
+        """See `BodyConnection`. Where connections have had their time of this turn of the loop, this one waits for the next."""
         self._received += nbytes
+        if self._share.begin(nbytes // _READ_BYTES_AS_DECRYPTED):
+            self._share.end()
+        elif not self._is_waiting:
+            self.transport.pause_reading()
+            self._wait(is_new=True)
 
     def body_ended(self) -> None:
         """See `BodyConnection`. The parser, which knows nothing of what it was not given, is replaced."""
