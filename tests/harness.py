@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import json
+import mmap
+import os
 import random
 import socket
 import subprocess
@@ -52,6 +56,17 @@ def child(command: list[str], **options: Any) -> Iterator[subprocess.Popen[Any]]
             yield process
         finally:
             process.kill()
+
+
+def no_room(fd: int, nbytes: int) -> mmap.mmap:
+    """In the place of `mmap.mmap`: there is no room in this address space."""
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+
+def open_descriptors() -> int:
+    """Of this process, the one that counts them included."""
+    gc.collect()  # what a test before left in a cycle would be closed while the next one counts
+    return len(os.listdir("/proc/self/fd"))
 
 
 def free_ports(count: int) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 from pathlib import Path
@@ -11,16 +10,13 @@ import pytest
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.ipc.region import ClientSegment, MappedRegion
+from tests.harness import no_room, open_descriptors
 
 
 def segment(path: Path, nbytes: int, flags: int = os.O_RDWR) -> int:
     path.write_bytes(b"")
     os.truncate(path, nbytes)
     return os.open(path, flags)
-
-
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def test_what_the_system_refuses_to_write_is_an_error_of_the_request(tmp_path: Path) -> None:
@@ -37,14 +33,14 @@ def test_more_than_there_is_memory_is_an_error_of_the_request(tmp_path: Path) ->
 
 
 def test_a_mapped_segment_is_written_and_takes_one_descriptor(tmp_path: Path) -> None:
-    before = open_files()
+    before = open_descriptors()
     mapped = MappedRegion(segment(tmp_path / "segment", 64), 64)
-    assert open_files() == before + 1
+    assert open_descriptors() == before + 1
     mapped.check(0, 64)
     mapped.view[:4] = b"abcd"
     assert (tmp_path / "segment").read_bytes()[:4] == b"abcd"
     del mapped
-    assert open_files() == before
+    assert open_descriptors() == before
 
 
 def test_a_segment_that_was_made_smaller_is_seen(tmp_path: Path) -> None:
@@ -56,22 +52,18 @@ def test_a_segment_that_was_made_smaller_is_seen(tmp_path: Path) -> None:
 
 
 def test_a_segment_that_cannot_be_mapped_is_an_error_of_who_uses_it(tmp_path: Path) -> None:
-    before = open_files()
+    before = open_descriptors()
     mapped = MappedRegion(segment(tmp_path / "segment", 64), 128)  # it was made smaller before it was first used
-    assert open_files() == before
+    assert open_descriptors() == before
     os.truncate(tmp_path / "segment", 128)
     with pytest.raises(InferenceError, match="could not be mapped"):
         mapped.check(0, 16)
 
 
-def no_room(fd: int, nbytes: int) -> mmap.mmap:
-    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-
-
 def test_a_segment_that_there_was_no_memory_to_map_is_mapped_when_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = open_files()
+    before = open_descriptors()
     with monkeypatch.context() as patched:
         patched.setattr(mmap, "mmap", no_room)
         mapped = MappedRegion(segment(tmp_path / "segment", 64), 64)
@@ -81,14 +73,14 @@ def test_a_segment_that_there_was_no_memory_to_map_is_mapped_when_there_is(
     assert refused.value.code is ErrorCode.UNAVAILABLE
     mapped.map()
     mapped.check(0, 64)
-    assert (len(mapped.view), open_files()) == (64, before + 1)
+    assert (len(mapped.view), open_descriptors()) == (64, before + 1)
 
 
 def test_a_segment_that_was_never_mapped_keeps_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = open_files()
+    before = open_descriptors()
     with monkeypatch.context() as patched:
         patched.setattr(mmap, "mmap", no_room)
         mapped = MappedRegion(segment(tmp_path / "segment", 64), 64)
-    assert open_files() == before + 1
+    assert open_descriptors() == before + 1
     del mapped
-    assert open_files() == before
+    assert open_descriptors() == before

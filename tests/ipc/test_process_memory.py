@@ -6,9 +6,7 @@ InputMemory     a segment that there is no room for when it comes is mapped when
 
 from __future__ import annotations
 
-import errno
 import mmap
-import os
 import socket
 from collections.abc import Iterator
 
@@ -21,6 +19,7 @@ from pytriton_lite.ipc.channel import send_descriptor
 from pytriton_lite.ipc.messages import Place, SpecTable, TensorRef
 from pytriton_lite.ipc.process_memory import InputMemory, OutputMemory
 from pytriton_lite.ipc.segment import Segment
+from tests.harness import no_room, open_descriptors
 
 SPEC = SpecTable().encode("Y", dtypes.UINT8, (4,))
 
@@ -73,9 +72,6 @@ def test_undo_twice_takes_back_once(memory: OutputMemory) -> None:
 def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[InputMemory]:
     """Has heard of segment 7, of 64 bytes, b"the input" at offset 16, when there was no room to map it, as there is not yet."""
 
-    def no_room(fd: int, nbytes: int) -> mmap.mmap:
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-
     ours, theirs = socket.socketpair()
     with ours, theirs:
         segment = Segment.create(64)
@@ -89,10 +85,6 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[InputMemory]:
 
 
 REF = TensorRef(("X", dtypes.UINT8, (9,)), Place.SLOT, 9, segment=7, slot=3, offset=16)
-
-
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def test_what_lies_where_there_is_no_room_for_is_an_error_and_its_slot_is_given_back(late: InputMemory) -> None:
@@ -113,9 +105,9 @@ def test_it_is_read_when_there_is_room_by_who_held_it_before_and_by_others(
 ) -> None:
     early = late.hold(REF)
     monkeypatch.undo()
-    before = open_files()
+    before = open_descriptors()
     assert late.copy(REF) == b"the input"
-    assert open_files() == before  # the mapping keeps one in the place of ours
+    assert open_descriptors() == before  # the mapping keeps one in the place of ours
     assert early.size == 0
     del early
     lease = late.hold(REF)
@@ -125,6 +117,6 @@ def test_it_is_read_when_there_is_room_by_who_held_it_before_and_by_others(
 
 
 def test_one_that_was_never_mapped_keeps_no_descriptor_when_it_is_dropped(late: InputMemory) -> None:
-    before = open_files()
+    before = open_descriptors()
     late.drop(7)
-    assert open_files() == before - 1
+    assert open_descriptors() == before - 1

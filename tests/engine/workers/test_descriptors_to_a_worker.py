@@ -12,6 +12,7 @@ from typing import Any, cast
 from pytriton_lite.engine.workers.process import _Process
 from pytriton_lite.ipc.channel import wait_descriptor
 from tests.engine.starts import settings_of, start_of
+from tests.harness import open_descriptors
 
 MANY = 400
 
@@ -22,10 +23,6 @@ class Spawner:
 
     def kill(self, pid: int) -> None:
         self.killed += 1
-
-
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def send_nulls(process: _Process, count: int) -> None:
@@ -67,11 +64,11 @@ def test_those_that_a_worker_never_took_are_closed_with_it() -> None:
     async def send_and_end() -> tuple[int, int]:
         with ExitStack() as stack:
             process = process_with_a_small_socket(Spawner(), stack)
-            before = open_files()
+            before = open_descriptors()
             send_nulls(process, MANY)
             assert process._outlet._unsent_descriptors
             process._end()
-            return before, open_files()
+            return before, open_descriptors()
 
     before, after = asyncio.run(send_and_end())
     assert after == before

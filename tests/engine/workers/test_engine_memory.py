@@ -19,6 +19,7 @@ from pytriton_lite.ipc.channel import FrameReader
 from pytriton_lite.ipc.messages import Kind, Place, SpecTable, TensorRef
 from pytriton_lite.ipc.segment import Segment
 from tests.engine.starts import start_of
+from tests.harness import open_descriptors
 
 START = start_of(outputs=("X",), ring_bytes=1 << 20)
 COUNT = 25_000
@@ -329,10 +330,10 @@ def test_memory_of_the_worker_that_never_fitted_is_given_up(callee: Side, monkey
         patched.setattr(Segment, "attach", _no_room)
         dropped, left = callee.worker.write(floats(7)), callee.worker.write(floats(7, 10 * COUNT))
     assert dropped.segment != left.segment
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     callee.memory.drop(dropped.segment)
     with pytest.raises(KeyError):
         callee.memory.read(dropped)
-    assert len(os.listdir("/proc/self/fd")) == before - 1
+    assert open_descriptors() == before - 1
     callee.memory.close()
-    assert len(os.listdir("/proc/self/fd")) == before - 2
+    assert open_descriptors() == before - 2

@@ -8,7 +8,6 @@ from __future__ import annotations
 import array
 import asyncio
 import fcntl
-import gc
 import os
 import signal
 import socket
@@ -33,6 +32,7 @@ from pytriton_lite.ipc.channel import HEADER, frame, send_descriptor
 from pytriton_lite.ipc.messages import Fate, Kind, Place, SpecTable
 from pytriton_lite.scheduling.ticket import Batch, Ticket
 from tests.engine.starts import settings_of, start_of
+from tests.harness import open_descriptors
 
 WAIT_S = 30
 START = start_of(outputs=("OUT",), ring_bytes=1 << 16)
@@ -137,7 +137,7 @@ def under_attack(attack: Callable[[HostileWorker, Instance, Owner], Awaitable[No
     """Run *attack* with two batches in the worker's hands; every one of them must have ended once, if it was killed."""
     owner = Owner()
     trouble: list[dict[str, Any]] = []
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
 
     async def run() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: trouble.append(context))
@@ -159,8 +159,7 @@ def under_attack(attack: Callable[[HostileWorker, Instance, Owner], Awaitable[No
     asyncio.run(run())
     assert not trouble, trouble
     assert sorted(owner.ends) == [1, 2]
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) <= before + 1  # the directory itself
+    assert open_descriptors() <= before
     return owner
 
 

@@ -5,7 +5,6 @@ HTTP spec, section 12. Segments are real, in ``/dev/shm``.
 
 from __future__ import annotations
 
-import gc
 import os
 import resource
 import secrets
@@ -19,7 +18,7 @@ import pytest
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.workers.regions import RegionLimits, Regions
 from pytriton_lite.ipc.segment import DEFAULT_PREFIX
-from tests.harness import PROJECT
+from tests.harness import PROJECT, open_descriptors
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at segments as files, which only Linux shows")
 
@@ -65,11 +64,6 @@ def refusal(call: Callable[..., object], *args: object) -> tuple[ErrorCode, str]
     with pytest.raises(InferenceError) as caught:
         call(*args)
     return caught.value.code, caught.value.message
-
-
-def descriptors() -> int:
-    gc.collect()  # an exception that a test looked at may still hold some
-    return len(os.listdir("/proc/self/fd"))
 
 
 # ---------------------------------------------------------------------------------------------------- registration
@@ -166,7 +160,7 @@ def test_what_is_no_segment_is_not_opened(regions: Regions, make_segment: MakeSe
     (SHM / odd[1]).symlink_to(target)
     os.mkfifo(SHM / odd[2])
     (SHM / odd[3]).mkdir()
-    before = descriptors()
+    before = open_descriptors()
     try:
         for key in (*odd, "x" * 256):
             text = f"Unable to open shared memory region: '{key}'"
@@ -175,7 +169,7 @@ def test_what_is_no_segment_is_not_opened(regions: Regions, make_segment: MakeSe
         for key in odd[:3]:
             (SHM / key).unlink()
         (SHM / odd[3]).rmdir()
-    assert descriptors() == before
+    assert open_descriptors() == before
 
 
 def test_a_key_is_utf_8_also_where_the_locale_is_not(make_segment: MakeSegment) -> None:
@@ -307,23 +301,23 @@ def test_unregistering_knows_only_its_own_kind(regions: Regions, key: str) -> No
 
 def test_a_segment_is_closed_by_its_last_user(regions: Regions, key: str) -> None:
     """Newer Triton's rule: unregistering succeeds at once, the memory stays for requests that use it."""
-    before = descriptors()
+    before = open_descriptors()
     regions.register_system("r", key, 0, 64)
     window = regions.window("r", 0, 4)
     regions.unregister_system("r")
     (SHM / key).unlink()
     assert window.segment.read(window.offset, window.nbytes) == bytes([0, 1, 2, 3])
-    assert descriptors() == before + 1
+    assert open_descriptors() == before + 1
     del window
-    assert descriptors() == before
+    assert open_descriptors() == before
 
 
 def test_close_gives_everything_back(regions: Regions, key: str) -> None:
-    before = descriptors()
+    before = open_descriptors()
     regions.register_system("a", key, 0, 64)
     regions.register_system("b", key, 0, 64)
     regions.close()
-    assert descriptors() == before
+    assert open_descriptors() == before
 
 
 # ---------------------------------------------------------------------------------------------------- windows

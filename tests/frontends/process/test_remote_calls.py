@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
 import mmap
-import os
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -27,6 +25,7 @@ from pytriton_lite.ipc.channel import RECEIVE_BYTES, FrameReader, frame, send_de
 from pytriton_lite.ipc.messages import Kind, Place, SpecTable
 from pytriton_lite.ipc.process_memory import InputMemory, OutputMemory
 from pytriton_lite.ipc.segment import Segment
+from tests.harness import no_room
 
 CHECKED = Checked(model=0, stamp=1, batch_size=1, has_shape_key=False)
 
@@ -179,9 +178,6 @@ def test_a_large_tensor_goes_by_reference_and_its_memory_comes_back() -> None:
 def test_a_response_that_there_is_no_room_for_is_an_error_and_gives_its_memory_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def no_room(fd: int, nbytes: int) -> mmap.mmap:
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-
     async def scenario(calls: RemoteCalls, engine: Engine) -> None:
         receiver = Receiver()
         call = begin(calls, receiver)
