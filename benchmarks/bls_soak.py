@@ -26,14 +26,8 @@ from pathlib import Path
 
 from benchmark_error import BenchmarkError
 from fault_finding import find_faults
-from measured_server import MeasuredServer
+from measured_server import SERVE, MeasuredServer
 
-COMMAND = (
-    "{python} -m pytriton_lite serve {models}"
-    " --http-address=127.0.0.1 --http-port={http_port}"
-    " --grpc-address=127.0.0.1 --grpc-port={grpc_port}"
-    " --metrics-address=127.0.0.1 --metrics-port={metrics_port}"
-)
 FAILURE = "failed on purpose"
 ONE_IN = 100
 HANG_S = 30.0
@@ -284,7 +278,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     return find_faults(
         "bls_soak",
-        COMMAND,
+        SERVE,
         write_models=lambda models: write_models(models, chains=arguments.callers),
         measure=lambda server: soak(
             server, seconds=arguments.seconds, callers=arguments.callers, elements=arguments.elements

@@ -29,20 +29,14 @@ from client_regions import outputs_of, registered
 from comparison_report import OURS, PEER, Cell, CellResult, Sample, as_json, as_markdown, as_text, others_cores
 from load_generators import PACKAGES, Generator, GrpcLoad, H2load, Load, PerfAnalyzer, Wrk, require_tools
 from machine_facts import machine_facts, tool_version
-from measured_server import MeasuredServer, expand, free_ports
+from measured_server import SERVE, MeasuredServer, expand, free_ports
 from process_tree import everyone_cpu_seconds
 from scenarios import ADD_SUB, SCENARIOS, Scenario
 
 PROJECT = Path(__file__).resolve().parent.parent
 # Those that only the benchmark asks; add_sub is the project's own.
 MODELS = Path(__file__).resolve().parent / "models"
-OUR_COMMAND = (
-    "{python} -m pytriton_lite serve {models}"
-    " --http-address=127.0.0.1 --http-port={http_port}"
-    " --grpc-address=127.0.0.1 --grpc-port={grpc_port}"
-    " --metrics-address=127.0.0.1 --metrics-port={metrics_port}"
-    " --allow-client-shm=true"
-)
+OUR_COMMAND = f"{SERVE} --allow-client-shm=true"
 # Everybody else on a quiet machine, the kernel's own threads and the idle peer among them, needs a few hundredths.
 QUIET_CORES = 0.1
 

@@ -28,17 +28,10 @@ import tritonclient.grpc
 import tritonclient.http
 import tritonclient.utils.shared_memory as regions
 from benchmark_error import BenchmarkError
+from front_ends import PARTS, part_of
 from machine_facts import machine_facts
-from measured_server import MeasuredServer, free_ports
-from process_tree import PROC
+from measured_server import SERVE, MeasuredServer, free_ports
 
-COMMAND = (
-    "env LD_PRELOAD={library} COPIES_FOLDER={folder} {{python}} -m pytriton_lite serve {{models}} {flags}"
-    " --http-address=127.0.0.1 --http-port={{http_port}}"
-    " --grpc-address=127.0.0.1 --grpc-port={{grpc_port}}"
-    " --metrics-address=127.0.0.1 --metrics-port={{metrics_port}}"
-    " --allow-client-shm=true"
-)
 START_TIMEOUT_S = 60.0
 WARM_UP = 3
 
@@ -76,15 +69,9 @@ def write_models(models: Path) -> None:
             (folder / "config.pbtxt").write_text(CONFIG.format(more=VIEWS if views else ""))
 
 
-def part_of(pid: int, server: int) -> str:
-    if pid == server:
-        return "engine"
-    return "front end" if PROC.joinpath(str(pid), "comm").read_text().startswith("front end") else "worker"
-
-
 def copied(server: MeasuredServer, folder: Path) -> dict[str, int]:
     """Bytes that each part has copied up to now."""
-    total = {"engine": 0, "front end": 0, "worker": 0}
+    total = dict.fromkeys(PARTS, 0)
     for stat in server.tree.members():
         page = folder / str(stat.pid)
         if page.exists():
@@ -169,7 +156,8 @@ def main(arguments: Sequence[str]) -> int:
             write_models(folder / "models")
             pages = folder / "pages"
             pages.mkdir()
-            command = COMMAND.format(library=library, folder=pages, flags=f"--frontends={chosen.front_ends}")
+            counted = f"env LD_PRELOAD={library} COPIES_FOLDER={pages}"
+            command = f"{counted} {SERVE} --allow-client-shm=true --frontends={chosen.front_ends}"
             with MeasuredServer.started(
                 "ours",
                 command,
@@ -185,7 +173,7 @@ def main(arguments: Sequence[str]) -> int:
                 print("|---|---:|---:|---:|---:|")
                 for path, ask in paths(server, array):
                     times = measure(server, pages, ask, requests=chosen.requests, nbytes=array.nbytes)
-                    cells = [f"{times[part]:.2f}" for part in ("front end", "engine", "worker")]
+                    cells = [f"{times[part]:.2f}" for part in ("front ends", "engine", "workers")]
                     print(f"| {path} | {' | '.join(cells)} | {sum(times.values()):.2f} |", flush=True)
     except (BenchmarkError, subprocess.CalledProcessError) as error:
         print(f"copies: {error}", file=sys.stderr)

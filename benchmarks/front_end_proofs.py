@@ -23,16 +23,16 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmark_error import BenchmarkError
 from calls import Call, Protocol
-from front_ends import COMMAND, part_of
+from front_ends import part_of
 from growth import CONFIG, START_TIMEOUT_S
 from load_generators import Wrk, require_tools
 from machine_facts import machine_facts
-from measured_server import MeasuredServer, free_ports
+from measured_server import SERVE, MeasuredServer, free_ports, wait_until
 from process_tree import PROC
 from scenarios import ADD_SUB
 
@@ -60,7 +60,7 @@ def started(front_ends: int, folder: Path, more: str = "") -> Iterator[MeasuredS
         (models / "model" / "1").mkdir(parents=True)
         (models / "model" / "1" / "model.py").write_text(CODE)
         (models / "model" / "config.pbtxt").write_text((CONFIG % 1).replace("dims: [ 4 ]", "dims: [ -1 ]") + more)
-    command = COMMAND.format(front_ends=front_ends)
+    command = f"{SERVE} --frontends={front_ends}"
     log = folder / "server.log"
     with MeasuredServer.started(
         "ours", command, models=models, ports=free_ports(), log=log, timeout_s=START_TIMEOUT_S
@@ -68,25 +68,10 @@ def started(front_ends: int, folder: Path, more: str = "") -> Iterator[MeasuredS
         yield server
 
 
-def get(server: MeasuredServer, path: str, port: int = 0) -> bytes:
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port or server.ports.http, timeout=10)) as client:
+def get(server: MeasuredServer, path: str) -> bytes:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.ports.http, timeout=10)) as client:
         client.request("GET", path)
         return client.getresponse().read()
-
-
-def metric(server: MeasuredServer, name: str) -> float:
-    """The sum of a metric's samples."""
-    page = get(server, "/metrics", server.ports.metrics).decode()
-    rows = [row for row in page.splitlines() if row.startswith((name + "{", name + " "))]
-    return sum(float(row.rpartition(" ")[2]) for row in rows)
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise BenchmarkError(f"after {timeout_s:g} s it does not hold that {what}")
-        time.sleep(0.05)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -209,15 +194,15 @@ def kill_under_load(kills: int, callers: int) -> bool:
             doomed |= ports_at(victim, server.ports.http)
             os.kill(victim, signal.SIGKILL)
             wait_until(lambda: victim not in front_ends_of(server), "a killed front end is seen to have ended")  # noqa: B023
-            wait_until(lambda: metric(server, "pytriton_lite_front_ends") == 2, "another one is started")
+            wait_until(lambda: server.metric("pytriton_lite_front_ends") == 2, "another one is started")
         stop.set()
         for thread in threads:
             thread.join()
         lost = [port for client in clients for port in client.lost]
         elsewhere = [port for port in lost if port not in doomed]
         wrong = [text for client in clients for text in client.wrong]
-        wait_until(lambda: metric(server, "nv_inference_pending_request_count") == 0, "no request waits")
-        wait_until(lambda: metric(server, "pytriton_lite_shared_memory_slots") == 0, "no slot of shared memory is held")
+        wait_until(lambda: server.metric("nv_inference_pending_request_count") == 0, "no request waits")
+        wait_until(lambda: server.metric("pytriton_lite_shared_memory_slots") == 0, "no slot of shared memory is held")
         # A caller has one connection, and its descriptor is the front end's.
         wait_until(
             lambda: len(list((PROC / str(server.tree.root) / "fd").iterdir())) <= descriptors,

@@ -23,16 +23,10 @@ from benchmark_error import BenchmarkError
 from calls import Protocol
 from load_generators import Wrk, require_tools
 from machine_facts import machine_facts
-from measured_server import MeasuredServer, free_ports
+from measured_server import SERVE, MeasuredServer, free_ports
 from process_tree import PROC
 from scenarios import ADD_SUB
 
-COMMAND = (
-    "{{python}} -m pytriton_lite serve {{models}} --frontends={front_ends}"
-    " --http-address=127.0.0.1 --http-port={{http_port}}"
-    " --grpc-address=127.0.0.1 --grpc-port={{grpc_port}}"
-    " --metrics-address=127.0.0.1 --metrics-port={{metrics_port}}"
-)
 START_TIMEOUT_S = 120.0
 WARM_UP_S = 1
 PARTS = ("engine", "front ends", "workers")
@@ -64,7 +58,7 @@ def cpu_seconds(server: MeasuredServer) -> dict[str, float]:
 
 def measure(models: Path, folder: Path, *, front_ends: int, callers: int, seconds: int) -> Figures:
     """Start a server, load it, and end it."""
-    command = COMMAND.format(front_ends=front_ends)
+    command = f"{SERVE} --frontends={front_ends}"
     ports = free_ports()
     log = folder / "server.log"
     with MeasuredServer.started(

@@ -34,14 +34,9 @@ from calls import Call, HttpRequest, Protocol, raw_post
 from front_ends import cpu_seconds
 from load_generators import Load, Wrk, require_tools, run_wrk_with
 from machine_facts import machine_facts
-from measured_server import MeasuredServer, Ports, free_ports
+from measured_server import SERVE, MeasuredServer, Ports, free_ports, wait_until
 
-COMMAND = (
-    "{python} -m pytriton_lite serve {models}"
-    " --http-address=127.0.0.1 --http-port={http_port} --http-max-connections=12000"
-    " --grpc-address=127.0.0.1 --grpc-port={grpc_port}"
-    " --metrics-address=127.0.0.1 --metrics-port={metrics_port}"
-)
+COMMAND = f"{SERVE} --http-max-connections=12000"
 START_TIMEOUT_S = 300.0
 WARM_UP_S = 1
 CALLERS = 32
@@ -213,7 +208,11 @@ def with_queue(count: int, models: Path, seconds: int) -> Cost:
             for number in range(count):
                 given.set_data_from_numpy(np.full((1, 4), number, np.float32))
                 streams[number % len(streams)].async_stream_infer("model", [given], request_id=str(number))
-            _wait(lambda: _pending(server.ports) >= count - CALLERS, "be queued")
+            wait_until(
+                lambda: server.metric("nv_inference_pending_request_count") >= count - CALLERS,
+                "all requests are queued",
+                timeout_s=_QUEUE_TIMEOUT_S,
+            )
             held.unlink()
             for _ in range(count):
                 if not answered.acquire(timeout=_QUEUE_TIMEOUT_S) or failures:
@@ -228,22 +227,6 @@ def with_queue(count: int, models: Path, seconds: int) -> Cost:
             for stream in streams:
                 stream.stop_stream(cancel_requests=True)
                 stream.close()
-
-
-def _pending(ports: Ports) -> float:
-    with socket.create_connection(("127.0.0.1", ports.metrics)) as connection:
-        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
-        page = b"".join(iter(lambda: connection.recv(1 << 16), b"")).decode()
-    rows = [line for line in page.splitlines() if line.startswith("nv_inference_pending_request_count{")]
-    return sum(float(row.rpartition(" ")[2]) for row in rows)
-
-
-def _wait(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + _QUEUE_TIMEOUT_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise BenchmarkError(f"requests did not come to {what} within {_QUEUE_TIMEOUT_S:.0f} s")
-        time.sleep(0.1)
 
 
 AXES: Mapping[str, tuple[Callable[[int, Path, int], Cost], Sequence[int]]] = {

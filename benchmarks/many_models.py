@@ -24,14 +24,9 @@ from pathlib import Path
 
 from benchmark_error import BenchmarkError
 from machine_facts import machine_facts
-from measured_server import MeasuredServer, free_ports
+from measured_server import SERVE, MeasuredServer, free_ports
 
-COMMAND = (
-    "{python} -m pytriton_lite serve {models} --model-control-mode=explicit"
-    " --http-address=127.0.0.1 --http-port={http_port}"
-    " --grpc-address=127.0.0.1 --grpc-port={grpc_port}"
-    " --metrics-address=127.0.0.1 --metrics-port={metrics_port}"
-)
+COMMAND = f"{SERVE} --model-control-mode=explicit"
 START_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 600.0
 _LOOK_AGAIN_S = 0.02

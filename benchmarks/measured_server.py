@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,13 @@ from benchmark_error import BenchmarkError
 from process_tree import ProcessTree
 
 PLACEHOLDERS = ("python", "models", "http_port", "grpc_port", "metrics_port")
+SERVE = (
+    "{python} -m pytriton_lite serve {models}"
+    " --http-address=127.0.0.1 --http-port={http_port}"
+    " --grpc-address=127.0.0.1 --grpc-port={grpc_port}"
+    " --metrics-address=127.0.0.1 --metrics-port={metrics_port}"
+)
+"""How ours is started; options may follow."""
 ASK_TIMEOUT_S = 10.0
 # How long a server may take to leave, by itself after SIGTERM, and its children after it.
 STOP_TIMEOUT_S = 15.0
@@ -91,6 +98,15 @@ class Counters:
 
     succeeded: int
     failed: int
+
+
+def wait_until(condition: Callable[[], bool], what: str, *, timeout_s: float = 20.0) -> None:
+    """Return when *condition* holds. Raises BenchmarkError, with *what* it is in words, when that takes too long."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise BenchmarkError(f"after {timeout_s:g} s it does not hold that {what}")
+        time.sleep(_LOOK_AGAIN_S)
 
 
 class MeasuredServer:
@@ -192,6 +208,15 @@ class MeasuredServer:
             time.sleep(_LOOK_AGAIN_S)
             counters = self.counters(model)
         return counters
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's samples."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.ports.metrics, timeout=ASK_TIMEOUT_S)
+        with contextlib.closing(connection):
+            connection.request("GET", "/metrics")
+            page = connection.getresponse().read().decode()
+        rows = [row for row in page.splitlines() if row.startswith((name + "{", name + " "))]
+        return sum(float(row.rpartition(" ")[2]) for row in rows)
 
     def _get(self, path: str) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.ports.http, timeout=ASK_TIMEOUT_S)

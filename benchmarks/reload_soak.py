@@ -27,16 +27,11 @@ from pathlib import Path
 import grpc
 from benchmark_error import BenchmarkError
 from fault_finding import find_faults
-from measured_server import MeasuredServer, Ports
+from measured_server import SERVE, MeasuredServer, Ports
 
 from pytriton_lite.proto import grpc_service_pb
 
-COMMAND = (
-    "{python} -m pytriton_lite serve {models} --model-control-mode=explicit --load-model=changing"
-    " --http-address=127.0.0.1 --http-port={http_port}"
-    " --grpc-address=127.0.0.1 --grpc-port={grpc_port}"
-    " --metrics-address=127.0.0.1 --metrics-port={metrics_port}"
-)
+COMMAND = f"{SERVE} --model-control-mode=explicit --load-model=changing"
 MODEL = "changing"
 SMALL, LARGE = 4, 65_536
 """Elements: the second goes through shared memory."""

@@ -31,14 +31,12 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from benchmark_error import BenchmarkError
 from fault_finding import find_faults
-from measured_server import MeasuredServer
+from measured_server import SERVE, MeasuredServer
 from process_tree import PROC, ProcessTree
 from tritonclient.utils import InferenceServerException, shared_memory
 
 COMMAND = (
-    "{python} -m pytriton_lite serve {models} --model-control-mode=explicit --load-model=* --allow-client-shm=true"
-    " --cache-config=local,size=8388608 --http-address=127.0.0.1 --http-port={http_port}"
-    " --grpc-address=127.0.0.1 --grpc-port={grpc_port} --metrics-address=127.0.0.1 --metrics-port={metrics_port}"
+    f"{SERVE} --model-control-mode=explicit --load-model=* --allow-client-shm=true --cache-config=local,size=8388608"
 )
 START_TIMEOUT_S = 90.0
 PATIENCE_S = 60.0

@@ -20,10 +20,10 @@ from pathlib import Path
 
 from benchmark_error import BenchmarkError
 from calls import Protocol
-from growth import COMMAND, START_TIMEOUT_S
+from growth import START_TIMEOUT_S
 from load_generators import Wrk, require_tools
 from machine_facts import machine_facts
-from measured_server import MeasuredServer, free_ports
+from measured_server import SERVE, MeasuredServer, free_ports
 from scenarios import ADD_SUB
 
 STAGES: Mapping[str, tuple[str, str]] = {
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args(arguments)
-    commands = dict(text.split("=", 1) if "=" in text else (text, COMMAND) for text in chosen.servers)
+    commands = dict(text.split("=", 1) if "=" in text else (text, SERVE) for text in chosen.servers)
     found: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in commands}
     try:
         require_tools(["wrk"])

@@ -60,8 +60,6 @@ _FEW_CALLS = 16
 """Calls of the parser for a slice, below which the next one is twice as long."""
 _CLOSE = (b"connection", b"close")
 _LEAST_PROGRESS = 1 << 10
-_READ_BYTES_AS_DECRYPTED = 3
-"""Bytes of a body that take as long to be read into new memory as one that is decrypted."""
 _DIRECT_BYTES = 256 << 10
 """Below that a body is received as uvicorn does: two changes of the transport's protocol cost as much as copying it."""
 _NOTHING = memoryview(b"")
@@ -486,7 +484,7 @@ class ListenerProtocol(HttpToolsProtocol):
         if self._tls is not None:
             self._tls.forget()
         self._until_gone().set_result(None)
-        self._end_body(whole=False)
+        self._give_up_body()
         super().connection_lost(exc)
         self.server_state.places.give_back()
         if self.server_state.closing and not self.server_state.connections:
@@ -671,7 +669,7 @@ class ListenerProtocol(HttpToolsProtocol):
     def body_came(self, nbytes: int) -> None:
         """See `BodyConnection`. Where connections have had their time of this turn of the loop, this one waits for the next."""
         self._received += nbytes
-        if self._share.begin(nbytes // _READ_BYTES_AS_DECRYPTED):
+        if self._share.begin(into_place=nbytes):
             self._share.end()
         elif not self._is_waiting:
             self.transport.pause_reading()
@@ -685,9 +683,10 @@ class ListenerProtocol(HttpToolsProtocol):
             self.on_message_complete()
             self.parser = self._new_parser()
 
-    def _end_body(self, *, whole: bool) -> None:
-        if self._body_reader is not None:
-            self._body_reader.end(whole=whole)
+    def _give_up_body(self) -> None:
+        reader, self._body_reader = self._body_reader, None
+        if reader is not None:
+            reader.end(whole=False)
 
     # ------------------------------------------------------------------------------------------ the parser's calls
 
@@ -848,7 +847,7 @@ class ListenerProtocol(HttpToolsProtocol):
             return True
         if cycle.response_started:
             return False
-        self._end_body(whole=False)
+        self._give_up_body()
         cycle.disconnected = True  # its application ends, and writes nothing
         cycle.message_event.set()
         self._running = None

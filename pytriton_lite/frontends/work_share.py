@@ -31,6 +31,8 @@ TURN_S = 0.004
 _DECRYPTED_S = 3e-9
 """What it took to read and to decrypt a byte before its connection heard of it: of 256 KiB, as much as a loop reads at once,
 0.8 ms. Plain text takes a tenth of that, which is not counted."""
+_INTO_PLACE_S = 1e-9
+"""What it takes to read a byte of a large body into memory that was not touched before."""
 # Less than this need not be counted by turns: a busy loop would schedule a callback for each of its turns.
 _UNCOUNTED_S = 0.001
 
@@ -63,14 +65,14 @@ class WorkShare:
         self._is_turn_due = False
         """`_on_turn` follows in the next turn of the loop."""
 
-    def begin(self, decrypted: int = 0) -> bool:
+    def begin(self, decrypted: int = 0, *, into_place: int = 0) -> bool:
         """Whether a connection that has got data may work on them now; then it calls `end`, whatever happens.
 
-        *decrypted* bytes have come over TLS since it asked last. Where the answer is no it stops reading: what the loop takes
-        to read for a connection that has to wait is time of the others, too.
+        *decrypted* bytes have come over TLS since it asked last, *into_place* bytes of a body past the parser. Where the
+        answer is no it stops reading: what the loop takes to read for a connection that has to wait is time of the others, too.
         """
-        if decrypted:
-            self._spent_s += decrypted * _DECRYPTED_S
+        if decrypted or into_place:
+            self._spent_s += decrypted * _DECRYPTED_S + into_place * _INTO_PLACE_S
         if self._spent_s >= TURN_S:
             return False
         self.began_at = self._clock()
