@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Coroutine, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -522,7 +522,7 @@ class App:
             app=control_app(engine, http_options(settings, self._on_admin), LargeDocuments()),
             methods=methods_by_path(ControlMethods(engine)),
             questions={"metric_families": engine.metric_families},
-            settled=self._settled,
+            settle=self._settle,
         )
         try:
             board = Board.create(count, prefix=start.shm_prefix)
@@ -534,9 +534,9 @@ class App:
         except (FrontEndError, InferenceError, OSError) as error:
             raise StartError(str(error)) from error
 
-    async def _settled(self) -> None:
+    def _settle(self) -> Awaitable[None] | None:
         assert self._front_ends is not None
-        await self._front_ends.settled()
+        return self._front_ends.settle()
 
     async def _listen_apart(self, engine: Server, front_ends: FrontEnds) -> None:
         """Accept connections for the front ends, when all of them are ready. Raises StartError, ListenError."""

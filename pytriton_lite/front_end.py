@@ -37,12 +37,13 @@ from pytriton_lite.frontends.process import frames
 from pytriton_lite.frontends.process.board import Board
 from pytriton_lite.frontends.process.calls import RemoteCalls
 from pytriton_lite.frontends.process.following import refused_teller
-from pytriton_lite.frontends.process.link import Link
+from pytriton_lite.frontends.process.link import FrontEndLink
 from pytriton_lite.frontends.process.log_lines import LinkHandler
 from pytriton_lite.frontends.process.news import FrontEndStart
 from pytriton_lite.frontends.process.questions import ForwardedMethods
 from pytriton_lite.frontends.process.remote_server import RemoteServer
 from pytriton_lite.frontends.unread import UnreadBudget
+from pytriton_lite.frontends.work_share import share_of
 from pytriton_lite.ipc.arena import DEFAULT_BYTES
 from pytriton_lite.ipc.process_memory import InputMemory, OutputMemory
 from pytriton_lite.ipc.region import ClientSegment
@@ -103,7 +104,8 @@ class FrontEnd:
         self._number = number
         self._loop = asyncio.get_running_loop()
         self._calls = RemoteCalls()
-        self._link = Link(channel, descriptors, self._on_frame, self._on_end, self._first_frames, waits=True)
+        share = share_of(self._loop)
+        self._link = FrontEndLink(channel, descriptors, self._on_frame, self._on_end, self._first_frames, share)
         self._descriptors = descriptors
         self._server: RemoteServer | None = None
         self._log: logs.Log | None = None

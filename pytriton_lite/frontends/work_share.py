@@ -13,6 +13,7 @@ What holds at any time:
 * Newcomers and those that have had a slice already wait in two lines, which take turns: an honest request is not behind
   everything that a thousand busy connections have left.
 * Between two turns the loop looks at every socket, timer and worker.
+* Where they make work for another process (`frontends.process.link`), and it is behind, all of them wait.
 """
 
 from __future__ import annotations
@@ -62,8 +63,21 @@ class WorkShare:
         """When the last slice began, by the clock."""
         self._newcomers: deque[Waiting] = deque()
         self._others: deque[Waiting] = deque()
+        self._next_line = 0
+        """Whose turn it is: 0 for newcomers, 1 for others. It is kept from turn to turn, each of which may be over at once."""
         self._is_turn_due = False
         """`_on_turn` follows in the next turn of the loop."""
+        self._is_held = False
+
+    def hold(self) -> None:
+        """Have nobody work until `let_go`: what they make is more than is taken from here. Who works now is over."""
+        self._is_held = True
+
+    def let_go(self) -> None:
+        """Go on with those that wait. Where nothing is held it changes nothing."""
+        self._is_held = False
+        if (self._newcomers or self._others) and not self._is_turn_due:
+            self._schedule()
 
     def begin(self, decrypted: int = 0, *, into_place: int = 0) -> bool:
         """Whether a connection that has got data may work on them now; then it calls `end`, whatever happens.
@@ -73,14 +87,14 @@ class WorkShare:
         """
         if decrypted or into_place:
             self._spent_s += decrypted * _DECRYPTED_S + into_place * _INTO_PLACE_S
-        if self._spent_s >= TURN_S:
+        if self._spent_s >= TURN_S or self._is_held:
             return False
         self.began_at = self._clock()
         return True
 
     def is_over(self) -> bool:
         """Whether the slice has been used up. Ask between two steps, each of which is short."""
-        return self._clock() - self.began_at >= SLICE_S
+        return self._is_held or self._clock() - self.began_at >= SLICE_S
 
     def end(self) -> None:
         self._spent_s += self._clock() - self.began_at
@@ -93,7 +107,7 @@ class WorkShare:
         *is_new* says that it has not worked on these data at all, because `begin` said no.
         """
         (self._newcomers if is_new else self._others).append(connection)
-        if not self._is_turn_due:
+        if not self._is_turn_due and not self._is_held:
             self._schedule()
 
     def _schedule(self) -> None:
@@ -105,21 +119,23 @@ class WorkShare:
         self._spent_s = 0.0
         if not self._newcomers and not self._others:
             return
+        lines = (self._newcomers, self._others)
         # Only those that wait now: who waits again behind its slice has had its part of this turn.
-        lines = [(self._newcomers, len(self._newcomers)), (self._others, len(self._others))]
+        counts = [len(line) for line in lines]
         try:
-            while any(count for _, count in lines):
-                for index, (line, count) in enumerate(lines):
-                    if count and self.begin():
-                        lines[index] = line, count - 1
-                        try:
-                            line.popleft().go_on()
-                        finally:
-                            self.end()
-                if self._spent_s >= TURN_S:
-                    break
+            while any(counts):
+                index = self._next_line
+                if counts[index]:
+                    if not self.begin():
+                        break
+                    counts[index] -= 1
+                    try:
+                        lines[index].popleft().go_on()
+                    finally:
+                        self.end()
+                self._next_line = 1 - index
         finally:  # also where a connection raises, which the loop reports
-            if (self._newcomers or self._others) and not self._is_turn_due:
+            if (self._newcomers or self._others) and not self._is_turn_due and not self._is_held:
                 self._schedule()
 
 

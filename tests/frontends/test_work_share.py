@@ -159,6 +159,54 @@ def test_connection_that_raises_holds_nobody_up(loop: StandingLoop) -> None:
     assert "behind" in done
 
 
+def test_nobody_works_while_it_is_held_and_who_waits_goes_on_when_it_is_let_go(loop: StandingLoop) -> None:
+    done: list[str] = []
+    loop.share.hold()
+    loop.share.hold()
+    for name in "abc":
+        Connection(loop, name, done).receive(1)
+    loop.run()
+    assert done == []
+    loop.share.let_go()
+    loop.run()
+    assert done == ["a", "b", "c"]
+
+
+def test_slice_is_over_when_what_it_made_was_too_much(loop: StandingLoop) -> None:
+    done: list[str] = []
+
+    class Holding(Connection):
+        def go_on(self) -> None:
+            loop.share.hold()
+            super().go_on()
+
+    Holding(loop, "much", done).receive(3)
+    Connection(loop, "other", done).receive(1)
+    loop.run()
+    assert done == ["much"]
+    loop.share.let_go()
+    loop.run()
+    assert done == ["much", "other", "much"]
+
+
+def test_newcomers_and_others_take_turns_where_it_is_held_after_each_slice(loop: StandingLoop) -> None:
+    done: list[str] = []
+
+    class Holding(Connection):
+        def go_on(self) -> None:
+            loop.share.hold()
+            super().go_on()
+
+    Holding(loop, "other", done).receive(10)
+    for _ in range(9):
+        Holding(loop, "new", done).receive(1)
+        Holding(loop, "new", done).receive(1)
+        loop.share.let_go()
+        loop.turn()
+    assert done.count("other") >= 4
+    assert done.count("new") >= 4
+
+
 def test_listeners_of_a_loop_have_the_same_share_and_other_loops_another() -> None:
     loops = [asyncio.new_event_loop(), asyncio.new_event_loop()]
     try:

@@ -13,7 +13,7 @@ from pytriton_lite.core.request import InferenceRequest, InferenceResponse, Resp
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.frontends.process import frames
 from pytriton_lite.frontends.process.frames import Checked, ExtrasTable
-from pytriton_lite.frontends.process.link import Link
+from pytriton_lite.frontends.process.link import FrontEndLink
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import frame
 from pytriton_lite.ipc.messages import INLINE_BYTES, Kind, Place, SpecTable, TensorRef
@@ -65,7 +65,7 @@ class RemoteCalls:
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
 
-    def use(self, link: Link, inputs: InputMemory, outputs: OutputMemory) -> None:
+    def use(self, link: FrontEndLink, inputs: InputMemory, outputs: OutputMemory) -> None:
         """Speak through *link* from now on. *inputs* is the engine's memory here, *outputs* is ours."""
         self._link = link
         self._inputs = inputs

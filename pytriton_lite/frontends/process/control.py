@@ -35,14 +35,25 @@ class Answers(NamedTuple):
     """Unary methods of gRPC by service and name, with a slash between them."""
     questions: Mapping[str, Ask]
     """What else front ends want to know, by name."""
-    settled: Callable[[], Awaitable[None]]
-    """Waits until every front end has heard what has changed, so that whoever is answered finds it."""
+    settle: Callable[[], Awaitable[None] | None]
+    """What is to be awaited until every front end has heard what has changed, so that whoever is answered finds it; None where
+    all have."""
 
 
 def methods_by_path(methods: UnaryMethods) -> Mapping[str, UnaryMethod]:
     """*methods* by service and name, with a slash between them."""
     found = {f"{INFERENCE_SERVICE}/{name}": method for name, method in methods.inference_methods().items()}
     return found | {f"{HEALTH_SERVICE}/{name}": method for name, method in methods.health_methods().items()}
+
+
+def _refusal(what: str, error: Exception) -> object:
+    """What is told in place of the answer to *what*."""
+    if isinstance(error, InferenceError):
+        return Refusal(error.code, error.message, error.retry_after_s)
+    if isinstance(error, DecodeError):
+        return Undecodable(str(error))
+    logger.error("%s failed", what.rpartition("/")[2], exc_info=error)
+    return Refusal(ErrorCode.INTERNAL, BUG, None)
 
 
 class _Request:
@@ -63,22 +74,28 @@ class Control:
         self._send = send
         self._requests: dict[int, _Request] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._parts: dict[int, list[bytes]] = {}
+        """Of what is still to come whole, by the number of the question or the request."""
 
     def on_frame(self, kind: int, body: memoryview) -> bool:
         """Whether the frame was one of those that are for us."""
         if kind == frames.ASK:
             number, what, data = frames.read_said(body)
-            self._begin(number, self._answer(number, what, bytes(data)))
+            self._ask(number, what, self._whole(number, data))
+        elif kind == frames.PART:
+            number, _, data = frames.read_said(body)
+            self._parts.setdefault(number, []).append(bytes(data))
         elif kind == frames.REQUEST:
             number, said, _ = frames.read_said(body)
             self._requests[number] = _Request()
             self._begin(number, self._serve(number, said))
         elif kind == frames.PIECE:
             number, said, data = frames.read_said(body)
+            whole = self._whole(number, data)
             if number in self._requests:
                 message: Message = {"type": "http.disconnect"}
                 if not said["gone"]:
-                    message = {"type": "http.request", "body": bytes(data), "more_body": said["more"]}
+                    message = {"type": "http.request", "body": whole, "more_body": said["more"]}
                 self._requests[number].pieces.put_nowait(message)
         elif kind == frames.WRITTEN:
             for number in frames.read_numbers(body):
@@ -91,12 +108,18 @@ class Control:
             return False
         return True
 
+    def _whole(self, number: int, data: memoryview) -> bytes:
+        """*data* behind the parts that came before."""
+        parts = self._parts.pop(number, None)
+        return bytes(data) if parts is None else b"".join([*parts, data])
+
     def _begin(self, number: int, work: Coroutine[Any, Any, None]) -> None:
         task = self._tasks[number] = asyncio.ensure_future(work)
         task.add_done_callback(lambda _: self._tasks.pop(number, None))
 
     def _leave(self, number: int) -> None:
         """Nobody waits for an answer any more. An HTTP request hears of it; a question is given up."""
+        self._parts.pop(number, None)
         request = self._requests.get(number)
         if request is not None:
             if not request.gone.done():
@@ -108,27 +131,41 @@ class Control:
 
     # ------------------------------------------------------------------------------------------ questions
 
-    async def _answer(self, number: int, what: str, data: bytes) -> None:
+    def _ask(self, number: int, what: str, data: bytes) -> None:
+        """Answer, at once where nothing is to be awaited: it takes its time from whoever asks."""
+        method = self._answers.methods.get(what)
+        if method is None or method.takes_task:
+            self._begin(number, self._answer(number, what, method, data))
+            return
+        try:
+            answer = method.answer(data)
+            assert not isinstance(answer, Coroutine), f"{what} takes a task"
+            found: object = answer.SerializeToString()
+        except Exception as error:
+            found = _refusal(what, error)
+        settled = self._answers.settle()
+        if settled is None:
+            self._send(frames.told_frame(frames.ANSWERED, number, found))
+        else:
+            self._begin(number, self._tell(number, found, settled))
+
+    async def _answer(self, number: int, what: str, method: UnaryMethod | None, data: bytes) -> None:
         found: object
         try:
-            found = await self._found(what, data)
-        except InferenceError as error:
-            found = Refusal(error.code, error.message, error.retry_after_s)
-        except DecodeError as error:
-            found = Undecodable(str(error))
+            if method is None:
+                found = await self._answers.questions[what]()
+            else:
+                answer = method.answer(data)
+                message = await answer if isinstance(answer, Coroutine) else answer
+                found = message.SerializeToString()
         except Exception as error:
-            logger.error("%s failed", what.rpartition("/")[2], exc_info=error)
-            found = Refusal(ErrorCode.INTERNAL, BUG, None)
-        await self._answers.settled()
-        self._send(frames.told_frame(frames.ANSWERED, number, found))
+            found = _refusal(what, error)
+        await self._tell(number, found, self._answers.settle())
 
-    async def _found(self, what: str, data: bytes) -> object:
-        question = self._answers.questions.get(what)
-        if question is not None:
-            return await question()
-        answer = self._answers.methods[what].answer(data)
-        message = await answer if isinstance(answer, Coroutine) else answer
-        return message.SerializeToString()
+    async def _tell(self, number: int, found: object, settled: Awaitable[None] | None) -> None:
+        if settled is not None:
+            await settled
+        self._send(frames.told_frame(frames.ANSWERED, number, found))
 
     # ------------------------------------------------------------------------------------------ HTTP
 
@@ -153,7 +190,9 @@ class Control:
 
         async def send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                await self._answers.settled()
+                settled = self._answers.settle()
+                if settled is not None:
+                    await settled
             if request.gone.done():
                 return
             request.written.clear()

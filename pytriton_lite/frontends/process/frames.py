@@ -10,8 +10,9 @@ REGION      a client's region, or its end        CONSUMED   responses that were 
 WATCH       whether somebody follows requests    CANCEL     requests that nobody waits for
 LOGGING     log settings                         REFUSED    a request was found wrong before it was whole
 SYNC        say when you have read this          SYNCED     it has read everything up to that SYNC
-REPLY       a response to a CALL                 BEGUN      a request that somebody may want to follow
-ANSWERED    the answer to an ASK                 ENDED      and its end
+TAKEN       what counts so much was worked on    BEGUN      a request that somebody may want to follow
+REPLY       a response to a CALL                 ENDED      and its end
+ANSWERED    the answer to an ASK                 PART       of the message of an ASK that follows
 PULL        the next piece of a body, please     ASK        a question, or a unary call of gRPC
 WRITE       a piece of an answer                 REQUEST    an HTTP request that the engine answers
 DRAIN       clients are to go elsewhere          PIECE      of its body
@@ -53,6 +54,7 @@ PULL: Final = 73
 WRITE: Final = 74
 DRAIN: Final = 75
 CLOSE: Final = 76
+TAKEN: Final = 77
 
 READY: Final = 96
 FAILED: Final = 97
@@ -72,6 +74,7 @@ LEFT: Final = 110
 LOGGED: Final = 111
 DRAINED: Final = 112
 TOLD: Final = 113
+PART: Final = 114
 
 HTTP: Final = 0
 GRPC: Final = 1
@@ -317,7 +320,7 @@ def read_reply(body: memoryview, specs: SpecTable) -> Reply:
 
 
 def numbers_frame(kind: int, numbers: Sequence[int]) -> bytes:
-    """CANCEL, SYNC, SYNCED, PULL, WRITTEN, LEFT, CONNECTION."""
+    """CANCEL, SYNC, TAKEN, SYNCED, PULL, WRITTEN, LEFT, CONNECTION."""
     return frame(kind, [_NUMBER.pack(number) for number in numbers])
 
 

@@ -1,4 +1,14 @@
-"""One end of the channel between the engine and a front end, in an event loop: frames leave at the end of a turn, together."""
+"""The channel between the engine and a front end, in an event loop: frames leave at the end of a turn, together.
+
+A front end can take bytes from its clients faster than the engine can do what they ask for. What lies between the two is
+served in its order, so that everything there is in front of the next honest request. Therefore it is little:
+
+    front end    counts what it has sent and the engine has not taken; from `WINDOW` on its connections wait, each with its
+                 own data (`WorkShare.hold`), and take turns again when there is room
+    engine       takes frames in slices of its loop's time, as it takes bytes of connections; it says so (TAKEN) now and then
+
+Frames count one, and one more for every 4 KiB of their body. What goes to the front end is not counted: it asked for it.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +16,38 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from pytriton_lite.core.errors import ProtocolError
 from pytriton_lite.engine.outlet import Outlet
-from pytriton_lite.ipc.channel import RECEIVE_BYTES, FrameReader, receive_descriptor, wait_descriptor
+from pytriton_lite.frontends.process import frames
+from pytriton_lite.frontends.work_share import WorkShare
+from pytriton_lite.ipc.channel import HEADER, RECEIVE_BYTES, FrameReader, receive_descriptor, wait_descriptor
 
 logger = logging.getLogger(__name__)
 
 OnFrame = Callable[[int, memoryview], None]
 
+WINDOW: Final = 256
+"""Frames that a front end may have sent which the engine has not taken: some 8 ms of the engine's time."""
+PART_BYTES: Final = 64 << 10
+"""What may be large goes in parts of this size, each of which waits for room (`FrontEndLink.room`)."""
+_SAY_EVERY: Final = 64
+"""What is taken before the engine says so, if not all of it comes at once."""
+_BODY_BYTES_SHIFT: Final = 12
+_AT_A_TIME: Final = 4
+"""How many parts may follow when there is room."""
+
+
+def _weight(nbytes: int) -> int:
+    """What a frame with a body of *nbytes* counts."""
+    return 1 + (nbytes >> _BODY_BYTES_SHIFT)
+
 
 class Link:
-    """Owns both sockets until `close`. Nothing that is sent waits for the other end to read."""
+    """What both ends are. Owns both sockets until `close`. Nothing that is sent waits for the other end to read."""
 
     def __init__(
         self,
@@ -27,13 +56,10 @@ class Link:
         on_frame: OnFrame,
         on_end: Callable[[str], None],
         first: Callable[[], list[bytes]],
-        *,
-        waits: bool,
     ) -> None:
         """*on_end* is called once, with a reason or an empty text, when the other end is gone or has said what is no frame.
 
-        *first* gives the frames that go before those of a turn: news of memory that they refer to. *waits*: for descriptors to
-        be sent and to come; the engine does not, so that what it sends may come later than the frame that announces it.
+        *first* gives the frames that go before those of a turn: news of memory that they refer to.
         """
         self._loop = asyncio.get_running_loop()
         self._channel = channel
@@ -48,9 +74,7 @@ class Link:
         self._outlet = Outlet(self._loop, channel, descriptors, self._lose_descriptor)
         self._is_flush_due = False
         self._is_open = True
-        self._waits = waits
         channel.setblocking(False)
-        descriptors.setblocking(waits)
         self._loop.add_reader(channel.fileno(), self._read)
 
     # ------------------------------------------------------------------------------------------ out
@@ -79,7 +103,7 @@ class Link:
             return
         out, self._out = self._out, []
         # Descriptors leave in the order of the frames that they belong to.
-        first = self._first()
+        first = self._news()
         if self._out_descriptors:
             descriptors, self._out_descriptors = self._out_descriptors, []
             for fd in descriptors:
@@ -88,6 +112,9 @@ class Link:
         data = b"".join(first + out if first else out)
         if data:
             self._outlet.send(data)
+
+    def _news(self) -> list[bytes]:
+        return self._first()
 
     def send_descriptor(self, fd: int) -> None:
         """Send *fd*, which stays the caller's, now: for what *first* gives frames of."""
@@ -99,28 +126,36 @@ class Link:
 
     # ------------------------------------------------------------------------------------------ in
 
-    def receive_descriptor(self) -> int:
-        """The descriptor that goes with the frame which is being read; ours from now on. Raises ProtocolError without one."""
-        return wait_descriptor(self._descriptors) if self._waits else receive_descriptor(self._descriptors)
-
     def _read(self) -> None:
+        raise NotImplementedError
+
+    def _receive(self) -> Sequence[tuple[int, memoryview]]:
+        """Frames that have come; none where nothing has, or the other end is gone."""
         try:
             data = self._channel.recv(RECEIVE_BYTES)
         except (BlockingIOError, InterruptedError):
-            return
+            return ()
         except OSError:
             data = b""
         if not data:
             self._end("")
-            return
+            return ()
         try:
-            for kind, body in self._reader.feed(data):
-                self._on_frame(kind, body)
+            return self._reader.feed(data)
+        except ProtocolError as error:
+            self._end(str(error))
+            return ()
+
+    def _say(self, kind: int, body: memoryview) -> bool:
+        """Hand a frame on. Whether the other end is still believed."""
+        try:
+            self._on_frame(kind, body)
         except ProtocolError as error:
             self._end(str(error))
         except Exception as error:
             logger.exception("a frame cannot be read")
             self._end(repr(error))
+        return self._is_open
 
     def _end(self, reason: str) -> None:
         if self._is_open:
@@ -139,3 +174,146 @@ class Link:
         self._out_descriptors.clear()
         self._channel.close()
         self._descriptors.close()
+
+
+class FrontEndLink(Link):
+    """The front end's. It waits for descriptors to be sent and to come."""
+
+    def __init__(
+        self,
+        channel: socket.socket,
+        descriptors: socket.socket,
+        on_frame: OnFrame,
+        on_end: Callable[[str], None],
+        first: Callable[[], list[bytes]],
+        share: WorkShare,
+    ) -> None:
+        """See `Link`. *share* is held while the engine is behind."""
+        super().__init__(channel, descriptors, on_frame, on_end, first)
+        self._share = share
+        self._untaken = 0
+        """What frames count that the engine has not taken."""
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        """For room."""
+        descriptors.setblocking(True)
+
+    def add(self, frame: bytes, fd: int = -1) -> None:
+        """See `Link.add`."""
+        super().add(frame, fd)
+        self._count(frame)
+
+    def _count(self, frame: bytes) -> None:
+        self._untaken += _weight(len(frame) - HEADER.size)
+        if self._untaken >= WINDOW:
+            self._share.hold()
+
+    def _news(self) -> list[bytes]:
+        found = super()._news()
+        for frame in found:
+            self._count(frame)
+        return found
+
+    async def room(self) -> None:
+        """Wait until the engine has taken so much that another large frame may follow."""
+        if self._untaken < WINDOW:
+            return
+        waiting = self._loop.create_future()
+        self._waiting.append(waiting)
+        await waiting
+
+    def _on_taken(self, count: int) -> None:
+        self._untaken -= count
+        if self._untaken >= WINDOW:
+            return
+        # Connections first: those who wait for room may fill it again.
+        self._share.let_go()
+        for _ in range(min(len(self._waiting), _AT_A_TIME)):
+            waiting = self._waiting.popleft()
+            if not waiting.done():
+                waiting.set_result(None)
+
+    def receive_descriptor(self) -> int:
+        """The descriptor that goes with the frame which is being read; ours from now on. Raises ProtocolError without one."""
+        return wait_descriptor(self._descriptors)
+
+    def _read(self) -> None:
+        for kind, body in self._receive():
+            if kind == frames.TAKEN:
+                self._on_taken(frames.read_numbers(body)[0])
+            elif not self._say(kind, body):
+                return
+
+
+class EngineLink(Link):
+    """The engine's. It does not wait: what it sends a descriptor of may come earlier than that."""
+
+    def __init__(
+        self,
+        channel: socket.socket,
+        descriptors: socket.socket,
+        on_frame: OnFrame,
+        on_end: Callable[[str], None],
+        first: Callable[[], list[bytes]],
+        share: WorkShare,
+    ) -> None:
+        """See `Link`. Frames are taken in slices of *share*."""
+        super().__init__(channel, descriptors, on_frame, on_end, first)
+        self._share = share
+        self._received: Sequence[tuple[int, memoryview]] = ()
+        self._at = 0
+        """Frames of `_received` that were taken."""
+        self._unsaid = 0
+        """What frames count that were taken, of which the front end does not know that."""
+        self._is_reading = True
+        descriptors.setblocking(False)
+
+    def receive_descriptor(self) -> int:
+        """The descriptor that goes with the frame which is being read; ours from now on. Raises ProtocolError without one."""
+        return receive_descriptor(self._descriptors)
+
+    def _read(self) -> None:
+        share = self._share
+        if not share.begin():
+            self._wait(is_new=True)
+            return
+        try:
+            self.go_on()
+        finally:
+            share.end()
+
+    def _wait(self, *, is_new: bool) -> None:
+        if self._is_reading:
+            self._is_reading = False
+            self._loop.remove_reader(self._channel.fileno())
+        self._share.wait(self, is_new=is_new)
+
+    def go_on(self) -> None:
+        """Take what has come: a `work_share.Waiting`."""
+        if not self._is_open:
+            return
+        if not self._received:
+            self._received = self._receive()
+        received, at = self._received, self._at
+        is_over = self._share.is_over
+        while at < len(received):
+            kind, body = received[at]
+            at += 1
+            self._unsaid += _weight(len(body))
+            if not self._say(kind, body):
+                return
+            if is_over() and at < len(received):
+                self._at = at
+                self._tell_taken()
+                self._wait(is_new=False)
+                return
+        self._received = ()
+        self._at = 0
+        self._tell_taken()
+        if not self._is_reading and self._is_open:
+            self._is_reading = True
+            self._loop.add_reader(self._channel.fileno(), self._read)
+
+    def _tell_taken(self) -> None:
+        if self._unsaid >= _SAY_EVERY:
+            taken, self._unsaid = self._unsaid, 0
+            self.add(frames.numbers_frame(frames.TAKEN, [taken]))

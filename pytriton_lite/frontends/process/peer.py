@@ -16,7 +16,7 @@ from pytriton_lite.frontends.http.errors import BUG
 from pytriton_lite.frontends.process import frames
 from pytriton_lite.frontends.process.following import Followed
 from pytriton_lite.frontends.process.frames import Call, Extras, ExtrasTable
-from pytriton_lite.frontends.process.link import Link
+from pytriton_lite.frontends.process.link import EngineLink
 from pytriton_lite.frontends.process.model_news import StampedVersions
 from pytriton_lite.frontends.process.regions import RegionNumbers
 from pytriton_lite.ipc import messages
@@ -53,7 +53,7 @@ class Peer:
     def __init__(
         self,
         server: Server,
-        link: Link,
+        link: EngineLink,
         memory: PeerMemory,
         *,
         followed: Followed,

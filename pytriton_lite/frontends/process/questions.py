@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
 from pytriton_lite.frontends.grpc.control_methods import (
     HEALTH_METHODS,
     HEALTH_SERVICE,
@@ -19,6 +20,7 @@ from pytriton_lite.frontends.grpc.control_methods import (
 )
 from pytriton_lite.frontends.listener import Receive, Scope, Send, when_gone
 from pytriton_lite.frontends.process import frames
+from pytriton_lite.frontends.process.link import PART_BYTES
 
 _SCOPE = ("type", "http_version", "method", "scheme", "path", "root_path", "client", "server")
 _RAW = ("raw_path", "query_string")
@@ -98,9 +100,18 @@ class _Request:
 class Questions:
     """What this front end has asked, and was not answered."""
 
-    def __init__(self, send: Callable[[bytes], None]) -> None:
-        """*send* sends a frame, behind those that were sent before."""
+    def __init__(
+        self, send: Callable[[bytes], None], room: Callable[[], Awaitable[None]], budget: ReceiveBudget
+    ) -> None:
+        """*send* sends a frame, behind those that were sent before; *room* waits until another large one may follow.
+
+        What is asked with a large message has its bytes of *budget* until the engine has them.
+        """
         self._send = send
+        self._room = room
+        self._budget = budget
+        self._large = asyncio.Lock()
+        """Whose parts are being sent: the engine is to keep no more than one that is half there."""
         self._next = 1
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._requests: dict[int, _Request] = {}
@@ -109,14 +120,43 @@ class Questions:
         number, self._next = self._next, self._next + 1
         return number
 
+    async def _send_whole(self, kind: int, number: int, what: Any, data: bytes) -> None:
+        """Send *data*, however many they are, so that others come in between."""
+        if len(data) <= PART_BYTES:
+            self._send(frames.said_frame(kind, number, what, data))
+            return
+        async with self._large:
+            rest = memoryview(data)
+            while len(rest) > PART_BYTES:
+                await self._room()
+                self._send(frames.said_frame(frames.PART, number, None, rest[:PART_BYTES]))
+                rest = rest[PART_BYTES:]
+            self._send(frames.said_frame(kind, number, what, rest))
+
+    @contextlib.contextmanager
+    def _waiting_bytes(self, nbytes: int) -> Iterator[None]:
+        if nbytes <= PART_BYTES:
+            yield
+            return
+        if not self._budget.try_take(nbytes):
+            raise self._budget.refusal(nbytes)
+        try:
+            yield
+        finally:
+            self._budget.give_back(nbytes)
+
     # ------------------------------------------------------------------------------------------ questions
 
     async def ask(self, what: str, data: bytes = b"") -> Any:
-        """The engine's answer. Raises the InferenceError that it refuses with, DecodeError for *data* that are no message."""
+        """The engine's answer. Raises the InferenceError that it refuses with, DecodeError for *data* that are no message.
+
+        Raises InferenceError where so many bytes wait already that *data* cannot.
+        """
         number = self._number()
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
-        self._send(frames.said_frame(frames.ASK, number, what, data))
         try:
+            with self._waiting_bytes(len(data)):
+                await self._send_whole(frames.ASK, number, what, data)
             found = await answer
         finally:
             if self._asked.pop(number, None) is not None:
@@ -138,8 +178,12 @@ class Questions:
         said["headers"] = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         self._send(frames.said_frame(frames.REQUEST, number, said))
         gone = when_gone(scope)
+
+        def on_gone(_: object) -> None:
+            request.writes.put_nowait(None)
+
         if gone is not None:
-            gone.add_done_callback(lambda _: request.writes.put_nowait(None))
+            gone.add_done_callback(on_gone)
         try:
             while (message := await request.writes.get()) is not None:
                 await send(message)
@@ -147,6 +191,8 @@ class Questions:
                 if message["type"] == "http.response.body" and not message.get("more_body"):
                     break
         finally:
+            if gone is not None:  # it lives as long as the connection
+                gone.remove_done_callback(on_gone)
             del self._requests[number]
             self._send(frames.numbers_frame(frames.LEFT, [number]))
             if request.pulling is not None:
@@ -157,7 +203,7 @@ class Questions:
             message = await request.receive()
             is_gone = message["type"] != "http.request"
             said = {"gone": is_gone, "more": bool(message.get("more_body"))}
-            self._send(frames.said_frame(frames.PIECE, number, said, message.get("body", b"")))
+            await self._send_whole(frames.PIECE, number, said, message.get("body", b""))
 
     # ------------------------------------------------------------------------------------------ in
 

@@ -20,7 +20,7 @@ from pytriton_lite.frontends.process.board import Board
 from pytriton_lite.frontends.process.calls import RemoteCalls
 from pytriton_lite.frontends.process.following import RemoteObservation, number_of
 from pytriton_lite.frontends.process.frames import Checked
-from pytriton_lite.frontends.process.link import Link
+from pytriton_lite.frontends.process.link import FrontEndLink
 from pytriton_lite.frontends.process.news import ModelNews, RegionNews, VersionNews
 from pytriton_lite.frontends.process.questions import Questions
 from pytriton_lite.ipc.region import ClientSegment
@@ -74,7 +74,7 @@ class RemoteServer:
         self,
         board: Board,
         number: int,
-        link: Link,
+        link: FrontEndLink,
         calls: RemoteCalls,
         *,
         receive_budget: ReceiveBudget,
@@ -83,7 +83,7 @@ class RemoteServer:
         self._board = board
         self._link = link
         self._calls = calls
-        self.questions = Questions(link.add)
+        self.questions = Questions(link.add, link.room, receive_budget)
         """What is asked of the engine."""
         self.observation = RemoteObservation(link.add)
         self.receive_budget = receive_budget

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pytriton_lite.core.errors import InferenceError, ProtocolError
@@ -38,11 +38,12 @@ from pytriton_lite.frontends.process import frames
 from pytriton_lite.frontends.process.board import Board
 from pytriton_lite.frontends.process.control import Answers, Control
 from pytriton_lite.frontends.process.following import Followed, refused_timeline
-from pytriton_lite.frontends.process.link import Link
+from pytriton_lite.frontends.process.link import EngineLink
 from pytriton_lite.frontends.process.model_news import ModelNewsSource, ModelNumbers, StampedVersions
 from pytriton_lite.frontends.process.news import FrontEndStart, RegionNews
 from pytriton_lite.frontends.process.peer import Peer
 from pytriton_lite.frontends.process.regions import RegionNumbers
+from pytriton_lite.frontends.work_share import share_of
 from pytriton_lite.ipc.arena import DEFAULT_BYTES
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,9 @@ _BACK_OFF_S = (0.1, 30.0)
 """The first pause before a front end is started again that did not get ready, and the longest."""
 _DRAINED_S = 1.0
 """What a front end may take beyond the time that it was given to end its connections."""
+# A group of its own, so that Ctrl-C at a terminal is the server's. Not a session, where that can be helped: the scheduler of
+# Linux may give each session a share of the machine (autogroup), and let one with work to do wait for 0.4 s.
+_APART: Mapping[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 
 
 class FrontEndError(Exception):
@@ -149,7 +153,8 @@ class FrontEndProcess:
             ring_bytes=DEFAULT_BYTES,
             on_news=lambda: self._link.flush_soon(),
         )
-        self._link = Link(channel, descriptors, self._on_frame, self._on_link_end, self._first_frames, waits=False)
+        share = share_of(self._loop)
+        self._link = EngineLink(channel, descriptors, self._on_frame, self._on_link_end, self._first_frames, share)
         self._peer = Peer(
             shared.server,
             self._link,
@@ -165,7 +170,7 @@ class FrontEndProcess:
             arguments = [*map(str, given), str(number), str(shared.board.front_ends)]
             try:
                 self._process = subprocess.Popen(
-                    [*shared.command, *arguments], pass_fds=given, stdin=subprocess.DEVNULL, start_new_session=True
+                    [*shared.command, *arguments], pass_fds=given, stdin=subprocess.DEVNULL, **_APART
                 )
                 self._pidfd = os.pidfd_open(self._process.pid)
             except OSError as error:  # one that was started, and cannot be watched, ends with its link
@@ -423,7 +428,9 @@ class FrontEnds:
             forgetting.add_done_callback(self._dropping.discard)
 
     async def _drop_region(self, number: int) -> None:
-        await self.settled()
+        settled = self.settle()
+        if settled is not None:
+            await settled
         self._shared.regions.drop(number)
 
     def _on_observation(self) -> None:
@@ -437,18 +444,20 @@ class FrontEnds:
         self._shared.start = self._shared.start._replace(log_settings=settings)
         self._tell(frames.told_frame(frames.LOGGING, 0, settings))
 
-    async def settled(self) -> None:
-        """Return when all front ends know what has changed until now. One that does not listen is replaced."""
+    def settle(self) -> asyncio.Task[None] | None:
+        """Done when all front ends know what has changed; None where they do already. One that does not listen is replaced."""
         self._models.tell_now()
         waiting: dict[asyncio.Future[None], FrontEndProcess] = {}
         for process in self._ready():
             heard = process.heard()
             if heard is not None:
                 waiting[heard] = process
-        if waiting:
-            _, unheard = await asyncio.wait(waiting, timeout=_UNHEARD_S)
-            for heard in unheard:
-                waiting[heard].replace(f"it did not hear what it was told for {_UNHEARD_S:g} s")
+        return self._loop.create_task(self._all_heard(waiting)) if waiting else None
+
+    async def _all_heard(self, waiting: Mapping[asyncio.Future[None], FrontEndProcess]) -> None:
+        _, unheard = await asyncio.wait(waiting, timeout=_UNHEARD_S)
+        for heard in unheard:
+            waiting[heard].replace(f"it did not hear what it was told for {_UNHEARD_S:g} s")
 
     # ------------------------------------------------------------------------------------------ ends
 

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
 
 from pytriton_lite.core.errors import ErrorCode
 from pytriton_lite.core.log_settings import LogSettings
@@ -71,6 +74,11 @@ ECHO_CONFIG = """
     output { name: "OUT" data_type: TYPE_INT32 dims: -1 }
     instance_group { count: 2 kind: KIND_CPU }
 """
+
+SENT_TENSORS = {
+    "input": [{"name": "IN", "data_type": "TYPE_INT32", "dims": [-1]}],
+    "output": [{"name": "OUT", "data_type": "TYPE_INT32", "dims": [-1]}],
+}
 
 SLOW = """
     import time
@@ -236,6 +244,22 @@ def test_what_is_loaded_through_one_connection_is_found_through_another_at_once(
                 )
 
 
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_model_whose_files_come_with_the_request_may_be_large(tmp_path: Path, protocol: str) -> None:
+    write_model(tmp_path, "echo", ECHO, ECHO_CONFIG)
+    code = textwrap.dedent(ECHO).encode() + b"# " + b"x" * 6_000_000 + b"\n"
+    config = json.dumps({"backend": "python", "max_batch_size": 0, **SENT_TENSORS})
+    with serving(tmp_path, "--model-control-mode=explicit", "--load-model=echo") as server:
+        url = server.http_url if protocol == "http" else server.grpc_url
+        client = httpclient.InferenceServerClient(url) if protocol == "http" else grpcclient.InferenceServerClient(url)
+        with client:
+            client.load_model("sent", config=config, files={"file:1/model.py": code})
+        with clients(server, 2) as found:
+            for value, one in enumerate(found):
+                status, answer = one.infer("sent", value)
+                assert (status, answer.get("outputs", answer)[0]["data"]) == (200, [value])
+
+
 def test_a_front_end_that_is_killed_loses_its_own_connections_and_nothing_else(server: RunningServer) -> None:
     victim, other = front_end_pids(server)
     workers = server.worker_pids()
@@ -394,8 +418,6 @@ def test_a_front_end_of_which_there_is_no_program_is_no_mystery(tmp_path: Path) 
 
 
 def shared(server: Server, command: list[str]) -> Shared:
-    async def nothing() -> None: ...
-
     async def app(scope: Any, receive: Any, send: Any) -> None: ...
 
     start = FrontEndStart(
@@ -408,5 +430,5 @@ def shared(server: Server, command: list[str]) -> Shared:
         overload_code=ErrorCode.UNAVAILABLE,
         tells_refused=False,
     )
-    answers = Answers(app=app, methods={}, questions={}, settled=nothing)
+    answers = Answers(app=app, methods={}, questions={}, settle=lambda: None)
     return Shared(server, Board.create(1, prefix="front_ends_test_"), start, command, answers, None)

@@ -19,7 +19,8 @@ from pytriton_lite.engine.outlet import socket_pair
 from pytriton_lite.frontends.process import frames
 from pytriton_lite.frontends.process.calls import RemoteCalls
 from pytriton_lite.frontends.process.frames import Checked
-from pytriton_lite.frontends.process.link import Link
+from pytriton_lite.frontends.process.link import FrontEndLink
+from pytriton_lite.frontends.work_share import share_of
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import RECEIVE_BYTES, FrameReader, frame, send_descriptor
 from pytriton_lite.ipc.messages import Kind, Place, SpecTable
@@ -66,7 +67,8 @@ def run(scenario: Callable[[RemoteCalls, Engine], Awaitable[None]]) -> None:
         (theirs, ours), (their_descriptors, our_descriptors) = socket_pair(), socket_pair()
         theirs.setblocking(False)
         calls = RemoteCalls()
-        link = Link(ours, our_descriptors, lambda kind, body: None, lambda why: None, calls.first_frames, waits=True)
+        share = share_of(asyncio.get_running_loop())
+        link = FrontEndLink(ours, our_descriptors, lambda kind, body: None, lambda why: None, calls.first_frames, share)
         outputs = OutputMemory(our_descriptors, prefix="calls_test_", ring_bytes=1 << 16)
         calls.use(link, InputMemory(our_descriptors, calls.on_release), outputs)
         with theirs, their_descriptors:
