@@ -28,9 +28,11 @@ ANSWER_TIMEOUT_S = 30.0
 _FEW = 16
 """Elements that an error shows one and all."""
 
-Tensors = Mapping[str, npt.NDArray[np.float32]]
-Input = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
-_DATATYPES = {np.dtype(np.float32): "FP32", np.dtype(np.uint8): "UINT8"}
+Output = npt.NDArray[np.float32] | npt.NDArray[np.bytes_]
+Tensors = Mapping[str, Output]
+Input = npt.NDArray[np.float32] | npt.NDArray[np.uint8] | npt.NDArray[np.bytes_]
+_DATATYPES = {"f": "FP32", "u": "UINT8", "S": "BYTES"}
+"""By the kind of an array: all are of four bytes, of one byte, or of strings."""
 
 
 class Protocol(str, enum.Enum):
@@ -62,14 +64,16 @@ class Protocol(str, enum.Enum):
 
 
 DIFFERENT = 4096
-"""How many requests differ before the first one comes again."""
+"""How many requests differ before the first one comes again; of strings, which are larger, a part of them."""
+_DIFFERENT_STRINGS = 64
+_LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz ", np.uint8)
 _LARGEST_DIFFERENT_BYTES = 4096
 _LARGEST_NUMBER = 1000.0
 
 
 @dataclass(frozen=True)
 class Call:
-    """Tensors of FP32 or UINT8 for a model, and the responses in FP32 that it must give, in their order."""
+    """Tensors of FP32, UINT8 or BYTES for a model, and the responses in FP32 or BYTES that it must give, in their order."""
 
     model: str
     inputs: Mapping[str, Input]
@@ -84,17 +88,46 @@ class Call:
         """
         if protocol not in (Protocol.HTTP_JSON, Protocol.HTTP_BINARY, Protocol.GRPC):
             return [self]
-        if sum(tensor.nbytes for tensor in self.inputs.values()) > _LARGEST_DIFFERENT_BYTES * len(self.inputs):
-            return [dataclasses.replace(self, request_id="request-0000")]
+        has_strings = any(tensor.dtype.kind == "S" for tensor in self.inputs.values())
+        nbytes = sum(tensor.nbytes for tensor in self.inputs.values())
+        if nbytes > _LARGEST_DIFFERENT_BYTES * len(self.inputs) and not (has_strings and protocol.is_http):
+            return [dataclasses.replace(self, request_id="request-0000")]  # `grpc_load` sends each message in one frame
         random = np.random.default_rng(0)
         calls = [dataclasses.replace(self, request_id="request-0000")]
-        for number in range(1, DIFFERENT):
-            inputs = {
-                name: random.uniform(0, _LARGEST_NUMBER, tensor.shape).astype(tensor.dtype)
-                for name, tensor in self.inputs.items()
-            }
+        for number in range(1, _DIFFERENT_STRINGS if has_strings else DIFFERENT):
+            inputs = {name: _others(random, tensor) for name, tensor in self.inputs.items()}
             calls.append(dataclasses.replace(self, inputs=inputs, request_id=f"request-{number:04}"))
         return calls
+
+
+def _others(random: np.random.Generator, tensor: Input) -> Input:
+    """Other elements; strings of the same length."""
+    if tensor.dtype.kind == "S":
+        return random.choice(_LETTERS, tensor.nbytes).view(tensor.dtype).reshape(tensor.shape)
+    return random.uniform(0, _LARGEST_NUMBER, tensor.shape).astype(tensor.dtype)
+
+
+def _content(tensor: Input) -> bytes:
+    """The elements as the protocols have them, each string behind its length."""
+    if tensor.dtype.kind != "S":
+        return tensor.tobytes()
+    return b"".join(len(text).to_bytes(4, "little") + text for text in tensor.ravel().tolist())
+
+
+def _elements(datatype: str, content: bytes) -> Output:
+    if datatype != "BYTES":
+        return np.frombuffer(content, np.float32)
+    texts, at = [], 0
+    while at < len(content):
+        begin = at + 4
+        at = begin + int.from_bytes(content[at:begin], "little")
+        texts.append(content[begin:at])
+    return np.array(texts, np.bytes_)
+
+
+def _listed(tensor: Input) -> list[object]:
+    """The elements for JSON."""
+    return (tensor.astype(np.str_) if tensor.dtype.kind == "S" else tensor).tolist()
 
 
 @dataclass(frozen=True)
@@ -119,7 +152,7 @@ def http_request(call: Call, protocol: Protocol) -> HttpRequest:
 
 
 def _json_request(call: Call) -> HttpRequest:
-    inputs = [{**_described(name, tensor), "data": tensor.tolist()} for name, tensor in call.inputs.items()]
+    inputs = [{**_described(name, tensor), "data": _listed(tensor)} for name, tensor in call.inputs.items()]
     return HttpRequest({"Content-Type": "application/json"}, json.dumps({**_id(call), "inputs": inputs}).encode())
 
 
@@ -130,11 +163,11 @@ def _id(call: Call) -> dict[str, str]:
 def _binary_request(call: Call) -> HttpRequest:
     """All inputs behind the JSON header, all outputs asked for in the same form."""
     inputs = [
-        {**_described(name, tensor), "parameters": {"binary_data_size": tensor.nbytes}}
+        {**_described(name, tensor), "parameters": {"binary_data_size": len(_content(tensor))}}
         for name, tensor in call.inputs.items()
     ]
     header = json.dumps({**_id(call), "inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
-    body = header + b"".join(tensor.tobytes() for tensor in call.inputs.values())
+    body = header + b"".join(map(_content, call.inputs.values()))
     return HttpRequest({"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}, body)
 
 
@@ -151,7 +184,7 @@ def _in_region(call: Call, name: str, tensor: Input) -> dict[str, object]:
 
 
 def _described(name: str, tensor: Input) -> dict[str, object]:
-    return {"name": name, "datatype": _DATATYPES[tensor.dtype], "shape": list(tensor.shape)}
+    return {"name": name, "datatype": _DATATYPES[tensor.dtype.kind], "shape": list(tensor.shape)}
 
 
 def grpc_path(protocol: Protocol) -> str:
@@ -163,12 +196,12 @@ def grpc_message(call: Call, protocol: Protocol = Protocol.GRPC) -> bytes:
     """A ModelInferRequest with raw contents, or tensors in regions, as tritonclient sends it."""
     request = grpc_service_pb.ModelInferRequest(model_name=call.model, id=call.request_id)
     for name, tensor in call.inputs.items():
-        given = request.inputs.add(name=name, datatype=_DATATYPES[tensor.dtype], shape=tensor.shape)
+        given = request.inputs.add(name=name, datatype=_DATATYPES[tensor.dtype.kind], shape=tensor.shape)
         if protocol.uses_regions:
             given.parameters["shared_memory_region"].string_param = region_name(call, name)
             given.parameters["shared_memory_byte_size"].int64_param = tensor.nbytes
         else:
-            request.raw_input_contents.append(tensor.tobytes())
+            request.raw_input_contents.append(_content(tensor))
     for name, tensor in call.responses[0].items() if protocol.uses_regions else ():
         wanted = request.outputs.add(name=name)
         wanted.parameters["shared_memory_region"].string_param = region_name(call, name)
@@ -246,7 +279,7 @@ def check_tensors(expected: Tensors, got: Tensors, *, where: str, number: int = 
             )
 
 
-def _shown(tensor: npt.NDArray[np.float32] | None) -> str:
+def _shown(tensor: Output | None) -> str:
     if tensor is None:
         return "none"
     return str(tensor.tolist()) if tensor.size <= _FEW else np.array2string(tensor, threshold=_FEW, separator=", ")
@@ -280,9 +313,10 @@ def read_http_outputs(body: bytes, header_length: str | None) -> Tensors:
     for output in json.loads(body[:header_end])["outputs"]:
         nbytes = (output.get("parameters") or {}).get("binary_data_size")  # KServe writes null
         if nbytes is None:
-            outputs[output["name"]] = np.array(output["data"], np.float32)
+            dtype = np.bytes_ if output.get("datatype") == "BYTES" else np.float32
+            outputs[output["name"]] = np.array(output["data"], dtype)
         else:
-            outputs[output["name"]] = np.frombuffer(body[offset : offset + nbytes], np.float32)
+            outputs[output["name"]] = _elements(output.get("datatype", ""), body[offset : offset + nbytes])
             offset += nbytes
     return outputs
 
@@ -311,6 +345,6 @@ def _streamed(message: bytes) -> grpc_service_pb.ModelInferResponse:
 
 def _grpc_outputs(response: grpc_service_pb.ModelInferResponse) -> Tensors:
     return {
-        output.name: np.frombuffer(raw, np.float32)
+        output.name: _elements(output.datatype, raw)
         for output, raw in zip(response.outputs, response.raw_output_contents)
     }

@@ -106,6 +106,12 @@ JPEG = Scenario(
     protocols=(Protocol.HTTP_BINARY,),
     callers=(1, 4),
 )
+_TEXTS = np.array([b"%0100d" % number for number in range(1000)], np.bytes_)
+STRINGS = Scenario(
+    Call("strings", {"TEXTS": _TEXTS}, [{"SAME": _TEXTS}]),
+    protocols=(Protocol.HTTP_JSON, Protocol.HTTP_BINARY, Protocol.GRPC),
+    callers=(1, 4),
+)
 SCENARIOS: Mapping[str, Scenario] = {
     scenario.name: scenario
     for scenario in (
@@ -119,5 +125,6 @@ SCENARIOS: Mapping[str, Scenario] = {
         SUM_VIEWS,
         ENSEMBLE_LARGE,
         JPEG,
+        STRINGS,
     )
 }

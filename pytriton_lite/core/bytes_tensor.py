@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.tensor import Buffer
 
 _LENGTH = struct.Struct("<I")
 
@@ -39,24 +40,25 @@ def encode_array(array: np.ndarray[Any, Any]) -> bytes:
     return encode(array.ravel(order="C").tolist())
 
 
-def decode_list(data: bytes | bytearray | memoryview) -> list[bytes]:
+def decode_list(data: Buffer) -> list[bytes]:
     """The elements of *data*. Raises struct.error where a length prefix or an element is cut short."""
     elements: list[bytes] = []
-    view = memoryview(data)
-    end = len(view)
+    end = len(data)
+    text = bytes(data)  # a slice of bytes is one object, of a view two
     unpack = _LENGTH.unpack_from
+    append = elements.append
     at = 0
     while at < end:
-        (length,) = unpack(view, at)
-        at += 4
-        if at + length > end:
-            raise struct.error(f"element of {length} bytes at offset {at} exceeds the buffer of {end} bytes")
-        elements.append(bytes(view[at : at + length]))
-        at += length
+        (length,) = unpack(text, at)
+        begin = at + 4
+        at = begin + length
+        append(text[begin:at])
+    if at > end:
+        raise struct.error(f"element of {length} bytes at offset {begin} exceeds the buffer of {end} bytes")
     return elements
 
 
-def decode_array(data: bytes | bytearray | memoryview, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+def decode_array(data: Buffer, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """An object array of ``bytes`` with *shape*. The element count must match; the caller checked it with `check`."""
     elements = decode_list(data)
     array = np.empty(len(elements), dtype=object)
@@ -64,14 +66,27 @@ def decode_array(data: bytes | bytearray | memoryview, shape: tuple[int, ...]) -
     return array.reshape(shape)
 
 
-def check(data: bytes | bytearray | memoryview, *, count: int, input_name: str, model_name: str, prefix: str) -> None:
+def check(data: Buffer, *, count: int, input_name: str, model_name: str, prefix: str) -> None:
     """Refuse *data* unless it holds exactly *count* elements. *prefix* is Triton's ``[request id: …] ``.
 
     Raises InferenceError(INVALID_ARG) with the texts of the HTTP spec, 7.7. A last element shorter than its prefix is
     found only at execution by Triton; we find it here, with the same text.
     """
-    view = memoryview(data)
-    end = len(view)
+    end = len(data)
+    unpack = _LENGTH.unpack_from
+    at = 0
+    try:
+        for _ in range(count):
+            at += 4 + unpack(data, at)[0]
+    except struct.error:
+        at = -1
+    if at != end:
+        _refuse(data, count, input_name, model_name, prefix)
+
+
+def _refuse(data: Buffer, count: int, input_name: str, model_name: str, prefix: str) -> NoReturn:
+    """Say what is wrong with *data*, of which `check` has found that they do not hold *count* elements."""
+    end = len(data)
     unpack = _LENGTH.unpack_from
     at = found = 0
     where = f"inference input '{input_name}' for model '{model_name}'"
@@ -87,7 +102,7 @@ def check(data: bytes | bytearray | memoryview, *, count: int, input_name: str, 
                 ErrorCode.INVALID_ARG,
                 f"{prefix}unexpected number of string elements {count + 1} for {where}, expecting {count}",
             )
-        (length,) = unpack(view, at)
+        (length,) = unpack(data, at)
         at += 4
         found += 1
         if length > end - at:
@@ -99,7 +114,4 @@ def check(data: bytes | bytearray | memoryview, *, count: int, input_name: str, 
                 f"only {end - at} bytes available",
             )
         at += length
-    if found != count:
-        raise InferenceError(
-            ErrorCode.INVALID_ARG, f"{prefix}expected {count} string elements for {where}, got {found}"
-        )
+    raise InferenceError(ErrorCode.INVALID_ARG, f"{prefix}expected {count} string elements for {where}, got {found}")

@@ -14,7 +14,7 @@ import numpy as np
 from pytriton_lite.core.cores import usable_cores
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
-from pytriton_lite.frontends.http.json_slices import Job
+from pytriton_lite.frontends.http.json_slices import Job, weight
 from pytriton_lite.frontends.listener import Receive, Scope, read_body_into, when_gone
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ class Documents:
                 body += piece
                 check_limit("JSON", len(body), self._max_size)
                 receiving.hold(len(body))
-            return await self._large.run(len(body), lambda: decode(body), request.scope)
+            return await self._large.run(weight(body), lambda: decode(body), request.scope)
 
 
 def decode_base64(text: str) -> bytes:

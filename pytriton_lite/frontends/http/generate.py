@@ -33,7 +33,8 @@ from pytriton_lite.frontends.http.bodies import (
 )
 from pytriton_lite.frontends.http.errors import BUG, STATUS, error_body, retry_headers
 from pytriton_lite.frontends.http.infer import send_error
-from pytriton_lite.frontends.http.json_tensors import refuse
+from pytriton_lite.frontends.http.json_slices import weight
+from pytriton_lite.frontends.http.json_tensors import refuse, written_weight
 from pytriton_lite.frontends.http.observed import Observed, begin_timeline
 from pytriton_lite.frontends.http.options import HttpOptions
 from pytriton_lite.frontends.http.orca import REQUEST_HEADER, RESPONSE_HEADER, load_header
@@ -119,7 +120,7 @@ async def _read_request(
             config=served.config,
             max_input_size=limit,
         )
-        request = await large.run(len(document), decode, scope)
+        request = await large.run(weight(document), decode, scope)
     return served, request
 
 
@@ -179,7 +180,7 @@ class _Responses:
         """*response* as it goes out, or the task that writes it where that takes long."""
         if isinstance(response, InferenceError):
             return self._encoded(response)
-        nbytes = sum(tensor.nbytes for tensor in response.outputs)
+        nbytes = sum(map(written_weight, response.outputs))
         if not is_large(nbytes):
             return self._encoded(response)
         return asyncio.create_task(self._large.run(nbytes, partial(self._encoded, response)))

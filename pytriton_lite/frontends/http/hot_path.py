@@ -33,6 +33,7 @@ from pytriton_lite.frontends.http.bodies import LargeDocuments, is_large
 from pytriton_lite.frontends.http.codec import OutputForms
 from pytriton_lite.frontends.http.errors import BUG, STATUS, error_body, retry_headers
 from pytriton_lite.frontends.http.infer import Reading, find_served, join_small
+from pytriton_lite.frontends.http.json_tensors import written_weight
 from pytriton_lite.frontends.http.options import HttpOptions
 from pytriton_lite.frontends.http.routes import split_infer_path
 from pytriton_lite.frontends.http.templates import KnownHead, Templates, known_head
@@ -46,8 +47,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LARGEST_BODY = 64 << 10
+_LARGEST_BODY = 256 << 10
 """Above this the body is checked before it is buffered, which the application does."""
+_LARGEST_DOCUMENT = 64 << 10
+"""Above this JSON may be read in a thread, which the application has done."""
+_LARGEST_UNCOUNTED = 64 << 10
+"""A longer body that has not come yet takes its part of the budget of unfinished requests."""
 
 _LONGEST_HEAD = 4096
 _JSON_LENGTH = b"inference-header-content-length"
@@ -117,7 +122,12 @@ class InferProtocol(ListenerProtocol):
         self._header_table: dict[bytes, bytes] = {}
         self._json_bytes = -1
         """What the head says of the JSON part's length; -1 where it says nothing, or something unusual."""
-        self._body = b""
+        self._body_bytes = 0
+        """Of the last request that was answered here."""
+        self._pieces: list[bytes] = []
+        """Of a body that is not whole."""
+        self._taken_bytes = 0
+        """What it has of the budget of unfinished requests."""
         self._ticket: PendingRequest | None = None
         """Ticket of the request that is being answered; also while `_writing`."""
         self._writing: asyncio.Task[None] | None = None
@@ -139,11 +149,10 @@ class InferProtocol(ListenerProtocol):
             found = self._head.read(data)
             if found is not None:
                 begin, length, self._json_bytes = found
-                if begin + length == len(data) and length <= _LARGEST_BODY:
+                if begin + length == len(data) and length <= self._largest_body():
                     self._unset_keepalive_if_required()
                     self._receiving_ns = 0
-                    self._body = data[begin:]
-                    self._infer()
+                    self._infer(data[begin:])
                     return
         was_between, messages = self._reading is _BETWEEN, self._messages
         super().data_received(data)
@@ -156,7 +165,7 @@ class InferProtocol(ListenerProtocol):
 
     def _remember_head(self, data: bytes) -> None:
         """*data* was one ordinary request from its first byte to its last."""
-        end = len(data) - len(self._body)
+        end = len(data) - self._body_bytes
         if end <= _LONGEST_HEAD and data.endswith(b"\r\n\r\n", 0, end):
             self._head = known_head(data[:end])
 
@@ -189,7 +198,6 @@ class InferProtocol(ListenerProtocol):
     def on_headers_complete(self) -> None:
         self.end_head()
         if self._is_ordinary():
-            self._body = b""
             self._read_on(_OWN_BODY)
             return
         self._read_on(_OTHER)
@@ -212,21 +220,35 @@ class InferProtocol(ListenerProtocol):
         length = headers.get(b"content-length", b"")
         if not length.isdigit() or int(length) > _LARGEST_BODY or not _UNUSUAL.isdisjoint(headers):
             return False
+        nbytes = int(length)
         parser = self.parser
         if parser.get_method() != b"POST" or parser.get_http_version() != "1.1" or not parser.should_keep_alive():
             return False
         target = split_infer_path(url.decode())
         if target is None:
             return False
-        self._target = target
-        self._header_table = headers
         length = headers.get(_JSON_LENGTH, b"")
         self._json_bytes = int(length) if length.isdigit() and len(length) < 6 else -1
+        if nbytes > _LARGEST_UNCOUNTED:
+            if nbytes > self._largest_body() or not self._server.receive_budget.try_take(nbytes):
+                return False
+            self._taken_bytes = nbytes
+        self._target = target
+        self._header_table = headers
         return True
+
+    def _largest_body(self) -> int:
+        """Of a request whose head says how much of it is JSON."""
+        return _LARGEST_BODY if 0 < self._json_bytes <= _LARGEST_DOCUMENT else _LARGEST_DOCUMENT
+
+    def _give_back_budget(self) -> None:
+        if self._taken_bytes:
+            taken, self._taken_bytes = self._taken_bytes, 0
+            self._server.receive_budget.give_back(taken)
 
     def on_body(self, body: bytes) -> None:
         if self._reading is _OWN_BODY:
-            self._body = self._body + body if self._body else body
+            self._pieces.append(body)
         else:
             super().on_body(body)
 
@@ -236,7 +258,9 @@ class InferProtocol(ListenerProtocol):
         self._is_in_body = False
         if is_own:
             self._messages += 1
-            self._infer()
+            pieces, self._pieces = self._pieces, []
+            self._give_back_budget()
+            self._infer(pieces[0] if len(pieces) == 1 else b"".join(pieces))
         else:
             super().on_message_complete()
 
@@ -247,13 +271,15 @@ class InferProtocol(ListenerProtocol):
             self.flow.pause_reading()
             self.pipeline.appendleft((cycle, app))
 
-    def _infer(self) -> None:
+    def _infer(self, body: bytes) -> None:
+        # It is not kept here: a connection may be idle for long.
         self._is_used = True
+        self._body_bytes = len(body)
         model, version_text = self._target
         timeline = self._begin_timeline(model) if self._observation.is_on else None
         try:
             served, version = find_served(self._server, model, version_text)
-            request = self._read(served, model, version)
+            request = self._read(served, model, version, body)
             if timeline is not None:
                 request.timeline = timeline
             self._ticket = self._server.infer(served, request, self)
@@ -273,12 +299,12 @@ class InferProtocol(ListenerProtocol):
             method="infer",
         )
         if timeline is not None:
-            timeline.received(len(self._body))
+            timeline.received(self._body_bytes)
         self._timeline = timeline
         return timeline
 
-    def _read(self, served: Servable, model: str, version: int | None) -> InferenceRequest:
-        body, json_bytes = self._body, self._json_bytes
+    def _read(self, served: Servable, model: str, version: int | None, body: bytes) -> InferenceRequest:
+        json_bytes = self._json_bytes
         if not 0 < json_bytes <= len(body):
             document = b""
         else:
@@ -326,7 +352,7 @@ class InferProtocol(ListenerProtocol):
         """Have `_write_large` write *response*, if so much of it is to become JSON that the loop should not do it."""
         forms = self._forms
         assert forms is not None
-        in_json = sum(t.nbytes for t in response.outputs if forms.listed.get(t.name, forms.default) is False)
+        in_json = sum(written_weight(t) for t in response.outputs if forms.listed.get(t.name, forms.default) is False)
         if not is_large(in_json):
             return False
         self._writing = self.loop.create_task(self._write_large(response, in_json))
@@ -422,6 +448,8 @@ class InferProtocol(ListenerProtocol):
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         super().connection_lost(exc)
+        self._pieces.clear()
+        self._give_back_budget()
         if self._ticket is not None:
             self._ticket.cancel()
             self._end_timeline(CLIENT_GONE)

@@ -38,6 +38,8 @@ from pytriton_lite.frontends.http.bodies import (
 )
 from pytriton_lite.frontends.http.codec import OutputForms
 from pytriton_lite.frontends.http.errors import BUG, STATUS, error_body, retry_headers
+from pytriton_lite.frontends.http.json_slices import weight
+from pytriton_lite.frontends.http.json_tensors import written_weight
 from pytriton_lite.frontends.http.observed import Observed, begin_timeline
 from pytriton_lite.frontends.http.options import HttpOptions
 from pytriton_lite.frontends.http.raw import decode_raw
@@ -195,9 +197,9 @@ class Reading:
             if filled < json_size:  # which only a chunked body can be
                 return await self.apart(document[:filled], scope, large)
             binary = memoryview(rest) if rest else None
-            return await large.run(json_size, lambda: self._decode(document, len(rest), binary), scope)
+            return await large.run(weight(document), lambda: self._decode(document, len(rest), binary), scope)
         available = None if length is None else length - json_size
-        request, forms = await large.run(json_size, lambda: self._decode(document, available, None), scope)
+        request, forms = await large.run(weight(document), lambda: self._decode(document, available, None), scope)
         self._server.check(self._served, request)
         due = codec.missing_bytes(request)
         view = allocate(due, before=json_size)
@@ -237,7 +239,7 @@ class Reading:
 
     async def apart(self, body: bytes | bytearray | memoryview, scope: Scope, large: LargeDocuments) -> Decoded:
         """`whole`, which may take long where all is JSON."""
-        return await large.run(len(body), lambda: self.whole(body), scope)
+        return await large.run(weight(body), lambda: self.whole(body), scope)
 
     def _decode(self, document: Buffer, available: int | None, binary: memoryview | None) -> Decoded:
         return codec.decode(
@@ -299,7 +301,7 @@ async def _send_response(
     accept_encoding: bytes | None,
     large: LargeDocuments,
 ) -> None:
-    in_json = sum(t.nbytes for t in response.outputs if not forms.listed.get(t.name, forms.default))
+    in_json = sum(written_weight(t) for t in response.outputs if not forms.listed.get(t.name, forms.default))
     head, tensors = await large.run(in_json, lambda: codec.encode(response, forms), scope)
     headers = [_BINARY_TYPE, (b"inference-header-content-length", b"%d" % len(head))] if tensors else [_JSON_TYPE]
     if accept_encoding is not None and (encoding := compression.choose(accept_encoding)) is not None:

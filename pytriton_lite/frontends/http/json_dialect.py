@@ -4,7 +4,8 @@ Beyond the standard: bare ``NaN``, ``Inf``, ``Infinity`` and their negatives as 
 inside strings, anything after a NUL behind the document. orjson reads the standard in C; what it refuses goes to the
 parser below, which either reads it or says what is wrong, and at which byte, in Triton's words.
 
-Of a document of more than 64 KiB long arrays are left to whoever wants them (`json_slices`), and the rest is bounded.
+Of a document that weighs more than 64 KiB (`json_slices.weight`) long arrays are left to whoever wants them, and the rest is
+bounded.
 """
 
 from __future__ import annotations
@@ -18,13 +19,18 @@ import orjson
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Buffer
-from pytriton_lite.frontends.http.json_slices import DocumentError, LargeArray, TooComplex, need_memory, split
+from pytriton_lite.frontends.http.json_slices import (
+    SMALL_BYTES,
+    DocumentError,
+    LargeArray,
+    TooComplex,
+    is_small,
+    need_memory,
+    split,
+)
 
 MAX_DEPTH = 1024
 """Containers inside containers; orjson's own limit, so that both parsers read the same documents."""
-
-_SMALL_BYTES = 16 << 10
-"""What is parsed without asking whether there is memory for it: that would take as long."""
 
 _BLANKS = re.compile(rb"[ \t\r\n]*")
 _NUMBER = re.compile(rb"(-?)(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
@@ -41,14 +47,10 @@ _ESCAPES = {
 _WORDS = {b"n": (b"null", None), b"t": (b"true", True), b"f": (b"false", False)}
 
 
-_SMALL_BYTES = 64 << 10
-"""Up to here a document is parsed in one go: the worst, twenty thousand lists, takes 10 ms."""
-
-
 def loads(data: Buffer) -> object:
     """The document in *data*. Strings hold invalid UTF-8 as surrogate escapes; integers beyond 64 bits are floats.
 
-    Of duplicate keys the last one counts. Where *data* are more than 64 KiB, a `LargeArray` stands for every array of 4 KiB
+    Of duplicate keys the last one counts. Where *data* weigh more than 64 KiB, a `LargeArray` stands for every array of 4 KiB
     and more that is a member of an object and has no objects in it. Raises InferenceError(INTERNAL) with Triton's text for
     a syntax error, and InferenceError(INVALID_ARG) for one of too many parts.
     """
@@ -72,7 +74,7 @@ def syntax_error(error: DocumentError) -> InferenceError:
 
 def _load(data: Buffer, parse: Callable[[Buffer], object]) -> object:
     try:
-        if len(data) <= _SMALL_BYTES:
+        if is_small(data):
             return parse(data)
         skeleton = split(memoryview(data), parse)
         try:
@@ -88,7 +90,7 @@ def _load(data: Buffer, parse: Callable[[Buffer], object]) -> object:
 
 def _standard(data: Buffer) -> object:
     """What *data* say by the standard. Raises orjson.JSONDecodeError, and MemoryError."""
-    if len(data) > _SMALL_BYTES:
+    if len(data) > SMALL_BYTES:  # asking takes as long as parsing less
         need_memory(len(data))
     return orjson.loads(data)
 

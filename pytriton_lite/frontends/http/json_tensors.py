@@ -181,6 +181,13 @@ def _read_strings(data: list[Any]) -> bytes:
     return bytes_tensor.encode([leaf.encode("utf-8", "surrogateescape") for leaf in leaves])
 
 
+def written_weight(tensor: Tensor) -> int:
+    """Bytes of *tensor*, or of numbers that take as long to write."""
+    if tensor.datatype is not dtypes.BYTES:
+        return tensor.nbytes
+    return max(tensor.nbytes // 4, element_count(tensor.shape) * 4)
+
+
 def write_data(tensor: Tensor, data: Buffer) -> object:
     """What stands behind ``"data":``: a list or a fragment for orjson, or the JSON text of what may be large (bytes)."""
     datatype = tensor.datatype

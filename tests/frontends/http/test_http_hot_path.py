@@ -534,3 +534,68 @@ def test_overload_may_be_told_as_429(head: str) -> None:
         assert (status, headers["retry-after"]) == (429, "1")
 
     in_session(scenario, OverloadedServer(1.0, ErrorCode.RESOURCE_EXHAUSTED))
+
+
+def large_message(count: int, value: float, request_id: str = "x") -> bytes:
+    """So many numbers for the model that gives them back, which is asked for binary data."""
+    described = {"name": "X", "shape": [count], "datatype": "FP32", "parameters": {"binary_data_size": 4 * count}}
+    text = json.dumps({"id": request_id, "inputs": [described], "parameters": {"binary_data_output": True}}).encode()
+    head = (
+        f"POST /v2/models/ident_FP32/infer HTTP/1.1\r\nHost: h\r\nInference-Header-Content-Length: {len(text)}\r\n"
+        f"Content-Length: {len(text) + 4 * count}\r\n\r\n"
+    )
+    return head.encode() + text + struct.pack("<f", value) * count
+
+
+@pytest.mark.parametrize("count", [16_000, 17_000, 40_000, 65_000, 70_000])
+@pytest.mark.parametrize("piece", [1000, 30_000, 1 << 20])
+def test_a_larger_body_may_come_in_pieces_of_any_size(count: int, piece: int) -> None:
+    async def scenario(session: Session) -> None:
+        for value in (1.5, 2.5):
+            sent = large_message(count, value)
+            for at in range(0, len(sent), piece):
+                session.send(sent[at : at + piece])
+                await session.writer.drain()
+                await asyncio.sleep(0)
+            status, headers, body = await raw_reply(session)
+            assert status == 200
+            assert body[int(headers["inference-header-content-length"]) :] == struct.pack("<f", value) * count
+        assert session.server.receive_budget.taken == 0
+
+    in_session(scenario)
+
+
+def test_a_larger_body_counts_as_unfinished_until_it_is_whole() -> None:
+    async def scenario(session: Session) -> None:
+        budget = session.server.receive_budget
+        sent = large_message(40_000, 1.0)
+        session.send(sent[:50_000])
+        await until(lambda: budget.taken > 150_000)
+        session.send(sent[50_000:])
+        assert (await raw_reply(session))[0] == 200
+        assert budget.taken == 0
+        session.send(sent[:50_000])
+        await until(lambda: budget.taken > 150_000)
+        session.writer.close()
+        await until(lambda: budget.taken == 0)
+
+    in_session(scenario)
+
+
+def test_a_larger_body_that_there_is_no_room_for_is_refused() -> None:
+    async def scenario(session: Session) -> None:
+        session.server.receive_budget.limit = 100_000
+        session.send(large_message(40_000, 1.0))
+        status, _, body = await raw_reply(session)
+        assert (status, b"--max-receiving-bytes" in body) == (503, True)
+        session.server.receive_budget.limit = None
+        session.send(large_message(40_000, 1.0))
+        assert (await raw_reply(session))[0] == 200
+        assert session.server.receive_budget.taken == 0
+
+    in_session(scenario)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110  # `in_session` ends it
+        await asyncio.sleep(0.001)

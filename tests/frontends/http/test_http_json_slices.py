@@ -34,7 +34,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_small(setattr_: Callable[[object, str, object], None]) -> None:
-    setattr_(json_dialect, "_SMALL_BYTES", 0)
+    setattr_(json_slices, "SMALL_BYTES", 0)
     setattr_(json_slices, "LONG_BYTES", 5)
     setattr_(json_slices, "PIECE_BYTES", 7)
 
@@ -208,3 +208,16 @@ def read_through(value: object) -> None:
         if isinstance(member, LargeArray):
             for elements in member.slices():
                 assert elements is not None
+
+
+def test_a_document_weighs_what_it_takes_to_parse_it() -> None:
+    strings = json.dumps({"inputs": [{"data": ["x" * 100] * 1000}]}).encode()
+    numbers = json.dumps({"inputs": [{"data": [1] * 30_000}]}).encode()
+    lists = b'{"x":[' + b"[]," * 30_000 + b"1]}"
+    assert json_slices.is_small(strings)
+    assert json_slices.is_small(bytearray(strings))
+    assert json_slices.is_small(memoryview(strings))
+    assert not json_slices.is_small(numbers)
+    assert not json_slices.is_small(lists)
+    assert json_slices.weight(b"[" * 100) == 100
+    assert json_slices.weight(strings * 3) == len(strings) * 3
