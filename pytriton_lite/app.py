@@ -300,6 +300,7 @@ class App:
             hello_timeout_s=settings.worker_hello_timeout_s,
             ready_timeout_s=settings.worker_ready_timeout_s,
             response_window=settings.grpc_max_response_pool_size,
+            busy_poll_us=settings.busy_poll_us,
             execution_timeout_s=settings.execution_timeout_secs,
             slow_execution_s=settings.slow_execution_warning_secs,
             # Whoever stops at a breakpoint is not stuck.

@@ -190,7 +190,7 @@ class FrontEnd:
         self._log = logs.follow(LinkHandler(self._link.add, self._loop), start.log_settings)
         inputs = InputMemory(self._descriptors, self._calls.on_release)
         outputs = OutputMemory(self._descriptors, prefix=start.shm_prefix, ring_bytes=DEFAULT_BYTES)
-        self._calls.use(self._link, inputs, outputs)
+        self._calls.use(self._link, inputs, outputs, start.settings.busy_poll_us * 1000)
         budget = ReceiveBudget(start.max_receiving_bytes, start.overload_code, self._board.taken, self._number + 1)
         self._server = RemoteServer(self._board, self._number, self._link, self._calls, receive_budget=budget)
         try:

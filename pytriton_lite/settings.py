@@ -504,6 +504,15 @@ class Settings:
             "one process. auto is a quarter of the cores, at most 8, and 0 below 8 cores.",
         ),
     )
+    busy_poll_us: int = field(
+        default=0,
+        metadata=_option(
+            Group.SERVER,
+            _integer(0, 1_000_000),
+            "Microseconds for which the server and workers that have just had something to do look for more before they sleep. "
+            "Few callers are answered sooner; it takes a core for each of these processes meanwhile. 0 is never.",
+        ),
+    )
     execution_timeout_secs: float = field(
         default=0.0,
         metadata=_option(

@@ -70,7 +70,7 @@ execution-timeout-secs slow-execution-warning-secs
     grpc-stall-timeout-secs grpc-max-unread-size
     client-shm-key-prefix client-shm-max-byte-size
     access-log access-log-file
-    accept-before-load frontends drain-delay-secs http-max-connections grpc-max-connections
+    accept-before-load frontends busy-poll-us drain-delay-secs http-max-connections grpc-max-connections
     watch
     max-receiving-bytes max-unread-bytes max-unanswered-requests max-unanswered-bytes overload-status
 """

@@ -57,6 +57,8 @@ class ModelStart:
     """Whether the model gets read-only views, not copies, of tensors that others can see, too."""
     keeps_freed_memory: bool = True
     """Whether what a request has freed stays with the process for the next one (core/heap.py), until it is idle."""
+    busy_poll_us: int = 0
+    """Microseconds for which a process that has nothing to do looks for work before it sleeps."""
 
     @property
     def initialize_args(self) -> dict[str, str]:

@@ -45,11 +45,15 @@ class Conversation:
     """The channel of one worker process. Made in its main thread, which is the only one to call `next_work`."""
 
     def __init__(
-        self, channel: socket.socket, on_frame: Callable[[int, memoryview], None], placement: Placement
+        self,
+        channel: socket.socket,
+        on_frame: Callable[[int, memoryview], None],
+        placement: Placement,
+        busy_poll_ns: int,
     ) -> None:
-        """*on_frame* takes what comes, in whichever thread reads."""
+        """*on_frame* takes what comes, in whichever thread reads. *busy_poll_ns* is as for `Mailbox`."""
         self.outbox = Outbox(channel)
-        self.mailbox = Mailbox(channel, on_frame)
+        self.mailbox = Mailbox(channel, on_frame, busy_poll_ns)
         self.inbox: deque[Work] = deque()
         self._placement = placement
         self._inputs = placement.inputs

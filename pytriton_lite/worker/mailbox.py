@@ -14,10 +14,12 @@ import os
 import select
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from pytriton_lite.core.give_way import give_way
 from pytriton_lite.ipc.channel import RECEIVE_BYTES, FrameReader
 
 OnFrame = Callable[[int, memoryview], None]
@@ -44,7 +46,16 @@ _FILLING = Waiter()
 class Mailbox:
     """Frames as they come, each given to *on_frame* in the thread that reads."""
 
-    def __init__(self, sock: socket.socket, on_frame: OnFrame) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        on_frame: OnFrame,
+        busy_poll_ns: int = 0,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """*busy_poll_ns* is how long `fill` looks for work, by *clock*, before it sleeps."""
+        self._busy_poll_ns = busy_poll_ns
+        self._clock = clock
         self._sock = sock
         self._on_frame = on_frame
         self._frames = FrameReader()
@@ -100,7 +111,9 @@ class Mailbox:
                 if self._wake_read >= 0:
                     self._read()
                     continue
-                data = self._sock.recv(RECEIVE_BYTES)
+                data = self._look() if self._busy_poll_ns else None
+                if data is None:
+                    data = self._sock.recv(RECEIVE_BYTES)
                 if not data:
                     raise EngineGone
                 for kind, body in self._frames.feed(data):
@@ -108,6 +121,17 @@ class Mailbox:
         finally:
             self._hand_over()
         return True
+
+    def _look(self) -> bytes | None:
+        """What comes soon; None where nothing does. Other threads get the interpreter with each call to the system."""
+        until_ns = self._clock() + self._busy_poll_ns
+        while True:
+            try:
+                return self._sock.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                if self._clock() >= until_ns:
+                    return None
+                give_way()
 
     def finish(self, waiter: Waiter) -> None:
         """Say that *waiter* is done: from `on_frame`, or from any thread once `allow_wakeups` was called."""

@@ -58,7 +58,9 @@ class Worker(Host):
         self._probe: ReadinessProbe | None = None
         self._batches = Batches()
         self._placement = Placement(start, descriptors, self._batches)
-        self._conversation = conversation = Conversation(channel, self._on_frame, self._placement)
+        self._conversation = conversation = Conversation(
+            channel, self._on_frame, self._placement, start.busy_poll_us * 1000
+        )
         self.outbox = conversation.outbox
         self._log = ServerLog(conversation.outbox, control, path)
         self._senders = Senders(start, conversation, self._placement, self._batches, control, self._log)

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -418,3 +419,62 @@ def test_sending_to_an_engine_that_is_gone_is_an_error_and_gives_the_outbox_back
     for _ in range(2):
         with pytest.raises(BrokenPipeError):
             post.outbox.send(HEADER.pack(0, 1))
+
+
+class Looking:
+    """A mailbox that looks for work, by a clock that goes on by 1 ns each time that it is read."""
+
+    def __init__(self, busy_poll_ns: int, at: Callable[[int], None]) -> None:
+        """*at* is called with the time."""
+        self.engine, self._ours = socket.socketpair()
+        self.now_ns = 0
+        self._at = at
+        self.inbox: deque[int] = deque()
+        self.mailbox = Mailbox(self._ours, lambda kind, body: self.inbox.append(kind), busy_poll_ns, self._clock)
+
+    def _clock(self) -> int:
+        self.now_ns += 1
+        self._at(self.now_ns)
+        return self.now_ns
+
+    def close(self) -> None:
+        self.engine.close()
+        self._ours.close()
+
+
+def test_what_comes_while_it_looks_for_work_is_read_without_sleep() -> None:
+    def send(now_ns: int) -> None:
+        if now_ns == 50:
+            looking.engine.sendall(frame(7, []))
+
+    looking = Looking(1000, send)
+    try:
+        assert looking.mailbox.fill(looking.inbox)
+        assert (list(looking.inbox), looking.now_ns) == ([7], 50)
+    finally:
+        looking.close()
+
+
+def test_it_sleeps_when_nothing_has_come_for_the_time() -> None:
+    looking = Looking(1000, lambda now_ns: None)
+    sender = threading.Thread(
+        target=lambda: (until(lambda: looking.now_ns > 1000), looking.engine.sendall(frame(7, [])))
+    )
+    sender.start()
+    try:
+        assert looking.mailbox.fill(looking.inbox)
+        assert list(looking.inbox) == [7]
+        assert 1000 < looking.now_ns < 1010
+    finally:
+        sender.join()
+        looking.close()
+
+
+def test_the_end_of_the_engine_is_seen_while_it_looks_for_work() -> None:
+    looking = Looking(1000, lambda now_ns: looking.engine.close() if now_ns == 50 else None)
+    try:
+        with pytest.raises(EngineGone):
+            looking.mailbox.fill(looking.inbox)
+        assert looking.now_ns == 50
+    finally:
+        looking.close()

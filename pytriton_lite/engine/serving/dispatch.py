@@ -27,6 +27,7 @@ from pytriton_lite.core.timeline import Clock
 from pytriton_lite.engine.counting.statistics import FailureReason, ModelStatistics
 from pytriton_lite.engine.counting.unanswered import Unanswered
 from pytriton_lite.engine.serving.answers import Answers, cancelled, hold, unhold
+from pytriton_lite.engine.serving.busy_poll import BusyPoll
 from pytriton_lite.engine.serving.deadlock import are_all_waiting, ways_through
 from pytriton_lite.engine.serving.limited_places import LimitedPlaces
 from pytriton_lite.engine.serving.places import Batches, FreePlaces, Places, SequencePlaces
@@ -70,11 +71,13 @@ class Dispatcher:
         grants: ResourceGrants | None = None,
         preserve_ordering: bool = False,
         is_decoupled: bool = False,
+        busy_poll_ns: int = 0,
         clock: Clock = time.monotonic_ns,
     ) -> None:
         """*make_scheduler* gives one that holds nothing, and another one should that fail.
 
-        *grants* are those of the server's rate limiter; with one nothing is eager.
+        *grants* are those of the server's rate limiter; with one nothing is eager. The loop stays awake for *busy_poll_ns*
+        after each request and each result.
         """
         self._make_scheduler = make_scheduler
         self._scheduler = make_scheduler()
@@ -101,6 +104,7 @@ class Dispatcher:
         self._is_eager = self._scheduler.is_eager
         self._clock = clock
         self._loop = asyncio.get_running_loop()
+        self._busy_poll = BusyPoll(self._loop, busy_poll_ns) if busy_poll_ns else None
         self._instances: list[Instance] = []
         self._leaving: dict[Instance, asyncio.Future[None]] = {}
         """Instances that finish what they have, and what tells that they did."""
@@ -197,6 +201,8 @@ class Dispatcher:
         """Take a request. Raises InferenceError when the queue is full, for instance; it never was here then."""
         self._answers.accept(ticket)
         ticket.owner = self
+        if self._busy_poll is not None:
+            self._busy_poll.keep_awake()
         try:
             if self._is_eager and not len(self._scheduler):
                 instance = self._places.take_idle()
@@ -365,6 +371,8 @@ class Dispatcher:
         self, instance: Instance, batch: Batch, result: BatchResult, outcomes: Sequence[ExecutionOutcome]
     ) -> None:
         """``execute`` of *batch* is done. *outcomes* go with its tickets; empty when ``result.failure`` says why."""
+        if self._busy_poll is not None:
+            self._busy_poll.keep_awake()
         try:
             self._answers.finished(instance, batch, result, outcomes)
         except Exception as error:

@@ -133,6 +133,7 @@ class WorkerVersion(ServedVersion):
             grants=self._grants,
             preserve_ordering=config.preserves_ordering,
             is_decoupled=config.decoupled,
+            busy_poll_ns=self._workers.busy_poll_us * 1000,
             clock=self._clock,
         )
 

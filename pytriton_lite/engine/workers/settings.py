@@ -28,6 +28,7 @@ class WorkerSettings:
     """Time from START to READY, or to COMPLETED."""
     log_levels: LogLevels = field(default_factory=LogLevels)
     response_window: int = DEFAULT_RESPONSE_WINDOW
+    busy_poll_us: int = 0
     execution_timeout_s: float = 0.0
     """Limit of an execution for models that do not set one; 0 is none."""
     slow_execution_s: float = 0.0
@@ -82,6 +83,7 @@ def model_start(
         state_outputs=tuple(state.output_name for state in states_of(config)),
         is_decoupled=config.decoupled,
         response_window=workers.response_window,
+        busy_poll_us=workers.busy_poll_us,
         concurrency=config.execute_concurrency,
         cancels_coroutines=config.cancels_coroutines,
         shared_memory_views=config.shared_memory_views,

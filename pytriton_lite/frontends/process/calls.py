@@ -11,6 +11,7 @@ import weakref
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse, ResponseReceiver
 from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.engine.serving.busy_poll import BusyPoll
 from pytriton_lite.frontends.process import frames
 from pytriton_lite.frontends.process.frames import Checked, ExtrasTable
 from pytriton_lite.frontends.process.link import FrontEndLink
@@ -65,8 +66,12 @@ class RemoteCalls:
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
 
-    def use(self, link: FrontEndLink, inputs: InputMemory, outputs: OutputMemory) -> None:
-        """Speak through *link* from now on. *inputs* is the engine's memory here, *outputs* is ours."""
+    def use(self, link: FrontEndLink, inputs: InputMemory, outputs: OutputMemory, busy_poll_ns: int = 0) -> None:
+        """Speak through *link* from now on. *inputs* is the engine's memory here, *outputs* is ours.
+
+        The loop stays awake for *busy_poll_ns* after each request and each response.
+        """
+        self._busy_poll = BusyPoll(self._loop, busy_poll_ns) if busy_poll_ns else None
         self._link = link
         self._inputs = inputs
         self._outputs = outputs
@@ -108,6 +113,8 @@ class RemoteCalls:
 
         Raises InferenceError where there is no memory for its tensors, or those of a client's are not there any more.
         """
+        if self._busy_poll is not None:
+            self._busy_poll.keep_awake()
         number = self._next
         self._next = number + 1
         parts: list[bytes] = []
@@ -182,6 +189,8 @@ class RemoteCalls:
         return True
 
     def _on_reply(self, body: memoryview) -> None:
+        if self._busy_poll is not None:
+            self._busy_poll.keep_awake()
         reply = frames.read_reply(body, self._specs)
         call = self._open.get(reply.number)
         outputs: list[Tensor] = []

@@ -244,6 +244,30 @@ def test_what_is_loaded_through_one_connection_is_found_through_another_at_once(
                 )
 
 
+@pytest.mark.parametrize("front_ends", [0, 2])
+def test_processes_that_look_for_work_answer_and_sleep_when_there_is_none(repository: Path, front_ends: int) -> None:
+    flags = (f"--frontends={front_ends}", "--busy-poll-us=5000")
+    with RunningServer(repository, flags=flags) as server:
+        with clients(server, 2) as found:
+            for value, client in enumerate(found * 5):
+                status, answer = client.infer("echo", value)
+                assert (status, answer["outputs"][0]["data"]) == (200, [value])
+        processes = [server.process.pid, *server.worker_pids(), *front_end_pids(server)]
+
+        def rests() -> bool:
+            before = [cpu_ticks(pid) for pid in processes]
+            time.sleep(0.3)
+            return all(cpu_ticks(pid) - ticks <= 3 for pid, ticks in zip(processes, before))
+
+        wait_for(rests, "all of them sleep")
+
+
+def cpu_ticks(pid: int) -> int:
+    """Hundredths of a second that a process has computed."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_a_model_whose_files_come_with_the_request_may_be_large(tmp_path: Path, protocol: str) -> None:
     write_model(tmp_path, "echo", ECHO, ECHO_CONFIG)

@@ -243,7 +243,7 @@ def test_a_request_that_was_answered_is_not_kept_by_its_connection() -> None:
             return weakref.ref(receive)
 
         of_request = await ask()
-        for _ in range(5):
+        for _ in range(20):
             await asyncio.sleep(0)
         gc.collect()
         assert of_request() is None
