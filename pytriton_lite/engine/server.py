@@ -251,6 +251,10 @@ class Server:
     def metadata(self) -> ServerMetadata:
         return ServerMetadata(self._options.server_id, __version__, EXTENSIONS)
 
+    def served_names(self) -> list[str]:
+        """The names, sorted, for which a request without a version would find a model that is READY."""
+        return sorted(name for name, model in self._models.by_name.items() if model.ready)
+
     def model_metadata(self, name: str, version: int | None) -> ModelMetadata:
         """Raises InferenceError with the lookup texts."""
         served = self.find(name, version)

@@ -44,6 +44,7 @@ GET  /v2/health/ready
 GET  /v2/models/{model}/ready
 GET  /v2/models/{model}/versions/{version}/ready
 GET  /v2
+GET  /v2/models
 GET  /v2/models/{model}
 GET  /v2/models/{model}/versions/{version}
 GET  /v2/models/{model}/config
@@ -84,6 +85,35 @@ POST /v2/logging
 """
 """The table of HTTP spec, section 2, but for the metrics page, which has a port of its own."""
 
+SERVED = {
+    ("POST", "/v2/models/add_sub/infer"),
+    ("POST", "/v2/models/counting/infer"),
+    ("POST", "/v2/models/story/generate_stream"),
+    ("POST", "/v2/models/a%20half%3F/infer"),
+}
+"""Entries for the models that are loaded."""
+
+COUNTING_CONFIG = (
+    'backend: "python" sequence_batching { direct {} } max_batch_size: 2\n'
+    + tensors("input", ("VALUES", "INT32", "3"))
+    + tensors("output", ("SUM", "INT32", "1"))
+)
+HALF_CONFIG = (
+    'name: "a half?" backend: "python"\n'
+    + tensors("input", ("X", "FP16", "-1"))
+    + tensors("output", ("Y", "FP16", "-1"))
+)
+ANSWERING = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            values = [pb_utils.get_input_tensor_by_name(request, "VALUES").as_numpy() for request in requests]
+            sums = [pb_utils.Tensor("SUM", value.sum(axis=1, keepdims=True, dtype=np.int32)) for value in values]
+            return [pb_utils.InferenceResponse([one]) for one in sums]
+"""
+
 NO_GPU = "/v2/cudasharedmemory/region/{region}/register"
 """Its example is right, and needs a GPU."""
 
@@ -94,10 +124,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     repository: Path = tmp_path_factory.mktemp("openapi") / "models"
     write_wire_models(repository)
     write_model(repository, "story", STORY, STORY_CONFIG)
-    flags = ("--exit-on-error=false", "--strict-readiness=false", "--allow-client-shm=true")
-    with RunningServer(
-        repository, flags=(*flags, "--model-control-mode=explicit", "--load-model=add_sub", "--load-model=story")
-    ) as running:
+    write_model(repository, "counting", ANSWERING, COUNTING_CONFIG)
+    write_model(repository, "a half?", STORY, HALF_CONFIG)
+    loaded = [f"--load-model={name}" for name in ("add_sub", "story", "counting", "a half?")]
+    flags = ("--exit-on-error=false", "--strict-readiness=false", "--allow-client-shm=true", *loaded)
+    with RunningServer(repository, flags=(*flags, "--model-control-mode=explicit")) as running:
         yield running
 
 
@@ -116,7 +147,7 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, A
 
 def test_document_has_the_routes_of_the_table_and_no_others(document: dict[str, Any]) -> None:
     table = {tuple(line.split()) for line in ROUTES.split("\n") if line}
-    assert {(method, path) for method, path, _ in operations(document)} == table
+    assert {(method, path) for method, path, _ in operations(document)} == table | SERVED
 
 
 def filled(path: str, operation: dict[str, Any]) -> str:
@@ -152,12 +183,14 @@ def test_every_example_is_accepted(server: RunningServer, document: dict[str, An
         for method, path, operation in operations(document):
             if path == NO_GPU or method == "GET":
                 continue
+            if (method, path) in SERVED:
+                assert operation["tags"] == ["served models"]
             for example in examples(operation):
                 tried += 1
                 reply = server.post(filled(path, operation), json.dumps(example).encode())
                 assert reply.status == 200, (path, example, reply.body)
                 _load_again(server, path)
-        assert tried >= 12
+        assert tried >= 15
     finally:
         server.post("/v2/systemsharedmemory/unregister")
         segment.close()
@@ -171,8 +204,34 @@ def _load_again(server: RunningServer, path: str) -> None:
 
 def test_every_operation_with_a_body_has_an_example(document: dict[str, Any]) -> None:
     for method, path, operation in operations(document):
-        if "requestBody" in operation:
+        if "requestBody" in operation and "FP16" not in operation.get("description", ""):
             assert list(examples(operation)), f"{method} {path}"
+
+
+def test_the_entry_of_a_model_has_its_own_tensors(document: dict[str, Any]) -> None:
+    (example,) = examples(document["paths"]["/v2/models/counting/infer"]["post"])
+    assert example == {
+        "parameters": {"sequence_id": 1, "sequence_start": True, "sequence_end": True},
+        "inputs": [{"name": "VALUES", "datatype": "INT32", "shape": [1, 3], "data": [1, 2, 3]}],
+    }
+    assert list(examples(document["paths"]["/v2/models/story/generate_stream"]["post"])) == [{"text_input": "text"}]
+
+
+def test_a_model_without_json_form_has_an_entry_that_says_so(document: dict[str, Any]) -> None:
+    operation = document["paths"]["/v2/models/a%20half%3F/infer"]["post"]
+    assert not list(examples(operation))
+    assert "'X' is FP16, which has no JSON form" in operation["description"]
+
+
+def test_entries_follow_the_models_that_are_served(server: RunningServer) -> None:
+    try:
+        assert server.post("/v2/repository/models/story/unload").status == 200
+        assert "/v2/models/story/generate_stream" not in server.get("/openapi.json").json["paths"]
+        assert server.get("/v2/models").json == {"models": ["a half?", "add_sub", "counting"]}
+    finally:
+        assert server.post("/v2/repository/models/story/load").status == 200
+    assert "/v2/models/story/generate_stream" in server.get("/openapi.json").json["paths"]
+    assert server.get("/v2/models").json == {"models": ["a half?", "add_sub", "counting", "story"]}
 
 
 # ------------------------------------------------------------------------------------------- what really comes back

@@ -22,7 +22,7 @@ import pytriton_lite
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.counting.statistics import Duration, ModelStatistics, ResponseStatistics
 from pytriton_lite.engine.views import IndexEntry, ModelMetadata, TensorMetadata
-from pytriton_lite.frontends.http import json_dialect, json_values, openapi
+from pytriton_lite.frontends.http import json_dialect, json_values, openapi, served_openapi
 from pytriton_lite.frontends.http.bodies import Documents, LargeDocuments, decode_base64
 from pytriton_lite.frontends.http.errors import BUG, METHOD_NOT_ALLOWED, NOT_FOUND, STATUS, error_body, retry_headers
 from pytriton_lite.frontends.http.log_routes import add_logging
@@ -41,7 +41,11 @@ logger = logging.getLogger(__name__)
 
 
 class _Api(FastAPI):
-    """FastAPI, with the routes of inference and health, which it does not serve, in its document."""
+    """FastAPI, with the routes of inference and health, which it does not serve, and the models of now in its document."""
+
+    def __init__(self, server: Server, **options: Any) -> None:
+        super().__init__(**options)
+        self._server = server
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -49,12 +53,13 @@ class _Api(FastAPI):
                 title=self.title, version=self.version, description=self.description, routes=self.routes
             )
             self.openapi_schema = openapi.with_the_rest(document)
-        return self.openapi_schema
+        return served_openapi.with_served(self.openapi_schema, self._server)
 
 
 def admin_app(server: Server, options: HttpOptions, large: LargeDocuments) -> FastAPI:
     """The FastAPI application of all routes but those of inference and health."""
     app = _Api(
+        server,
         title="pytriton-lite",
         version=pytriton_lite.__version__,
         description="A model server that speaks the KServe v2 protocol with Triton's extensions.",
@@ -111,6 +116,10 @@ def _add_metadata(app: FastAPI, server: Server) -> None:
     async def metadata() -> Response:
         found = server.metadata()
         return _json({"name": found.name, "version": found.version, "extensions": found.extensions})
+
+    @app.get("/v2/models", tags=["metadata"], summary="Names of the models that are served", responses=openapi.MODELS)
+    async def models() -> Response:
+        return _json({"models": server.served_names()})
 
     # Before the models' own routes: to Triton, too, a model called "stats" has no metadata route.
     @app.get(

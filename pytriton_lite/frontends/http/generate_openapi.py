@@ -49,19 +49,21 @@ SCHEMAS: Json = {
 def paths(errors: Json) -> Json:
     """The routes by path. *errors* are the responses that both have before the first response of the model, by status."""
     routes: Json = {}
-    for action, describe in (("generate", _object), ("generate_stream", _stream)):
-        routes[f"/v2/models/{{model}}/{action}"] = {"post": _operation(action, describe(), errors, "model")}
+    for action in ("generate", "generate_stream"):
+        routes[f"/v2/models/{{model}}/{action}"] = {"post": operation(action, errors, "model")}
         routes[f"/v2/models/{{model}}/versions/{{version}}/{action}"] = {
-            "post": _operation(f"{action}_version", describe(), errors, "model", "version")
+            "post": operation(action, errors, "model", "version")
         }
     return routes
 
 
-def _operation(operation_id: str, specific: Json, errors: Json, *names: str) -> Json:
+def operation(action: str, errors: Json, *names: str) -> Json:
+    """The operation of a route of *action*, ``generate`` or ``generate_stream``, whose path has parameters of *names*."""
+    specific = _stream() if action == "generate_stream" else _object()
     return {
         "tags": ["inference"],
         "summary": specific["summary"] + (" with a model version" if "version" in names else ""),
-        "operationId": operation_id,
+        "operationId": f"{action}_version" if "version" in names else action,
         "parameters": [
             *({"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names),
             {

@@ -20,6 +20,7 @@ def _error(description: str) -> Json:
 
 
 SERVER_METADATA: dict[int | str, Json] = {200: answer("ServerMetadata", "What this server is and speaks")}
+MODELS: dict[int | str, Json] = {200: answer("ModelList", "Those that a request would find now, by name")}
 ALL_STATISTICS: dict[int | str, Json] = {200: answer("Statistics", "Of every version that is ready")}
 STATISTICS: dict[int | str, Json] = {
     **ALL_STATISTICS,
@@ -376,8 +377,9 @@ _INFER_EXAMPLE: Json = {
 }
 
 
-def _infer(*, versioned: bool) -> Json:
-    names = ["model", "version"] if versioned else ["model"]
+def infer_operation(*names: str) -> Json:
+    """The operation of an infer route whose path has parameters of *names*."""
+    versioned = "version" in names
     parameters: list[Json] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
     ]
@@ -417,7 +419,7 @@ def _infer(*, versioned: bool) -> Json:
     }
 
 
-_GENERATE_ERRORS: Json = {
+GENERATE_ERRORS: Json = {
     "400": _error("The request does not suit the model, or is compressed"),
     "404": _error("Unknown model or version"),
     "500": _error("Bad JSON, or the model failed"),
@@ -449,12 +451,12 @@ _HEALTH: Json = {
 def with_the_rest(document: Json) -> Json:
     """*document* with the routes of health and inference and every schema that this module names, and true for every route."""
     document["paths"].update((path, {"get": operation}) for path, operation in copy.deepcopy(_HEALTH).items())
-    document["paths"]["/v2/models/{model}/infer"] = {"post": _infer(versioned=False)}
-    document["paths"]["/v2/models/{model}/versions/{version}/infer"] = {"post": _infer(versioned=True)}
-    document["paths"].update(generate_openapi.paths(_GENERATE_ERRORS))
+    document["paths"]["/v2/models/{model}/infer"] = {"post": infer_operation("model")}
+    document["paths"]["/v2/models/{model}/versions/{version}/infer"] = {"post": infer_operation("model", "version")}
+    document["paths"].update(generate_openapi.paths(GENERATE_ERRORS))
     for path, operations in document["paths"].items():
         for operation in operations.values():
-            _complete(path, operation)
+            complete(path, operation)
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     schemas.update(_SCHEMAS, **generate_openapi.SCHEMAS, **openapi_answers.SCHEMAS)
     for name in ("HTTPValidationError", "ValidationError"):
@@ -462,8 +464,8 @@ def with_the_rest(document: Json) -> Json:
     return document
 
 
-def _complete(path: str, operation: Json) -> None:
-    """What is so on every route: FastAPI's 422 is never answered, and a route may be restricted."""
+def complete(path: str, operation: Json) -> None:
+    """Add what is so on every route: FastAPI's 422 is never answered, and a route may be restricted."""
     responses = operation["responses"]
     responses.pop("422", None)
     responses["403"] = _RESTRICTED

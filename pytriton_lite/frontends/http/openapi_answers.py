@@ -30,6 +30,7 @@ _COMPUTE = {f"compute_{part}": _DURATION for part in ("input", "infer", "output"
 
 SCHEMAS: Json = {
     "ServerMetadata": _object({"name": _TEXT, "version": _TEXT, "extensions": _array(_TEXT)}),
+    "ModelList": _object({"models": _array(_TEXT)}),
     "TensorMetadata": _object({"name": _TEXT, "datatype": _TEXT, "shape": _array({"type": "integer", "minimum": -1})}),
     "ModelMetadata": _object(
         {

@@ -41,6 +41,7 @@ class FakeConfig:
     outputs: list[FakeSpec]
     max_batch_size: int = 0
     decoupled: bool = False
+    sequence_batching: None = None
 
     @property
     def json(self) -> dict[str, Any]:
@@ -135,6 +136,9 @@ class FakeServer:
         except InferenceError:
             return False
         return True
+
+    def served_names(self) -> list[str]:
+        return sorted({name for name, _ in self.models})
 
     def model_metadata(self, name: str, version: int | None) -> ModelMetadata:
         config = self.find(name, version).config

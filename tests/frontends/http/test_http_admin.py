@@ -75,7 +75,6 @@ def test_an_unknown_model_is_not_ready_rather_than_not_found(app: AsgiApp, targe
         "/v2/",
         "/v2/health",
         "/v2/health/live/",
-        "/v2/models",
         "/v2/models/",
         "/v2//models/add_sub",
         "/v2/models/add_sub/",
@@ -104,6 +103,7 @@ def test_another_path_is_not_found(app: AsgiApp, target: str) -> None:
     ("target", "right"),
     [
         ("/v2", "GET"),
+        ("/v2/models", "GET"),
         ("/v2/health/live", "GET"),
         ("/v2/health/ready", "GET"),
         ("/v2/models/stats", "GET"),
@@ -141,6 +141,11 @@ def test_every_other_method_on_a_known_route_is_not_allowed(app: AsgiApp, target
 def test_a_method_that_is_not_allowed_is_told_those_that_are(app: AsgiApp, target: str, allowed: str) -> None:
     answer = asked(app, "DELETE", target, b"", {})
     assert (answer.status, answer.headers["allow"]) == (405, allowed)
+
+
+def test_names_of_the_models_that_are_served_are_an_object_as_kserve_has_it(app: AsgiApp) -> None:
+    names = sorted({name for name, _ in FakeServer().models})
+    assert get(app, "/v2/models").json == {"models": names}
 
 
 def test_server_metadata_has_its_keys_in_order(app: AsgiApp) -> None:

@@ -30,6 +30,7 @@ ROUTES = {
     "/v2/models/m/ready": "health",
     "/v2/models/m/versions/1/ready": "health",
     "/v2": "metadata",
+    "/v2/models": "metadata",
     "/v2/models/m": "metadata",
     "/v2/models/m/versions/001": "metadata",
     "/v2/models/m/config": "model-config",
