@@ -643,8 +643,8 @@ class Settings:
         metadata=_option(
             Group.REPOSITORY,
             _choice("model-control-mode", ModelControlMode),
-            "none: load every model at start, and no more. poll: load every model, and follow changes in the repositories. "
-            "explicit: load what --load-model names, then what the model control API asks for.",
+            "What is loaded: none, every model at the start, and no more; poll, every model, and what changes in the "
+            "repositories; explicit, what --load-model names, then what the model control API asks for.",
         ),
     )
     watch: bool = field(
@@ -1085,8 +1085,8 @@ class Settings:
         metadata=_option(
             Group.TRACING,
             Kind("[<mode>,]<setting>=<value>", parse_trace_setting),
-            "What is traced, how often and to where: level (OFF, TIMESTAMPS, TENSORS; OFF), rate (1000), count (-1, no limit), "
-            "mode (triton, opentelemetry); triton,file and triton,log-frequency (0); opentelemetry,url "
+            "What is traced, how often and to where. Settings are level (OFF, TIMESTAMPS, TENSORS; OFF), rate (1000), count "
+            "(-1, no limit), mode (triton, opentelemetry); triton,file and triton,log-frequency (0); opentelemetry,url "
             f"({OpenTelemetryOptions.url}), resource (<key>=<value>), bsp_max_queue_size (2048), bsp_schedule_delay (5000) "
             "and bsp_max_export_batch_size (512). See docs/tracing.md.",
             repeatable=True,

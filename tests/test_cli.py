@@ -14,7 +14,11 @@ from pathlib import Path
 import pytest
 
 from pytriton_lite import __version__, logs
-from pytriton_lite.cli import USAGE, Parsed, help_text, main, parse
+from pytriton_lite.cli import main
+from pytriton_lite.cli.help import help_of, overview, overview_usage, usage
+from pytriton_lite.cli.serve import COMMAND as SERVE
+from pytriton_lite.cli.serve import Parsed, parse
+from pytriton_lite.cli.table import COMMANDS
 from pytriton_lite.core.build import build_kind
 from pytriton_lite.core.log_settings import LogFormat
 from pytriton_lite.settings import OPTIONS, BackendSetting, Group, Option, Settings, Standing, UsageError
@@ -287,28 +291,67 @@ def test_a_backend_setting_that_nothing_reads_warns_once() -> None:
 # Help and the command -----------------------------------------------------------------------------------------------
 
 
+ALL = help_of("serve", SERVE, is_all=True)
+
+
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.flag)
-def test_every_option_stands_in_the_help_once_and_under_its_heading(option: Option) -> None:
-    text = help_text()
-    assert len(re.findall(rf"^  --{option.flag}( |$)", text, re.MULTILINE)) == 1
-    before = text[: re.search(rf"^  --{option.flag}( |$)", text, re.MULTILINE).start()]  # type: ignore[union-attr]
+def test_every_option_stands_in_the_whole_help_once_and_under_its_heading(option: Option) -> None:
+    assert len(re.findall(rf"^  --{option.flag}( |$)", ALL, re.MULTILINE)) == 1
+    before = ALL[: re.search(rf"^  --{option.flag}( |$)", ALL, re.MULTILINE).start()]  # type: ignore[union-attr]
     headings = re.findall(rf"^({'|'.join(group.value for group in Group)}):$", before, re.MULTILINE)
     assert headings[-1] == option.group.value
 
 
-def test_help_shows_defaults_and_standings() -> None:
-    text = " ".join(help_text().split())
+def test_the_whole_help_shows_defaults_and_standings() -> None:
+    text = " ".join(ALL.split())
     assert "--http-port <integer> Port that HTTP listens on; 0 picks a free one and prints it. Default: 8000." in text
     assert "Default: that of --http-address, unless that is a Unix socket." in text
     assert "Accepted without effect: one event loop serves every connection." in text
-    assert max(map(len, help_text().splitlines())) <= 100
+    assert max(map(len, ALL.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["serve", "--help"], ["serve", "m", "--he", "--nonsense"], ["--h"]])
-def test_help_goes_to_stdout_with_status_0(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_of_serve_is_for_people_twenty_options_and_where_the_others_are() -> None:
+    text = help_of("serve", SERVE)
+    flags = re.findall(r"^  --([a-z-]+)", text, re.MULTILINE)
+    assert flags == list(SERVE.common) and len(flags) == 20
+    assert len(text.splitlines()) < 80
+    assert text.endswith(f"pytriton-lite serve --help-all shows all {len(OPTIONS)} options.")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("columns", [60, 80, 100])
+def test_no_line_of_a_help_is_wider_than_its_terminal(name: str, columns: int) -> None:
+    text = help_of(name, COMMANDS[name].load(), columns=columns)
+    # A paragraph that begins with blanks is an example, which nobody could use in two pieces.
+    wide = [line for line in text.splitlines() if len(line) > columns and not line.startswith("  ")]
+    assert wide == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["--help"], overview()),
+        (["--h"], overview()),
+        (["-h"], overview()),
+        (["help"], overview()),
+        (["serve", "--help"], help_of("serve", SERVE)),
+        (["serve", "-h"], help_of("serve", SERVE)),
+        (["help", "serve"], help_of("serve", SERVE)),
+        (["serve", "m", "--he", "--nonsense"], help_of("serve", SERVE)),
+        (["serve", "--help-all"], ALL),
+        *(([name, "-h"], help_of(name, COMMANDS[name].load())) for name in COMMANDS),
+    ],
+)
+def test_help_goes_to_stdout_with_status_0(argv: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(argv) == 0
     out, err = capsys.readouterr()
-    assert (out, err) == (help_text() + "\n", "")
+    assert (out, err) == (text + "\n", "")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_overview_has_a_line_for_each_command(name: str) -> None:
+    assert re.search(rf"^  {name} +{re.escape(COMMANDS[name].summary)}$", overview(), re.MULTILINE)
+    assert COMMANDS[name].load().usage[0].split()[0] == name
 
 
 @pytest.mark.parametrize("argv", [["check", "--help"], ["--version"]])
@@ -333,8 +376,10 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("argv", "last"),
     [
-        ([], "Error: no command given; the commands are: serve, check, debug"),
+        ([], f"Error: no command given; the commands are: {', '.join(COMMANDS)}"),
         (["sevre"], "Unexpected argument: sevre; the nearest known command is 'serve'"),
+        (["tests"], "Unexpected argument: tests; to serve the models in it: pytriton-lite serve tests"),
+        (["help", "sevre"], "Unexpected argument: sevre; the nearest known command is 'serve'"),
         (["--vresion"], "unrecognized option '--vresion'; the nearest known one is '--version'"),
         (
             ["--http-port=1", "serve"],
@@ -353,10 +398,12 @@ def test_an_error_prints_usage_first_and_the_message_last_on_stderr_with_status_
     argv: list[str], last: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTRITON_LITE_MODEL_REPOSITORY", raising=False)
+    monkeypatch.chdir(PROJECT)
     assert main(argv) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith(USAGE + "\n\n")
+    of_command = usage(SERVE) if argv[:1] == ["serve"] else overview_usage()
+    assert err.startswith(of_command + "\n\n")
     assert err.splitlines()[-1] == last
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from pytriton_lite.cli import Parsed, parse
+from pytriton_lite.cli.serve import Parsed, parse
 from pytriton_lite.settings import BY_FLAG, Option, Standing, UsageError, show
 
 

@@ -6,17 +6,17 @@ import enum
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pytriton_lite.check.findings import Finding, Severity, summary
 from pytriton_lite.check.repositories import Rules, check
+from pytriton_lite.commands import Arguments, Command, Words, own_option
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.engine.workers.backends import Backends
 from pytriton_lite.ipc import cuda
 from pytriton_lite.remote.url import RemoteUrl
-from pytriton_lite.settings import BY_FLAG, SWITCH, Group, Kind, Option, RateLimitMode, Settings, Standing, UsageError
+from pytriton_lite.settings import BY_FLAG, SWITCH, Kind, Option, RateLimitMode, Settings, UsageError
 
 _OF_SERVE = (
     "model-repository",
@@ -47,18 +47,16 @@ def _parse_format(text: str) -> Format:
         raise ValueError(f"invalid argument for --format: {text}; expected one of {known}") from None
 
 
-def _own(flag: str, kind: Kind, default: Any, help: str) -> Option:
-    return Option(flag, flag.replace("-", "_"), kind, help, Group.SERVER, default, False, Standing.HONOURED, "")
-
-
-_FORMAT = _own(
+_FORMAT = own_option(
     "format",
     Kind("{text,json}", _parse_format),
-    Format.TEXT,
     "text: one finding on each line, file:line:column first, and a line with their numbers. json: one object on each line, "
     "with severity, model, file, line, column, field, text and hint.",
+    default=Format.TEXT,
 )
-_WARNINGS_AS_ERRORS = _own("warnings-as-errors", SWITCH, False, "End with status 1 if there are warnings, too.")
+_WARNINGS_AS_ERRORS = own_option(
+    "warnings-as-errors", SWITCH, "End with status 1 if there are warnings, too.", default=False
+)
 
 OPTIONS: Mapping[str, Option] = {
     **{flag: BY_FLAG[flag] for flag in _OF_SERVE},
@@ -67,37 +65,20 @@ OPTIONS: Mapping[str, Option] = {
 """What the command takes, by flag."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """What is asked for: the *settings* that a server would have, and how to answer."""
-
-    settings: Settings
-    format: Format
-    warnings_as_errors: bool
-
-
-def request_of(values: Mapping[str, Any]) -> Request:
-    """The request that *values* of options, by field, make. Raises UsageError."""
-    if not values.get("model_repository"):
+def run(arguments: Arguments) -> int:
+    """Print what is found on standard output. 0 when nothing was found that matters, else 1. Raises UsageError."""
+    own = (_FORMAT.field, _WARNINGS_AS_ERRORS.field)
+    settings = Settings(**{field: value for field, value in arguments.values.items() if field not in own})
+    if not settings.model_repository:
         raise UsageError("error: check needs a directory of models, as in: pytriton-lite check model_repository")
-    of_serve = {name: value for name, value in values.items() if name not in (_FORMAT.field, _WARNINGS_AS_ERRORS.field)}
-    return Request(
-        Settings(**of_serve),
-        values.get(_FORMAT.field, _FORMAT.default),
-        values.get(_WARNINGS_AS_ERRORS.field, _WARNINGS_AS_ERRORS.default),
-    )
-
-
-def run(request: Request) -> int:
-    """Print what is found on standard output. 0 when nothing was found that matters, else 1."""
-    settings = request.settings
     urls = [place for place in settings.model_repository if not isinstance(place, Path)]
     findings, models = _check_remote(settings, urls) if urls else _check(settings.model_repository, settings)
+    is_text = arguments.value(_FORMAT) is Format.TEXT
     for finding in findings:
-        print(finding.as_json() if request.format is Format.JSON else finding.as_text())
-    if request.format is Format.TEXT:
+        print(finding.as_text() if is_text else finding.as_json())
+    if is_text:
         print(summary(findings, models))
-    return int(any(finding.is_error or request.warnings_as_errors for finding in findings))
+    return int(any(finding.is_error or arguments.value(_WARNINGS_AS_ERRORS) for finding in findings))
 
 
 def _check(places: Sequence[Path | RemoteUrl], settings: Settings) -> tuple[list[Finding], int]:
@@ -148,3 +129,15 @@ def _named(text: str, urls: Sequence[RemoteUrl]) -> str:
 
 def _renamed(finding: Finding, copy: str, url: str) -> Finding:
     return replace(finding, file=finding.file.replace(copy, url), text=finding.text.replace(copy, url))
+
+
+COMMAND = Command(
+    usage=("check [options] REPOSITORY ...",),
+    introduction="""\
+Says what is wrong with the models in each REPOSITORY, without serving them and without running their code: one finding on
+each line, with its place, what a server would say of it, and what to do. Ends with status 1 if a model would not load.""",
+    options=OPTIONS,
+    run=run,
+    words_are="model-repository",
+    words=Words.DIRECTORIES,
+)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from pytriton_lite.cli import only_model
+from pytriton_lite.cli.serve import only_model
 
 Server = TypeVar("Server", bound="RunningServer")
 

@@ -105,8 +105,8 @@ def test_what_nothing_brings_is_refused_with_what_there_is(installed: Path, tmp_
 
 def test_a_plain_serve_imports_no_plug_in() -> None:
     code = (
-        "import sys, pytriton_lite.app, pytriton_lite.cli\n"
-        "pytriton_lite.cli.parse(['models'], {})\n"
+        "import sys, pytriton_lite.app, pytriton_lite.cli.serve\n"
+        "pytriton_lite.cli.serve.parse(['models'], {})\n"
         "print([name for name in sys.modules if name.startswith('pytriton_lite.plugins')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

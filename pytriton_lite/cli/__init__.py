@@ -1,0 +1,98 @@
+"""The command ``pytriton-lite``: which subcommand was typed, and what becomes of its errors.
+
+`table` has the subcommands, `reading` the rules of their command lines, `help` and `completion` what is generated of them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pytriton_lite import __version__
+from pytriton_lite.cli import help, reading
+from pytriton_lite.cli.table import COMMANDS, SERVER_OF_DEBUG
+from pytriton_lite.commands import CommandError
+from pytriton_lite.core.build import build_kind
+from pytriton_lite.settings import BY_FLAG, UsageError, nearest
+
+_ASKING_FOR_HELP = ("-h", "help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; *argv* is without the program's name, None for this process's own. Returns the exit status."""
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        status = _run(words)
+        sys.stdout.flush()
+        return status
+    except UsageError as error:
+        return report_usage(error, words[0] if words else "")
+    except CommandError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT  # as shells have it
+    except BrokenPipeError:
+        # Who reads, `head` for instance, has seen enough. Python would try to write the rest once more at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def report_usage(error: UsageError, name: str = "") -> int:
+    """Print how the command *name* is used and, last, what was wrong with it; the exit status."""
+    usage = help.overview_usage() if name not in COMMANDS else help.usage(COMMANDS[name].load())
+    print(f"{usage}\n\n{error}", file=sys.stderr)
+    return 1
+
+
+def _run(argv: Sequence[str]) -> int:
+    if not argv:
+        raise UsageError(f"Error: no command given; the commands are: {', '.join(COMMANDS)}")
+    name, *rest = argv
+    if name in COMMANDS:
+        return _run_command(name, rest, os.environ)
+    if name == SERVER_OF_DEBUG:
+        from pytriton_lite.cli.debug import serve_debugged
+
+        return serve_debugged(rest)
+    if name == "help" and rest:
+        if rest[0] not in COMMANDS:
+            raise UsageError(_no_command(rest[0]))
+        return _run_command(rest[0], ["--help"], os.environ)
+    if name in _ASKING_FOR_HELP:
+        print(help.overview())
+        return 0
+    if not name.startswith("-"):
+        raise UsageError(_no_command(name))
+    flag = reading.resolve(name.removeprefix("--"), ("help", "version")) if name.startswith("--") else None
+    if flag is None:
+        hint = "; options of the server follow the command 'serve'" if reading.flag_name(name) in BY_FLAG else ""
+        raise UsageError(f"{reading.unrecognized(name, ('version',))}{hint}")
+    print(help.overview() if flag == "help" else f"pytriton-lite {__version__} ({build_kind()})")
+    return 0
+
+
+def _run_command(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    command = COMMANDS[name].load()
+    arguments = reading.read(command, argv, environ)
+    if isinstance(arguments, reading.HelpWanted):
+        print(help.help_of(name, command, is_all=arguments is reading.HelpWanted.ALL, columns=_columns()))
+        return 0
+    return command.run(arguments)
+
+
+def _columns() -> int:
+    """Width of the help: that of a narrow terminal, and no more than reads well."""
+    if not sys.stdout.isatty():
+        return help.COLUMNS
+    return min(help.COLUMNS, shutil.get_terminal_size().columns)
+
+
+def _no_command(word: str) -> str:
+    if Path(word).is_dir():
+        return f"Unexpected argument: {word}; to serve the models in it: pytriton-lite serve {word}"
+    return f"Unexpected argument: {word}; the nearest known command is '{nearest(word, COMMANDS)}'"
