@@ -62,7 +62,7 @@ from pytriton_lite.frontends.process.control import Answers, methods_by_path
 from pytriton_lite.frontends.process.news import FrontEndStart
 from pytriton_lite.frontends.process.supervisor import FrontEndError, FrontEnds, Shared, command_of
 from pytriton_lite.frontends.unread import UnreadBudget
-from pytriton_lite.ipc import cuda
+from pytriton_lite.ipc import device
 from pytriton_lite.ipc.segment import DEFAULT_PREFIX, HAS_MEMORY_FILES
 from pytriton_lite.listening import connection_limits, grpc_options, http_options, raise_file_limit, tls_context
 from pytriton_lite.settings import (
@@ -564,7 +564,7 @@ class App:
             interval_ms=settings.metrics_interval_ms,
             has_latency_counters=self._latencies.has_counters,
             has_cpu=settings.allow_cpu_metrics,
-            gpu_uuids=cuda.visible_device_uuids if settings.allow_gpu_metrics else None,
+            gpu_uuids=device.visible_device_uuids if settings.allow_gpu_metrics else None,
             front_ends=self._front_ends,
         )
 

@@ -14,7 +14,7 @@ from pytriton_lite.check.repositories import Rules, check
 from pytriton_lite.commands import Arguments, Command, Words, own_option
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.engine.workers.backends import Backends
-from pytriton_lite.ipc import cuda
+from pytriton_lite.ipc import device
 from pytriton_lite.remote.url import RemoteUrl
 from pytriton_lite.settings import BY_FLAG, SWITCH, Kind, Option, RateLimitMode, Settings, UsageError
 
@@ -88,7 +88,7 @@ def _check(places: Sequence[Path | RemoteUrl], settings: Settings) -> tuple[list
         namespacing=settings.model_namespacing,
         allow_requirements=settings.allow_requirements,
         backends=Backends(settings.backend_directory.resolve()).folders(),
-        gpu_ids=cuda.visible_device_ids(),
+        gpu_ids=device.visible_device_ids(),
         resources=settings.rate_limit_resource if settings.rate_limit is not RateLimitMode.OFF else None,
     )
     return check([place for place in places if isinstance(place, Path)], rules)

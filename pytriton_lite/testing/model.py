@@ -39,7 +39,7 @@ from pytriton_lite.engine.workers.backends import Backend, Backends
 from pytriton_lite.engine.workers.outputs import BatchOutputs
 from pytriton_lite.engine.workers.settings import WorkerSettings, model_start
 from pytriton_lite.engine.workers.state_outputs import states_of
-from pytriton_lite.ipc import cuda
+from pytriton_lite.ipc import device
 from pytriton_lite.repository.index import read_model_directory
 from pytriton_lite.scheduling.batch_tensors import BatchInputs
 from pytriton_lite.scheduling.control_tensors import ControlTensors
@@ -148,7 +148,7 @@ class ModelUnderTest:
         if not directory.versions:
             raise FileNotFoundError(f"the model folder {folder} has no version directory, such as {folder / '1'}")
         version = max(directory.versions) if version is None else version
-        gpu_ids, backend_folders = cuda.visible_device_ids(), backends.folders()
+        gpu_ids, backend_folders = device.visible_device_ids(), backends.folders()
         config = read_model_config(folder, versions=directory.versions, strict=not auto_complete)
         config = resolve_for_load(config, model_dir=folder, gpu_ids=gpu_ids, backends=backend_folders)
         files = _files(config, version, folder, backends.find(config.backend))

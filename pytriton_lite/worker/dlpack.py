@@ -23,7 +23,7 @@ import numpy as np
 
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.dtypes import DataType
-from pytriton_lite.ipc import cuda
+from pytriton_lite.ipc import device as devices
 from pytriton_lite.worker.api_errors import TritonModelException
 
 Array = np.ndarray[Any, Any]
@@ -217,24 +217,36 @@ def make_capsule(storage: Storage, datatype: DataType, shape: tuple[int, ...]) -
 def take(source: object) -> Imported:
     """The memory of *source*: a capsule, which is used up, or an object with ``__dlpack__`` and ``__dlpack_device__``.
 
-    Memory on a GPU is complete on return, except that of a bare capsule, for which the caller synchronises. Raises
+    Memory on a GPU is complete on return. A producer orders what it has queued before a stream of ours, as the array API
+    says, and we wait for that; a bare capsule says nothing of streams, so we wait for all of this process. Raises
     TritonModelException with the texts of 6.2; what a producer raises itself comes through.
     """
     if isinstance(source, np.ndarray):
         return _of_array(source)
     if isinstance(source, _CapsuleType):
-        return _take_capsule(source)
+        return _take_bare(source)
     if not hasattr(source, "__dlpack__") or not hasattr(source, "__dlpack_device__"):
         raise TritonModelException(_NOT_A_PRODUCER)
     device = Device(*source.__dlpack_device__())
     if device.type != CUDA:
         return _take_capsule(_ask(source, stream=None))
     try:
-        stream = cuda.side_stream(device.id)
+        ours = devices.device(device.id)
+        stream = ours.side_stream()
         imported = _take_capsule(_ask(source, stream=stream))
-        cuda.synchronize(device.id, stream)
-    except cuda.CudaError as error:
+        ours.synchronize(stream)
+    except devices.DeviceError as error:
         raise TritonModelException(str(error)) from None
+    return imported
+
+
+def _take_bare(capsule: object) -> Imported:
+    imported = _take_capsule(capsule)
+    if not imported.storage.is_on_host():
+        try:
+            devices.device(imported.storage.device.id).synchronize()
+        except devices.DeviceError as error:
+            raise TritonModelException(str(error)) from None
     return imported
 
 

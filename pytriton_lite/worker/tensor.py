@@ -10,7 +10,7 @@ import numpy as np
 
 from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.dtypes import DataType
-from pytriton_lite.ipc import cuda
+from pytriton_lite.ipc import device as devices
 from pytriton_lite.worker import dlpack
 from pytriton_lite.worker.api_errors import COMPILED, TritonModelException, refuse_arguments, refuse_copy
 from pytriton_lite.worker.arguments import text
@@ -231,10 +231,14 @@ class Tensor:
         nbytes = math.prod(self._shape) * self._datatype.itemsize
         if storage.is_on_host():
             return storage.array(np.dtype(np.uint8), (nbytes,)).data
+        copy = memoryview(bytearray(nbytes))
         try:
-            return memoryview(cuda.copy_to_host(storage.device.id, storage.pointer, nbytes))
-        except cuda.CudaError as error:
+            device = devices.device(storage.device.id)
+            device.synchronize()  # what the model has queued since it gave us the memory goes out, too
+            device.read(storage.pointer, copy)
+        except devices.DeviceError as error:
             raise TritonModelException(str(error)) from None
+        return copy
 
 
 def _checked(name: str | bytes) -> str:

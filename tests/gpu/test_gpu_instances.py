@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from pytriton_lite.ipc import cuda
+from pytriton_lite.ipc import device as devices
 from tests.harness import RunningServer, tensor, write_model
 from tests.prometheus_text import read_page
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not cuda.visible_device_ids(), reason="this machine has no CUDA device"),
+    pytest.mark.skipif(not devices.visible_device_ids(), reason="this machine has no CUDA device"),
 ]
 
 TELLS_ITS_DEVICE = """
@@ -38,10 +38,10 @@ def test_a_model_without_instance_groups_gets_an_instance_on_each_gpu(tmp_path: 
     write_model(tmp_path, "m", TELLS_ITS_DEVICE, CONFIG)
     with RunningServer(tmp_path) as server:
         group = server.get("/v2/models/m/config").json["instance_group"][0]
-        assert (group["kind"], group["gpus"]) == ("KIND_GPU", list(cuda.visible_device_ids()))
+        assert (group["kind"], group["gpus"]) == ("KIND_GPU", list(devices.visible_device_ids()))
         told = server.infer("m", [tensor("IN", "INT32", [1], [1])]).json["outputs"][0]["data"]
     assert told[0] == "GPU"
-    assert int(told[1]) in cuda.visible_device_ids()
+    assert int(told[1]) in devices.visible_device_ids()
 
 
 def test_the_metrics_page_shows_the_gpus_of_this_process(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_the_metrics_page_shows_the_gpus_of_this_process(tmp_path: Path) -> None
     with RunningServer(tmp_path) as server:
         families = read_page(server.get(server.metrics_url).body.decode())
     uuids = {labels[0][1].partition("-")[2] for _, labels in families["nv_gpu_memory_total_bytes"].samples}
-    assert uuids == set(cuda.visible_device_uuids())
+    assert uuids == set(devices.visible_device_uuids())
     for (_, labels), total in families["nv_gpu_memory_total_bytes"].samples.items():
         assert 0 < families["nv_gpu_memory_used_bytes"].samples["nv_gpu_memory_used_bytes", labels] < total
         assert 0 <= families["nv_gpu_utilization"].samples["nv_gpu_utilization", labels] <= 1

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 from pytriton_lite.core import dtypes
-from pytriton_lite.ipc import cuda
+from pytriton_lite.ipc import device as devices
+from pytriton_lite.ipc.pretend_device import PretendDevice
 from pytriton_lite.worker import dlpack
 from pytriton_lite.worker.pb_utils import Tensor, TritonModelException
 from tests.harness import PROJECT, RunningServer, write_model
@@ -591,8 +592,9 @@ def test_a_tensor_is_neither_copied_nor_pickled(duplicate: Any) -> None:
 # ---------------------------------------------------------------------------------------------- other devices
 
 
-def test_a_capsule_of_gpu_memory_is_held_as_it_is(library: Library) -> None:
-    """Model API, 2.2 and 6.2; nothing here touches the memory, so none of a GPU is needed."""
+def test_a_capsule_of_gpu_memory_is_held_as_it_is(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Model API, 2.2 and 6.2; nothing here touches the memory, so a pretended GPU will do."""
+    monkeypatch.setenv(devices.PRETENDED, "2")
     memory = np.zeros(3, np.float32)
     tensor = Tensor.from_dlpack("A", library.capsule(memory, device=(2, 1)))
     assert not tensor.is_cpu()
@@ -602,6 +604,21 @@ def test_a_capsule_of_gpu_memory_is_held_as_it_is(library: Library) -> None:
         tensor.as_numpy()
     with pytest.raises(BufferError, match=r"^Tensor 'A' is stored in GPU and cannot be copied for DLPack\.$"):
         tensor.__dlpack__(copy=True)
+
+
+def test_what_producers_have_queued_is_waited_for(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Model API, 6.2: a producer is told of a stream that is waited for; of a bare capsule nothing is known but the device."""
+    monkeypatch.setenv(devices.PRETENDED, "1")
+    device = devices.device(0)
+    assert isinstance(device, PretendDevice)
+    device.synchronized.clear()
+    memory = np.zeros(3, np.float32)
+    producer = Producer(library.capsule(memory, device=(2, 0)), device=(2, 0))
+    Tensor.from_dlpack("A", producer)
+    assert producer.asked["stream"] == device.side_stream()
+    assert device.synchronized == [device.side_stream()]
+    Tensor.from_dlpack("A", library.capsule(memory, device=(2, 0)))
+    assert device.synchronized == [device.side_stream(), None]
 
 
 def test_pinned_memory_is_host_memory(library: Library) -> None:
@@ -616,14 +633,14 @@ def test_pinned_memory_is_host_memory(library: Library) -> None:
     assert tensor.as_numpy().tolist() == [1, 1, 1]
 
 
-@pytest.mark.skipif(bool(cuda.visible_device_ids()), reason="this machine has a CUDA device")
+@pytest.mark.skipif(bool(devices.visible_device_ids()), reason="this machine has a CUDA device")
 def test_gpu_memory_without_a_driver_is_a_triton_model_exception(library: Library) -> None:
     capsule = library.capsule(np.zeros(3, np.float32), device=(2, 0))
     with pytest.raises(TritonModelException, match="CUDA device 0"):
         Tensor.from_dlpack("A", Producer(capsule, device=(2, 0)))
     assert name_of(capsule) == "dltensor"
     with pytest.raises(TritonModelException, match="CUDA device 0"):
-        Tensor.from_dlpack("A", capsule)._buffer()
+        Tensor.from_dlpack("A", capsule)
 
 
 # ---------------------------------------------------------------------------------------------- what an output sends

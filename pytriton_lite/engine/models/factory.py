@@ -24,7 +24,7 @@ from pytriton_lite.engine.workers.backends import Backends
 from pytriton_lite.engine.workers.foreground import Foreground
 from pytriton_lite.engine.workers.fork_server import ForkServers, Spawners
 from pytriton_lite.engine.workers.settings import WorkerSettings
-from pytriton_lite.ipc import cuda
+from pytriton_lite.ipc import device
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class VersionFactory:
         self._grants = grants
         self._cache = cache
         self._total = total
-        self._gpu_ids = cuda.visible_device_ids()
+        self._gpu_ids = device.visible_device_ids()
 
     async def complete(
         self, config: ModelConfig, *, version: int, directory: Path
