@@ -25,7 +25,7 @@ EXAMPLE_STAMP      := $(if $(filter $(NAME),$(FRAMEWORK_EXAMPLES)),$(FRAMEWORKS)
 # The copy of the project with compiled modules beside the source.
 COMPILED := build/compiled
 
-.PHONY: serve example test test-compiled test-front-ends test-lowest test-frameworks fuzz fuzz-decoders torture siege check format protos bench \
+.PHONY: serve example test test-compiled test-front-ends test-lowest test-frameworks fuzz fuzz-decoders torture siege mutants check format protos bench \
 	bench-peers plots wheel compiled-wheel clean
 
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
@@ -99,6 +99,9 @@ torture: $(VENV)/.installed  ## random faults under load, then an audit, in minu
 
 siege: $(VENV)/.installed  ## every known attack while an honest client measures, an hour: make siege ARGS="rapid-reset --seconds 3"
 	$(BIN)/python -m tools.siege $(ARGS)
+
+mutants: $(VENV)/.installed  ## coverage by rooms, and which of 300 changes to the product no test notices, in hours: make mutants ARGS="--count 50"
+	$(BIN)/python -m tools.mutants $(ARGS)
 
 check: $(VENV)/.installed  ## format, lint, types, layers
 	$(BIN)/ruff format --check .

@@ -1,0 +1,116 @@
+"""Whether the tests catch a mutant."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+
+from tools.mutants.choice import Chooser, Mutant, within
+from tools.mutants.coverage_map import TestFile
+from tools.mutants.suite import Run, Suite
+
+_FIRST_S = 3.0
+"""Test files of so many seconds run in a pytest of their own first: most mutants go no further."""
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+_ARGUMENTS = ("-x", "-rfE", "--tb=no", "-p", "no:xdist", "-p", "no:schemathesis")
+"""The last is half of a start of pytest; its tests use the library alone."""
+
+
+class Verdict(str, Enum):
+    """What became of a mutant."""
+
+    CAUGHT = "caught"
+    HUNG = "hung"
+    """A test did not end, twice: in the whole suite its time limit would fail it."""
+    SURVIVED = "survived"
+    NOT_RUN = "not run"
+    """No test runs the line."""
+
+
+CATCHES = (Verdict.CAUGHT, Verdict.HUNG)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The verdict on one mutant: *by* is the test that failed, *change* the line before and after.
+
+    *covering* is how many test files run the line, *tried* how many of them were run.
+    """
+
+    key: str
+    place: str
+    operator: str
+    change: tuple[str, str]
+    verdict: Verdict
+    by: str
+    covering: int
+    tried: int
+
+
+class Judge:
+    """Applies mutants to the copy of a suite, and runs the test files that could notice, until one fails.
+
+    For each it takes test files of *seconds* together at most, by what they took without a mutant.
+    """
+
+    def __init__(self, suite: Suite, chooser: Chooser, seconds: float) -> None:
+        self._suite = suite
+        self._chooser = chooser
+        self._seconds = seconds
+
+    def judge(self, mutant: Mutant) -> Judgement:
+        source = (self._suite.folder / mutant.name).read_text()
+        covering = self._chooser.covering(mutant, source)
+        files = within(covering, self._seconds)
+        mutated = mutant.mutation.apply(source)
+        verdict, by = Verdict.NOT_RUN, ""
+        if files:
+            with self._suite.changed(mutant.name, mutated):
+                verdict, by = self._try(files)
+        line = mutant.mutation.line
+        change = source.splitlines()[line - 1].strip(), mutated.splitlines()[line - 1].strip()
+        place = f"{mutant.name}:{line}"
+        return Judgement(mutant.key, place, mutant.mutation.operator, change, verdict, by, len(covering), len(files))
+
+    def _try(self, files: Sequence[TestFile]) -> tuple[Verdict, str]:
+        first = within(files, _FIRST_S)
+        for some in filter(None, (first, files[len(first) :])):
+            run = self._run(some, patience=1)
+            if run.status is None:
+                run = self._run(some, patience=4)  # perhaps the machine was busy
+                if run.status is None:
+                    return Verdict.HUNG, some[0].name
+            if run.status != 0:
+                found = _FAILED.search(run.output)
+                return Verdict.CAUGHT, found.group(1) if found else f"pytest ended with {run.status}"
+        return Verdict.SURVIVED, ""
+
+    def _run(self, files: Sequence[TestFile], patience: int) -> Run:
+        limit_s = patience * (4 * sum(file.seconds for file in files) + 30)
+        # What fails without a mutant too tells nothing.
+        known = [f"--deselect={node}" for file in files for node in file.failed]
+        names = [file.name for file in files]
+        return self._suite.run([*_ARGUMENTS, *known, *names], limit_s=limit_s)
+
+
+class Judgements:
+    """A file of judgements, one JSON object a line, to which each is added as it falls."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __iter__(self) -> Iterator[Judgement]:
+        if self._path.exists():
+            for line in self._path.read_text().splitlines():
+                fields = json.loads(line)
+                fields["verdict"] = Verdict(fields["verdict"])
+                fields["change"] = tuple(fields["change"])
+                yield Judgement(**fields)
+
+    def add(self, judgement: Judgement) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps(asdict(judgement)) + "\n")
