@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Coroutine, Iterator
+from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,7 @@ from pytriton_lite.engine.cache.choice import make_cache
 from pytriton_lite.engine.cache.response_cache import ResponseCache
 from pytriton_lite.engine.counting.latencies import LatencyMetrics, read_latency_metrics
 from pytriton_lite.engine.counting.unanswered import BYTES_FOR_EACH, UnansweredLimits
+from pytriton_lite.engine.models.load_failure import LoadFailure
 from pytriton_lite.engine.server import Server, ServerOptions
 from pytriton_lite.engine.tracing.options import TRITON, TraceOptions, trace_options
 from pytriton_lite.engine.workers.backends import Backends
@@ -46,7 +47,7 @@ from pytriton_lite.engine.workers.regions import RegionLimits
 from pytriton_lite.engine.workers.settings import WorkerSettings
 from pytriton_lite.event_loop import run
 from pytriton_lite.frontends.accepting import Acceptor, Places
-from pytriton_lite.frontends.addresses import BoundSocket, ListenError, bind_socket, format_address
+from pytriton_lite.frontends.addresses import BoundSocket, ListenError, bind_socket, format_address, is_unix
 from pytriton_lite.frontends.grpc.control_methods import ControlMethods
 from pytriton_lite.frontends.grpc.http2 import NAME as GRPC_NAME
 from pytriton_lite.frontends.grpc.http2 import Http2Listener, start_http2
@@ -65,6 +66,7 @@ from pytriton_lite.frontends.unread import UnreadBudget
 from pytriton_lite.ipc import device
 from pytriton_lite.ipc.segment import DEFAULT_PREFIX, HAS_MEMORY_FILES
 from pytriton_lite.listening import connection_limits, grpc_options, http_options, raise_file_limit, tls_context
+from pytriton_lite.repository.mistakes import advice_on_repository
 from pytriton_lite.settings import (
     GrpcTransport,
     ModelControlMode,
@@ -86,6 +88,8 @@ _LAST_S = 3.0
 """What may go on behind the exit timeout: workers are killed, the metrics end. Then the process ends, whatever hangs."""
 _JOIN_S = 2.0
 """What the interpreter gets to wait for threads when everything else has ended."""
+_MOST_CAUSES = 10
+"""Models that are named behind a failed start; the log has all of them."""
 _METRICS_CONNECTIONS = 128
 """More than one Prometheus opens, and nobody else has any business there."""
 
@@ -132,7 +136,19 @@ class Watchdog:
 
 
 class StartError(Exception):
-    """The server cannot start; the text is the reason."""
+    """The server cannot start; the text is the reason, ``causes`` say on a line each what has to be mended."""
+
+    def __init__(self, text: str, causes: Sequence[str] = ()) -> None:
+        super().__init__(text)
+        self.causes = tuple(causes)
+
+
+def _say_failed(error: StartError | InferenceError) -> None:
+    causes = error.causes if isinstance(error, StartError) else ()
+    shown = list(causes[:_MOST_CAUSES])
+    if len(causes) > len(shown):
+        shown.insert(0, f"{len(causes)} did not load; the first {len(shown)} of them:")
+    logger.error("error: creating server: %s", error, extra={"explanation": "\n".join(shown)} if shown else None)
 
 
 class App:
@@ -185,15 +201,15 @@ class App:
                 self._remote = self._open_remote()
                 engine = Server(self._server_options(), foreground=foreground, on_log_settings=self._apply_log_settings)
             except (StartError, InferenceError) as error:
-                logger.error("error: creating server: %s", error)
+                _say_failed(error)
                 return 1
             self._engine = engine
             try:
                 with self._files_open(engine):
                     return await self._serve(engine)
             except StartError as error:
-                logger.error("error: creating server: %s", error)
                 await self._end(engine)
+                _say_failed(error)  # last, so that the cause is what a person reads first
                 return 1
         finally:
             for bound in self._bound.values():
@@ -277,19 +293,26 @@ class App:
         """Take every address, so that one that is not free is told before models are loaded. Raises StartError."""
         settings = self._settings
         loop = asyncio.get_running_loop()
+        if settings.allow_grpc:
+            self._bound["grpc"] = await self._take("grpc", bind_grpc(grpc_options(self._settings)))
+        if settings.allow_http:
+            reuses = settings.reuse_http_port
+            binding = bind_socket(loop, settings.http_address, settings.http_port, reuse_port=reuses)
+            self._bound["http"] = await self._take("http", binding)
+        if settings.allow_metrics:
+            binding = bind_socket(loop, settings.metrics_address, settings.metrics_port, reuse_port=False)
+            self._bound["metrics"] = await self._take("metrics", binding)
+
+    async def _take(self, name: str, binding: Awaitable[BoundSocket]) -> BoundSocket:
         try:
-            if settings.allow_grpc:
-                self._bound["grpc"] = await bind_grpc(grpc_options(self._settings))
-            if settings.allow_http:
-                self._bound["http"] = await bind_socket(
-                    loop, settings.http_address, settings.http_port, reuse_port=settings.reuse_http_port
-                )
-            if settings.allow_metrics:
-                self._bound["metrics"] = await bind_socket(
-                    loop, settings.metrics_address, settings.metrics_port, reuse_port=False
-                )
+            return await binding
         except ListenError as error:
-            raise StartError(str(error)) from error
+            address: str = getattr(self._settings, f"{name}_address")
+            if "already in use" not in str(error) or is_unix(address):
+                raise StartError(str(error)) from error
+            port: int = getattr(self._settings, f"{name}_port")
+            advice = f"another process listens at {format_address(address, port)}: end it, or choose another port with "
+            raise StartError(str(error), [f"{advice}--{name}-port={port + 1000 if port < 64_000 else 9000}"]) from error
 
     def _server_options(self) -> ServerOptions:
         settings = self._settings
@@ -428,19 +451,29 @@ class App:
         except InferenceError as error:
             raise StartError(f"{error.code.label} - {error.message}") from None
         failure = ""
+        causes: list[str] = []
         try:
             if not await engine.load_all():
                 failure = "Internal - failed to load all models"
+                causes = self._causes(engine.load_failures())
         except InferenceError as error:
             failure = f"{error.code.label} - {error.message}"
+            causes = self._causes([])
             if not self._settings.exit_on_error:
                 logger.error("%s: %s", error.code.label, error.message)
                 return
         logs.log_table(logger, "backends", ("Backend", "Path", "Config"), engine.backend_table())
         logs.log_table(logger, "models", ("Model", "Version", "Status"), engine.load_table())
         if failure and self._settings.exit_on_error:
-            raise StartError(failure)
+            raise StartError(failure, causes)
         engine.start_serving()
+
+    def _causes(self, failures: Sequence[LoadFailure]) -> list[str]:
+        """What has to be mended. Of a repository that is none its "models" say nothing more."""
+        roots = [place.absolute() for place in self._settings.model_repository if isinstance(place, Path)]
+        advised = {root: advice for root in roots if (advice := advice_on_repository(root))}
+        own = [failed.summary for failed in failures if not (failed.directory and failed.directory.parent in advised)]
+        return [*own, *(f"{root}: {advice}" for root, advice in advised.items())]
 
     async def _listen(self, engine: Server) -> None:
         settings = self._settings

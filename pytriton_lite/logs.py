@@ -45,6 +45,9 @@ FOREIGN_LOGGERS = ("asyncio", "uvicorn", "grpc", "opentelemetry")
 
 _HANDLER_NAME = "pytriton_lite"
 
+_FRAMES = "\n\nAt:\n"
+"""What stands between an exception of a model and its frames (worker/tracebacks.py)."""
+
 _LEFT_BY_JSON = re.compile("[\x80-\x9f\u2028\u2029]")
 
 
@@ -167,19 +170,23 @@ class SeverityFilter:
 class DefaultFormatter(logging.Formatter):
     """``I1121 01:27:47.282570 <pid> <file>:<line>] "<message>"``, time in UTC, newlines and quotes escaped as in JSON.
 
-    A traceback is part of the message. Behind it stands in brackets what the line is about.
+    Behind it stands in brackets what the line is about. A traceback is lines of its own below, each of them indented: whatever
+    an exception has in its text, none can be taken for the beginning of a line of the log.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        text = record.getMessage()
-        failure = _failure(self, record)
-        message = one_line(json.dumps(f"{text}\n{failure}" if failure else text, ensure_ascii=False))
+        text, at, frames = record.getMessage().partition(_FRAMES)
+        message = one_line(json.dumps(text, ensure_ascii=False))
         line = f"{self.preamble(record)} {record.process} {_place(record)}] {message}{_subject(record)}"
+        traceback = "\n".join(part for part in (f"At:\n{frames}" if at else "", _failure(self, record)) if part)
+        below = [f"  {_printable(part)}" for part in traceback.splitlines() if part]
         explanation = _explanation(record)
         if explanation is not None:
-            line = f"{line}\n{explanation}"
+            below.append(explanation)
         table = _table(record)
-        return f"{line}\n{table}\n" if table is not None else line
+        if table is not None:
+            below.append(f"{table}\n")
+        return "\n".join([line, *below])
 
     def preamble(self, record: logging.LogRecord) -> str:
         return f"{_letter(record)}{_utc(record):%m%d %H:%M:%S.%f}"
@@ -313,7 +320,9 @@ class Table:
 def log_table(
     logger: logging.Logger, title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], level: int = logging.INFO
 ) -> None:
-    """Log *title* with a table under it; file and line are the caller's."""
+    """Log *title* with a table under it, if it has rows; file and line are the caller's."""
+    if not rows:
+        return
     content = Table(tuple(headers), tuple(map(tuple, rows)))
     logger.log(level, "%s", title, extra={"table": content}, stacklevel=2)
 

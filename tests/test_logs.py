@@ -110,15 +110,23 @@ def test_no_text_gives_a_command_to_a_terminal_or_ends_a_line(log_format: LogFor
     assert text.isprintable()
 
 
-def test_a_traceback_is_part_of_the_line() -> None:
+def test_no_exception_of_a_model_can_begin_a_line_of_the_log() -> None:
+    message = "failed: ValueError: a\nE1121 b\n\nAt:\n  model.py(1): f\nE1121 01:27:47.282570 1 a.py:1] \x1b[31m\n"
+    first, *below = line(LogFormat.DEFAULT, record(message)).splitlines()
+    assert first.endswith(r'] "failed: ValueError: a\nE1121 b"')
+    assert below == ["  At:", "    model.py(1): f", r"  E1121 01:27:47.282570 1 a.py:1] \u001b[31m"]
+
+
+def test_a_traceback_is_lines_below_the_line() -> None:
     try:
         raise ValueError("boom")
     except ValueError:
         failed = record("model failed", logging.ERROR, exc_info=sys.exc_info())
     text = line(LogFormat.DEFAULT, failed)
-    assert "\n" not in text
-    assert r'] "model failed\nTraceback (most recent call last):\n' in text
-    assert text.endswith(r'ValueError: boom"')
+    first, *below = text.splitlines()
+    assert first.endswith('] "model failed"')
+    assert below[0] == "  Traceback (most recent call last):"
+    assert below[-1] == "  ValueError: boom"
     assert members(failed)["message"] == "model failed"
     assert members(failed)["exception"].endswith("ValueError: boom")
 

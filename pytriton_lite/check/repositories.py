@@ -9,11 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytriton_lite.check.findings import Finding, Severity
-from pytriton_lite.check.hints import hint_for, misspelt_parameter
 from pytriton_lite.check.model_file import ModelFile, read_model_file
 from pytriton_lite.check.places import Place, place_of, places_of_all
 from pytriton_lite.config.complete import BACKEND_FILE, PYTHON
-from pytriton_lite.config.effects import without_effect
+from pytriton_lite.config.effects import NO_TENSORS, without_effect
 from pytriton_lite.config.ensemble import EnsembleStep
 from pytriton_lite.config.ensemble_plan import plan_ensemble
 from pytriton_lite.config.errors import BrokenRule, cannot_open
@@ -24,6 +23,7 @@ from pytriton_lite.config.every_rule import (
     broken_while_loading,
     broken_while_polling,
 )
+from pytriton_lite.config.hints import hint_for, misspelt_parameter
 from pytriton_lite.config.instances import instances_of
 from pytriton_lite.config.model_config import ModelConfig, config_path
 from pytriton_lite.config.parameters import EXECUTION_ENV_PATH, REQUIREMENTS
@@ -50,6 +50,7 @@ from pytriton_lite.repository.index import (
     find_model,
     scan_repositories,
 )
+from pytriton_lite.repository.mistakes import advice_on_model, advice_on_repository, is_model_folder
 from pytriton_lite.repository.version_policy import missing_version_text, no_version_error, select_versions
 from pytriton_lite.scheduling.rate_limit import Claim, RateLimiter, ResourceSize
 
@@ -134,7 +135,8 @@ def check(roots: Sequence[Path], rules: Rules) -> tuple[list[Finding], int]:
         try:
             check_repositories([root])
         except InferenceError as error:
-            findings.append(Finding(Severity.ERROR, "", str(root), error.message, hint="name a directory of models"))
+            hint = advice_on_repository(root.absolute())
+            findings.append(Finding(Severity.ERROR, "", str(root), error.message, hint=hint))
         else:
             readable.append(root)
     scan = scan_repositories(readable, namespaces={root: str(root) for root in readable} if rules.namespacing else None)
@@ -157,13 +159,13 @@ def check(roots: Sequence[Path], rules: Rules) -> tuple[list[Finding], int]:
 
 
 def _check_root(root: Path, *, is_empty: bool) -> Iterator[Finding]:
-    if (root / "config.pbtxt").is_file():
+    if is_model_folder(root):
         yield Finding(
             Severity.WARNING,
             "",
             str(root),
-            "this directory has a config.pbtxt itself, and each of its directories is taken for a model",
-            hint=f"a repository is a directory of models: {root.parent}",
+            "each directory in here is taken for a model",
+            hint=advice_on_repository(root.absolute()),
         )
     elif is_empty:
         yield Finding(Severity.WARNING, "", str(root), "there are no models", hint="each model is a directory in it")
@@ -224,6 +226,8 @@ def _check_message(model: _Model, message: model_config_pb.ModelConfig, rules: R
     is_broken |= model.add_broken(broken_after_completion(message, around), may_be_repaired=model.may_complete)
     model.add_broken(broken_samples(message, directory.path), may_be_repaired=model.may_complete)
     config = ModelConfig.from_message(message)
+    if config.has_no_tensors and config.ensemble is None and not model.may_complete:
+        model.add(NO_TENSORS, severity=Severity.WARNING)
     if is_broken and config.ensemble is None:
         return
     model.config = config
@@ -271,7 +275,8 @@ def _select_versions(model: _Model, message: model_config_pb.ModelConfig) -> Non
             missing_version_text(message.name, version), "version_policy.specific.versions", severity=Severity.WARNING
         )
     if not selection.selected:
-        model.add(no_version_error(message.name).message, "version_policy")
+        text = no_version_error(message.name).message
+        model.add(text, "version_policy", hint=advice_on_model(model.directory.path))
     model.versions = selection.selected
 
 

@@ -9,6 +9,9 @@ from pytriton_lite.config.complete import PYTHON
 from pytriton_lite.config.parameters import BATCH_ANY_SHAPES, BATCH_TENSORS
 from pytriton_lite.proto import model_config_pb
 
+NO_TENSORS = "no input and no output is declared, so a request that brings a tensor, or asks for one, is refused"
+"""What is said of a model without tensors, which is served all the same: Triton does so, too."""
+
 # Class I in model_config.md, section 4: checked, shown in the JSON form, and without meaning for a Python model.
 _WITHOUT_EFFECT = (
     "input.format",

@@ -254,6 +254,11 @@ class ModelConfig:
         return self.dynamic_batching is not None and self.dynamic_batching.preserve_ordering
 
     @property
+    def has_no_tensors(self) -> bool:
+        """Whether nobody has said what goes in or comes out."""
+        return not self.inputs and not self.outputs
+
+    @property
     def uses_response_cache(self) -> bool:
         """Whether its answers may be kept, where the server has a response cache."""
         return self.message.response_cache.enable and not self.decoupled

@@ -31,6 +31,7 @@ from pytriton_lite.engine.environments import Environments
 from pytriton_lite.engine.model_operations import answer_model_operation
 from pytriton_lite.engine.models.catalog import STILL_LOADING, Model, Models
 from pytriton_lite.engine.models.factory import VersionFactory
+from pytriton_lite.engine.models.load_failure import LoadFailure
 from pytriton_lite.engine.models.poller import Poller
 from pytriton_lite.engine.models.store import ModelStore, StoreOptions
 from pytriton_lite.engine.models.watcher import WATCH_PAUSE_S, Watcher
@@ -349,6 +350,25 @@ class Server:
                 status = served.state.value
                 rows.append((name, str(version), f"{status}: {served.reason}" if served.reason else status))
         return sorted(rows)
+
+    def load_failures(self) -> list[LoadFailure]:
+        """What was to be loaded at the start and was not: a failure for each version, or one for a model without any."""
+        failures: list[LoadFailure] = []
+        seen = {str(found): model for found, model in self._models.by_id.items()}
+        for name, reason in sorted(self._not_loaded.items()):
+            directory = self._directory_of(name)
+            versions = seen[name].versions if name in seen else {}
+            failed = {version: served.reason for version, served in sorted(versions.items()) if served.reason}
+            failures += [LoadFailure(name, version, of_version, directory) for version, of_version in failed.items()]
+            if not failed:
+                failures.append(LoadFailure(name, None, reason, directory))
+        return failures
+
+    def _directory_of(self, model: str) -> Path | None:
+        """Where *model*, the text of an id, lies; None where it lies nowhere, or in several places."""
+        name = model.rpartition("::")[2]
+        found = [root / name for root in self._options.repositories if (root / name).is_dir()]
+        return found[0] if len(found) == 1 else None
 
     def backend_table(self) -> list[tuple[str, str, str]]:
         """(backend, path, configuration) of the backends that models use, as printed at start-up."""

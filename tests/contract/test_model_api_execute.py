@@ -111,11 +111,11 @@ def test_an_exception_reaches_the_client_with_its_frames(server: RunningServer, 
 
 
 def test_an_exception_is_in_the_log_with_model_version_and_instance(server: RunningServer) -> None:
-    """Model API, 4.1: logged at ERROR, newlines escaped."""
+    """Model API, 4.1: logged at ERROR. Frames are lines of their own, which is ours."""
     run(server, "raise ValueError('for the log')")
     server.wait_for_log(
         r"E\d{4} .*\] \"Failed to process the request\(s\) for model 'scripted_0_0', message: "
-        r"ValueError: for the log\\n\\nAt:\\n.*\[scripted:1 scripted_0_0\]"
+        r"ValueError: for the log\" \[scripted:1 scripted_0_0\]\n  At:\n    script\(1\): <module>\n"
     )
 
 

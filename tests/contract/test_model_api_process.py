@@ -273,8 +273,8 @@ def test_finalize_runs_at_shutdown_and_its_faults_are_logged_and_ignored(tmp_pat
     for name in ("quiet", "raising", "exiting"):
         assert log.index(f'"finalize of {name}"') < log.index(f'"del of {name}"')
     assert len(re.findall(r'"atexit of \w+" \[\w+:1 \w+_0_0\]', log)) == 3
-    server.wait_for_log(r'I.*ValueError: fin boom\\n\\nAt:\\n  .*/raising/1/model.py\(20\): finalize\\n" \[raising:1')
-    server.wait_for_log(r"I.*SystemExit: 3\\n\\nAt:\\n.*\[exiting:1")
+    server.wait_for_log(r'I.*ValueError: fin boom" \[raising:1.*\n  At:\n    .*/raising/1/model.py\(20\): finalize\n')
+    server.wait_for_log(r'I.*SystemExit: 3" \[exiting:1.*\n  At:\n')
 
 
 def test_a_failed_initialize_is_not_followed_by_finalize(tmp_path: Path) -> None:

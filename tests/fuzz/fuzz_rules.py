@@ -68,7 +68,7 @@ ALLOWED_INTERNAL = re.compile(
 ALLOWED_STATUS = frozenset({200, 400, 403, 404, 405, 500, 501, 503, 505})
 _DEAD_WORKER = "is not healthy"
 _LOG_FAULTS = re.compile(
-    r"failed inside the server|^Traceback \(most recent call last\)|Task exception was never retrieved"
+    r"failed inside the server|^ *Traceback \(most recent call last\)|Task exception was never retrieved"
     r"|Exception in callback|exception was never retrieved|Fatal (error|write error)|is not healthy|died|RuntimeWarning",
     re.MULTILINE,
 )

@@ -72,6 +72,8 @@ class Generations:
         """End *served* and what is ending already. Whether all ended by themselves within *timeout_s*."""
         for one in served:
             self.retire(one, timeout_s)
+        if not self._retiring:
+            return True  # nothing was loaded: a start that has failed has its reason to tell, and nothing else
         ending = set(self._retiring)
         await self._count_down(ending, timeout_s)
         if not ending:

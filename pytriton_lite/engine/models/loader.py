@@ -16,14 +16,16 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
+from pytriton_lite.config.effects import NO_TENSORS
 from pytriton_lite.config.ensemble_plan import EnsemblePlan, plan_ensemble
+from pytriton_lite.config.hints import hint_for
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.states import VersionState
 from pytriton_lite.engine.models.catalog import EnsembleDefinition, Known, Loaded, Model, Models
 from pytriton_lite.engine.models.factory import VersionFactory
 from pytriton_lite.engine.models.generations import Generations
-from pytriton_lite.engine.models.load_failure import explain_failure
+from pytriton_lite.engine.models.load_failure import advice, explain_failure
 from pytriton_lite.engine.models.turns import Turn
 from pytriton_lite.engine.serving.served_version import ServedVersion
 from pytriton_lite.repository.dependencies import check_composing, circle_error, find_circle
@@ -176,7 +178,9 @@ class ModelLoader:
                 told = explain_failure(served.reason, polled.directory.path)
                 logger.error("failed to load '%s' version %d", served.id, version, extra={"explanation": told})
             else:
-                logger.error("failed to load '%s' version %d: %s", served.id, version, served.reason)
+                told = advice(served.reason, polled.directory.path)
+                extra = {"explanation": f"  {told}"} if told else None
+                logger.error("failed to load '%s' version %d: %s", served.id, version, served.reason, extra=extra)
 
     async def _attempt(self, version: int, polled: Polled, fresh: dict[int, ServedVersion], see: See) -> ServedVersion:
         directory = polled.directory.path
@@ -191,6 +195,7 @@ class ModelLoader:
         except InferenceError as error:
             incomplete.fail_load(error)
             return incomplete
+        _report_tensors(polled.id, config)
         fresh[version] = served = self._factory.make(
             config, version=version, directory=directory, namespace=polled.id.namespace
         )
@@ -403,6 +408,11 @@ def _is_unchanged(known: Known, polled: Polled, version: int) -> bool:
         and polled.times.version_ns[version] <= loaded.times.version_ns[version]
         and polled.comparable_config == loaded.config
     )
+
+
+def _report_tensors(model: ModelId, config: ModelConfig) -> None:
+    if config.has_no_tensors:
+        logger.warning("model '%s': %s (%s)", model, NO_TENSORS, hint_for(NO_TENSORS))
 
 
 def _report_fields(model: ModelId, config: ModelConfig) -> None:

@@ -28,6 +28,7 @@ from pytriton_lite.daemon_threads import DaemonThreads
 from pytriton_lite.engine.models.catalog import Known, Models
 from pytriton_lite.engine.models.factory import VersionFactory
 from pytriton_lite.engine.models.generations import Generations
+from pytriton_lite.engine.models.load_failure import advice
 from pytriton_lite.engine.models.loader import LoadFailed, ModelLoader
 from pytriton_lite.engine.models.turns import Turns
 from pytriton_lite.repository.changes import ChangeTimes
@@ -376,7 +377,8 @@ class ModelStore:
         detail = error.detail
         if directory is not None and str(directory.path) not in detail:
             detail = f"{detail} (in {directory.path})"
-        logger.error("Poll failed for model directory '%s': %s", name, detail)
+        told = advice(error.detail, None if directory is None else directory.path)
+        logger.error("Poll failed for model directory '%s': %s%s", name, detail, f" ({told})" if told else "")
         return detail
 
     # ------------------------------------------------------------------------------------------ what changes on disk

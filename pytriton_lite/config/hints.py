@@ -1,4 +1,4 @@
-"""What to do about a finding, in our own words, by the sentence that a server would say."""
+"""What to do about what is wrong with a model, in our own words, by the sentence that a server says."""
 
 from __future__ import annotations
 
@@ -92,6 +92,29 @@ def _fields(descriptor: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield from _fields(inside, f"{path}.{field.name}".strip("."))
 
 
+_DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "dotenv": "python-dotenv",
+    "faiss": "faiss-cpu",
+    "sentence_transformers": "sentence-transformers",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+"""What is installed under another name than it is imported by."""
+
+
+def _missing_package(found: re.Match[str]) -> str:
+    module = found[1].partition(".")[0]
+    name = _DISTRIBUTIONS.get(module, module)
+    return (
+        f"pip install {name} where the server runs; or name {name} in a requirements.txt beside config.pbtxt and serve with "
+        "--allow-requirements=true; or give the model an environment of its own with EXECUTION_ENV_PATH"
+    )
+
+
 def _always(text: str) -> Callable[[re.Match[str]], str]:
     return lambda found: text
 
@@ -166,6 +189,11 @@ _TABLE: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = tup
         (r"^unknown (source input|target output) name", "it must be declared among the model's tensors"),
         (r"^batch input data type", "the server writes whole numbers as INT32 or FP32"),
         (r"^label file path", "labels lie in the model's directory, and the path is relative to it"),
+        (
+            r"^no input and no output is declared",
+            'declare them in config.pbtxt, as in input [{ name: "X" data_type: TYPE_FP32 dims: [ -1 ] }], or in '
+            "auto_complete_config",
+        ),
         # machine and files
         (
             r"^unable to find backend library for backend",
@@ -200,6 +228,9 @@ _TABLE: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = tup
             "the environment must be there; $$TRITON_MODEL_DIRECTORY is the model's own",
         ),
         (r"not unique across all model repositories", "rename one of them, or serve with --model-namespacing=true"),
+        # what a model's code raises
+        (r"^(?:ModuleNotFoundError|ImportError): No module named '([\w.]+)'", _missing_package),
+        (r"^AttributeError: module '.*' has no attribute 'TritonPythonModel'", "the class of a model has that name"),
         # ensembles
         (r"models that are not available or ambiguous", "each step names a model of these repositories"),
         (

@@ -1,0 +1,54 @@
+"""What to do about a directory that is no repository, or no model: the slips that people make with paths."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from pytriton_lite.repository.index import is_version
+
+_CONFIG = "config.pbtxt"
+_MODEL = "model.py"
+
+
+def is_model_folder(directory: Path) -> bool:
+    """Whether *directory* is a model itself: it has a configuration, or a version with code, and no models in it."""
+    try:
+        entries = list(directory.iterdir())
+    except OSError:
+        return False
+    if any(entry.name == _CONFIG and entry.is_file() for entry in entries):
+        return True
+    return any(is_version(entry.name) and (entry / _MODEL).is_file() for entry in entries)
+
+
+def advice_on_repository(root: Path) -> str:
+    """What to serve in place of *root*; "" where it looks like a repository."""
+    if not root.exists():
+        parent = next(parent for parent in root.parents if parent.exists())
+        names = [entry.name for entry in _directories(parent)]
+        near = difflib.get_close_matches(root.relative_to(parent).parts[0], names, n=1)
+        return f"did you mean {parent / near[0]}?" if near else f"there is no such directory in {parent}"
+    if not root.is_dir():
+        return "name a directory of models"
+    if is_model_folder(root):
+        return f"this is a model's folder; serve its parent: {root.parent}"
+    if not _directories(root):
+        return "each model is a directory in it"
+    return ""
+
+
+def advice_on_model(directory: Path) -> str:
+    """What is wrong with the place of a model that has no version; "" where nothing can be seen."""
+    if is_version(directory.name) and is_model_folder(directory.parent):
+        return advice_on_repository(directory.parent)
+    if (directory / _MODEL).is_file():
+        return f"a version is a directory with a number: move {_MODEL} into {directory / '1'}"
+    return ""
+
+
+def _directories(root: Path) -> list[Path]:
+    try:
+        return [entry for entry in sorted(root.iterdir()) if entry.is_dir() and not entry.name.startswith(".")]
+    except OSError:
+        return []
