@@ -51,7 +51,6 @@ BF16 = DataType("BF16", "TYPE_BF16", 14, 2, None)
 ALL = (BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, FP16, FP32, FP64, BYTES, BF16)
 
 BY_NAME = {datatype.name: datatype for datatype in ALL}
-BY_CONFIG_NAME = {datatype.config_name: datatype for datatype in ALL}
 BY_NUMBER = {datatype.number: datatype for datatype in ALL}
 
 _BY_NUMPY = {datatype.numpy: datatype for datatype in ALL if datatype.numpy is not None}

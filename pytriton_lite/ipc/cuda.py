@@ -21,7 +21,14 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from pytriton_lite.ipc.device import HANDLE_BYTES, UUID_BYTES, Device, DeviceError, DeviceMemory, NoDeviceMemory
+from pytriton_lite.ipc.device_protocol import (
+    HANDLE_BYTES,
+    UUID_BYTES,
+    Device,
+    DeviceError,
+    DeviceMemory,
+    NoDeviceMemory,
+)
 
 _LIBRARY = "libcuda.so.1"
 _SUCCESS = 0
@@ -111,7 +118,7 @@ _Call = Callable[..., None]
 
 
 class CudaDevice:
-    """One CUDA device as this process uses it: a `device.Device`. Its primary context is retained until the process ends."""
+    """One CUDA device as this process uses it: a `Device`. Its primary context is retained until the process ends."""
 
     def __init__(self, number: int) -> None:
         """Raises DeviceError without the driver or the device."""

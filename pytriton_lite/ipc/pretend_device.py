@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pytriton_lite.ipc.device import HANDLE_BYTES, Device, DeviceError, DeviceMemory, NoDeviceMemory
+from pytriton_lite.ipc.device_protocol import HANDLE_BYTES, Device, DeviceError, DeviceMemory, NoDeviceMemory
 
 FILE_NAME = "pretend_device"
 """How its memory files are called in ``/proc/<pid>/fd``."""
@@ -46,7 +46,7 @@ def uuid_of(number: int) -> bytes:
 
 
 class PretendDevice:
-    """One pretended device: a `device.Device`."""
+    """One pretended device: a `Device`."""
 
     def __init__(self, number: int) -> None:
         self._number = number

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pytriton_lite.core import dtypes
-from pytriton_lite.core.dtypes import ALL, BF16, BY_CONFIG_NAME, BY_NAME, BY_NUMBER, BYTES, INVALID, DataType
+from pytriton_lite.core.dtypes import ALL, BF16, BY_NAME, BY_NUMBER, BYTES, INVALID, DataType
 from pytriton_lite.proto import model_config_pb
 
 EACH = pytest.mark.parametrize("datatype", ALL, ids=repr)
@@ -23,7 +23,6 @@ def test_every_type_of_the_configuration_is_in_the_table() -> None:
 @EACH
 def test_a_type_is_found_by_each_of_its_names(datatype: DataType) -> None:
     assert BY_NAME[datatype.name] is datatype
-    assert BY_CONFIG_NAME[datatype.config_name] is datatype
     assert BY_NUMBER[datatype.number] is datatype
 
 

@@ -160,7 +160,7 @@ def first_value(outcome: Outcome) -> float | str | None:
 
 
 def tensor(name: str, value: float = 0) -> Tensor:
-    return Tensor(name, dtypes.BY_CONFIG_NAME["TYPE_FP32"], (4,), np.full(4, value, np.float32).tobytes())
+    return Tensor(name, dtypes.FP32, (4,), np.full(4, value, np.float32).tobytes())
 
 
 class World:

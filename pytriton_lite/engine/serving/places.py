@@ -7,7 +7,7 @@ With a rate limiter `limited_places.LimitedPlaces` stands in front of either sch
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from pytriton_lite.engine.workers.instance import Instance
@@ -170,6 +170,3 @@ class SequencePlaces:
 
     def in_the_way_of(self, instance: Instance) -> Sequence[Executor]:
         return ()
-
-
-MakePlaces = Callable[[Queue], Places]

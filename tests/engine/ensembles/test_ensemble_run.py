@@ -93,7 +93,7 @@ async def test_the_bytes_of_a_tensor_are_handed_on_where_they_lie(world: World) 
     answer = answer_of(ensemble, request())
     home = (object(), 64)
     data = memoryview(bytes(16))
-    given = Tensor("OUT0", dtypes.BY_CONFIG_NAME["TYPE_FP32"], (4,), data, home=home)
+    given = Tensor("OUT0", dtypes.FP32, (4,), data, home=home)
     world.a.last.ticket.deliver(InferenceResponse("a", 1, "", [given], {}), is_final=True)
     await turns()
     (taken,) = world.b.last.request.inputs
@@ -186,7 +186,7 @@ async def test_a_tensor_is_let_go_when_the_last_step_that_takes_it_has_begun(wor
     answer = answer_of(ensemble, request())
     array = np.zeros(4, np.float32)
     alive = weakref.ref(array)
-    given = Tensor("OUT0", dtypes.BY_CONFIG_NAME["TYPE_FP32"], (4,), memoryview(array).cast("B"))  # type: ignore[arg-type]
+    given = Tensor("OUT0", dtypes.FP32, (4,), memoryview(array).cast("B"))  # type: ignore[arg-type]
     world.a.last.ticket.deliver(InferenceResponse("a", 1, "", [given], {}), is_final=True)
     del array, given
     await turns()
@@ -206,7 +206,7 @@ async def test_a_tensor_that_this_request_has_no_use_for_is_not_kept(world: Worl
     answer = answer_of(ensemble, request(requested_outputs=["Y"]))
     array = np.zeros(4, np.float32)
     alive = weakref.ref(array)
-    unwanted = Tensor("OUT1", dtypes.BY_CONFIG_NAME["TYPE_FP32"], (4,), memoryview(array).cast("B"))  # type: ignore[arg-type]
+    unwanted = Tensor("OUT1", dtypes.FP32, (4,), memoryview(array).cast("B"))  # type: ignore[arg-type]
     given = InferenceResponse("two", 1, "", [tensor("OUT0", 3), unwanted], {})
     world.two.last.ticket.deliver(given, is_final=True)
     del array, unwanted, given
@@ -370,7 +370,7 @@ async def test_what_was_delivered_is_kept_by_the_client_alone(world: World) -> N
     await turns()
     array = np.zeros(4, np.float32)
     alive = weakref.ref(array)
-    given = Tensor("OUT0", dtypes.BY_CONFIG_NAME["TYPE_FP32"], (4,), memoryview(array).cast("B"))  # type: ignore[arg-type]
+    given = Tensor("OUT0", dtypes.FP32, (4,), memoryview(array).cast("B"))  # type: ignore[arg-type]
     world.a.last.ticket.deliver(InferenceResponse("a", 1, "", [given], {}), is_final=True)
     del array, given
     assert len(heard.outcomes) == 1
