@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pytriton_lite.settings import Group, Kind, Option, Standing
@@ -78,6 +78,8 @@ class Command:
     words_are: str = ""
     """Flag of the option whose values stand without dashes as well; without one they are `Arguments.words`."""
     words: Words = Words.NONE
+    letters: Mapping[str, str] = field(default_factory=dict)
+    """Flags by the single letter that stands for them: ``-m`` for ``--model-name``."""
 
 
 def own_option(

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from pytriton_lite import __version__, logs
-from pytriton_lite.cli import main
+from pytriton_lite.cli import main, reading
 from pytriton_lite.cli.help import help_of, overview, overview_usage, usage
 from pytriton_lite.cli.serve import COMMAND as SERVE
 from pytriton_lite.cli.serve import Parsed, parse
 from pytriton_lite.cli.table import COMMANDS
+from pytriton_lite.commands import Arguments
 from pytriton_lite.core.build import build_kind
 from pytriton_lite.core.log_settings import LogFormat
 from pytriton_lite.settings import OPTIONS, BackendSetting, Group, Option, Settings, Standing, UsageError
@@ -490,3 +491,19 @@ def test_windows_is_refused_before_anything_is_imported_that_it_lacks() -> None:
     assert done.stderr == (
         "pytriton-lite runs on Linux and macOS; on Windows, use it in WSL 2 or in a Linux container\n"
     )
+
+
+# Letters ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_letter_stands_for_a_flag_where_the_command_says_so() -> None:
+    infer = COMMANDS["infer"].load()
+    for argv in (("-m", "add_sub"), ("-madd_sub",), ("--model-name", "add_sub")):
+        arguments = reading.read(infer, argv, {})
+        assert isinstance(arguments, Arguments)
+        assert arguments.values["model_name"] == "add_sub"
+    with pytest.raises(UsageError, match="option '-m' requires an argument"):
+        reading.read(infer, ("-m",), {})
+    with pytest.raises(UsageError, match="invalid option -- 'm'"):
+        reading.read(SERVE, ("-m", "add_sub"), {})
+    assert "  -m, --model-name <model>" in help_of("infer", infer)

@@ -51,8 +51,11 @@ def help_of(name: str, command: Command, *, is_all: bool = False, columns: int =
     """What ``--help`` prints for *command*, or ``--help-all``, where it does not show all of its options by itself."""
     sections = [usage(command), *_paragraphs(command.introduction, columns)]
     options = command.options.values()
+    letters = {flag: letter for letter, flag in command.letters.items()}
     if not command.common:
-        sections.append(_section("Options", [*options], columns, "  -h, --help", f"{_INDENT}Print this text."))
+        sections.append(
+            _section("Options", [*options], columns, "  -h, --help", f"{_INDENT}Print this text.", letters=letters)
+        )
     elif is_all:
         own = (
             "  -h, --help",
@@ -64,16 +67,19 @@ def help_of(name: str, command: Command, *, is_all: bool = False, columns: int =
         for group in Group:
             of_group = [option for option in options if option.group is group]
             if of_group:
-                sections.append(_section(group.value, of_group, columns))
+                sections.append(_section(group.value, of_group, columns, letters=letters))
     else:
         shown = [_shortened(command.options[flag]) for flag in command.common]
-        sections.append(_section("Options", shown, columns, "  -h, --help", f"{_INDENT}Print this text."))
+        sections.append(
+            _section("Options", shown, columns, "  -h, --help", f"{_INDENT}Print this text.", letters=letters)
+        )
         sections.append(f"pytriton-lite {name} --help-all shows all {len(command.options)} options.")
     return "\n\n".join(sections)
 
 
-def _section(heading: str, options: Sequence[Option], columns: int, *more: str) -> str:
-    return "\n".join([f"{heading}:", *(_entry(option, columns) for option in options), *more])
+def _section(heading: str, options: Sequence[Option], columns: int, *more: str, letters: Mapping[str, str]) -> str:
+    entries = (_entry(option, columns, letters.get(option.flag)) for option in options)
+    return "\n".join([f"{heading}:", *entries, *more])
 
 
 def _shortened(option: Option) -> Option:
@@ -92,7 +98,7 @@ def _paragraphs(text: str, columns: int) -> list[str]:
     ]
 
 
-def _entry(option: Option, columns: int) -> str:
+def _entry(option: Option, columns: int, letter: str | None) -> str:
     sentences = [option.help]
     if option.repeatable:
         sentences.append("May be given several times.")
@@ -109,4 +115,5 @@ def _entry(option: Option, columns: int) -> str:
         break_on_hyphens=False,
         break_long_words=False,
     )
-    return f"  --{option.flag} {option.kind.metavar}".rstrip() + "\n" + text
+    names = f"--{option.flag}" if letter is None else f"-{letter}, --{option.flag}"
+    return f"  {names} {option.kind.metavar}".rstrip() + "\n" + text

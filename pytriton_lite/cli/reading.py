@@ -10,7 +10,7 @@ What ranks higher is taken whole: an option on the command line, then its enviro
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pytriton_lite.commands import Arguments, Command, Given
@@ -42,15 +42,16 @@ def read(command: Command, argv: Sequence[str], environ: Mapping[str, str]) -> A
                 return HelpWanted(flag)
             option = command.options[flag]
             if option.kind.takes_argument and not equals:
-                following = next(rest, None)
-                if following is None:
-                    raise UsageError(f"option '--{flag}' requires an argument")
-                text = following
+                text = _argument(f"--{flag}", rest)
             elif equals and not option.kind.takes_argument:
                 raise UsageError(f"option '--{flag}' doesn't allow an argument")
             typed.append(Given(option, text if option.kind.takes_argument else "true"))
         elif word == "-h":
             return HelpWanted.SHORT
+        elif word.startswith("-") and word[1:2] in command.letters:
+            option = command.options[command.letters[word[1]]]
+            # As getopt has it: -m NAME or -mNAME.
+            typed.append(Given(option, word[2:] or _argument(word, rest)))
         elif word.startswith("-") and word != "-":
             near = nearest(word[1:], (*command.options, HELP))
             raise UsageError(f"invalid option -- '{word[1]}': options are long, as in --{near}")
@@ -59,6 +60,14 @@ def read(command: Command, argv: Sequence[str], environ: Mapping[str, str]) -> A
     fields = {entry.option.field for entry in typed}
     inherited = [entry for entry in _read_environment(command, environ) if entry.option.field not in fields]
     return Arguments(_values(inherited, typed), tuple(words), tuple(typed), tuple(inherited), environ)
+
+
+def _argument(name: str, rest: Iterator[str]) -> str:
+    """The next word, which is the argument of the option *name* whatever it looks like. Raises UsageError."""
+    following = next(rest, None)
+    if following is None:
+        raise UsageError(f"option '{name}' requires an argument")
+    return following
 
 
 def _take_word(command: Command, word: str, words: list[str], typed: list[Given]) -> None:

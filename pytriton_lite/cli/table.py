@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, Entry] = {
     "serve": Entry("Serve the models of repositories over HTTP and gRPC", "pytriton_lite.cli.serve"),
     "check": Entry("Say what is wrong with models, without running them", "pytriton_lite.check.command"),
     "debug": Entry("Serve one model in this terminal, where breakpoint() stops", "pytriton_lite.cli.debug"),
+    "infer": Entry("Ask a model of a running server, from the terminal", "pytriton_lite.infer.command"),
     "completion": Entry("Print the completion script of a shell", "pytriton_lite.cli.completion"),
 }
 """The commands by name, in the order of the help."""

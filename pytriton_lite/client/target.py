@@ -1,0 +1,158 @@
+"""Where a server is and how it is reached: what `-u`, `-i` and the options of TLS say."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from urllib.parse import SplitResult, urlsplit
+
+from pytriton_lite.client.errors import ClientError, Unreachable
+
+CONNECT_TIMEOUT_S = 10.0
+
+
+class Protocol(str, Enum):
+    """What is spoken: a value of ``-i``."""
+
+    HTTP = "http"
+    GRPC = "grpc"
+
+
+DEFAULT_PORTS = {Protocol.HTTP: 8000, Protocol.GRPC: 8001}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server, as `parse_target` makes it. It can be sent to another process."""
+
+    protocol: Protocol
+    host: str
+    """A name, an address without brackets, or the path of a Unix socket."""
+    port: int
+    """0 for a Unix socket."""
+    prefix: str = ""
+    """What stands before ``/v2`` in a path, for a server behind a proxy; without a slash at its end."""
+    uses_tls: bool = False
+    ca_file: str | None = None
+    verifies: bool = True
+    headers: tuple[tuple[str, str], ...] = field(default=())
+    """Sent with every request. Names are in small letters."""
+
+    @property
+    def authority(self) -> str:
+        """Host and port as a request names them."""
+        if not self.port:
+            return "localhost"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """The server as messages to people name it."""
+        if not self.port:
+            return f"unix:{self.host}"
+        scheme = self.protocol.value + ("s" if self.uses_tls else "")
+        return f"{scheme}://{self.authority}{self.prefix}"
+
+
+def parse_target(
+    url: str | None,
+    protocol: Protocol,
+    *,
+    ca_file: str | None = None,
+    verifies: bool = True,
+    headers: tuple[tuple[str, str], ...] = (),
+) -> Target:
+    """The target that *url* names.
+
+    It is ``HOST[:PORT]``, ``http[s]://HOST[:PORT][/PREFIX]``, ``grpc[s]://HOST[:PORT]`` or ``unix:PATH``; None is this
+    machine at the protocol's usual port. Raises ClientError.
+    """
+    text = f"localhost:{DEFAULT_PORTS[protocol]}" if url is None else url
+    if text.startswith("unix:"):
+        path = text.removeprefix("unix:")
+        path = "/" + path.lstrip("/") if path.startswith("//") else path
+        return Target(protocol, path, 0, headers=headers)
+    parts = _split(text, protocol)
+    schemes = {protocol.value, protocol.value + "s"} | ({"http", "https"} if protocol is Protocol.GRPC else set())
+    if parts.scheme not in schemes:
+        raise ClientError(
+            f"-u {text}: expected HOST:PORT or {protocol.value}://HOST:PORT with -i {protocol.value}, got '{parts.scheme}://'"
+        )
+    try:
+        port = parts.port
+    except ValueError:
+        raise ClientError(f"-u {text}: the port is no number from 0 to 65535") from None
+    if not parts.hostname:
+        raise ClientError(f"-u {text}: expected HOST:PORT, as in localhost:{DEFAULT_PORTS[protocol]}")
+    uses_tls = parts.scheme.endswith("s")
+    if not uses_tls and (ca_file is not None or not verifies):
+        raise ClientError(f"-u {text}: --cacert and --insecure are for TLS, as in {protocol.value}s://{parts.netloc}")
+    if ca_file is not None and not Path(ca_file).is_file():
+        raise ClientError(f"--cacert {ca_file}: no such file")
+    prefix = parts.path.rstrip("/")
+    if prefix and protocol is Protocol.GRPC:
+        raise ClientError(f"-u {text}: gRPC has no paths, expected {protocol.value}://HOST:PORT")
+    return Target(
+        protocol,
+        parts.hostname,
+        port or (443 if uses_tls else DEFAULT_PORTS[protocol]),
+        prefix.removesuffix("/v2"),
+        uses_tls,
+        ca_file,
+        verifies,
+        headers,
+    )
+
+
+def _split(text: str, protocol: Protocol) -> SplitResult:
+    try:
+        return urlsplit(text if "://" in text else f"{protocol.value}://{text}")
+    except ValueError as error:
+        raise ClientError(f"-u {text}: {error}") from None
+
+
+def tls_context(target: Target) -> ssl.SSLContext | None:
+    """What every connection to *target* shares; None without TLS. Raises ClientError."""
+    if not target.uses_tls:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=target.ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise ClientError(f"--cacert {target.ca_file}: no certificates in it ({error})") from None
+    if not target.verifies:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2" if target.protocol is Protocol.GRPC else "http/1.1"])
+    return context
+
+
+def connect(target: Target, context: ssl.SSLContext | None, timeout_s: float = CONNECT_TIMEOUT_S) -> socket.socket:
+    """A connected socket, which blocks for at most *timeout_s*; the caller closes it. Raises Unreachable."""
+    try:
+        if not target.port:
+            plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            plain.settimeout(timeout_s)
+            try:
+                plain.connect(target.host)
+            except BaseException:
+                plain.close()
+                raise
+            return plain
+        plain = socket.create_connection((target.host, target.port), timeout=timeout_s)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if context is None:
+            return plain
+        try:
+            return context.wrap_socket(plain, server_hostname=target.host)
+        except BaseException:
+            plain.close()
+            raise
+    except ssl.SSLError as error:
+        raise Unreachable(f"no TLS with {target.url}: {error.reason or error}") from None
+    except OSError as error:
+        reason = error.strerror or str(error) or type(error).__name__
+        raise Unreachable(f"no connection to {target.url}: {reason}") from None

@@ -1,0 +1,1 @@
+"""The command ``pytriton-lite infer``: a client of v2 servers in the terminal (docs/infer.md)."""

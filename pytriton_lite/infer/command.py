@@ -1,0 +1,317 @@
+"""``pytriton-lite infer``: ask a model of a running server, once or with a file of requests."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import local
+
+from pytriton_lite.client import command_line
+from pytriton_lite.client.clients import Client, open_client
+from pytriton_lite.client.command_line import Progress
+from pytriton_lite.client.errors import ClientError, Refused, Unreachable
+from pytriton_lite.client.messages import InferRequest, InferResponse, ModelMetadata, Parameter, TensorSpec
+from pytriton_lite.client.target import Protocol, Target
+from pytriton_lite.commands import Arguments, Command, Words, own_option
+from pytriton_lite.core import dtypes
+from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.infer import requests, results, values
+from pytriton_lite.settings import Kind
+
+_SHAPE = own_option(
+    "shape", Kind("<name>:<n>,<n>", str), "Shape of an input, where it does not follow.", repeatable=True
+)
+_OUTPUTS = own_option(
+    "outputs", Kind("<name>,<name>", str), "The outputs that are wanted.", default="", shown_default="all"
+)
+_PARAMETER = own_option(
+    "parameter", Kind("<name>=<value>", str), "A parameter of the request: true, 12, 0.5 or a text.", repeatable=True
+)
+_REQUEST_ID = own_option("request-id", Kind("<id>", str), "Id of the request.", default="")
+_FILE = own_option(
+    "file", command_line.FILE, "A file of many requests, JSON Lines or .parquet, one in each row; - is stdin."
+)
+_CONCURRENCY = own_option(
+    "concurrency", command_line.COUNT, "Requests of a file that are under way at a time.", default=8
+)
+_OUTPUT = own_option("output", command_line.FILE, "Write the answer there; the end of the name says the format.")
+_FORMAT = own_option(
+    "format",
+    command_line.choice(*results.FORMATS),
+    "How the answer is written.",
+    shown_default="table for one request, jsonl for many",
+)
+
+
+def _model_and_values(arguments: Arguments) -> tuple[str, list[str]]:
+    words = list(arguments.words)
+    if (name := arguments.value(command_line.MODEL_NAME)) is not None:
+        return name, words
+    if not words:
+        raise ClientError("which model? As in: pytriton-lite infer add_sub")
+    if "=" in words[0]:
+        raise ClientError(f"the model's name comes first, as in: pytriton-lite infer MODEL {words[0]}")
+    return words[0], words[1:]
+
+
+def _metadata(client: Client, model: str, version: str) -> ModelMetadata:
+    try:
+        return client.metadata(model, version)
+    except Refused as error:
+        raise ClientError(f"model '{model}': {error}") from None
+
+
+# One request --------------------------------------------------------------------------------------------------------
+
+
+def _infer_once(arguments: Arguments, client: Client, metadata: ModelMetadata, words: Sequence[str]) -> int:
+    request = InferRequest(
+        metadata.name,
+        _inputs(arguments, metadata, words),
+        arguments.value(command_line.MODEL_VERSION),
+        arguments.value(_REQUEST_ID),
+        _names(arguments.value(_OUTPUTS)),
+        dict(map(_parameter, arguments.value(_PARAMETER))),
+    )
+    writer = results.open_writer(_format(arguments, "table"), arguments.value(_OUTPUT), is_single=True)
+    began = time.perf_counter()
+    count = 0
+    try:
+        for response in _responses(client, request, arguments.value(command_line.MODEL_VERSION)):
+            count += 1
+            writer.add(0, [response])
+            sys.stdout.flush()
+    finally:
+        writer.close()
+    if sys.stderr.isatty():
+        took_ms = (time.perf_counter() - began) * 1e3
+        print(f"{count} response{'s' if count != 1 else ''} in {took_ms:.1f} ms", file=sys.stderr)
+    return 0
+
+
+def _responses(client: Client, request: InferRequest, version: str) -> Iterator[InferResponse]:
+    if client.is_decoupled(request.model, version):
+        yield from client.stream(request)
+    else:
+        yield client.infer(request)
+
+
+def _inputs(arguments: Arguments, metadata: ModelMetadata, words: Sequence[str]) -> list[Tensor]:
+    specs = {spec.name: spec for spec in metadata.inputs}
+    shapes = dict(map(_shape, arguments.value(_SHAPE)))
+    given: dict[str, Tensor] = {}
+    for name in shapes:
+        if name not in specs:
+            raise ClientError(f"--shape: {requests.unknown_input(metadata, name)}")
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise ClientError(f"'{word}': expected NAME=VALUE, as in {_example(metadata)}")
+        if name not in specs:
+            raise ClientError(requests.unknown_input(metadata, name))
+        if name in given:
+            raise ClientError(f"input '{name}' is given twice")
+        given[name] = values.read_text(specs[name], text, shapes.get(name))
+    return list(given.values())  # whether one is missing is the server's to say: it may be optional
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+def _shape(text: str) -> tuple[str, list[int]]:
+    name, colon, dims = text.rpartition(":")
+    try:
+        shape = [int(dim) for dim in dims.split(",")] if dims else []
+    except ValueError:
+        shape = [-1]
+    if not colon or any(dim < 0 for dim in shape):
+        raise ClientError(f"--shape {text}: expected NAME:N,N with lengths from 0 on")
+    return name, shape
+
+
+def _parameter(text: str) -> tuple[str, Parameter]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ClientError(f"--parameter {text}: expected NAME=VALUE")
+    if value in ("true", "false"):
+        return name, value == "true"
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            pass
+    return name, value
+
+
+def _format(arguments: Arguments, default: str) -> str:
+    if (form := arguments.value(_FORMAT)) is not None:
+        return str(form)
+    suffix = (arguments.value(_OUTPUT) or "").rpartition(".")[2].lower()
+    return suffix if suffix in results.FORMATS else default
+
+
+# Many requests ------------------------------------------------------------------------------------------------------
+
+
+class _Asking:
+    """Asks the server from threads, each of which has a connection of its own."""
+
+    def __init__(self, arguments: Arguments, target: Target, metadata: ModelMetadata) -> None:
+        self._arguments = arguments
+        self._target = target
+        self._metadata = metadata
+        self._own = local()
+        self._clients: list[Client] = []
+        with open_client(target, timeout_s=arguments.value(command_line.TIMEOUT)) as client:
+            self._is_decoupled = bool(client.is_decoupled(metadata.name, arguments.value(command_line.MODEL_VERSION)))
+        if self._is_decoupled and target.protocol is Protocol.HTTP:
+            raise ClientError(f"model '{metadata.name}' gives any number of responses: ask it over gRPC, -i grpc")
+
+    def ask(self, row: requests.Row | ClientError) -> list[InferResponse]:
+        """All responses to the request of *row*. Raises ClientError."""
+        if isinstance(row, ClientError):
+            raise row
+        request = requests.make_request(self._metadata, row, self._arguments.value(command_line.MODEL_VERSION))
+        if self._arguments.value(_OUTPUTS):
+            request.outputs = _names(self._arguments.value(_OUTPUTS))
+        request.parameters = {**dict(map(_parameter, self._arguments.value(_PARAMETER))), **request.parameters}
+        client: Client | None = getattr(self._own, "client", None)
+        if client is None:
+            client = self._own.client = open_client(self._target, timeout_s=self._arguments.value(command_line.TIMEOUT))
+            self._clients.append(client)
+        return list(client.stream(request)) if self._is_decoupled else [client.infer(request)]
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+
+
+def _infer_many(arguments: Arguments, target: Target, metadata: ModelMetadata) -> int:
+    asking = _Asking(arguments, target, metadata)
+    rows, total = requests.read_rows(arguments.value(_FILE))
+    writer = results.open_writer(_format(arguments, "jsonl"), arguments.value(_OUTPUT), is_single=False)
+    progress = Progress()
+    done = failed = 0
+    first_error = ""
+    began = time.perf_counter()
+    waiting: deque[tuple[requests.Row | ClientError, Future[list[InferResponse]]]] = deque()
+    pool = ThreadPoolExecutor(arguments.value(_CONCURRENCY), thread_name_prefix="infer")
+    try:
+
+        def take_first() -> None:
+            nonlocal done, failed, first_error
+            row, future = waiting.popleft()
+            try:
+                writer.add(done, future.result())
+            except ClientError as error:
+                request_id = "" if isinstance(row, ClientError) else str(row.get("id") or "")
+                writer.add_error(done, request_id, str(error))
+                failed += 1
+                first_error = first_error or f"request {done}: {error}"
+                if isinstance(error, Unreachable):
+                    raise
+            done += 1
+            rate = done / (time.perf_counter() - began)
+            of_all = f" of {total:,}" if total is not None else ""
+            errors = f", {failed:,} failed" if failed else ""
+            progress.show(f"{done:,}{of_all} answered{errors}, {rate:,.0f}/s", done / total if total else None)
+
+        for row in rows:
+            waiting.append((row, pool.submit(asking.ask, row)))
+            # Twice as many as are under way: results leave in order, and one slow answer is not to stop the others.
+            if len(waiting) >= 2 * arguments.value(_CONCURRENCY):
+                take_first()
+        while waiting:
+            take_first()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        asking.close()
+        progress.clear()
+        writer.close()
+    if arguments.value(_OUTPUT) is not None or sys.stderr.isatty():
+        took_s = time.perf_counter() - began
+        print(f"{done - failed:,} of {done:,} requests answered in {took_s:.1f} s", file=sys.stderr)
+    if failed:
+        raise ClientError(f"{failed:,} of {done:,} requests failed, the first: {first_error}")
+    return 0
+
+
+# What a model takes -------------------------------------------------------------------------------------------------
+
+
+def _describe(metadata: ModelMetadata, target: Target) -> str:
+    lines = [
+        f"{metadata.name}, version {', '.join(metadata.versions) or '?'} ({metadata.platform or 'no platform told'})"
+    ]
+    for head, specs in (("takes", metadata.inputs), ("gives", metadata.outputs)):
+        lines += [f"  {head if not index else ' ' * len(head)}  {spec}" for index, spec in enumerate(specs)]
+    where = "" if target.url == "http://localhost:8000" else f" -u {target.url} -i {target.protocol.value}"
+    lines += ["", f"  pytriton-lite infer {metadata.name}{where} {_example(metadata)}"]
+    return "\n".join(lines)
+
+
+def _example(metadata: ModelMetadata) -> str:
+    return " ".join(f"{spec.name}={_example_value(spec)}" for spec in metadata.inputs)
+
+
+def _example_value(spec: TensorSpec) -> str:
+    count = 1
+    for dim in spec.shape:
+        count *= max(dim, 1)
+    if spec.datatype is dtypes.BYTES:
+        return "text" if count == 1 else f"@{spec.name.lower()}.json"
+    return ",".join(["1"] * count) if count <= 8 else f"@{spec.name.lower()}.npy"
+
+
+def run(arguments: Arguments) -> int:
+    """Ask the server, print the answer; the exit status. Raises ClientError."""
+    model, words = _model_and_values(arguments)
+    version = arguments.value(command_line.MODEL_VERSION)
+    target = command_line.target_of(arguments)
+    with open_client(target, timeout_s=arguments.value(command_line.TIMEOUT)) as client:
+        metadata = _metadata(client, model, version)
+        if arguments.value(_FILE) is None:
+            if not words and metadata.inputs:
+                print(_describe(metadata, target))
+                return 0
+            return _infer_once(arguments, client, metadata, words)
+    if words:
+        raise ClientError(f"--file brings the inputs, so '{words[0]}' has no place")
+    return _infer_many(arguments, target, metadata)
+
+
+COMMAND = Command(
+    usage=("infer MODEL [NAME=VALUE ...] [options]",),
+    introduction="""\
+Asks a model of a running server: of this one, a Triton, or any that speaks the v2 protocol.
+
+  pytriton-lite infer add_sub                               what it takes and gives
+  pytriton-lite infer add_sub INPUT0=1,2,3,4 INPUT1=@b.npy  one request
+  pytriton-lite infer classify TEXT="what a film"           a string
+  pytriton-lite infer resnet IMAGE=@cat.jpg -o out.npz      an image, the answer as arrays
+  pytriton-lite infer add_sub --file requests.jsonl         many requests, an answer on each line
+
+A value is numbers with commas, JSON, a string, or @FILE: .npy, .npz, .json, an image; for BYTES any file. Data types
+and shapes are the model's; a dimension for the batch may be left out.""",
+    options={
+        option.flag: option
+        for option in (
+            *command_line.TARGET_OPTIONS,
+            _SHAPE,
+            _OUTPUTS,
+            _PARAMETER,
+            _REQUEST_ID,
+            _FILE,
+            _CONCURRENCY,
+            _OUTPUT,
+            _FORMAT,
+        )
+    },
+    letters={**command_line.TARGET_LETTERS, "o": _OUTPUT.flag},
+    run=command_line.reporting(run),
+    words=Words.FILES,
+)

@@ -1,0 +1,224 @@
+"""Clients against a real server, over both protocols, plain and TLS."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pytriton_lite.client.clients import open_client
+from pytriton_lite.client.errors import ClientError, ForeignAnswer, Refused, Unreachable
+from pytriton_lite.client.messages import InferRequest, array_of, make_tensor
+from pytriton_lite.client.target import Protocol, Target, parse_target
+from pytriton_lite.core import dtypes
+from tests.certificates import Certificates
+from tests.harness import RunningServer, write_model
+
+ECHO = """
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", pb_utils.get_input_tensor_by_name(r, "IN").as_numpy())])
+                for r in requests]
+"""
+ECHO_CONFIG = """
+input [{{ name: "IN" data_type: TYPE_{kind} dims: [-1] }}]
+output [{{ name: "OUT" data_type: TYPE_{kind} dims: [-1] }}]
+"""
+COUNT_DOWN = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for number in range(int(pb_utils.get_input_tensor_by_name(request, "N").as_numpy()[0])):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([number], np.int32))]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+COUNT_DOWN_CONFIG = """
+model_transaction_policy { decoupled: true }
+input [{ name: "N" data_type: TYPE_INT32 dims: [1] }]
+output [{ name: "OUT" data_type: TYPE_INT32 dims: [1] }]
+"""
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("repository")
+    for kind in ("FP32", "STRING"):
+        write_model(folder, f"echo_{kind.lower()}", ECHO, ECHO_CONFIG.format(kind=kind))
+    write_model(folder, "numbers", COUNT_DOWN, COUNT_DOWN_CONFIG)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[RunningServer]:
+    with RunningServer(repository) as running:
+        yield running
+
+
+@pytest.fixture(params=[Protocol.HTTP, Protocol.GRPC], ids=["http", "grpc"])
+def target(request: pytest.FixtureRequest, server: RunningServer) -> Target:
+    protocol: Protocol = request.param
+    return parse_target(server.http_url if protocol is Protocol.HTTP else server.grpc_url, protocol)
+
+
+def floats(count: int) -> InferRequest:
+    values = np.arange(count, dtype=np.float32)
+    return InferRequest(
+        "echo_fp32", [make_tensor("IN", dtypes.FP32, values)], id="mine", parameters={"n": 1, "f": 0.5, "b": True}
+    )
+
+
+@pytest.mark.parametrize("count", [0, 4, 1_000_000])
+def test_a_tensor_comes_back_as_it_went(target: Target, count: int) -> None:
+    with open_client(target) as client:
+        response = client.infer(floats(count))
+    assert (response.model, response.version, response.id) == ("echo_fp32", "1", "mine")
+    assert array_of(response.outputs[0]).tolist() == list(range(count))
+
+
+def test_strings_come_back_as_they_went(target: Target) -> None:
+    texts = np.array([b"", "ä".encode(), b"\0\xff"], dtype=object)
+    with open_client(target) as client:
+        response = client.infer(InferRequest("echo_string", [make_tensor("IN", dtypes.BYTES, texts)]))
+    assert array_of(response.outputs[0]).tolist() == texts.tolist()
+
+
+def test_metadata_configuration_and_statistics_are_those_of_the_model(target: Target) -> None:
+    with open_client(target) as client:
+        metadata = client.metadata("echo_fp32")
+        assert [str(spec) for spec in metadata.inputs] == ["IN FP32 [-1]"]
+        assert client.is_decoupled("numbers") is True
+        assert client.is_decoupled("echo_fp32") is False
+        assert client.config("numbers")["model_transaction_policy"]["decoupled"] is True
+        before = client.statistics("echo_fp32")
+        client.infer(floats(4))
+        after = client.statistics("echo_fp32")
+    assert before is not None and after is not None
+    assert after.since(before).successes == 1
+    assert after.since(before).queue_ns > 0
+
+
+def test_an_error_of_the_server_is_told_in_its_words_and_the_connection_goes_on(target: Target) -> None:
+    with open_client(target) as client:
+        with pytest.raises(Refused, match="unknown model: 'nope'") as raised:
+            client.metadata("nope")
+        assert raised.value.code in ("404", "NOT_FOUND")
+        assert len(client.infer(floats(4)).outputs) == 1
+
+
+def test_responses_of_a_decoupled_model_come_one_by_one(server: RunningServer) -> None:
+    request = InferRequest("numbers", [make_tensor("N", dtypes.INT32, np.array([3], np.int32))])
+    with open_client(parse_target(server.grpc_url, Protocol.GRPC)) as client:
+        assert [array_of(response.outputs[0]).tolist() for response in client.stream(request)] == [[0], [1], [2]]
+        assert (
+            list(client.stream(InferRequest("numbers", [make_tensor("N", dtypes.INT32, np.array([0], np.int32))])))
+            == []
+        )
+        with pytest.raises(Refused, match="unknown model"):
+            list(client.stream(InferRequest("nope", [])))
+        responses = client.stream(request)
+        next(responses)
+        del responses  # given up in the middle: the next call has nothing of it
+        assert client.is_decoupled("numbers")
+    with (
+        open_client(parse_target(server.http_url, Protocol.HTTP)) as client,
+        pytest.raises(ClientError, match="-i grpc"),
+    ):
+        list(client.stream(request))
+
+
+def test_the_other_protocol_on_a_port_is_told(server: RunningServer) -> None:
+    with (
+        open_client(parse_target(server.http_url, Protocol.GRPC)) as client,
+        pytest.raises(ForeignAnswer, match="HTTP/1"),
+    ):
+        client.extensions()
+    with (
+        open_client(parse_target(server.grpc_url, Protocol.HTTP)) as client,
+        pytest.raises(ForeignAnswer, match="-i grpc"),
+    ):
+        client.extensions()
+
+
+def test_nobody_there_is_told(target: Target) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with (
+        open_client(parse_target(f"127.0.0.1:{port}", target.protocol)) as client,
+        pytest.raises(Unreachable, match="refused"),
+    ):
+        client.extensions()
+
+
+@contextmanager
+def answering(*answers: bytes) -> Iterator[int]:
+    """A port at which each connection is given one of *answers*, in their order, after it has said something, and closed."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            for answer in answers:
+                connection, _ = listening.accept()
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield listening.getsockname()[1]
+        thread.join()
+
+
+@pytest.mark.parametrize("protocol", [Protocol.HTTP, Protocol.GRPC])
+def test_a_server_that_closes_without_an_answer_is_told(protocol: Protocol) -> None:
+    with (
+        answering(b"") as port,
+        open_client(parse_target(f"127.0.0.1:{port}", protocol)) as client,
+        pytest.raises(Unreachable, match="clos"),
+    ):
+        client.extensions()
+
+
+def test_a_page_that_is_no_v2_server_is_told() -> None:
+    page = b"HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\n<html></html"
+    with (
+        answering(page) as port,
+        open_client(parse_target(f"127.0.0.1:{port}", Protocol.HTTP)) as client,
+        pytest.raises(ForeignAnswer, match="no JSON"),
+    ):
+        client.extensions()
+
+
+def test_a_silent_server_is_not_waited_for_longer_than_asked() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"127.0.0.1:{listening.getsockname()[1]}"
+        with (
+            open_client(parse_target(url, Protocol.HTTP), timeout_s=0.1) as client,
+            pytest.raises(Unreachable, match="--timeout"),
+        ):
+            client.extensions()
+
+
+@pytest.mark.parametrize("protocol", [Protocol.HTTP, Protocol.GRPC])
+def test_certificates_are_verified(repository: Path, tmp_path: Path, protocol: Protocol) -> None:
+    certificates = Certificates(tmp_path)
+    name = protocol.value
+    use = ("--grpc-use-ssl=true",) if protocol is Protocol.GRPC else ("--http-use-ssl=true",)
+    flags = [flag for flag in certificates.flags(name) if "root-cert" not in flag]
+    with RunningServer(repository, flags=(*use, *flags)) as running:
+        port = (running.http_url if protocol is Protocol.HTTP else running.grpc_url).rpartition(":")[2]
+        url = f"{name}s://localhost:{port}"
+        with open_client(parse_target(url, protocol, ca_file=str(certificates.root))) as client:
+            assert client.metadata("echo_fp32").name == "echo_fp32"
+            assert len(client.infer(floats(100_000)).outputs[0].content()) == 400_000
+        with open_client(parse_target(url, protocol, verifies=False)) as client:
+            assert client.metadata("echo_fp32").name == "echo_fp32"
+        with open_client(parse_target(url, protocol)) as client, pytest.raises(Unreachable, match="no TLS"):
+            client.extensions()

@@ -1,0 +1,48 @@
+"""What -u and -i may say."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytriton_lite.client.errors import ClientError
+from pytriton_lite.client.target import Protocol, parse_target
+
+
+@pytest.mark.parametrize(
+    ("url", "protocol", "shown"),
+    [
+        (None, Protocol.HTTP, "http://localhost:8000"),
+        (None, Protocol.GRPC, "grpc://localhost:8001"),
+        ("host", Protocol.HTTP, "http://host:8000"),
+        ("host:9000", Protocol.GRPC, "grpc://host:9000"),
+        ("[::1]:9000", Protocol.HTTP, "http://[::1]:9000"),
+        ("https://host/triton/v2/", Protocol.HTTP, "https://host:443/triton"),
+        ("grpcs://host:1", Protocol.GRPC, "grpcs://host:1"),
+        ("unix:/run/triton.sock", Protocol.HTTP, "unix:/run/triton.sock"),
+        ("unix:///run/triton.sock", Protocol.HTTP, "unix:/run/triton.sock"),
+    ],
+)
+def test_a_url_may_be_short(url: str | None, protocol: Protocol, shown: str) -> None:
+    assert parse_target(url, protocol).url == shown
+
+
+@pytest.mark.parametrize(
+    ("url", "protocol", "says"),
+    [
+        ("host:port", Protocol.HTTP, "no number"),
+        ("host:70000", Protocol.HTTP, "no number"),
+        ("ftp://host", Protocol.HTTP, "expected HOST:PORT"),
+        ("grpc://host", Protocol.HTTP, "expected HOST:PORT"),
+        ("http://", Protocol.HTTP, "expected HOST:PORT"),
+        ("grpc://host:1/prefix", Protocol.GRPC, "gRPC has no paths"),
+        ("http://[::1", Protocol.HTTP, "-u"),
+    ],
+)
+def test_what_is_no_url_is_refused(url: str, protocol: Protocol, says: str) -> None:
+    with pytest.raises(ClientError, match=says):
+        parse_target(url, protocol)
+
+
+def test_options_of_tls_without_tls_are_refused() -> None:
+    with pytest.raises(ClientError, match="https://host:1"):
+        parse_target("host:1", Protocol.HTTP, verifies=False)
