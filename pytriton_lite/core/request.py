@@ -105,6 +105,12 @@ class InferenceRequest:
         self._inputs = inputs
         self.packed = None
 
+    @property
+    def input_count(self) -> int:
+        """How many inputs it has."""
+        packed = self.packed
+        return packed.count if packed is not None else len(self.inputs)
+
     def plain(self, inputs: list[Tensor]) -> InferenceRequest:
         """The same request for *inputs* in place of its own, wanting its outputs as they are."""
         copied = InferenceRequest(

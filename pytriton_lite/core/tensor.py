@@ -70,20 +70,85 @@ class Tensor:
         return f"Tensor({self.name!r}, {self.datatype}, {list(self.shape)}, {self.nbytes} bytes)"
 
 
+class PackedForm:
+    """What small tensors that lie packed have in common with others: names, data types, shapes, and so their sizes.
+
+    Packed tensors are heads and bytes in turn, and the heads are the same for all of one form. Compared by identity, so that
+    whoever has looked at a form once need not look again.
+    """
+
+    __slots__ = ("_heads", "length", "nbytes", "sizes", "tensors")
+
+    def __init__(
+        self, tensors: list[tuple[str, DataType, tuple[int, ...]]], heads: list[bytes], sizes: list[int]
+    ) -> None:
+        """*heads* go before the bytes of each of *tensors*, which are *sizes* long (`ipc.messages.form_of` makes them)."""
+        self.tensors = tensors
+        """Name, data type and shape of each."""
+        self._heads = heads
+        self.sizes = sizes
+        """Bytes of each tensor."""
+        self.nbytes = sum(sizes)
+        """Bytes of all tensors."""
+        self.length = self.nbytes + sum(map(len, heads))
+        """Bytes that they take packed."""
+
+    def pack(self, pieces: list[Buffer]) -> PackedTensors:
+        """Tensors of this form; *pieces* are the bytes of each, of the sizes that the form has."""
+        parts: list[Buffer] = []
+        for head, piece in zip(self._heads, pieces):
+            parts.append(head)
+            parts.append(piece)
+        return PackedTensors(b"".join(parts), len(pieces), self.nbytes, self._unpack, self)
+
+    def pieces(self, data: bytes) -> list[bytes]:
+        """The bytes of each of the tensors that lie packed in *data*."""
+        found: list[bytes] = []
+        at = 0
+        for head, nbytes in zip(self._heads, self.sizes):
+            begin = at + len(head)
+            at = begin + nbytes
+            found.append(data[begin:at])
+        return found
+
+    def begins(self, data: bytes, at: int) -> bool:
+        """Whether tensors of this form lie packed in *data* from *at* on."""
+        for head, nbytes in zip(self._heads, self.sizes):
+            if not data.startswith(head, at):
+                return False
+            at += len(head) + nbytes
+        return at <= len(data)
+
+    def _unpack(self, data: bytes, count: int) -> list[Tensor]:
+        return [
+            Tensor(name, datatype, shape, piece)
+            for (name, datatype, shape), piece in zip(self.tensors, self.pieces(data))
+        ]
+
+
 class PackedTensors:
     """Small tensors as a message between processes has them: to be handed on as they are, or to be unpacked.
 
-    Who only passes them on, from a front end's process to a worker and back, makes no objects of them.
+    Who only passes them on, from a front end to a worker and back, makes no objects of them. ``form`` is theirs where others
+    of it are likely to be met.
     """
 
-    __slots__ = ("_unpack", "count", "data", "nbytes")
+    __slots__ = ("_unpack", "count", "data", "form", "nbytes")
 
-    def __init__(self, data: bytes, count: int, nbytes: int, unpack: Callable[[bytes, int], list[Tensor]]) -> None:
+    def __init__(
+        self,
+        data: bytes,
+        count: int,
+        nbytes: int,
+        unpack: Callable[[bytes, int], list[Tensor]],
+        form: PackedForm | None = None,
+    ) -> None:
         """*data* has *count* tensors, of *nbytes* bytes altogether; *unpack* reads them."""
         self.data = data
         self.count = count
         self.nbytes = nbytes
         self._unpack = unpack
+        self.form = form
 
     def unpack(self) -> list[Tensor]:
         """The tensors, each with bytes of its own."""

@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import ErrorCode, InferenceError, ProtocolError
-from pytriton_lite.core.tensor import PackedTensors, Tensor
+from pytriton_lite.core.tensor import PackedForm, PackedTensors, Tensor
 from pytriton_lite.ipc.channel import LARGEST_FRAME, frame
 from pytriton_lite.ipc.segment import HAS_MEMORY_FILES
 
@@ -152,11 +152,13 @@ _LARGEST_TABLE = 4096
 class SpecTable:
     """Encoded and decoded tensor specs, remembered."""
 
-    __slots__ = ("_decoded", "_encoded", "_heads")
+    __slots__ = ("_decoded", "_encoded", "_form", "_heads")
 
     def __init__(self) -> None:
         self._heads: list[tuple[bytes, int, int]] = []
         """What `measure` has seen last, by the number of a tensor: its head, the head's length, and the bytes behind it."""
+        self._form: PackedForm | None = None
+        """The form of those tensors, where the same have come twice."""
         self._encoded: dict[Spec, bytes] = {}
         self._decoded: dict[bytes, Spec] = {}
 
@@ -164,21 +166,27 @@ class SpecTable:
         key = (name, datatype, shape)
         spec = self._encoded.get(key)
         if spec is None:
-            raw = name.encode()
-            spec = _SPEC.pack(datatype.number, len(shape), len(raw)) + raw + struct.pack(f"<{len(shape)}q", *shape)
+            spec = encode_spec(name, datatype, shape)
             if len(self._encoded) >= _LARGEST_TABLE:
                 self._encoded.clear()
             self._encoded[key] = spec
         return spec
 
-    def measure(self, body: bytes, at: int, count: int) -> tuple[int, int]:
+    def measure(self, body: bytes, at: int, count: int) -> tuple[int, int, PackedForm | None]:
         """Where *count* tensors end that begin at *at*, and their bytes where all of them are there; -1 where not.
 
         What they are is looked at, so that whoever unpacks them later finds no garbage. Raises ProtocolError and others for
-        that. Heads of tensors are mostly those of the message before, which makes a comparison of it.
+        that. Their form is known where it is that of the tensors before, which makes a few comparisons of it.
         """
+        form = self._form
+        if form is not None and len(form.sizes) == count and form.begins(body, at):
+            return at + form.length, form.nbytes, form
+        return self._measure(body, at, count)
+
+    def _measure(self, body: bytes, at: int, count: int) -> tuple[int, int, PackedForm | None]:
         heads = self._heads
         nbytes = 0
+        is_known = count > 0
         for number in range(count):
             if number < len(heads):
                 head, length, behind = heads[number]
@@ -187,6 +195,7 @@ class SpecTable:
                     if nbytes >= 0:
                         nbytes += behind
                     continue
+            is_known = False
             begin = at
             spec_bytes, place, _, _, _, size = _TENSOR.unpack_from(body, at)
             at += 32
@@ -205,7 +214,19 @@ class SpecTable:
                 nbytes += size
         if at > len(body):
             raise ProtocolError(f"tensors of {at} bytes in a frame of {len(body)}")
-        return at, nbytes
+        if is_known:
+            self._form = self._form_of_heads(count)
+        return at, nbytes, None
+
+    def _form_of_heads(self, count: int) -> PackedForm:
+        tensors: list[Spec] = []
+        heads: list[bytes] = []
+        sizes: list[int] = []
+        for head, _, nbytes in self._heads[:count]:
+            tensors.append(self.decode(head[32:]))
+            heads.append(head)
+            sizes.append(nbytes)
+        return PackedForm(tensors, heads, sizes)
 
     def unpack(self, data: bytes, count: int) -> list[Tensor]:
         """*count* tensors that lie in *data*, all of them with their bytes."""
@@ -230,6 +251,26 @@ class SpecTable:
                 self._decoded.clear()
             self._decoded[raw] = spec
         return spec
+
+
+def encode_spec(name: str, datatype: DataType, shape: tuple[int, ...]) -> bytes:
+    raw = name.encode()
+    return _SPEC.pack(datatype.number, len(shape), len(raw)) + raw + struct.pack(f"<{len(shape)}q", *shape)
+
+
+def form_of(tensors: Sequence[Tensor]) -> PackedForm | None:
+    """The form of *tensors*, with which others like them are packed; None where one is too large to lie in a message."""
+    specs: list[Spec] = []
+    heads: list[bytes] = []
+    sizes: list[int] = []
+    for tensor in tensors:
+        if tensor.nbytes > INLINE_BYTES or tensor.home is not None:
+            return None
+        spec = encode_spec(tensor.name, tensor.datatype, tensor.shape)
+        specs.append((tensor.name, tensor.datatype, tensor.shape))
+        heads.append(_TENSOR.pack(len(spec), 0, 0, 0, 0, tensor.nbytes) + spec)
+        sizes.append(tensor.nbytes)
+    return PackedForm(specs, heads, sizes)
 
 
 class TensorRef:
@@ -457,7 +498,7 @@ class Fate(enum.IntEnum):
 class Answer:
     """What one request gets: outputs, or an error that the model returned for it, or neither for a ``fate``."""
 
-    __slots__ = ("_data", "_nbytes", "_specs", "count", "error", "fate", "parameters_json")
+    __slots__ = ("_data", "_form", "_nbytes", "_specs", "count", "error", "fate", "parameters_json")
 
     def __init__(
         self,
@@ -467,6 +508,7 @@ class Answer:
         specs: SpecTable,
         *,
         parameters_json: str = "",
+        form: PackedForm | None = None,
         error: tuple[ErrorCode, str] | None = None,
         fate: Fate | None = None,
     ) -> None:
@@ -475,6 +517,7 @@ class Answer:
         self.count = count
         self._nbytes = nbytes
         self._specs = specs
+        self._form = form
         self.parameters_json = parameters_json
         self.error = error
         self.fate = fate
@@ -484,7 +527,7 @@ class Answer:
         """The outputs as they came; None where some of them are elsewhere."""
         if self._nbytes < 0:
             return None
-        return PackedTensors(self._data, self.count, self._nbytes, self._specs.unpack)
+        return PackedTensors(self._data, self.count, self._nbytes, self._specs.unpack, self._form)
 
     @property
     def outputs(self) -> list[TensorRef]:
@@ -571,8 +614,8 @@ def _take_answer(body: bytes, at: int, specs: SpecTable) -> tuple[Answer, int]:
         if code >= Fate.SKIPPED:
             return Answer(b"", 0, 0, specs, fate=Fate(code)), at
         return Answer(b"", 0, 0, specs, error=(ErrorCode(code - 1), text)), at
-    end, nbytes = specs.measure(body, at, outputs)
-    return Answer(body[at:end], outputs, nbytes, specs, parameters_json=text), end
+    end, nbytes, form = specs.measure(body, at, outputs)
+    return Answer(body[at:end], outputs, nbytes, specs, parameters_json=text, form=form), end
 
 
 def read_result(body: memoryview, specs: SpecTable) -> list[BatchResult]:

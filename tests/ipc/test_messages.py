@@ -11,9 +11,19 @@ from hypothesis import given, settings
 
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, ProtocolError
+from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import FrameReader
-from pytriton_lite.ipc.messages import Answer, BatchResult, Kind, Place, RequestMessage, SpecTable, TensorRef
+from pytriton_lite.ipc.messages import (
+    INLINE_BYTES,
+    Answer,
+    BatchResult,
+    Kind,
+    Place,
+    RequestMessage,
+    SpecTable,
+    TensorRef,
+)
 
 U16 = st.integers(0, (1 << 16) - 1)
 U32 = st.integers(0, (1 << 32) - 1)
@@ -245,3 +255,78 @@ def test_specs_are_remembered_and_the_table_does_not_grow_without_end() -> None:
     assert max(len(table._encoded), len(table._decoded)) <= messages._LARGEST_TABLE
     assert table.encode("X", dtypes.FP32, (0,)) == encoded
     assert table.decode(encoded) == decoded
+
+
+# ---------------------------------------------------------------------------------------------- forms
+
+
+def packed_bytes(*tensors: tuple[str, tuple[int, ...], bytes]) -> bytes:
+    parts: list[bytes] = []
+    specs = SpecTable()
+    for name, shape, data in tensors:
+        messages.put_inline(parts, specs.encode(name, dtypes.UINT8, shape), data)
+    return b"".join(parts)
+
+
+def test_tensors_that_come_a_second_time_have_a_form_from_then_on() -> None:
+    specs = SpecTable()
+    forms = []
+    for data in (b"abc", b"def", b"ghi", b"jkl"):
+        body = b"head" + packed_bytes(("A", (3,), data), ("B", (1,), data[:1])) + b"tail"
+        end, nbytes, form = specs.measure(body, 4, 2)
+        assert (end, nbytes) == (len(body) - 4, 4)
+        forms.append(form)
+        if form is not None:
+            assert form.pieces(body[4:end]) == [data, data[:1]]
+            assert form.tensors == [("A", dtypes.UINT8, (3,)), ("B", dtypes.UINT8, (1,))]
+    assert forms[:2] == [None, None]
+    assert forms[2] is not None and forms[2] is forms[3]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [("A", (3,), b"abc")],
+        [("A", (3,), b"abc"), ("B", (2,), b"ab")],
+        [("A", (3,), b"abc"), ("C", (1,), b"a")],
+        [("A", (3,), b"abc"), ("B", (1,), b"a"), ("D", (0,), b"")],
+    ],
+)
+def test_other_tensors_have_no_form_of_those_before(other: list[tuple[str, tuple[int, ...], bytes]]) -> None:
+    specs = SpecTable()
+    usual = packed_bytes(("A", (3,), b"abc"), ("B", (1,), b"a"))
+    for _ in range(3):
+        _, _, form = specs.measure(usual, 0, 2)
+    assert form is not None
+    body = packed_bytes(*other)
+    end, nbytes, found = specs.measure(body, 0, len(other))
+    assert (end, nbytes, found) == (len(body), sum(len(data) for _, _, data in other), None)
+    assert [(t.name, t.shape, t.data) for t in specs.unpack(body, len(other))] == other
+
+
+def test_tensors_of_a_known_form_that_are_cut_off_are_refused() -> None:
+    specs = SpecTable()
+    usual = packed_bytes(("A", (3,), b"abc"))
+    for _ in range(3):
+        specs.measure(usual, 0, 1)
+    with pytest.raises(ProtocolError):
+        specs.measure(usual[:-1], 0, 1)
+
+
+@given(st.lists(st.tuples(SPECS, st.binary(max_size=50)), max_size=5))
+def test_what_a_form_packs_is_what_is_put_tensor_by_tensor(plans: list[tuple[messages.Spec, bytes]]) -> None:
+    form = messages.form_of([Tensor(*spec, data) for spec, data in plans])
+    assert form is not None
+    parts: list[bytes] = []
+    for spec, data in plans:
+        messages.put_inline(parts, SpecTable().encode(*spec), data)
+    packed = form.pack([data for _, data in plans])
+    assert packed.data == b"".join(parts)
+    assert (len(packed.data), packed.nbytes) == (form.length, form.nbytes)
+
+
+def test_what_is_too_large_for_a_message_has_no_form() -> None:
+    small, large = (Tensor("A", dtypes.UINT8, (n,), bytes(n)) for n in (INLINE_BYTES, INLINE_BYTES + 1))
+    assert messages.form_of([small]) is not None
+    assert messages.form_of([small, large]) is None
+    assert messages.form_of([Tensor("A", dtypes.UINT8, (1,), None, 1, home=(object(), 0))]) is None

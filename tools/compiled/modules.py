@@ -20,7 +20,7 @@ _ROOMS = {
     "engine/workers": "asking execution_watch instance keeper memory outputs oversight process state_outputs wire",
     "frontends": "unread work_share",
     "frontends/process": "calls frames link peer",
-    "frontends/grpc": "codec compression http2_* parameters parsing",
+    "frontends/grpc": "codec compression http2_* parameters parsing templates",
     "frontends/http": "codec generate_codec json_dialect json_tensors json_values templates",
     "ipc": "arena channel line_mark messages process_memory start tensor_io",
     "scheduling": "*",

@@ -12,7 +12,7 @@ from pytriton_lite.config.model_config import ModelConfig, TensorSpec
 from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest
-from pytriton_lite.core.tensor import Tensor, element_count, format_shape
+from pytriton_lite.core.tensor import PackedForm, Tensor, element_count, format_shape
 
 _BATCHING_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each input "
@@ -22,6 +22,9 @@ _BATCHING_NOTE = (
 
 _OBJECT_BYTES = 8
 """Size of one element of an object array, which BYTES tensors become."""
+
+_MOST_FORMS = 512
+"""Forms of inputs that are remembered at a time."""
 
 _LARGEST_ARRAY_BYTES = (1 << 63) - 1
 """numpy's limit, and that of the dims of a message; it counts the dims that are not 0."""
@@ -45,18 +48,43 @@ class Admission:
             for spec in config.inputs
             if -1 in spec.dims and not (spec.allow_ragged_batch or config.batches_any_shapes)
         )
+        self._forms: dict[PackedForm, tuple[int, Hashable]] = {}
+        """Batch size and shape key by form, of packed inputs that were taken: those of one form are as good as each other."""
 
     def check(self, request: InferenceRequest) -> int:
         """Refuse what the model cannot take. Returns the request's batch size, 1 for a model without batching."""
+        packed = request.packed
+        form = packed.form if packed is not None else None
+        if form is None:
+            return self._check(request)
+        known = self._forms.get(form)
+        if known is not None:
+            self._check_requested(request)
+            return known[0]
+        batch_size = self._check(request)
+        if all(datatype.itemsize for _, datatype, _ in form.tensors):  # of BYTES every element has to be looked at
+            if len(self._forms) >= _MOST_FORMS:
+                self._forms.clear()
+            self._forms[form] = batch_size, self._shape_key(request)
+        return batch_size
+
+    def shape_key(self, request: InferenceRequest) -> Hashable:
+        """Equal for requests that may share a batch; None where all may."""
+        if not self._compared and not self._has_optional:
+            return None
+        packed = request.packed
+        if packed is not None and packed.form is not None:
+            known = self._forms.get(packed.form)
+            if known is not None:
+                return known[1]
+        return self._shape_key(request)
+
+    def _check(self, request: InferenceRequest) -> int:
         inputs = request.inputs
         names = {tensor.name for tensor in inputs}
         if len(names) != len(inputs):
             raise self._given_twice(request)
-        for name in request.requested_outputs:
-            if name not in self._outputs:
-                raise _refusal(f"unexpected inference output '{name}' for model '{self._model}'")
-        if len(request.requested_outputs) > 1 and len(set(request.requested_outputs)) != len(request.requested_outputs):
-            raise self._requested_twice(request)
+        self._check_requested(request)
         if not self._least <= len(inputs) <= self._most:
             raise self._wrong_count(request)
         for tensor in inputs:
@@ -69,8 +97,14 @@ class Admission:
             self._check_tensor(request, tensor, self._inputs[tensor.name])
         return batch_size
 
-    def shape_key(self, request: InferenceRequest) -> Hashable:
-        """Equal for requests that may share a batch; None where all may."""
+    def _check_requested(self, request: InferenceRequest) -> None:
+        for name in request.requested_outputs:
+            if name not in self._outputs:
+                raise _refusal(f"unexpected inference output '{name}' for model '{self._model}'")
+        if len(request.requested_outputs) > 1 and len(set(request.requested_outputs)) != len(request.requested_outputs):
+            raise self._requested_twice(request)
+
+    def _shape_key(self, request: InferenceRequest) -> Hashable:
         if not self._compared and not self._has_optional:
             return None
         compared = tuple((t.name, t.shape[1:]) for t in request.inputs if t.name in self._compared)

@@ -20,7 +20,8 @@ from pytriton_lite.frontends.grpc.parameters import (
     read_request_parameters,
     region_place,
 )
-from pytriton_lite.frontends.grpc.parsing import NOTHING_TYPED, Typed
+from pytriton_lite.frontends.grpc.parsing import NOTHING_TYPED, Typed, field_header
+from pytriton_lite.frontends.grpc.templates import ResponseTemplates
 from pytriton_lite.proto.grpc_service_pb import (
     InferParameter,
     InferTensorContents,
@@ -39,6 +40,10 @@ MAX_MESSAGE_BYTES = (1 << 31) - 1
 """The largest message that protobuf can make, and that the server receives."""
 
 _MAX_INT64 = (1 << 63) - 1
+_FINAL, _NOT_FINAL = (
+    ModelInferResponse(parameters={FINAL_RESPONSE: InferParameter(bool_param=is_final)}).SerializeToString()
+    for is_final in (True, False)
+)
 _RAW_OUTPUT_CONTENTS_TAG = 0x32  # field 6, length-delimited
 _INFER_RESPONSE_TAG = 0x12  # field 2 of ModelStreamInferResponse
 
@@ -150,20 +155,32 @@ def encode_response(response: InferenceResponse) -> bytes:
     return b"".join(encode_response_parts(response)[0])
 
 
-def encode_response_parts(response: InferenceResponse) -> tuple[list[Buffer], int]:
-    """The same in pieces, without a copy of the tensors, and the size of all together."""
+def encode_response_parts(
+    response: InferenceResponse, templates: ResponseTemplates | None = None
+) -> tuple[Sequence[Buffer], int]:
+    """The same in pieces, without a copy of the tensors, and the size of all together. *templates* are those to be tried."""
+    known = templates.parts(response, b"") if templates is not None else None
+    if known is not None:
+        return known
     message = _without_outputs(response)
     parts, size = _with_outputs(message, response)
     _check_size(size)
     return parts, size
 
 
-def encode_stream_response(response: InferenceResponse, *, is_final: bool) -> bytes:
+def encode_stream_response(
+    response: InferenceResponse, *, is_final: bool, templates: ResponseTemplates | None = None
+) -> bytes:
     """The serialized ModelStreamInferResponse, in the same way and with the same exception."""
-    message = _without_outputs(response)
-    message.parameters[FINAL_RESPONSE].bool_param = is_final
-    parts, size = _with_outputs(message, response)
-    header = _field_header(_INFER_RESPONSE_TAG, size)
+    parts: Sequence[Buffer]
+    known = templates.parts(response, _FINAL if is_final else _NOT_FINAL) if templates is not None else None
+    if known is not None:
+        parts, size = known
+    else:
+        message = _without_outputs(response)
+        message.parameters[FINAL_RESPONSE].bool_param = is_final
+        parts, size = _with_outputs(message, response)
+    header = field_header(_INFER_RESPONSE_TAG, size)
     _check_size(len(header) + size)
     return b"".join((header, *parts))
 
@@ -194,7 +211,7 @@ def _with_outputs(message: ModelInferResponse, response: InferenceResponse) -> t
     size = 0
     for tensor in response.outputs:
         outputs.add(name=tensor.name, datatype=tensor.datatype.name, shape=tensor.shape)
-        header = _field_header(_RAW_OUTPUT_CONTENTS_TAG, tensor.nbytes)
+        header = field_header(_RAW_OUTPUT_CONTENTS_TAG, tensor.nbytes)
         size += len(header) + tensor.nbytes
         parts.append(header)
         if tensor.nbytes:
@@ -209,16 +226,6 @@ def _check_size(size: int) -> None:
             ErrorCode.INVALID_ARG,
             f"Response has byte size {size} which exceeds gRPC's byte size limit {MAX_MESSAGE_BYTES}.",
         )
-
-
-def _field_header(tag: int, nbytes: int) -> bytes:
-    """Tag and varint length of a length-delimited field."""
-    header = [tag]
-    while nbytes > 0x7F:
-        header.append(nbytes & 0x7F | 0x80)
-        nbytes >>= 7
-    header.append(nbytes)
-    return bytes(header)
 
 
 def _set_parameter(parameter: InferParameter, value: ParameterValue) -> None:

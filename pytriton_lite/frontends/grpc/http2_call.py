@@ -12,7 +12,7 @@ import re
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Container, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import MappingProxyType
@@ -41,7 +41,7 @@ from pytriton_lite.frontends.work_share import share_of
 from pytriton_lite.proto.grpc_service_pb import ModelInferRequest
 
 if TYPE_CHECKING:
-    from pytriton_lite.core.request import InferenceResponse, PendingRequest
+    from pytriton_lite.core.request import InferenceRequest, InferenceResponse, PendingRequest
     from pytriton_lite.core.timeline import Timeline
 
 PREFIX_BYTES = 5  # whether it is compressed, and its length
@@ -700,6 +700,11 @@ class UnaryCall(Call):
             return
         begin += PREFIX_BYTES
         if isinstance(data, bytes):
+            if not flag and self._is_inference and size < LARGE_BYTES:
+                request = self._endpoint.servicer.request_templates.read(data, begin, end)
+                if request is not None:
+                    self._start_known(size, request)
+                    return
             message: bytes | memoryview = data[begin:end]
         else:
             message = memoryview(data)[begin:end]
@@ -748,7 +753,7 @@ class UnaryCall(Call):
         if parsed is None:
             self._parse(message, partial(self._infer_parsed, nbytes))
         else:
-            self._infer(nbytes, parsed)
+            self._infer(nbytes, parsed, message if nbytes < LARGE_BYTES and isinstance(message, bytes) else None)
 
     def _infer_parsed(self, nbytes: int, parsed: Parsed | Exception) -> None:
         if isinstance(parsed, Exception):
@@ -756,13 +761,22 @@ class UnaryCall(Call):
         else:
             self._infer(nbytes, parsed)
 
-    def _infer(self, nbytes: int, parsed: Parsed) -> None:
+    def _start_known(self, nbytes: int, request: InferenceRequest) -> None:
         endpoint = self._endpoint
         try:
             if endpoint.observation.is_on:
-                self._begin_timeline(nbytes, parsed)
+                self._begin_timeline(nbytes, request.model_name, request.request_id)
+            self._pending = endpoint.servicer.start_known(request, self, self.timeline, self._head.forwarded)
+        except Exception as error:
+            self._fail(error)
+
+    def _infer(self, nbytes: int, parsed: Parsed, data: bytes | None = None) -> None:
+        endpoint = self._endpoint
+        try:
+            if endpoint.observation.is_on:
+                self._begin_timeline(nbytes, parsed.message.model_name, parsed.message.id)
             self._pending = endpoint.servicer.start_infer(
-                parsed, self, timeline=self.timeline, forwarded=self._head.forwarded
+                parsed, self, timeline=self.timeline, forwarded=self._head.forwarded, data=data
             )
         except Exception as error:
             self._fail(error)
@@ -779,17 +793,17 @@ class UnaryCall(Call):
         self._pending = answer
         answer.add_done_callback(self._on_answer)
 
-    def _begin_timeline(self, nbytes: int, parsed: Parsed) -> None:
+    def _begin_timeline(self, nbytes: int, model_name: str, request_id: str) -> None:
         timeline = self.timeline = self._endpoint.observation.begin(
             "grpc",
-            parsed.message.model_name,
+            model_name,
             headers=self._head.metadata,
             receiving_ns=self._receiving_ns or time.monotonic_ns(),
             peer=self._link.peer,
             method="ModelInfer",
         )
         if timeline is not None:
-            timeline.request_id = parsed.message.id
+            timeline.request_id = request_id
             timeline.received(nbytes)
 
     # ------------------------------------------------------------------------------------------ out
@@ -804,7 +818,7 @@ class UnaryCall(Call):
             self._fail(outcome)
             return
         try:
-            parts, size = encode_response_parts(outcome)
+            parts, size = encode_response_parts(outcome, self._endpoint.servicer.response_templates)
         except Exception as error:  # an answer that cannot be sent
             self._fail(error)
             return
@@ -847,7 +861,7 @@ class UnaryCall(Call):
         self._end()
         self._link.send_answer(self, opening, prefix, message)
 
-    def _answer_in_parts(self, parts: list[Buffer], size: int) -> None:
+    def _answer_in_parts(self, parts: Sequence[Buffer], size: int) -> None:
         """The same for a large message, whose tensors go out from where they are."""
         if self.timeline is not None:
             self.timeline.sending(0, size)
@@ -952,10 +966,9 @@ class StreamCall(Call):
         end = PREFIX_BYTES + size
         if self.is_ended or len(body) < end:
             return None
+        # A whole message has come: the next one has all the time, and frames, that one may take.
         self.moved = 0
-        """Bytes of messages, in either direction, since the connection last looked for calls that stand still."""
         self.is_watched = False
-        """Whether it was there when the connection looked."""
         self.tiny_frames = 0
         with memoryview(body) as view:
             message = bytes(view[PREFIX_BYTES:end])

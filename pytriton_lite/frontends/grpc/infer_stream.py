@@ -36,6 +36,7 @@ from pytriton_lite.frontends.grpc.errors import BUG, STATUS, Status, failure_of
 from pytriton_lite.frontends.grpc.forwarding import Forwarded, forward
 from pytriton_lite.frontends.grpc.parameters import wants_empty_final
 from pytriton_lite.frontends.grpc.parsing import Parsed
+from pytriton_lite.frontends.grpc.templates import ResponseTemplates
 from pytriton_lite.proto.grpc_service_pb import ModelInferRequest, ModelInferResponse
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class InferStream:
         ends_on_error: bool,
         forwarded: Forwarded = (),
         origin: StreamOrigin | None = None,
+        templates: ResponseTemplates | None = None,
     ) -> None:
         """*calls* counts the requests, not the stream: one that waits for its client keeps nobody from stopping.
 
@@ -99,6 +101,7 @@ class InferStream:
         self._forwarded = forwarded
         self._observation = server.observation
         self._origin = origin or StreamOrigin("", {})
+        self.templates = templates
         self._open: set[_Request] = set()
         self._ordered: deque[_Request] = deque()
         self._unsent = 0
@@ -320,7 +323,7 @@ class _Request:
             stream.fail_request(self, response, is_final=is_final)
         else:
             try:
-                message = encode_stream_response(response, is_final=is_final)
+                message = encode_stream_response(response, is_final=is_final, templates=stream.templates)
             except Exception as error:  # an answer that cannot be sent
                 stream.fail_request(self, _inference_error(error), is_final=is_final)
             else:

@@ -303,7 +303,7 @@ class _Cutter:
         # The input without its contents, whose place an empty one takes.
         kept = end - begin - (after - field_at) + 2
         self._cut(tag_at, begin)
-        self._kept.append(_field_header(_INPUTS, kept))
+        self._kept.append(field_header(_INPUTS, kept))
         self._cut(field_at, after)
         self._kept.append(bytes((_CONTENTS, 0)))
         self._cut(end, end)
@@ -399,7 +399,8 @@ def _read_varint(view: memoryview, at: int, end: int) -> tuple[int, int]:
     raise DecodeError("a number is cut off")
 
 
-def _field_header(tag: int, nbytes: int) -> bytes:
+def field_header(tag: int, nbytes: int) -> bytes:
+    """Tag and varint length of a length-delimited field."""
     header = [tag]
     while nbytes > 0x7F:
         header.append(nbytes & 0x7F | 0x80)

@@ -21,7 +21,7 @@ from pytriton_lite.core.request import (
     InferenceResponse,
     ParameterValue,
 )
-from pytriton_lite.core.tensor import Buffer, Tensor, format_shape
+from pytriton_lite.core.tensor import Buffer, PackedForm, Tensor, element_count, format_shape
 from pytriton_lite.frontends.http import json_dialect
 from pytriton_lite.frontends.http.json_slices import LargeArray
 from pytriton_lite.frontends.http.json_tensors import (
@@ -31,10 +31,12 @@ from pytriton_lite.frontends.http.json_tensors import (
     NOT_STRING,
     NOT_UNSIGNED,
     UINT64_END,
+    number_code,
     read_data,
     refuse,
     refuse_type,
     write_data,
+    write_numbers,
 )
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 _ABSENT: Any = object()
 _MAX_CORRELATION_ID = 128
+_MOST_TEMPLATES = 64
 MAX_ENTRIES = 4096
 """Inputs, requested outputs and parameters that a request may have, each: every one of them takes its time on the loop."""
 
@@ -52,11 +55,77 @@ class OutputForms:
     None stands for an output in shared memory, of which a response says only that it is there.
     """
 
-    __slots__ = ("default", "listed")
+    __slots__ = ("_templates", "default", "listed")
 
     def __init__(self, *, default: bool, listed: Mapping[str, bool | None]) -> None:
         self.default = default
         self.listed = listed
+        self._templates: dict[PackedForm, _AnswerTemplate] = {}
+
+    def template(self, form: PackedForm, response: InferenceResponse) -> _AnswerTemplate:
+        """What answers like *response*, whose outputs have *form*, have in common."""
+        found = self._templates.get(form)
+        if found is None or found.version != response.version or found.model_name != response.model_name:
+            if len(self._templates) >= _MOST_TEMPLATES:
+                self._templates.clear()
+            found = self._templates[form] = _AnswerTemplate(form, response, self)
+        return found
+
+
+class _AnswerTemplate:
+    """A document, cut where the id of a request stands in it and where numbers do.
+
+    Outputs are written in the usual order: their bytes behind the document, or their numbers in it.
+    """
+
+    __slots__ = ("_codes", "_texts", "model_name", "version")
+
+    def __init__(self, form: PackedForm, response: InferenceResponse, forms: OutputForms) -> None:
+        self.model_name = response.model_name
+        self.version = response.version
+        self._codes: list[str | None] = []
+        """For each output the code of its numbers where they are written in the document, empty where its bytes follow that.
+
+        None where neither can be said once for all.
+        """
+        self._texts: list[bytes] = []
+        """What stands before the first numbers, between those of two outputs, and behind the last."""
+        head = {"model_name": response.model_name, "model_version": str(response.version)}
+        text = orjson.dumps(head)[1:-1] + b',"outputs":['
+        for at, (name, datatype, shape) in enumerate(form.tensors):
+            entry: dict[str, object] = {"name": name, "datatype": datatype.name, "shape": shape}
+            is_binary = forms.listed.get(name, forms.default)
+            code = number_code(datatype)
+            text += b"," if at else b""
+            if is_binary:
+                entry["parameters"] = {"binary_data_size": form.sizes[at]}
+                text += orjson.dumps(entry)
+                self._codes.append("")
+            elif is_binary is None or code is None or element_count(shape) * datatype.itemsize != form.sizes[at]:
+                self._codes.append(None)
+            else:
+                self._texts.append(text + orjson.dumps(entry)[:-1] + b',"data":')
+                text = b"}"
+                self._codes.append(code)
+        self._texts.append(text + b"]}")
+
+    def encode(self, request_id: str, pieces: list[bytes]) -> tuple[bytes, list[Buffer]] | None:
+        """The document and what follows it, of outputs whose bytes are *pieces*; None where that takes the long way."""
+        texts = self._texts
+        begin = b'{"id":' + orjson.dumps(request_id) + b"," if request_id else b"{"
+        parts = [begin, texts[0]]
+        behind: list[Buffer] = []
+        written = 0
+        for code, piece in zip(self._codes, pieces):
+            if code:
+                written += 1
+                parts.append(write_numbers(code, piece))
+                parts.append(texts[written])
+            elif code is None:
+                return None
+            elif piece:
+                behind.append(piece)
+        return b"".join(parts), behind
 
 
 def decode(
@@ -112,6 +181,12 @@ def encode(response: InferenceResponse, forms: OutputForms) -> tuple[bytes, list
 
     Raises InferenceError where an output cannot be written in the form that was asked for.
     """
+    packed = response.packed
+    if packed is not None and packed.form is not None and not response.parameters:
+        form = packed.form
+        encoded = forms.template(form, response).encode(response.request_id, form.pieces(packed.data))
+        if encoded is not None:
+            return encoded
     parts: list[Buffer] = []
     entries: list[dict[str, object]] = []
     large: dict[int, bytes] = {}

@@ -309,7 +309,7 @@ class InferProtocol(ListenerProtocol):
             document = b""
         else:
             document = body[:json_bytes]
-            known = self._templates.read(document, model, version, memoryview(body)[json_bytes:])
+            known = self._templates.read(document, model, version, body)
             if known is not None:
                 request, self._forms = known
                 return request
@@ -334,11 +334,12 @@ class InferProtocol(ListenerProtocol):
             self._ticket = None
             self._write_refusal(outcome)
             return
-        for tensor in outcome.outputs:
-            if tensor.nbytes > _LARGEST_BODY:
-                if self._begin_large(outcome):
-                    return
-                break
+        if outcome.packed is None:  # what is packed is small
+            for tensor in outcome.outputs:
+                if tensor.nbytes > _LARGEST_BODY:
+                    if self._begin_large(outcome):
+                        return
+                    break
         self._ticket = None
         try:
             assert self._forms is not None

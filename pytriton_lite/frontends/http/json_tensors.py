@@ -199,14 +199,24 @@ def write_data(tensor: Tensor, data: Buffer) -> object:
     if element_count(tensor.shape) * datatype.itemsize != len(data):
         _refuse_output_size(tensor)
     if len(data) <= _WRITTEN_AT_ONCE * datatype.itemsize:
-        values: list[Any] = memoryview(data).cast(code).tolist() if len(data) else []
-        return orjson.Fragment(_written(values)) if code in "fd" else values
+        return orjson.Fragment(write_numbers(code, data))
     elements = memoryview(data).cast(code)
     texts = []
     for at in range(0, len(elements), _WRITTEN_AT_ONCE):
         pause()
         texts.append(_written(elements[at : at + _WRITTEN_AT_ONCE].tolist())[1:-1])
     return b"[" + b",".join(texts) + b"]"
+
+
+def number_code(datatype: DataType) -> str | None:
+    """What `write_numbers` wants to know of *datatype*; None where JSON cannot carry it as numbers or booleans."""
+    return _CODES.get(datatype)
+
+
+def write_numbers(code: str, data: Buffer) -> bytes:
+    """The JSON array of the numbers, or booleans, in *data*, which are few. *code* is that of their type."""
+    values: list[Any] = memoryview(data).cast(code).tolist() if len(data) else []  # type: ignore[call-overload]  # of _CODES
+    return _written(values) if code in "fd" else orjson.dumps(values)
 
 
 def _written(values: list[Any]) -> bytes:

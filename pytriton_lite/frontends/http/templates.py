@@ -1,12 +1,16 @@
-"""Requests that differ from an earlier one in their lengths, their id and their tensors' bytes alone are not parsed again."""
+"""Requests that differ from an earlier one in their lengths, their id and their tensors' bytes alone are not parsed again.
+
+Nor are answers made anew that differ in these alone: `AnswerTemplates`.
+"""
 
 from __future__ import annotations
 
 import re
 
 from pytriton_lite.core.request import InferenceRequest
-from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.core.tensor import Buffer, PackedTensors, Tensor
 from pytriton_lite.frontends.http.codec import OutputForms
+from pytriton_lite.ipc.messages import form_of
 
 _MOST = 512
 _LONGEST = 2048
@@ -78,26 +82,37 @@ def known_head(head: bytes) -> KnownHead | None:
 class Template:
     """What the JSON part of a request says when all its inputs are binary."""
 
-    __slots__ = ("_inputs", "_request", "forms", "nbytes")
+    __slots__ = ("_form", "_inputs", "_request", "forms", "nbytes")
 
     def __init__(self, request: InferenceRequest, forms: OutputForms) -> None:
         self.forms = forms
         self.nbytes = sum(tensor.nbytes for tensor in request.inputs)
+        self._form = form_of(request.inputs)
         self._inputs = [(tensor.name, tensor.datatype, tensor.shape, tensor.nbytes) for tensor in request.inputs]
-        self._request = _with_inputs(request, request.model_name, request.version, request.request_id, [])
+        self._request = _with_inputs(request, request.model_name, request.version, request.request_id, [], None)
 
     def request(
-        self, model_name: str, version: int | None, request_id: str | None, binary: memoryview
+        self, model_name: str, version: int | None, request_id: str | None, body: bytes, at: int
     ) -> InferenceRequest:
-        """The request whose tensors are *binary*, of exactly ``nbytes`` bytes. Without *request_id* it has the template's."""
-        at = 0
+        """The request whose tensors are the last ``nbytes`` bytes of *body*, which begin at *at*.
+
+        Without *request_id* it has the template's.
+        """
+        if request_id is None:
+            request_id = self._request.request_id
+        form = self._form
+        if form is not None:
+            pieces: list[Buffer] = []
+            for nbytes in form.sizes:
+                pieces.append(body[at : at + nbytes])
+                at += nbytes
+            return _with_inputs(self._request, model_name, version, request_id, None, form.pack(pieces))
+        binary = memoryview(body)
         inputs: list[Tensor] = []
         for name, datatype, shape, nbytes in self._inputs:
             inputs.append(Tensor(name, datatype, shape, binary[at : at + nbytes], nbytes))
             at += nbytes
-        if request_id is None:
-            request_id = self._request.request_id
-        return _with_inputs(self._request, model_name, version, request_id, inputs)
+        return _with_inputs(self._request, model_name, version, request_id, inputs, None)
 
 
 class Templates:
@@ -107,14 +122,15 @@ class Templates:
         self._by_rest: dict[bytes, Template] = {}
 
     def read(
-        self, document: bytes, model_name: str, version: int | None, binary: memoryview
+        self, document: bytes, model_name: str, version: int | None, body: bytes
     ) -> tuple[InferenceRequest, OutputForms] | None:
-        """The request of *document* and of the *binary* behind it; None where no such document has been kept."""
+        """The request of *body*, which begins with *document*; None where no such document has been kept."""
         request_id, rest = _without_id(document)
         template = self._by_rest.get(rest)
-        if template is None or template.nbytes != len(binary):
+        at = len(document)
+        if template is None or template.nbytes != len(body) - at:
             return None
-        return template.request(model_name, version, request_id, binary), template.forms
+        return template.request(model_name, version, request_id, body, at), template.forms
 
     def keep(self, document: bytes, request: InferenceRequest, forms: OutputForms) -> None:
         """Remember a decoded request, if it is of the kind that repeats. What a region is, may change."""
@@ -139,13 +155,19 @@ def _without_id(document: bytes) -> tuple[str | None, bytes]:
 
 
 def _with_inputs(
-    request: InferenceRequest, model_name: str, version: int | None, request_id: str, inputs: list[Tensor]
+    request: InferenceRequest,
+    model_name: str,
+    version: int | None,
+    request_id: str,
+    inputs: list[Tensor] | None,
+    packed: PackedTensors | None,
 ) -> InferenceRequest:
     return InferenceRequest(
         model_name,
         version,
         request_id=request_id,
         inputs=inputs,
+        packed=packed,
         requested_outputs=request.requested_outputs,
         parameters=dict(request.parameters) if request.parameters else None,
         correlation_id=request.correlation_id,

@@ -123,17 +123,24 @@ class RemoteCalls:
             for name, window in request.output_windows.items():
                 windows.append((name, self._regions[window.segment], window.offset, window.nbytes))
         frames.put_call(parts, number, checked, request, self._extras.encode(request, timeline, windows))
-        for tensor in request.inputs:
-            spec = self._specs.encode(tensor.name, tensor.datatype, tensor.shape)
-            if tensor.nbytes <= INLINE_BYTES:
-                messages.put_inline(parts, spec, tensor.content())
-            else:
-                self._put_large(parts, spec, tensor)
+        packed = request.packed
+        if packed is not None:
+            parts.append(packed.data)
+        else:
+            self._put_inputs(parts, request.inputs)
         self._outputs.commit()
         call = RemoteCall(self, number, request, receiver)
         self._open[number] = call
         self._link.add(frame(frames.CALL, parts))
         return call
+
+    def _put_inputs(self, parts: list[bytes], inputs: list[Tensor]) -> None:
+        for tensor in inputs:
+            spec = self._specs.encode(tensor.name, tensor.datatype, tensor.shape)
+            if tensor.nbytes <= INLINE_BYTES:
+                messages.put_inline(parts, spec, tensor.content())
+            else:
+                self._put_large(parts, spec, tensor)
 
     def _put_large(self, parts: list[bytes], spec: bytes, tensor: Tensor) -> None:
         if tensor.home is not None:
@@ -208,7 +215,15 @@ class RemoteCalls:
             call.is_over = True
         response: InferenceResponse | InferenceError | None = error
         if response is None and not reply.is_empty:
-            response = InferenceResponse(call.model_name, reply.version, call.request_id, outputs, reply.parameters)
+            packed = reply.packed
+            response = InferenceResponse(
+                call.model_name,
+                reply.version,
+                call.request_id,
+                outputs if packed is None else None,
+                reply.parameters,
+                packed,
+            )
         try:
             call.receiver.on_response(response, is_final=reply.is_final)
         except Exception:
@@ -219,6 +234,7 @@ class RemoteCalls:
     def _tensor(self, ref: TensorRef) -> Tensor:
         shape = ref.shape
         if ref.place == Place.INLINE:
+            assert ref.inline is not None
             return Tensor(ref.name, ref.datatype, shape, ref.inline)
         lease = self._inputs.hold(ref)
         if not lease.size:

@@ -38,6 +38,7 @@ from typing import Any, Final, NamedTuple
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.tensor import PackedTensors
 from pytriton_lite.ipc.channel import frame
 from pytriton_lite.ipc.messages import SpecTable, TensorRef, take_tensor
 
@@ -207,7 +208,7 @@ def put_call(parts: list[bytes], number: int, checked: Checked, request: Inferen
             checked.model,
             len(raw_id),
             len(extras),
-            len(request.inputs),
+            request.input_count,
             checked.batch_size,
             _HAS_SHAPE_KEY * checked.has_shape_key,
         )
@@ -287,7 +288,7 @@ def put_failure(parts: list[bytes], number: int, error: InferenceError | None, *
 
 
 class Reply(NamedTuple):
-    """A REPLY as it came: an error, or else a response, unless it ``is_empty``."""
+    """A REPLY as it came: an error, or else a response, unless it ``is_empty``. ``packed`` has outputs that are all there."""
 
     number: int
     is_final: bool
@@ -296,6 +297,7 @@ class Reply(NamedTuple):
     version: int
     parameters: dict[str, Any]
     outputs: list[TensorRef]
+    packed: PackedTensors | None
 
 
 def read_reply(body: memoryview, specs: SpecTable) -> Reply:
@@ -307,13 +309,20 @@ def read_reply(body: memoryview, specs: SpecTable) -> Reply:
     if flags & _ERROR:
         seconds = None if math.isnan(retry_after_s) else retry_after_s
         error = InferenceError(ErrorCode(code), text.decode("utf-8", "surrogatepass"), retry_after_s=seconds)
-        return Reply(number, is_final, False, error, 0, {}, [])
+        return Reply(number, is_final, False, error, 0, {}, [], None)
     outputs: list[TensorRef] = []
-    for _ in range(count):
-        tensor, at = take_tensor(body, at, specs)
-        outputs.append(tensor)
+    packed: PackedTensors | None = None
     parameters = json.loads(text) if text else {}
-    return Reply(number, is_final, bool(flags & _EMPTY), None, version, parameters, outputs)
+    if count:
+        data = bytes(body[at:])
+        end, nbytes, form = specs.measure(data, 0, count)
+        if nbytes >= 0:
+            packed = PackedTensors(data[:end], count, nbytes, specs.unpack, form)
+        else:
+            for _ in range(count):
+                tensor, at = take_tensor(body, at, specs)
+                outputs.append(tensor)
+    return Reply(number, is_final, bool(flags & _EMPTY), None, version, parameters, outputs, packed)
 
 
 # ---------------------------------------------------------------------------------------------- the small ones

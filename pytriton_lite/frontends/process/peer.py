@@ -114,13 +114,13 @@ class Peer:
 
     def _begin(self, body: bytes) -> None:
         message = frames.read_call(body)
-        end, nbytes = self._specs.measure(body, message.at, message.tensors)
+        end, nbytes, form = self._specs.measure(body, message.at, message.tensors)
         number = message.number
         self._begun += 1
         call = self._calls[number] = PeerCall(self, number)
         try:
             if nbytes >= 0:
-                packed = PackedTensors(body[message.at : end], message.tensors, nbytes, self._specs.unpack)
+                packed = PackedTensors(body[message.at : end], message.tensors, nbytes, self._specs.unpack, form)
                 request = self._request(message, None, packed)
             else:
                 refs = frames.read_inputs(body, message, self._specs)

@@ -12,8 +12,9 @@ from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest
-from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.core.tensor import PackedForm, Tensor
 from pytriton_lite.engine.serving.admission import Admission
+from pytriton_lite.ipc.messages import form_of
 
 NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each input "
@@ -390,3 +391,77 @@ def test_outputs_ids_and_parameters_do_not_keep_requests_apart() -> None:
     inputs = [fp32("A", 1, 4), fp32("B", 1, 4)]
     asked = InferenceRequest("m", None, request_id="z", inputs=inputs, requested_outputs=["O"], parameters={"k": 1})
     assert rules.shape_key(asked) == rules.shape_key(request(*inputs)) is None
+
+
+# ---------------------------------------------------------------------------------------------- forms of packed inputs
+
+
+def packed_like(*inputs: Tensor, form: PackedForm | None = None, outputs: tuple[str, ...] = ()) -> InferenceRequest:
+    """A request with *inputs* packed; with *form*, one that was met before."""
+    form = form or form_of(inputs)
+    assert form is not None
+    return InferenceRequest(
+        "m",
+        None,
+        request_id="q",
+        packed=form.pack([tensor.content() for tensor in inputs]),
+        requested_outputs=list(outputs),
+    )
+
+
+def test_what_is_found_of_a_form_is_what_is_found_of_each_request_of_it() -> None:
+    rules = admission(FREE, max_batch_size=8)
+    form = form_of([fp32("X", 3, 2, 5)])
+    for _ in range(3):
+        sent = packed_like(fp32("X", 3, 2, 5), form=form)
+        assert rules.check(sent) == 3
+        assert rules.shape_key(sent) == rules.shape_key(request(fp32("X", 3, 2, 5)))
+    assert rules.shape_key(packed_like(fp32("X", 3, 2, 4))) != rules.shape_key(sent)
+
+
+def test_a_form_that_was_taken_is_not_unpacked_again() -> None:
+    rules = admission(ONE)
+    form = form_of([fp32("X", 4)])
+    rules.check(packed_like(fp32("X", 4), form=form))
+    sent = packed_like(fp32("X", 4), form=form)
+    rules.check(sent)
+    assert sent.packed is not None and sent._inputs is None
+
+
+@pytest.mark.parametrize("inputs", [[fp32("X", 5)], [fp32("Y", 4)], [fp32("X", 4, nbytes=12)], []])
+def test_a_form_that_was_refused_is_refused_again(inputs: list[Tensor]) -> None:
+    rules = admission(ONE)
+    form = form_of(inputs)
+    texts = set()
+    for _ in range(2):
+        with pytest.raises(InferenceError) as caught:
+            rules.check(packed_like(*inputs, form=form))
+        texts.add(caught.value.message)
+    with pytest.raises(InferenceError) as caught:
+        rules.check(request(*inputs))
+    assert texts == {caught.value.message}
+
+
+@pytest.mark.parametrize("outputs", [("N",), ("O", "O")])
+def test_requested_outputs_are_looked_at_for_each_request_of_a_form(outputs: tuple[str, ...]) -> None:
+    rules = admission(ONE)
+    form = form_of([fp32("X", 4)])
+    rules.check(packed_like(fp32("X", 4), form=form, outputs=("O",)))
+    with pytest.raises(InferenceError, match="output"):
+        rules.check(packed_like(fp32("X", 4), form=form, outputs=outputs))
+
+
+def test_strings_are_looked_at_in_each_request_of_a_form() -> None:
+    rules = admission(TEXT)
+    good, bad = bytes_tensor.encode([b"abc"]), b"\xff\0\0\0abc"
+    form = form_of([text_tensor(1, data=good)])
+    assert rules.check(packed_like(text_tensor(1, data=good), form=form)) == 1
+    with pytest.raises(InferenceError):
+        rules.check(packed_like(text_tensor(1, data=bad), form=form))
+
+
+def test_forms_are_forgotten_rather_than_kept_without_end() -> None:
+    rules = admission(FREE)
+    for number in range(1, 1500):
+        rules.check(packed_like(fp32("X", 1, number % 700 + 1)))
+        assert len(rules._forms) <= 512

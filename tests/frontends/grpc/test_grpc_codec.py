@@ -16,7 +16,7 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import SEQUENCE_END, SEQUENCE_START, InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.workers.regions import Regions
-from pytriton_lite.frontends.grpc import codec
+from pytriton_lite.frontends.grpc import codec, parsing
 from pytriton_lite.frontends.grpc.codec import decode_request, encode_response
 from pytriton_lite.proto.grpc_service_pb import (
     InferParameter,
@@ -457,7 +457,7 @@ class TestResponse:
     def test_lengths_are_written_as_protobuf_reads_them(self, nbytes: int) -> None:
         from google.protobuf.internal.decoder import _DecodeVarint  # what protobuf's own Python decoder uses
 
-        header = codec._field_header(codec._RAW_OUTPUT_CONTENTS_TAG, nbytes)
+        header = parsing.field_header(codec._RAW_OUTPUT_CONTENTS_TAG, nbytes)
         assert header[:1] == b"\x32"
         assert _DecodeVarint(header, 1) == (nbytes, len(header))
 

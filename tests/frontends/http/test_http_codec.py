@@ -20,6 +20,7 @@ from pytriton_lite.core.tensor import Tensor, element_count
 from pytriton_lite.engine.workers.regions import Regions
 from pytriton_lite.frontends.http import codec
 from pytriton_lite.frontends.http.codec import OutputForms
+from pytriton_lite.ipc.messages import form_of
 
 LIMIT = 64 << 20
 NO_REGIONS = Regions(is_allowed=False)
@@ -656,6 +657,76 @@ def test_a_large_binary_output_is_not_copied() -> None:
         InferenceResponse("M", 1, "", [Tensor("Y", dtypes.UINT8, (1 << 20,), data)], {}), BINARY_FORMS
     )
     assert parts[0] is data
+
+
+# Answers like those before
+
+
+@given(
+    outputs=st.lists(
+        st.tuples(
+            st.sampled_from(
+                [dtypes.BOOL, dtypes.INT8, dtypes.UINT64, dtypes.FP16, dtypes.FP32, dtypes.FP64, dtypes.BYTES]
+            ),
+            st.integers(0, 3),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    asked=st.lists(st.sampled_from([True, False, None, "default"]), min_size=3, max_size=3),
+    default=st.booleans(),
+    ids=st.lists(st.text(max_size=5), min_size=2, max_size=3),
+    data=st.data(),
+)
+def test_an_answer_by_a_template_is_the_answer_that_is_made_anew(
+    outputs: Any, asked: Any, default: bool, ids: list[str], data: st.DataObject
+) -> None:
+    """NaN, infinities, what JSON cannot carry, shared memory: the same bytes, or the same refusal."""
+    forms = OutputForms(
+        default=default, listed={f"O{at}": form for at, form in enumerate(asked[: len(outputs)]) if form != "default"}
+    )
+    known = None
+    for request_id in ids:
+        tensors = []
+        for at, (datatype, count) in enumerate(outputs):
+            if datatype is dtypes.BYTES:
+                content = bytes_tensor.encode([data.draw(st.binary(min_size=2, max_size=2)) for _ in range(count)])
+            elif datatype is dtypes.BOOL:
+                content = bytes(data.draw(st.lists(st.integers(0, 1), min_size=count, max_size=count)))
+            else:
+                size = count * datatype.itemsize
+                content = data.draw(st.binary(min_size=size, max_size=size))
+            tensors.append(Tensor(f"O{at}", datatype, (count,), content))
+        known = known or form_of(tensors)
+        assert known is not None
+        packed = InferenceResponse("M", 3, request_id, None, {}, known.pack([t.content() for t in tensors]))
+        plain = InferenceResponse("M", 3, request_id, tensors, {})
+        assert answered(packed, forms) == answered(plain, OutputForms(default=forms.default, listed=forms.listed))
+
+
+def answered(response: InferenceResponse, forms: OutputForms) -> Any:
+    try:
+        head, parts = codec.encode(response, forms)
+    except InferenceError as error:
+        return error.code, error.message
+    return head, [bytes(part) for part in parts]
+
+
+def test_answers_of_one_form_may_be_of_several_models_and_versions() -> None:
+    tensor = Tensor("O", dtypes.UINT8, (1,), b"x")
+    form = form_of([tensor])
+    assert form is not None
+    for model, version in (("m", 1), ("n", 1), ("n", 2), ("m", 1)):
+        response = InferenceResponse(model, version, "", None, {}, form.pack([b"x"]))
+        head = json.loads(answered(response, BINARY_FORMS)[0])
+        assert (head["model_name"], head["model_version"]) == (model, str(version))
+
+
+def test_parameters_of_an_answer_are_in_its_document() -> None:
+    form = form_of([Tensor("O", dtypes.UINT8, (1,), b"x")])
+    assert form is not None
+    response = InferenceResponse("m", 1, "", None, {"p": 5}, form.pack([b"x"]))
+    assert json.loads(answered(response, BINARY_FORMS)[0])["parameters"] == {"p": 5}
 
 
 # Properties

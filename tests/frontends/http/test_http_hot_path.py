@@ -332,7 +332,7 @@ def test_a_template_gives_the_request_that_decoding_gives(
             max_input_size=1 << 20,
             regions=NO_REGIONS,
         )
-        known = templates.read(text, "m", 3, memoryview(data))
+        known = templates.read(text, "m", 3, text + data)
         templates.keep(text, decoded, forms)
         if known is None:
             continue
@@ -351,7 +351,12 @@ def test_a_template_gives_the_request_that_decoding_gives(
             (t.name, t.datatype, t.shape, t.nbytes, bytes(t.data)) for t in decoded.inputs
         ]
         assert known_forms.listed == forms.listed
-    assert templates.read(document(id=ids[0], parameters=parameters), "m", 3, memoryview(data)[:31]) is None
+    text = document(id=ids[0], parameters=parameters)
+    assert templates.read(text, "m", 3, text + data[:31]) is None
+
+
+def read(templates: Templates, text: bytes, data: bytes = bytes(32)) -> Any:
+    return templates.read(text, "m", None, text + data)
 
 
 def decoded(text: bytes, data: bytes = bytes(32)) -> tuple[Any, Any]:
@@ -375,9 +380,9 @@ def test_an_id_at_the_beginning_does_not_defeat_a_template(blank: str) -> None:
     templates = Templates()
     rest = document()[1:]
     templates.keep(with_id("first", rest, blank), *decoded(with_id("first", rest, blank)))
-    known = templates.read(with_id("a ~!#[]{}9", rest, blank), "m", None, memoryview(bytes(32)))
+    known = read(templates, with_id("a ~!#[]{}9", rest, blank))
     assert known is not None and known[0].request_id == "a ~!#[]{}9"
-    known = templates.read(with_id("", rest, blank), "m", None, memoryview(bytes(32)))
+    known = read(templates, with_id("", rest, blank))
     assert known is not None and known[0].request_id == ""
 
 
@@ -386,7 +391,7 @@ def test_an_id_that_reads_otherwise_than_it_is_written_is_decoded(written: str) 
     templates = Templates()
     rest = document()[1:]
     templates.keep(with_id("plain", rest), *decoded(with_id("plain", rest)))
-    assert templates.read(with_id(written, rest), "m", None, memoryview(bytes(32))) is None
+    assert read(templates, with_id(written, rest)) is None
 
 
 def test_of_several_ids_the_last_counts_with_a_template_too() -> None:
@@ -394,7 +399,7 @@ def test_of_several_ids_the_last_counts_with_a_template_too() -> None:
     rest = document(id="last")[1:]
     for first in ("one", "two", "one"):
         text = with_id(first, rest)
-        known = templates.read(text, "m", None, memoryview(bytes(32)))
+        known = read(templates, text)
         request, forms = decoded(text) if known is None else known
         templates.keep(text, request, forms)
         assert request.request_id == "last"
@@ -501,7 +506,7 @@ def test_documents_with_json_tensors_are_not_remembered() -> None:
         text, model_name="m", version=None, available=0, binary=memoryview(b""), max_input_size=100, regions=NO_REGIONS
     )
     templates.keep(text, request, forms)
-    assert templates.read(text, "m", None, memoryview(b"")) is None
+    assert read(templates, text, b"") is None
 
 
 class OverloadedServer(FakeServer):
