@@ -32,6 +32,7 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.garbage import keep_what_is_there
 from pytriton_lite.core.log_settings import LogSettings
 from pytriton_lite.core.memory_limit import memory_limit
+from pytriton_lite.core.states import VersionState
 from pytriton_lite.core.timeline import Listener as TimelineListener
 from pytriton_lite.daemon_threads import in_daemon_thread
 from pytriton_lite.engine.cache.choice import make_cache
@@ -62,6 +63,7 @@ from pytriton_lite.frontends.process.board import Board
 from pytriton_lite.frontends.process.control import Answers, methods_by_path
 from pytriton_lite.frontends.process.news import FrontEndStart
 from pytriton_lite.frontends.process.supervisor import FrontEndError, FrontEnds, Shared, command_of
+from pytriton_lite.frontends.tls import TlsOptions
 from pytriton_lite.frontends.unread import UnreadBudget
 from pytriton_lite.ipc import device
 from pytriton_lite.ipc.segment import DEFAULT_PREFIX, HAS_MEMORY_FILES
@@ -90,6 +92,11 @@ _JOIN_S = 2.0
 """What the interpreter gets to wait for threads when everything else has ended."""
 _MOST_CAUSES = 10
 """Models that are named behind a failed start; the log has all of them."""
+_MOST_NAMED = 8
+"""Models that are named when the server is ready."""
+_ANYWHERE = ("0.0.0.0", "::")
+_FRAMES_PER_SECOND = 8
+"""How often the lines of what is loading are drawn."""
 _METRICS_CONNECTIONS = 128
 """More than one Prometheus opens, and nobody else has any business there."""
 
@@ -151,6 +158,22 @@ def _say_failed(error: StartError | InferenceError) -> None:
     logger.error("error: creating server: %s", error, extra={"explanation": "\n".join(shown)} if shown else None)
 
 
+def _scheme(tls: TlsOptions | None) -> str:
+    return "http://" if tls is None else "https://"
+
+
+def url_of(scheme: str, host: str, port: int, path: str) -> str:
+    """How a client on this machine reaches a listener: ``http://localhost:8000``."""
+    if is_unix(host):
+        return host
+    return f"{scheme}{format_address('localhost' if host in _ANYWHERE else host, port)}{path}"
+
+
+def _listed(verb: str, names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"{verb} {len(names)} {'model' if len(names) == 1 else 'models'}: {', '.join(names[:_MOST_NAMED])}{more}"
+
+
 class App:
     """One server process, from start to exit code."""
 
@@ -164,6 +187,8 @@ class App:
         self._remote: RemoteRepositories | None = None
         self._bound: dict[str, BoundSocket] = {}
         """Addresses that are taken, and not listened at, by listener."""
+        self._addresses: dict[str, tuple[str, int]] = {}
+        """Hosts and ports of all listeners, by their names in options."""
         self._grpc: Http2Listener | GrpcListener | None = None
         self._http: Listener | None = None
         self._metrics: Listener | None = None
@@ -235,14 +260,44 @@ class App:
         accepts_first = self._settings.accept_before_load
         if accepts_first:
             await self._listen(engine)
-        if await self._unless_signalled(self._load(engine)) and not accepts_first:
+        is_loaded = await self._unless_signalled(self._load(engine))
+        if is_loaded and not accepts_first:
             await self._listen(engine)
+        if is_loaded:
+            self._say_ready(engine)
         keep_what_is_there()
         freed = freed_memory.begin_giving_back()
         logger.info("Signal (%d) received.", await self._signal)
         if freed is not None:
             freed.close()
         return await self._stop(engine)
+
+    def _say_ready(self, engine: Server) -> None:
+        """Three lines for whoever has started the server: what it serves, where, and how it is stopped."""
+        rows = engine.load_table()
+        ready = list(dict.fromkeys(model for model, _, status in rows if status == VersionState.READY.value))
+        others = list(dict.fromkeys(model for model, _, _ in rows if model not in ready))
+        lines = [_listed("Serving", ready) if ready else "Serving no model"]
+        if others:
+            lines[0] += f"; not loaded: {', '.join(others[:_MOST_NAMED])}"
+        lines.append(", ".join(f"{name} {url}" for name, url in self._urls()))
+        lines.append(f"To stop: Ctrl-C, or kill {os.getpid()}; what is under way is finished first")
+        for line in lines:
+            logger.info("%s", line, extra={"is_headline": True})
+
+    def _urls(self) -> list[tuple[str, str]]:
+        """What can be reached, by its name for people, in the order in which it is shown."""
+        settings = self._settings
+        places = (
+            ("HTTP", "http", _scheme(settings.http_tls), ""),
+            ("gRPC", "grpc", "", ""),
+            ("metrics", "metrics", _scheme(settings.metrics_tls), "/metrics"),
+        )
+        return [
+            (shown, url_of(scheme, *self._addresses[name], path))
+            for shown, name, scheme, path in places
+            if name in self._addresses
+        ]
 
     def _on_signal(self, number: signal.Signals) -> None:
         assert self._signal is not None
@@ -305,7 +360,7 @@ class App:
 
     async def _take(self, name: str, binding: Awaitable[BoundSocket]) -> BoundSocket:
         try:
-            return await binding
+            bound = await binding
         except ListenError as error:
             address: str = getattr(self._settings, f"{name}_address")
             if "already in use" not in str(error) or is_unix(address):
@@ -313,6 +368,8 @@ class App:
             port: int = getattr(self._settings, f"{name}_port")
             advice = f"another process listens at {format_address(address, port)}: end it, or choose another port with "
             raise StartError(str(error), [f"{advice}--{name}-port={port + 1000 if port < 64_000 else 9000}"]) from error
+        self._addresses[name] = bound.address
+        return bound
 
     def _server_options(self) -> ServerOptions:
         settings = self._settings
@@ -453,7 +510,7 @@ class App:
         failure = ""
         causes: list[str] = []
         try:
-            if not await engine.load_all():
+            if not await self._while_shown(engine, engine.load_all()):
                 failure = "Internal - failed to load all models"
                 causes = self._causes(engine.load_failures())
         except InferenceError as error:
@@ -462,11 +519,29 @@ class App:
             if not self._settings.exit_on_error:
                 logger.error("%s: %s", error.code.label, error.message)
                 return
-        logs.log_table(logger, "backends", ("Backend", "Path", "Config"), engine.backend_table())
-        logs.log_table(logger, "models", ("Model", "Version", "Status"), engine.load_table())
+        logs.log_table(logger, "backends", ("Backend", "Path", "Config"), engine.backend_table(), is_detail=True)
+        logs.log_table(logger, "models", ("Model", "Version", "Status"), engine.load_table(), is_detail=True)
         if failure and self._settings.exit_on_error:
             raise StartError(failure, causes)
         engine.start_serving()
+
+    async def _while_shown(self, engine: Server, work: Coroutine[Any, Any, bool]) -> bool:
+        """Do *work*, and show meanwhile what is loading, where a person looks; not where a debugger has the terminal."""
+        screen = self._log.screen
+        if screen is None or self._foreground is not None:
+            return await work
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done():
+                versions = engine.loading()
+                screen.show([logs.Loading(f"{v.model}:{v.version}", v.step, v.seconds) for v in versions])
+                await asyncio.wait({task}, timeout=1 / _FRAMES_PER_SECOND)
+            return task.result()
+        finally:
+            screen.clear()
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
 
     def _causes(self, failures: Sequence[LoadFailure]) -> list[str]:
         """What has to be mended. Of a repository that is none its "models" say nothing more."""

@@ -27,13 +27,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import PurePath
-from typing import Any, TextIO
+from typing import Any, NamedTuple, Protocol, TextIO
 
 from pytriton_lite.core.log_settings import LogFormat, LogSettings
 from pytriton_lite.settings import Settings
@@ -51,14 +52,17 @@ _FRAMES = "\n\nAt:\n"
 _LEFT_BY_JSON = re.compile("[\x80-\x9f\u2028\u2029]")
 
 
-def configure(settings: Settings, stream: TextIO | None = None) -> Log:
+def configure(settings: Settings, stream: TextIO | None = None, screen: Screen | None = None) -> Log:
     """Send our lines, and the warnings of `FOREIGN_LOGGERS`, to ``--log-file`` or *stream*, by default stderr.
 
-    A second call takes the place of the first. Raises OSError where the file cannot be opened.
+    *screen* takes them where the stream is a terminal. A second call takes the place of the first. Raises OSError where the
+    file cannot be opened.
     """
     path = settings.log_file
     handler: logging.StreamHandler[Any]
-    if path is not None:
+    if screen is not None:
+        handler = screen.handler
+    elif path is not None:
         # A model may print any bytes; a line that cannot be encoded is no reason to lose it.
         handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
     else:
@@ -72,7 +76,12 @@ def configure(settings: Settings, stream: TextIO | None = None) -> Log:
         verbose_level=settings.log_verbose,
         format=settings.log_format,
     )
-    return Log(handler, started_with)
+    return Log(handler, started_with, screen)
+
+
+def is_for_people(stream: TextIO) -> bool:
+    """Whether somebody looks at *stream* who can see more than characters one after the other."""
+    return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
 def follow(handler: logging.Handler, settings: LogSettings) -> Log:
@@ -95,18 +104,45 @@ def _attach(logger: logging.Logger, handler: logging.Handler) -> None:
     logger.propagate = False
 
 
+class Screen(Protocol):
+    """A terminal with a person before it (`pytriton_lite.terminal`, which needs rich)."""
+
+    handler: logging.StreamHandler[Any]
+    formatter: logging.Formatter
+    """Takes the place of the default format."""
+
+    def show(self, loading: Sequence[Loading]) -> None:
+        """Show what is loading now, below the log; nothing for none. From one thread, again and again."""
+
+    def clear(self) -> None:
+        """Take away what `show` has drawn."""
+
+
+class Loading(NamedTuple):
+    """A version that is loading. ``step`` is what it is waiting for, "" where that is not known."""
+
+    name: str
+    step: str
+    seconds: float
+
+
 class Log:
     """The log as it is now: where its lines go, which of them, and in which form."""
 
-    def __init__(self, handler: logging.Handler, settings: LogSettings) -> None:
+    def __init__(self, handler: logging.Handler, settings: LogSettings, screen: Screen | None = None) -> None:
         """*handler* is that of every logger."""
         self._handler = handler
+        self.screen = screen
+        """The terminal that somebody looks at, where the log goes to one."""
         self.apply(settings)
 
     def apply(self, settings: LogSettings) -> None:
         """Write the next line so. The file stays what it is."""
         self.settings = settings
-        self._handler.setFormatter(FORMATTERS[settings.format]())
+        formatter = FORMATTERS[settings.format]()
+        if self.screen is not None and settings.format is LogFormat.DEFAULT:
+            formatter = self.screen.formatter
+        self._handler.setFormatter(formatter)
         self._handler.filters[:] = [SeverityFilter(info=settings.info, warning=settings.warning, error=settings.error)]
         level = _lowest_level(settings)
         LOGGER.setLevel(level)
@@ -177,26 +213,26 @@ class DefaultFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         text, at, frames = record.getMessage().partition(_FRAMES)
         message = one_line(json.dumps(text, ensure_ascii=False))
-        line = f"{self.preamble(record)} {record.process} {_place(record)}] {message}{_subject(record)}"
-        traceback = "\n".join(part for part in (f"At:\n{frames}" if at else "", _failure(self, record)) if part)
-        below = [f"  {_printable(part)}" for part in traceback.splitlines() if part]
-        explanation = _explanation(record)
+        line = f"{self.preamble(record)} {record.process} {place_of(record)}] {message}{subject_of(record)}"
+        traceback = "\n".join(part for part in (f"At:\n{frames}" if at else "", failure_of(self, record)) if part)
+        below = [f"  {printable(part)}" for part in traceback.splitlines() if part]
+        explanation = explanation_of(record)
         if explanation is not None:
             below.append(explanation)
-        table = _table(record)
+        table = table_of(record)
         if table is not None:
             below.append(f"{table}\n")
         return "\n".join([line, *below])
 
     def preamble(self, record: logging.LogRecord) -> str:
-        return f"{_letter(record)}{_utc(record):%m%d %H:%M:%S.%f}"
+        return f"{letter_of(record)}{_utc(record):%m%d %H:%M:%S.%f}"
 
 
 class ISO8601Formatter(DefaultFormatter):
     """``2024-11-21T01:27:47Z I <pid> <file>:<line>] "<message>"``."""
 
     def preamble(self, record: logging.LogRecord) -> str:
-        return f"{_utc(record):%Y-%m-%dT%H:%M:%SZ} {_letter(record)}"
+        return f"{_utc(record):%Y-%m-%dT%H:%M:%SZ} {letter_of(record)}"
 
 
 class JSONFormatter(logging.Formatter):
@@ -215,11 +251,11 @@ class JSONFormatter(logging.Formatter):
         }
         extras = {name: getattr(record, name, None) for name in ("model", "version", "instance", "request_id")}
         members.update((name, value) for name, value in extras.items() if value is not None)
-        failure = _failure(self, record)
+        failure = failure_of(self, record)
         if failure:
             members["exception"] = failure
-        members["explanation"] = _explanation(record)
-        table = _table(record)
+        members["explanation"] = explanation_of(record)
+        table = table_of(record)
         if table is not None:
             members["table"] = [dict(zip(table.headers, row)) for row in table.rows]
         known = {name: value for name, value in members.items() if value is not None}
@@ -241,7 +277,7 @@ def _severity(record: logging.LogRecord) -> str:
     return "info" if record.levelno >= logging.INFO else "verbose"
 
 
-def _letter(record: logging.LogRecord) -> str:
+def letter_of(record: logging.LogRecord) -> str:
     """Triton prints a verbose line as I."""
     return {"error": "E", "warning": "W"}.get(_severity(record), "I")
 
@@ -258,25 +294,25 @@ def _origin(record: logging.LogRecord) -> tuple[str, int | None]:
     return PurePath(user_file).name, getattr(record, "user_line", None)
 
 
-def _place(record: logging.LogRecord) -> str:
+def place_of(record: logging.LogRecord) -> str:
     file, line = _origin(record)
     return file if line is None else f"{file}:{line}"
 
 
-def _subject(record: logging.LogRecord) -> str:
+def subject_of(record: logging.LogRecord) -> str:
     """`` [add_sub:1 add_sub_0 request abc]``, as much of it as is known."""
     model, version = getattr(record, "model", None), getattr(record, "version", None)
     instance, request_id = getattr(record, "instance", None), getattr(record, "request_id", None)
     parts = [
         None if model is None else f"{model}" if version is None else f"{model}:{version}",
         None if instance is None else f"{instance}",
-        f"request {_printable(request_id)}" if request_id else None,
+        f"request {printable(request_id)}" if request_id else None,
     ]
     words = " ".join(part for part in parts if part is not None)
     return f" [{words}]" if words else ""
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Clients choose the ids of their requests; none of them may begin a line of the log."""
     return text if text.isprintable() else json.dumps(text)[1:-1]
 
@@ -286,19 +322,19 @@ def one_line(encoded: str) -> str:
     return encoded if encoded.isascii() else _LEFT_BY_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", encoded)
 
 
-def _failure(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+def failure_of(formatter: logging.Formatter, record: logging.LogRecord) -> str:
     """The traceback of ``exc_info`` and the stack of ``stack_info``, where the call gave them."""
     traceback = formatter.formatException(record.exc_info) if record.exc_info else record.exc_text
     return "\n".join(part for part in (traceback, record.stack_info) if part)
 
 
-def _explanation(record: logging.LogRecord) -> str | None:
+def explanation_of(record: logging.LogRecord) -> str | None:
     """Lines for a person, below the message: where the author of a model has to look. What a terminal would obey is escaped."""
     text: str | None = getattr(record, "explanation", None)
-    return None if text is None else "\n".join(map(_printable, text.splitlines()))
+    return None if text is None else "\n".join(map(printable, text.splitlines()))
 
 
-def _table(record: logging.LogRecord) -> Table | None:
+def table_of(record: logging.LogRecord) -> Table | None:
     table: Table | None = getattr(record, "table", None)
     return table
 
@@ -318,13 +354,22 @@ class Table:
 
 
 def log_table(
-    logger: logging.Logger, title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], level: int = logging.INFO
+    logger: logging.Logger,
+    title: str,
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    level: int = logging.INFO,
+    *,
+    is_detail: bool = False,
 ) -> None:
-    """Log *title* with a table under it, if it has rows; file and line are the caller's."""
+    """Log *title* with a table under it, if it has rows; file and line are the caller's.
+
+    *is_detail*: a person at a terminal is told the same in fewer words.
+    """
     if not rows:
         return
     content = Table(tuple(headers), tuple(map(tuple, rows)))
-    logger.log(level, "%s", title, extra={"table": content}, stacklevel=2)
+    logger.log(level, "%s", title, extra={"table": content, "is_detail": is_detail}, stacklevel=2)
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,7 +93,7 @@ def start(parsed: Parsed, *, foreground: tuple[str, socket.socket] | None = None
             "Name a directory of models, as in: pytriton-lite serve model_repository"
         )
     try:
-        log = logs.configure(settings)
+        log = logs.configure(settings, screen=_screen(settings))
     except OSError as error:
         raise UsageError(f'Bad option: "--log-file".\ncannot append to {settings.log_file}: {error.strerror}') from None
     for warning in parsed.warnings:
@@ -101,6 +102,15 @@ def start(parsed: Parsed, *, foreground: tuple[str, socket.socket] | None = None
     with no_collections():
         from pytriton_lite.app import serve
     return serve(settings, log, foreground)
+
+
+def _screen(settings: Settings) -> logs.Screen | None:
+    """The terminal that the log goes to, if a person looks at it."""
+    if settings.log_file is not None or not logs.is_for_people(sys.stderr):
+        return None
+    from pytriton_lite.terminal import Terminal  # it brings rich, of which a server in the background has no use
+
+    return Terminal(sys.stderr)
 
 
 def _warnings(settings: Settings, arguments: Arguments) -> Iterable[str]:

@@ -40,7 +40,7 @@ from pytriton_lite.engine.serving.served_version import ServedVersion
 from pytriton_lite.engine.tracing.observation import Observation
 from pytriton_lite.engine.tracing.options import TraceOptions
 from pytriton_lite.engine.tracing.tracer import Tracer
-from pytriton_lite.engine.views import IndexEntry, ModelMetadata, ServerMetadata, TensorMetadata
+from pytriton_lite.engine.views import IndexEntry, LoadingVersion, ModelMetadata, ServerMetadata, TensorMetadata
 from pytriton_lite.engine.workers.backends import Backends
 from pytriton_lite.engine.workers.foreground import Foreground
 from pytriton_lite.engine.workers.fork_server import ForkServers
@@ -150,6 +150,7 @@ class Server:
     ) -> None:
         """*foreground* runs the workers of the model that is debugged; *on_log_settings* hears of new ones."""
         self._options = options
+        self._clock = clock
         self._log_settings = options.log_settings
         self._on_log_settings = on_log_settings
         options.workers.log_levels.set(options.log_settings.levels)
@@ -350,6 +351,16 @@ class Server:
                 status = served.state.value
                 rows.append((name, str(version), f"{status}: {served.reason}" if served.reason else status))
         return sorted(rows)
+
+    def loading(self) -> list[LoadingVersion]:
+        """The versions that are loading and that can be seen, in the order of their names."""
+        now_ns = self._clock()
+        return [
+            LoadingVersion(str(found), version, served.step, (now_ns - served.load_began_ns) / 1e9)
+            for found, model in sorted(self._models.by_id.items())
+            for version, served in sorted(model.versions.items())
+            if served.state is VersionState.LOADING
+        ]
 
     def load_failures(self) -> list[LoadFailure]:
         """What was to be loaded at the start and was not: a failure for each version, or one for a model without any."""

@@ -36,6 +36,16 @@ class ModelMetadata:
 
 
 @dataclass(frozen=True)
+class LoadingVersion:
+    """A version on its way to READY: what it is doing (`ServedVersion.step`), and for how long it has been loading."""
+
+    model: str
+    version: int
+    step: str
+    seconds: float
+
+
+@dataclass(frozen=True)
 class IndexEntry:
     """A row of the repository index. A model that was never loaded has neither version nor state."""
 

@@ -53,7 +53,7 @@ class Debugging:
         self.process = subprocess.Popen(
             [
                 sys.executable, "-m", "pytriton_lite", "debug", str(folder), "--http-port=0", "--grpc-port=0",
-                "--metrics-port=0", "--http-address=127.0.0.1", "--grpc-address=127.0.0.1", *options,
+                "--metrics-port=0", *options,
             ],
             stdin=theirs, stdout=theirs, stderr=theirs, cwd=PROJECT, start_new_session=True,
             env={**os.environ, "TERM": "dumb"},
@@ -145,6 +145,16 @@ def test_a_breakpoint_in_execute_stops_in_the_terminal_and_the_client_gets_its_a
         command.until("finalized")
         assert command.process.wait(30) == 0
         assert "Found 0 live models" in command.until_end()
+
+
+def test_the_server_listens_on_the_loopback_and_warns_of_nothing_that_it_chose(tmp_path: Path) -> None:
+    code = "class TritonPythonModel:\n    def execute(self, requests):\n        breakpoint()\n"
+    with Debugging(write_model(tmp_path, "plain", code, CONFIG)) as command:
+        command.wait_ready()
+        command.press_ctrl_c()
+        screen = command.until_end()
+    assert re.findall(r"Started [\w ]+ at (.*):\d+", screen) == ["127.0.0.1"] * 3
+    assert not re.search(r"^W", screen, re.MULTILINE)
 
 
 def test_leaving_the_debugger_fails_the_request_and_the_model_serves_on(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -34,6 +35,10 @@ class Services(WorkerServices, StepServices, Protocol):
 
     def find(self, name: str, version: int | None, namespace: str = "") -> ServedVersion:
         """The version that would serve a request now. Raises InferenceError where there is none."""
+
+
+def _nowhere(step: str) -> None:
+    """Nobody wants to know."""
 
 
 class VersionFactory:
@@ -74,11 +79,11 @@ class VersionFactory:
         self._gpu_ids = device.visible_device_ids()
 
     async def complete(
-        self, config: ModelConfig, *, version: int, directory: Path
+        self, config: ModelConfig, *, version: int, directory: Path, at_step: Callable[[str], None] = _nowhere
     ) -> tuple[ModelConfig, Environment | None]:
         """*config* with what the model itself and this machine say: what the version will serve with, and where it will run.
 
-        An ensemble runs nowhere. Raises InferenceError, the reason of a failed load.
+        An ensemble runs nowhere. *at_step* hears what is being waited for. Raises InferenceError, the reason of a failed load.
         """
         if config.ensemble is not None:
             self._advise_on_cache(config, version)
@@ -86,8 +91,10 @@ class VersionFactory:
         folders = self._backends.folders()
         # A backend may have an environment for all its models.
         config = resolve_for_load(config, model_dir=directory, gpu_ids=self._gpu_ids, backends=folders)
+        at_step("environment")
         environment = await self._environments.prepare(config, directory)
         if self._auto_completes:
+            at_step("auto_complete_config")
             config = await completed_config(
                 config,
                 version=version,

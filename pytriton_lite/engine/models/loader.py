@@ -191,7 +191,9 @@ class ModelLoader:
         see(incomplete)
         incomplete.begin_load()
         try:
-            config, environment = await self._factory.complete(polled.config, version=version, directory=directory)
+            config, environment = await self._factory.complete(
+                polled.config, version=version, directory=directory, at_step=incomplete.at_step
+            )
         except InferenceError as error:
             incomplete.fail_load(error)
             return incomplete

@@ -58,6 +58,8 @@ class ServedVersion(ABC):
         self.statistics = statistics_of(config, version, latencies, clock)
         self.statistics.namespace = namespace
         self.load_began_ns = 0
+        self.step = ""
+        """What it is doing while it is LOADING, for people: ``initialize`` say; empty where there is nothing to tell."""
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._admission = Admission(config)
@@ -271,6 +273,10 @@ class ServedVersion(ABC):
         self.load_began_ns = self._clock() if began_ns is None else began_ns
         if self._cached is not None:
             self._cached.begin_load()
+
+    def at_step(self, step: str) -> None:
+        """Say what it is doing now, as ``step``."""
+        self.step = step
 
     def fail_load(self, error: InferenceError) -> None:
         """UNAVAILABLE, with the reason in the index."""

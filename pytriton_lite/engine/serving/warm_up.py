@@ -10,7 +10,7 @@ A warm-up request goes by no scheduler. It has no id and no correlation id, and 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pytriton_lite.config.model_config import ModelConfig
@@ -46,8 +46,13 @@ class WarmUp:
         statistics: ModelStatistics,
         clock: Clock,
         timeout_s: float,
+        at_step: Callable[[str], None],
     ) -> None:
-        """*timeout_s* is how long all samples together may take on one instance: what ``initialize`` may take, say."""
+        """*timeout_s* is how long all samples together may take on one instance: what ``initialize`` may take, say.
+
+        *at_step* hears of it when an instance begins.
+        """
+        self._at_step = at_step
         self._config = config
         self._version = version
         self._directory = directory
@@ -67,6 +72,7 @@ class WarmUp:
 
         Raises InferenceError when a response is an error, when the worker dies or does not answer in time.
         """
+        self._at_step("warm-up")
         statistics = self._statistics
         if not counts:
             statistics = statistics_of(self._config, self._version, LatencyMetrics(), self._clock)

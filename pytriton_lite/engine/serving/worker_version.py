@@ -108,6 +108,7 @@ class WorkerVersion(ServedVersion):
                 statistics=self.statistics,
                 clock=clock,
                 timeout_s=workers.ready_timeout_s,
+                at_step=self.at_step,
             )
         self._instances: list[Instance] = []
         """Instances that execute."""
@@ -207,6 +208,7 @@ class WorkerVersion(ServedVersion):
                 await self._warm_up.check()
             instances = self._make_instances(self.config, list(instance_names(self.config)), environment)
             self._take_in(instances)
+            self.at_step("initialize")
             await self._start(instances)
         except Exception as error:
             self._instances.clear()

@@ -1,0 +1,188 @@
+"""What a person sees who starts the server at a terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import logging
+import os
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pytriton_lite import logs
+from pytriton_lite.terminal import Formatter, Terminal
+from tests.harness import PROJECT, write_model
+
+CONFIG = 'backend: "python" input [{ name: "X" data_type: TYPE_FP32 dims: [-1] }]'
+WAITS = """
+    import os
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            with open({gate!r}) as gate:
+                print("the gate says", gate.read())
+
+        def execute(self, requests):
+            raise NotImplementedError
+"""
+
+
+class Person:
+    """A server with a terminal of its own, *columns* wide, and what has been seen on it."""
+
+    def __init__(self, *arguments: str, columns: int) -> None:
+        self._terminal, theirs = os.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        self.seen = ""
+        environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "pytriton_lite", *arguments],
+            stdin=theirs, stdout=theirs, stderr=theirs, cwd=PROJECT, env={**environ, "TERM": "xterm-256color"},
+        )  # fmt: skip
+        os.close(theirs)
+
+    def until(self, pattern: str) -> re.Match[str]:
+        while (found := re.search(pattern, plain(self.seen))) is None:
+            assert self._read(), f"the command ended before {pattern!r} appeared:\n{self.seen}"
+        return found
+
+    def until_end(self) -> str:
+        while self._read():
+            pass
+        return self.seen
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._terminal)
+
+    def _read(self) -> bool:
+        ready, _, _ = select.select([self._terminal], [], [], 60)
+        assert ready, f"nothing was written for a minute, behind:\n{self.seen}"
+        try:
+            data = os.read(self._terminal, 65536)
+        except OSError:  # what Linux says at the end of a terminal
+            data = b""
+        self.seen += data.decode(errors="replace").replace("\r\n", "\n")
+        return bool(data)
+
+
+@contextmanager
+def sitting(*arguments: str, columns: int) -> Iterator[Person]:
+    person = Person(*arguments, columns=columns)
+    try:
+        yield person
+    finally:
+        person.close()
+
+
+def plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+
+PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0", "--http-address=127.0.0.1", "--grpc-address=127.0.0.1")
+
+
+def test_what_loads_has_a_line_with_its_step_and_time_and_then_three_lines_say_what_is_there(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    write_model(tmp_path / "models", "slow", WAITS.format(gate=str(gate)), CONFIG)
+    with sitting("serve", str(tmp_path / "models"), *PORTS, columns=80) as person:
+        person.until(r"slow:1 +initialize +\d+\.\d s")
+        gate.write_text("open")
+        person.until("To stop: Ctrl-C, or kill ")
+        person.process.send_signal(signal.SIGINT)
+        screen = person.until_end()
+        assert person.process.wait(60) == 0
+    text = plain(screen)
+    assert "\x1b[" in screen, "there are colours"
+    assert re.search(r"^\d\d:\d\d:\d\d   the gate says open \[slow:1 slow_0\] stdout$", text, re.MULTILINE)
+    ready = re.search(
+        r"^Serving 1 model: slow\nHTTP http://127\.0\.0\.1:\d+, gRPC 127\.0\.0\.1:\d+, metrics\s+"
+        r"http://127\.0\.0\.1:\d+/metrics\nTo stop: Ctrl-C, or kill (\d+);",
+        text,
+        re.MULTILINE,
+    )
+    assert ready is not None, text
+    assert int(ready[1]) == person.process.pid
+    assert "+----" not in text, "what a table says the three lines say"
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_cause_of_a_failed_start_is_in_sight(tmp_path: Path, columns: int) -> None:
+    write_model(tmp_path, "broken", "import no_such_package\n", CONFIG)
+    with sitting("serve", str(tmp_path), *PORTS, columns=columns) as person:
+        text = plain(person.until_end())
+        assert person.process.wait(60) == 1
+    assert max(map(len, text.splitlines())) <= columns
+    last = " ".join(text.splitlines()[-8:])
+    assert "No module named 'no_such_package' (pip install no_such_package where the server runs;" in " ".join(
+        last.split()
+    )
+
+
+def test_who_does_not_look_is_told_the_same_in_the_log(tmp_path: Path) -> None:
+    """Nor is rich imported there."""
+    code = "import sys, pytriton_lite.app, pytriton_lite.cli.serve\nassert 'rich' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PROJECT)
+
+
+# Formatting ---------------------------------------------------------------------------------------------------------
+
+
+def printed(record: logging.LogRecord, columns: int = 80) -> list[str]:
+    stream = io.StringIO()
+    Formatter().print(record, Console(file=stream, width=columns, highlight=False))
+    return stream.getvalue().splitlines()
+
+
+def record(message: str, level: int = logging.INFO, **extra: object) -> logging.LogRecord:
+    made = logging.LogRecord("pytriton_lite.x", level, "/somewhere/x.py", 7, message, (), None)
+    vars(made).update(extra)
+    return made
+
+
+def test_a_table_is_no_wider_than_the_terminal() -> None:
+    table = logs.Table(("Model", "Version", "Status"), (("m", "1", "UNAVAILABLE: " + "because of this " * 20),))
+    lines = printed(record("models", table=table))
+    assert max(map(len, lines)) <= 80
+    assert "".join(lines).count("because") == 20
+
+
+def test_what_a_model_prints_gives_the_terminal_no_command() -> None:
+    (line,) = printed(record("a\x1b[31mb \x9b1m", user_file="stdout", model="m", version=1))
+    assert line.endswith(r"  a\u001b[31mb \u009b1m [m:1] stdout")
+
+
+def test_markup_of_rich_in_a_message_is_text() -> None:
+    (line,) = printed(record("[bold]x[/bold] [red]"))
+    assert line.endswith("[bold]x[/bold] [red]")
+
+
+def test_details_are_for_logs() -> None:
+    table = logs.Table(("Model",), (("m",),))
+    assert printed(record("models", table=table, is_detail=True)) == []
+
+
+def test_of_many_that_load_eight_have_a_line() -> None:
+    class Screen(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Screen()
+    terminal = Terminal(stream)
+    terminal.show([logs.Loading(f"m{number}:1", "initialize", 1.0) for number in range(11)])
+    terminal.clear()
+    drawn, *_ = plain(stream.getvalue()).split("and 3 more")
+    assert drawn.count("initialize") == 8
