@@ -26,7 +26,7 @@ EXAMPLE_STAMP      := $(if $(filter $(NAME),$(FRAMEWORK_EXAMPLES)),$(FRAMEWORKS)
 COMPILED := build/compiled
 
 .PHONY: serve example test test-compiled test-front-ends test-lowest test-frameworks fuzz fuzz-decoders torture siege mutants check format protos bench \
-	bench-peers plots wheel compiled-wheel clean
+	bench-peers plots docs wheel compiled-wheel clean
 
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
@@ -121,6 +121,15 @@ bench: $(VENV)/.installed  ## throughput beside a peer: make bench ARGS="--peer-
 
 bench-peers: $(VENV)/.installed  ## other model servers beside this one, each installed into .peers/: make bench-peers ARGS="--rounds 5"
 	$(BIN)/python benchmarks/peers.py $(ARGS)
+
+# What the site and the pages that are followed need, beside the tests' packages.
+$(VENV)/.documented: $(VENV)/.installed
+	$(BIN)/python $(PIP_INSTALL) --group docs
+	touch $@
+
+docs: $(VENV)/.documented  ## check every link and snippet, follow the tutorial, make the site in build/site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python -m pytest tests/pages $(ARGS)
 
 plots: $(VENV)/.installed  ## draw docs/plots/ and the tables of docs/performance.md anew from benchmarks/results/
 	$(BIN)/python $(PIP_INSTALL) --group plots

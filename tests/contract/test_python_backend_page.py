@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
 
 import pytest
 
-from pytriton_lite.config.text import parse_model_config
 from pytriton_lite.settings import OPTIONS
 from tests.harness import PROJECT
 
@@ -20,7 +18,6 @@ TABLE = [
     if line.startswith("| ") and not line.startswith("| section ")
 ]
 TESTS = sorted(set(re.findall(r"`([\w/]+\.py)::(\w+)`", PAGE)))
-SNIPPETS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 PARAMETERS = re.findall(r'key: "([\w:]+)"', PAGE)
 
 
@@ -40,17 +37,6 @@ def test_every_section_works_or_says_what_differs_or_why_it_does_not_apply() -> 
 @pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)]+)\)", PAGE))))
 def test_a_link_of_the_page_leads_somewhere(link: str) -> None:
     assert link.startswith("https://") or (DOCS / link).is_file()
-
-
-def test_a_python_snippet_is_python_and_a_configuration_one() -> None:
-    languages: dict[str, Callable[[str], object]] = {
-        "python": ast.parse,
-        "protobuf": lambda text: parse_model_config(text, source="the page"),
-    }
-    for language, text in SNIPPETS:
-        if language:
-            languages[language](text)
-    assert {language for language, _ in SNIPPETS} == {"", *languages}
 
 
 def test_parameters_and_flags_of_the_page_exist() -> None:
