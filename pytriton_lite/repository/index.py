@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 
-_NO_VERSIONS = frozenset({"warmup", "initial_state", "configs"})
+# The last two are pytest's, of tests that lie in the model's folder; Triton warns of them.
+_NO_VERSIONS = frozenset({"warmup", "initial_state", "configs", "__pycache__", ".pytest_cache"})
 _LARGEST_VERSION = (1 << 63) - 1
 
 

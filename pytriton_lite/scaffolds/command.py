@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
-import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
+from pytriton_lite.commands import Arguments, Command, CommandError, Words, own_option
 from pytriton_lite.scaffolds.model_files import Kind, ScaffoldError, create
+from pytriton_lite.settings import Kind as OptionKind
+from pytriton_lite.settings import UsageError
+
+_KINDS = "{" + ",".join(kind.value for kind in Kind) + "}"
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """End with status 1, as the other commands do for a wrong command line."""
-        self.print_usage(sys.stderr)
-        self.exit(1, f"error: {message}\n")
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run the command with the *arguments* behind its name; the exit status."""
-    parser = _parser()
+def _parse_kind(text: str) -> Kind:
     try:
-        given = parser.parse_args(arguments)
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 1
-    folder, kind = Path(given.folder), Kind(given.kind)
+        return Kind(text.lower())
+    except ValueError:
+        known = ", ".join(kind.value for kind in Kind)
+        raise ValueError(f"invalid argument for --kind: {text}; expected one of {known}") from None
+
+
+_KIND = own_option(
+    "kind",
+    OptionKind(_KINDS, _parse_kind),
+    "What the model is like, see above.",
+    default=Kind.PLAIN,
+    shown_default="plain",
+)
+
+
+def run(arguments: Arguments) -> int:
+    """Write the files, and print their paths and what to do next. Raises UsageError and CommandError."""
+    if len(arguments.words) != 1:
+        raise UsageError("error: new needs the folder of one model, as in: pytriton-lite new models/my_model")
+    folder = Path(arguments.words[0])
+    kind: Any = arguments.value(_KIND)
     try:
         written = create(folder, kind)
     except ScaffoldError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        raise CommandError(str(error)) from None
     for path in written:
         print(path)
     repository = shlex.quote(str(folder.absolute().parent if folder.parent == Path() else folder.parent))
@@ -40,23 +49,16 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    kinds = "\n".join(f"  {kind.value:<10} {kind.about}" for kind in Kind)
-    parser = _Parser(
-        prog="pytriton-lite new",
-        usage="pytriton-lite new FOLDER [--kind=KIND]",
-        description="Write a model to begin with: config.pbtxt, 1/model.py and its tests. The name of FOLDER is the model's,\n"
-        "and the directory in which it lies is the repository that is served.",
-        epilog=f"kinds of models:\n{kinds}\n\nThe models run on Triton unchanged.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("folder", metavar="FOLDER", help="such as models/my_model; must not exist, or be empty")
-    parser.add_argument(
-        "--kind",
-        choices=[kind.value for kind in Kind],
-        default=Kind.PLAIN.value,
-        metavar="KIND",
-        help="what the model is like, see below; plain if it is not given",
-    )
-    return parser
+_LINES = "\n".join(f"  {kind.value:<10} {kind.about}" for kind in Kind)
+
+COMMAND = Command(
+    usage=("new FOLDER [--kind=KIND]",),
+    introduction=f"""\
+Writes a model to begin with into FOLDER: config.pbtxt, 1/model.py and its tests. The name of the folder is the model's, and the
+directory in which it lies is the repository that is served. The models run on Triton unchanged. Kinds of models:
+
+{_LINES}""",
+    options={_KIND.flag: _KIND},
+    run=run,
+    words=Words.DIRECTORIES,
+)

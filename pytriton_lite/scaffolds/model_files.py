@@ -63,8 +63,8 @@ def _checked_name(folder: Path) -> str:
     name = folder.name
     if _NAME.fullmatch(name) is None:
         raise ScaffoldError(
-            f"'{folder}' gives the model the name '{name}'; expected letters, digits, '_', '-' and '.', and neither '-' nor '.' "
-            "at the beginning"
+            f"'{folder}' gives the model the name '{name}'; expected letters, digits, '_', '-' and '.', neither '-' nor '.' "
+            "first"
         )
     if name.isdigit():
         raise ScaffoldError(

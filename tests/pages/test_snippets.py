@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 from google.protobuf import text_format
 
-from pytriton_lite import cli
-from pytriton_lite.check import command as check_command
+from pytriton_lite.cli import reading
+from pytriton_lite.cli.serve import parse
+from pytriton_lite.cli.table import COMMANDS
 from pytriton_lite.proto import model_config_pb
 from tools.pages.snippets import FOLLOWED, PROJECT, Snippet, pages, snippets
 
@@ -176,12 +177,9 @@ def check_command_line(words: list[str]) -> None:
     elif program == "pytriton-lite" and arguments:
         command, *rest = arguments
         if command == "serve":
-            cli.parse(rest, {})
-        elif command == "debug":
-            cli.parse(rest[1:], {})
-        elif command == "check":
-            cli._read_arguments(rest, check_command.OPTIONS)
-        else:
-            assert command.startswith("-") or command in cli._COMMANDS, f"there is no command {command}"
+            parse(rest, {})
+        elif not command.startswith("-"):
+            assert command in COMMANDS, f"there is no command {command}"
+            reading.read(COMMANDS[command].load(), rest, {})
     elif program == "python" and arguments[:1] == ["-m"] and arguments[1].startswith(("tests.", "tools.")):
         assert importlib.util.find_spec(arguments[1]) is not None, arguments[1]
