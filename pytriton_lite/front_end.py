@@ -39,12 +39,13 @@ from pytriton_lite.frontends.process.calls import RemoteCalls
 from pytriton_lite.frontends.process.following import refused_teller
 from pytriton_lite.frontends.process.link import FrontEndLink
 from pytriton_lite.frontends.process.log_lines import LinkHandler
-from pytriton_lite.frontends.process.news import FrontEndStart
+from pytriton_lite.frontends.process.news import FrontEndStart, RegionNews
 from pytriton_lite.frontends.process.questions import ForwardedMethods
 from pytriton_lite.frontends.process.remote_server import RemoteServer
 from pytriton_lite.frontends.unread import UnreadBudget
 from pytriton_lite.frontends.work_share import share_of
 from pytriton_lite.ipc.arena import DEFAULT_BYTES
+from pytriton_lite.ipc.device_segment import DeviceSegment
 from pytriton_lite.ipc.process_memory import InputMemory, OutputMemory
 from pytriton_lite.ipc.region import ClientSegment
 from pytriton_lite.listening import connection_limits, grpc_options, http_options, raise_file_limit, tls_context
@@ -159,7 +160,7 @@ class FrontEnd:
             server.on_model(*frames.read_told(body))
         elif kind == frames.REGION:
             region, news = frames.read_told(body)
-            segment = None if isinstance(news, str) else ClientSegment(self._link.receive_descriptor(), news.nbytes)
+            segment = None if isinstance(news, str) else self._segment_of(news)
             server.on_region(region, news, segment)
         elif kind == frames.WATCH:
             server.observation.is_on = frames.read_told(body)[1]
@@ -183,6 +184,12 @@ class FrontEnd:
             ending.append(self._grpc.stop(timeout_s))
         ended = await asyncio.gather(*ending)
         self._link.add(frames.numbers_frame(frames.DRAINED, [all(ended)]))
+
+    def _segment_of(self, news: RegionNews) -> ClientSegment | DeviceSegment:
+        """The memory of a region that was registered."""
+        if news.device:
+            return DeviceSegment(news.device, news.nbytes)
+        return ClientSegment(self._link.receive_descriptor(), news.nbytes)
 
     # ------------------------------------------------------------------------------------------ start
 

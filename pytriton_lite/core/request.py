@@ -35,7 +35,8 @@ class InferenceRequest:
     ``parameters`` are the custom ones only, in the client's order. ``timeout_us`` and ``priority`` are 0 when absent.
     ``output_windows`` says which outputs go into shared memory of the client, and where; ``classes`` of which outputs only so
     many of the largest elements are wanted (the classification extension). None where there are no such outputs. ``timeline``
-    is there for a request that is traced or logged. ``origin`` is `Origin.CLIENT` unless the engine made it itself. ``packed``
+    is there for a request that is traced or logged. ``on_device`` says whether an input, or the place of an output, is memory
+    of a device. ``origin`` is `Origin.CLIENT` unless the engine made it itself. ``packed``
     has the inputs as another process has sent them, where one has and all of them are small.
     """
 
@@ -44,6 +45,7 @@ class InferenceRequest:
         "classes",
         "correlation_id",
         "model_name",
+        "on_device",
         "origin",
         "output_windows",
         "packed",
@@ -89,6 +91,7 @@ class InferenceRequest:
         self.output_windows = output_windows
         self.classes = classes
         self.origin = origin
+        self.on_device = False
         self.timeline: Timeline | None = None
 
     @property

@@ -42,10 +42,12 @@ from pytriton_lite.engine.tracing.options import TraceOptions
 from pytriton_lite.engine.tracing.tracer import Tracer
 from pytriton_lite.engine.views import IndexEntry, LoadingVersion, ModelMetadata, ServerMetadata, TensorMetadata
 from pytriton_lite.engine.workers.backends import Backends
+from pytriton_lite.engine.workers.device_helper import DeviceHelpers
 from pytriton_lite.engine.workers.foreground import Foreground
 from pytriton_lite.engine.workers.fork_server import ForkServers
 from pytriton_lite.engine.workers.regions import RegionLimits, Regions
 from pytriton_lite.engine.workers.settings import WorkerSettings
+from pytriton_lite.ipc import device
 from pytriton_lite.ipc.segment import DEFAULT_PREFIX
 from pytriton_lite.repository.index import ModelId
 from pytriton_lite.repository.reader import Override, RepositoryOptions
@@ -168,10 +170,16 @@ class Server:
         """The front ends take from it what they buffer of requests that are not yet whole."""
         self.observation = Observation()
         self.tracer = Tracer(options.trace, self.observation, self.is_model_known)
+        uuids = device.visible_uuids()
+        self.device_helpers = (
+            DeviceHelpers(uuids, options.workers, self._fork_servers, self._environments.own) if uuids else None
+        )
+        """Processes that have the contexts on devices, which this one never has; None where there is no device."""
         self.regions = Regions(
             is_allowed=options.allow_client_shm,
             limits=options.region_limits,
             own_prefixes=(DEFAULT_PREFIX, options.workers.shm_prefix),
+            open_cuda=self.device_helpers.open if self.device_helpers is not None else None,
         )
         self._cache = options.cache
         factory = VersionFactory(
@@ -187,6 +195,7 @@ class Server:
             grants=ResourceGrants(options.resource_sizes) if options.resource_sizes is not None else None,
             cache=self._cache,
             total=UnansweredTotal(options.unanswered, options.overload_code),
+            devices=self.device_helpers,
         )
         repositories = RepositoryOptions(
             options.repositories,
@@ -589,6 +598,8 @@ class Server:
                 await self._poller.wait_closed()
             return await self._store.stop(timeout_s)
         finally:
+            if self.device_helpers is not None:
+                await self.device_helpers.close()
             self._fork_servers.close()
             if self._foreground is not None:
                 self._foreground.close()

@@ -92,6 +92,8 @@ class Task(str, enum.Enum):
     """READY, then batches until STOP."""
     AUTO_COMPLETE = "auto_complete"
     """COMPLETED with what ``auto_complete_config`` returned, and the process ends."""
+    DEVICE_HELPER = "device_helper"
+    """READY, then an ANSWER to each ASK of the engine (worker/device_helper.py), until the channel ends. There is no model."""
 
 
 class Place(enum.IntEnum):

@@ -267,6 +267,7 @@ class Ticket:
         if not self.is_over:
             self._receiver = None
             self._give_up()
+        self.is_cancelled = True  # also behind the end: its last response may still be on its way to a device
 
     def withdraw(self) -> None:
         """`cancel`, but the receiver hears the end: for who must know when nothing runs any more."""

@@ -41,6 +41,11 @@ def _live(channel: socket.socket, descriptors: socket.socket, control: memoryvie
     _name_process(start.instance)
     if start.keeps_freed_memory and not heap.is_tuned_by(os.environ):
         heap.keep_some()
+    if start.task == Task.DEVICE_HELPER:
+        from pytriton_lite.worker import device_helper  # what only few servers have
+
+        device_helper.serve(channel, descriptors, start)
+        return
     if start.task == Task.AUTO_COMPLETE:
         outbox = Outbox(channel)
         outbox.send(_auto_complete(start, auto_complete.AutoCompleteHost(outbox.send, control)))

@@ -168,6 +168,8 @@ class ModelStatistics:
     """Requests accepted and not yet answered, or still with a worker after their clients have gone."""
     unanswered_bytes: int = 0
     """Bytes of their inputs."""
+    host_bytes: int = 0
+    """Bytes of its tensors that were copied from a device to the host, or back, because it could not be done without."""
     first_response: Histogram | None = None
     """Whole milliseconds from a request's acceptance to its first response; None where histograms are off."""
 

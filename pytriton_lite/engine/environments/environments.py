@@ -57,6 +57,11 @@ class Environments:
         self._made: dict[Hashable, object] = {}
         self._said: set[str] = set()
 
+    @property
+    def own(self) -> Environment:
+        """The environment of a process that is no model's: what runs models that bring nothing, with no variable of theirs."""
+        return Environment(self._executable, self._variables)
+
     async def prepare(self, config: ModelConfig, model_dir: Path) -> Environment:
         """The environment that the workers of a model run in, made now if nobody else has.
 

@@ -22,6 +22,7 @@ from pytriton_lite.engine.serving.resource_grants import ResourceGrants
 from pytriton_lite.engine.serving.served_version import ServedVersion
 from pytriton_lite.engine.serving.worker_version import WorkerVersion
 from pytriton_lite.engine.workers.backends import Backends
+from pytriton_lite.engine.workers.device_helper import DeviceHelpers
 from pytriton_lite.engine.workers.foreground import Foreground
 from pytriton_lite.engine.workers.fork_server import ForkServers, Spawners
 from pytriton_lite.engine.workers.settings import WorkerSettings
@@ -59,8 +60,11 @@ class VersionFactory:
         grants: ResourceGrants | None = None,
         cache: ResponseCache | None = None,
         total: UnansweredTotal | None = None,
+        devices: DeviceHelpers | None = None,
     ) -> None:
-        """*grants* are those of the rate limiter; None without one. So is *cache*, the server's response cache.
+        """*devices* are for tensors in memory of devices; None where there are none.
+
+        *grants* are those of the rate limiter; None without one. So is *cache*, the server's response cache.
 
         *total* is what waits in the whole server; None where nothing is bounded.
         """
@@ -76,6 +80,7 @@ class VersionFactory:
         self._grants = grants
         self._cache = cache
         self._total = total
+        self._devices = devices
         self._gpu_ids = device.visible_device_ids()
 
     async def complete(
@@ -168,6 +173,8 @@ class VersionFactory:
         # An ensemble may be decoupled although its configuration did not say so, and is not cached then.
         if self._cache is not None and served.config.uses_response_cache:
             served.use_cache(self._cache.space(served.config, served.version, directory))
+        if self._devices is not None:
+            served.use_devices(self._devices)
 
     def _advise_on_cache(self, config: ModelConfig, version: int) -> None:
         if config.uses_response_cache and self._cache is None:

@@ -24,6 +24,8 @@ from pytriton_lite.engine.counting.unanswered import Unanswered, UnansweredLimit
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.serving.admission import Admission
 from pytriton_lite.engine.serving.cached_requests import CachedRequests
+from pytriton_lite.engine.serving.device_staging import DeviceStaging, StagedOutputs
+from pytriton_lite.engine.workers.device_helper import DeviceHelpers
 from pytriton_lite.repository.index import ModelId
 from pytriton_lite.scheduling.ticket import Caller, Ticket
 
@@ -75,6 +77,8 @@ class ServedVersion(ABC):
         self._is_stopping = False
         self._cached: CachedRequests | None = None
         """What answers in place of the model, where the server and the model have a response cache."""
+        self._staging: DeviceStaging | None = None
+        """What copies tensors of requests from devices and to them; None where the server has none."""
         self._holders = 0
         self._let_go: asyncio.Event | None = None
 
@@ -123,6 +127,8 @@ class ServedVersion(ABC):
         """Enqueue a request that was checked. Raises InferenceError for one that cannot be taken now."""
         accepted_ns = self._clock()
         self._accept(request, batch_size, accepted_ns)
+        if request.on_device:
+            return self._take_staged(request, receiver, batch_size, shape_key, caller, accepted_ns)
         ticket = Ticket(
             request,
             receiver,
@@ -132,14 +138,46 @@ class ServedVersion(ABC):
             caller=caller,
         )
         try:
-            if self._cached is not None:
-                self._cached.begin(ticket)
-            else:
-                self._begin(ticket)
+            self._go_on(ticket)
         except BaseException as error:
             self.count_refusal(error)
             raise
         return ticket
+
+    def _take_staged(
+        self,
+        request: InferenceRequest,
+        receiver: ResponseReceiver,
+        batch_size: int,
+        shape_key: Hashable,
+        caller: Caller | None,
+        accepted_ns: int,
+    ) -> Ticket:
+        """`_take` for a request with tensors on a device, which are copied to the host and from there."""
+        staging = self._staging
+        if staging is None:
+            raise InferenceError(
+                ErrorCode.UNSUPPORTED, f"this server has no device, which a request to '{self.name}' needs"
+            )
+        receiver = staging.receiver_of(request, receiver)
+        ticket = Ticket(
+            request, receiver, batch_size=batch_size, shape_key=shape_key, accepted_ns=accepted_ns, caller=caller
+        )
+        if isinstance(receiver, StagedOutputs):
+            receiver.ticket = ticket
+        try:
+            staging.begin(ticket)
+        except BaseException as error:
+            self.count_refusal(error)
+            raise
+        return ticket
+
+    def _go_on(self, ticket: Ticket) -> None:
+        """Begin with a request whose tensors are on the host. Raises InferenceError where it is refused."""
+        if self._cached is not None:
+            self._cached.begin(ticket)
+        else:
+            self._begin(ticket)
 
     def _checked(self, request: InferenceRequest) -> int:
         """The request's batch size. Raises InferenceError(INVALID_ARG) for one that does not fit the model."""
@@ -184,6 +222,10 @@ class ServedVersion(ABC):
         """Answer from *space* where it can, from now on. Call it before `begin_load`."""
         self._cached = CachedRequests(self, space, execute=self._begin, clock=self._clock)
         self.statistics.begin_caching()
+
+    def use_devices(self, helpers: DeviceHelpers) -> None:
+        """Take requests with tensors on devices, from now on."""
+        self._staging = DeviceStaging(self, helpers, go_on=self._go_on, clock=self._clock)
 
     def answer_in_order(self, deliver: Callable[[], None]) -> None:
         """Call *deliver*, which answers a request that needed no execution, when its turn has come: most often now."""

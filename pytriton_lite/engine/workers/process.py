@@ -55,6 +55,7 @@ class _Goal(NamedTuple):
 _GOALS = {
     Task.SERVE: _Goal(Kind.READY, "initialize the model", "the model was ready"),
     Task.AUTO_COMPLETE: _Goal(Kind.COMPLETED, "return from auto_complete_config", "auto_complete_config returned"),
+    Task.DEVICE_HELPER: _Goal(Kind.READY, "open its device", "it had its device"),
 }
 
 

@@ -7,17 +7,19 @@ What the operator allows is checked here and nowhere else, for every protocol:
 * Names of our own segments and of Triton's are refused, and what `RegionLimits` leaves out.
 * What a name leads to must be an ordinary segment, neither a pipe nor a directory nor a device.
 
-A region is a descriptor, never a mapping (ipc/region.py). Whoever uses a region keeps its segment open, so one may be
-unregistered at any moment, as newer Triton has it (HTTP spec, section 12).
+A system region is a descriptor, never a mapping (ipc/region.py); one on a device is a handle, which only other processes open
+(device_helper.py). Whoever uses a region keeps its segment, so one may be unregistered at any moment, as newer Triton has it
+(HTTP spec, section 12).
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import stat
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -25,14 +27,17 @@ from pytriton_lite.core import dtypes
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Tensor, Window
+from pytriton_lite.ipc.device import HANDLE_BYTES
+from pytriton_lite.ipc.device_segment import DeviceSegment
 from pytriton_lite.ipc.messages import INLINE_BYTES
 from pytriton_lite.ipc.region import ClientSegment
 
-CUDA_HANDLE_BYTES = 64
-"""The size of a ``cudaIpcMemHandle_t``."""
+logger = logging.getLogger(__name__)
 
-CudaOpener = Callable[[bytes, int, int], object]
-"""Handle, device and byte size to what keeps the memory open. Raises OSError when that cannot be."""
+CUDA_HANDLE_BYTES = HANDLE_BYTES
+
+CudaOpener = Callable[[bytes, int, int], Awaitable[DeviceSegment]]
+"""Handle, device and byte size to the memory, which was opened once. Raises InferenceError when that cannot be."""
 
 _SHM_FOLDER = "/dev/shm"
 _TRITON_PREFIX = "triton_python_backend_shm_region_"
@@ -65,12 +70,12 @@ class SystemRegion:
 
 @dataclass(frozen=True)
 class CudaRegion:
-    """Memory on a device, which ``memory`` keeps open."""
+    """Memory of a client on a device, which whoever needs it opens outside of this process."""
 
     name: str
     device_id: int
     byte_size: int
-    memory: object = field(repr=False, compare=False)
+    segment: DeviceSegment = field(repr=False, compare=False)
 
 
 _Kind = TypeVar("_Kind", SystemRegion, CudaRegion)
@@ -99,6 +104,7 @@ class Regions:
         self._reserved = (*own_prefixes, _TRITON_PREFIX)
         self._open_cuda = open_cuda
         self._regions: dict[str, SystemRegion | CudaRegion] = {}
+        self._opening = 0
         self.on_change: Callable[[str], None] = _nothing
         """Called with the name of a region that was registered or is not any more."""
 
@@ -112,7 +118,7 @@ class Regions:
             raise InferenceError(ErrorCode.INVALID_ARG, text)
         if name in self._regions:
             raise InferenceError(ErrorCode.ALREADY_EXISTS, f"shared memory region '{name}' already in manager")
-        if len(self._regions) >= _most_regions():
+        if len(self._regions) + self._opening >= _most_regions():
             raise InferenceError(
                 ErrorCode.UNAVAILABLE,
                 f"failed to register shared memory region '{name}': {len(self._regions)} regions are registered, more "
@@ -135,8 +141,8 @@ class Regions:
             raise _invalid_window(name)
         self.put(SystemRegion(name, key, offset, byte_size, segment))
 
-    def register_cuda(self, name: str, raw_handle: bytes, device_id: int, byte_size: int) -> None:
-        """Open memory that another process exported, and know it as *name*."""
+    async def register_cuda(self, name: str, raw_handle: bytes, device_id: int, byte_size: int) -> None:
+        """Have memory opened that another process exported, and know it as *name*."""
         self.check_can_register(name, "cuda")
         if self._open_cuda is None:
             raise InferenceError(
@@ -146,11 +152,17 @@ class Regions:
         if len(raw_handle) != CUDA_HANDLE_BYTES or byte_size <= 0:
             raise invalid
         self._check_limit(name, byte_size)
+        self._opening += 1  # what is being opened has its place, too
         try:
-            memory = self._open_cuda(raw_handle, device_id, byte_size)
-        except OSError as error:
+            segment = await self._open_cuda(raw_handle, device_id, byte_size)
+        except InferenceError as error:
+            # Triton's text, which clients may know; why is for the log of whoever runs the server.
+            logger.warning("CUDA shared memory region '%s' is not registered: %s", name, error.message)
             raise invalid from error
-        self.put(CudaRegion(name, device_id, byte_size, memory))
+        finally:
+            self._opening -= 1
+        self.check_can_register(name, "cuda")  # somebody may have been quicker
+        self.put(CudaRegion(name, device_id, byte_size, segment))
 
     def put(self, region: SystemRegion | CudaRegion) -> None:
         """Know a region that was checked, here or in the process that had it registered."""
@@ -195,15 +207,14 @@ class Regions:
     def window(self, region: str, offset: int, byte_size: int) -> Window:
         """The *byte_size* bytes from *offset* on of a region, for one tensor; the segment stays open as long as it lives.
 
-        Raises InferenceError for a region that is not there, not so large, on a device, or was made smaller by its owner.
+        Raises InferenceError for a region that is not there, not so large, or was made smaller by its owner.
         """
         found = self._regions.get(region)
         if found is None:
             raise InferenceError(ErrorCode.NOT_FOUND, f"Unable to find shared memory region: '{region}'")
         _check_inside(found, offset, byte_size)
-        if type(found) is not SystemRegion:
-            text = f"shared memory region '{region}' is CUDA shared memory, which inference requests cannot use here"
-            raise InferenceError(ErrorCode.UNSUPPORTED, text)
+        if isinstance(found, CudaRegion):
+            return Window(found.segment, offset, byte_size)
         start = found.offset + offset
         _check_still_there(found, start + byte_size)
         return Window(found.segment, start, byte_size)
@@ -217,6 +228,8 @@ class Regions:
         else lies is all that the server knows; the worker looks there.
         """
         segment, start, nbytes = self.window(region, offset, byte_size)
+        if isinstance(segment, DeviceSegment):
+            return Tensor(name, datatype, shape, None, nbytes, home=(segment, start))
         if nbytes <= INLINE_BYTES or datatype is dtypes.BYTES:
             return Tensor(name, datatype, shape, segment.read(start, nbytes))
         return Tensor(name, datatype, shape, None, nbytes, home=(segment, start))

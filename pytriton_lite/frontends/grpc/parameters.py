@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import SEQUENCE_END, SEQUENCE_START, InferenceRequest
+from pytriton_lite.ipc.device_segment import DeviceSegment
 from pytriton_lite.proto.grpc_service_pb import InferParameter
 
 if TYPE_CHECKING:
@@ -119,7 +120,8 @@ def read_output_parameters(name: str, parameters: Parameters, request: Inference
         request.classes[name] = classification.int64_param
     if place is not None:
         request.output_windows = request.output_windows or {}
-        request.output_windows[name] = regions.window(*place)
+        window = request.output_windows[name] = regions.window(*place)
+        request.on_device = request.on_device or isinstance(window.segment, DeviceSegment)
 
 
 def _correlation_id(parameter: InferParameter, choice: str | None) -> int | str:

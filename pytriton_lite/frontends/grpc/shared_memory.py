@@ -45,8 +45,8 @@ class SharedMemoryMethods:
             place.byte_size = region.byte_size
         return response
 
-    def cuda_register(self, message: pb.CudaSharedMemoryRegisterRequest) -> pb.CudaSharedMemoryRegisterResponse:
-        self._regions.register_cuda(message.name, message.raw_handle, message.device_id, message.byte_size)
+    async def cuda_register(self, message: pb.CudaSharedMemoryRegisterRequest) -> pb.CudaSharedMemoryRegisterResponse:
+        await self._regions.register_cuda(message.name, message.raw_handle, message.device_id, message.byte_size)
         return pb.CudaSharedMemoryRegisterResponse()
 
     def cuda_unregister(self, message: pb.CudaSharedMemoryUnregisterRequest) -> pb.CudaSharedMemoryUnregisterResponse:

@@ -116,7 +116,7 @@ def _add_cuda(app: FastAPI, regions: Regions, documents: Documents) -> None:
             raise InferenceError(
                 ErrorCode.INVALID_ARG, "'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t"
             )
-        regions.register_cuda(region, handle, device_id, byte_size)
+        await regions.register_cuda(region, handle, device_id, byte_size)
         return _done()
 
     @app.post(

@@ -17,6 +17,7 @@ from pytriton_lite.frontends.process.frames import Checked, ExtrasTable
 from pytriton_lite.frontends.process.link import FrontEndLink
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import frame
+from pytriton_lite.ipc.device_segment import DeviceSegment, is_on_device
 from pytriton_lite.ipc.messages import INLINE_BYTES, Kind, Place, SpecTable, TensorRef
 from pytriton_lite.ipc.process_memory import InputMemory, OutputMemory
 from pytriton_lite.ipc.region import ClientSegment
@@ -54,7 +55,7 @@ class RemoteCalls:
     """All requests of this process that the engine has, and the memory that their tensors lie in."""
 
     def __init__(self) -> None:
-        self._regions: weakref.WeakKeyDictionary[ClientSegment, int] = weakref.WeakKeyDictionary()
+        self._regions: weakref.WeakKeyDictionary[ClientSegment | DeviceSegment, int] = weakref.WeakKeyDictionary()
         """Numbers by which the engine knows segments of clients."""
         self._specs = SpecTable()
         self._extras = ExtrasTable()
@@ -88,7 +89,7 @@ class RemoteCalls:
             self._outputs.trim()
             self._link.flush_soon()
 
-    def know_region(self, segment: ClientSegment, number: int) -> None:
+    def know_region(self, segment: ClientSegment | DeviceSegment, number: int) -> None:
         """The engine knows *segment* by *number* for as long as it lives here."""
         self._regions[segment] = number
 
@@ -137,7 +138,7 @@ class RemoteCalls:
     def _put_inputs(self, parts: list[bytes], inputs: list[Tensor]) -> None:
         for tensor in inputs:
             spec = self._specs.encode(tensor.name, tensor.datatype, tensor.shape)
-            if tensor.nbytes <= INLINE_BYTES:
+            if tensor.nbytes <= INLINE_BYTES and (tensor.data is not None or not is_on_device(tensor)):
                 messages.put_inline(parts, spec, tensor.content())
             else:
                 self._put_large(parts, spec, tensor)

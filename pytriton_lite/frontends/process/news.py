@@ -47,7 +47,10 @@ class ModelNews(NamedTuple):
 
 
 class RegionNews(NamedTuple):
-    """A client's region that was registered. The descriptor of its segment comes with it."""
+    """A client's region that was registered. The descriptor of its segment comes with it, if it has one.
+
+    One on a device has its UUID in ``device``; a front end can do nothing with it but name it.
+    """
 
     name: str
     key: str
@@ -55,3 +58,5 @@ class RegionNews(NamedTuple):
     byte_size: int
     nbytes: int
     """Size of the segment."""
+    device: bytes = b""
+    device_id: int = 0

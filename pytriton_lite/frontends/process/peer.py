@@ -21,6 +21,7 @@ from pytriton_lite.frontends.process.model_news import StampedVersions
 from pytriton_lite.frontends.process.regions import RegionNumbers
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import frame
+from pytriton_lite.ipc.device_segment import DeviceSegment, is_on_device
 from pytriton_lite.ipc.messages import INLINE_BYTES, Kind, Place, SpecTable, TensorRef
 from pytriton_lite.scheduling.ticket import Ticket
 
@@ -163,6 +164,11 @@ class Peer:
                 name: Window(self._regions.segment(region), offset, nbytes)
                 for name, region, offset, nbytes in extras.windows
             }
+            request.on_device = any(
+                isinstance(window.segment, DeviceSegment) for window in request.output_windows.values()
+            )
+        if inputs is not None and not request.on_device:
+            request.on_device = any(map(is_on_device, inputs))
         if extras.timeline:
             request.timeline = self._followed.get(extras.timeline)
         return request

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.ipc.device_segment import DeviceSegment
 from pytriton_lite.ipc.region import ClientSegment
 
 
@@ -11,10 +12,10 @@ class RegionNumbers:
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
-        self._segments: dict[int, ClientSegment] = {}
+        self._segments: dict[int, ClientSegment | DeviceSegment] = {}
         self._next = 1
 
-    def add(self, name: str, segment: ClientSegment) -> int:
+    def add(self, name: str, segment: ClientSegment | DeviceSegment) -> int:
         """The number for the region *name*, which was registered."""
         number, self._next = self._next, self._next + 1
         self._numbers[name] = number
@@ -33,7 +34,7 @@ class RegionNumbers:
         """Every front end has heard that the region is gone."""
         self._segments.pop(number, None)
 
-    def segment(self, number: int) -> ClientSegment:
+    def segment(self, number: int) -> ClientSegment | DeviceSegment:
         """Raises InferenceError for one that is not known."""
         found = self._segments.get(number)
         if found is None:

@@ -14,7 +14,7 @@ from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
 from pytriton_lite.engine.models.catalog import STILL_LOADING, find_version
 from pytriton_lite.engine.serving.admission import Admission
 from pytriton_lite.engine.serving.served_version import not_ready_error
-from pytriton_lite.engine.workers.regions import Regions, SystemRegion
+from pytriton_lite.engine.workers.regions import CudaRegion, Regions, SystemRegion
 from pytriton_lite.frontends.process import frames
 from pytriton_lite.frontends.process.board import Board
 from pytriton_lite.frontends.process.calls import RemoteCalls
@@ -23,6 +23,7 @@ from pytriton_lite.frontends.process.frames import Checked
 from pytriton_lite.frontends.process.link import FrontEndLink
 from pytriton_lite.frontends.process.news import ModelNews, RegionNews, VersionNews
 from pytriton_lite.frontends.process.questions import Questions
+from pytriton_lite.ipc.device_segment import DeviceSegment
 from pytriton_lite.ipc.region import ClientSegment
 from pytriton_lite.proto import model_config_pb
 from pytriton_lite.repository.index import ModelId
@@ -156,14 +157,17 @@ class RemoteServer:
             versions[version.version] = RemoteVersion(news.id, number, version, config)
         self._names[news.name] = _Meaning(news.id, None, versions)
 
-    def on_region(self, number: int, news: RegionNews | str, segment: ClientSegment | None) -> None:
+    def on_region(self, number: int, news: RegionNews | str, segment: ClientSegment | DeviceSegment | None) -> None:
         """A region was registered, under the engine's *number*, or is not any more: its name."""
         if isinstance(news, str):
             self.regions.forget(news)
             return
         assert segment is not None
         self._calls.know_region(segment, number)
-        self.regions.put(SystemRegion(news.name, news.key, news.offset, news.byte_size, segment))
+        if isinstance(segment, DeviceSegment):
+            self.regions.put(CudaRegion(news.name, news.device_id, news.byte_size, segment))
+        else:
+            self.regions.put(SystemRegion(news.name, news.key, news.offset, news.byte_size, segment))
 
 
 def _config(serialized: bytes) -> ModelConfig:

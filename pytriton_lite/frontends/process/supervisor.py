@@ -32,7 +32,7 @@ from pytriton_lite.core.timeline import Listener
 from pytriton_lite.engine.outlet import socket_pair
 from pytriton_lite.engine.server import Server
 from pytriton_lite.engine.workers.memory import PeerMemory
-from pytriton_lite.engine.workers.regions import SystemRegion
+from pytriton_lite.engine.workers.regions import CudaRegion
 from pytriton_lite.frontends.accepting import Places
 from pytriton_lite.frontends.process import frames
 from pytriton_lite.frontends.process.board import Board
@@ -204,8 +204,13 @@ class FrontEndProcess:
         shared = self._shared
         number = shared.regions.number(name)
         region = shared.server.regions.get(name)
-        if number is None or not isinstance(region, SystemRegion):
+        if number is None or region is None:
             self.tell(frames.told_frame(frames.REGION, 0, name))
+            return
+        if isinstance(region, CudaRegion):
+            device = region.segment.uuid
+            news = RegionNews(name, "", 0, region.byte_size, region.segment.nbytes, device, region.device_id)
+            self.tell(frames.told_frame(frames.REGION, number, news))
             return
         news = RegionNews(name, region.key, region.offset, region.byte_size, region.segment.nbytes)
         self.tell(frames.told_frame(frames.REGION, number, news), os.dup(region.segment.fd))
@@ -418,7 +423,7 @@ class FrontEnds:
         shared = self._shared
         region = shared.server.regions.get(name)
         before = shared.regions.forget(name)
-        if isinstance(region, SystemRegion):
+        if region is not None:
             shared.regions.add(name, region.segment)
         for process in self._ready():
             process.tell_region(name)

@@ -5,6 +5,7 @@ HTTP spec, section 12. Segments are real, in ``/dev/shm``.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import secrets
@@ -15,8 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.workers.regions import RegionLimits, Regions
+from pytriton_lite.ipc.device_segment import DeviceSegment, is_on_device
 from pytriton_lite.ipc.segment import DEFAULT_PREFIX
 from tests.harness import PROJECT, open_descriptors
 
@@ -53,11 +56,16 @@ def regions() -> Regions:
     return Regions(is_allowed=True, own_prefixes=(DEFAULT_PREFIX, "configured_"), open_cuda=open_cuda)
 
 
-def open_cuda(handle: bytes, device_id: int, byte_size: int) -> object:
+async def open_cuda(handle: bytes, device_id: int, byte_size: int) -> DeviceSegment:
     """A device that knows one handle."""
+    await asyncio.sleep(0)
     if handle != b"h" * 64 or device_id != 0:
-        raise OSError("cudaErrorInvalidValue")
-    return object()
+        raise InferenceError(ErrorCode.INTERNAL, "CUDA_ERROR_INVALID_VALUE")
+    return DeviceSegment(b"u" * 16, byte_size, handle=handle)
+
+
+def register_cuda(regions: Regions, name: str, handle: bytes, device_id: int, byte_size: int) -> None:
+    asyncio.run(regions.register_cuda(name, handle, device_id, byte_size))
 
 
 def refusal(call: Callable[..., object], *args: object) -> tuple[ErrorCode, str]:
@@ -89,13 +97,13 @@ def test_a_name_is_taken_once_whatever_its_kind(regions: Regions, key: str) -> N
     regions.register_system("r", key, 0, 64)
     taken = (ErrorCode.ALREADY_EXISTS, "shared memory region 'r' already in manager")
     assert refusal(regions.register_system, "r", key, 0, 32) == taken
-    assert refusal(regions.register_cuda, "r", b"h" * 64, 0, 8) == taken
+    assert refusal(register_cuda, regions, "r", b"h" * 64, 0, 8) == taken
 
 
 def test_a_region_has_a_name(regions: Regions, key: str) -> None:
     text = "'region name' is necessary to register {} shared memory region"
     assert refusal(regions.register_system, "", key, 0, 64) == (ErrorCode.INVALID_ARG, text.format("system"))
-    assert refusal(regions.register_cuda, "", b"h" * 64, 0, 8) == (ErrorCode.INVALID_ARG, text.format("cuda"))
+    assert refusal(register_cuda, regions, "", b"h" * 64, 0, 8) == (ErrorCode.INVALID_ARG, text.format("cuda"))
 
 
 @pytest.mark.parametrize(
@@ -205,7 +213,7 @@ def test_nothing_is_registered_where_it_is_not_allowed(key: str) -> None:
     regions = Regions(is_allowed=False)
     disabled = (ErrorCode.UNSUPPORTED, DISABLED)
     assert refusal(regions.register_system, "r", key, 0, 64) == disabled
-    assert refusal(regions.register_cuda, "r", b"h" * 64, 0, 8) == disabled
+    assert refusal(register_cuda, regions, "r", b"h" * 64, 0, 8) == disabled
     assert refusal(regions.unregister_system) == disabled
     assert refusal(regions.unregister_cuda, "r") == disabled
     assert regions.system_status() == regions.cuda_status() == []
@@ -231,7 +239,7 @@ def test_an_operator_allows_so_many_bytes_of_a_segment(key: str) -> None:
         "(--client-shm-max-byte-size)"
     )
     assert refusal(regions.register_system, "other", key, 17, 32) == (ErrorCode.INVALID_ARG, text.format(49))
-    assert refusal(regions.register_cuda, "other", b"h" * 64, 0, 50) == (ErrorCode.INVALID_ARG, text.format(50))
+    assert refusal(register_cuda, regions, "other", b"h" * 64, 0, 50) == (ErrorCode.INVALID_ARG, text.format(50))
 
 
 def test_regions_leave_descriptors_for_connections(regions: Regions, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +261,7 @@ def test_regions_leave_descriptors_for_connections(regions: Regions, key: str, m
 def test_status_is_by_name_and_of_one_kind(regions: Regions, key: str) -> None:
     for name in ("b", "a", "ä"):
         regions.register_system(name, key, 0, 64)
-    regions.register_cuda("c", b"h" * 64, 0, 8)
+    register_cuda(regions, "c", b"h" * 64, 0, 8)
     assert [row.name for row in regions.system_status()] == ["a", "b", "ä"]
     (row,) = regions.cuda_status()
     assert (row.name, row.device_id, row.byte_size) == ("c", 0, 8)
@@ -262,7 +270,7 @@ def test_status_is_by_name_and_of_one_kind(regions: Regions, key: str) -> None:
 
 def test_status_of_what_is_not_there_or_of_the_other_kind(regions: Regions, key: str) -> None:
     regions.register_system("r", key, 0, 64)
-    regions.register_cuda("c", b"h" * 64, 0, 8)
+    register_cuda(regions, "c", b"h" * 64, 0, 8)
     for call, name, text in (
         (regions.system_status, "x", "Unable to find system shared memory region: 'x'"),
         (regions.cuda_status, "x", "Unable to find cuda shared memory region: 'x'"),
@@ -286,7 +294,7 @@ def test_status_of_what_is_not_there_or_of_the_other_kind(regions: Regions, key:
 def test_unregistering_knows_only_its_own_kind(regions: Regions, key: str) -> None:
     regions.register_system("r", key, 0, 64)
     regions.register_system("s", key, 0, 64)
-    regions.register_cuda("c", b"h" * 64, 0, 8)
+    register_cuda(regions, "c", b"h" * 64, 0, 8)
     regions.unregister_system("nope")
     regions.unregister_system("c")
     regions.unregister_cuda("r")
@@ -385,7 +393,7 @@ def test_a_segment_of_many_bytes_that_are_not_there_costs_nothing(regions: Regio
 
 def test_without_a_way_to_open_it_no_device_memory_is_registered() -> None:
     expected = (ErrorCode.INVALID_ARG, "failed to register CUDA shared memory region: 'c', GPUs not supported")
-    assert refusal(Regions(is_allowed=True).register_cuda, "c", b"h" * 64, 0, 8) == expected
+    assert refusal(register_cuda, Regions(is_allowed=True), "c", b"h" * 64, 0, 8) == expected
 
 
 @pytest.mark.parametrize(
@@ -396,14 +404,32 @@ def test_device_memory_that_cannot_be_opened_is_refused(
     regions: Regions, handle: bytes, device_id: int, byte_size: int
 ) -> None:
     expected = (ErrorCode.INVALID_ARG, "failed to register shared memory region: invalid args")
-    assert refusal(regions.register_cuda, "c", handle, device_id, byte_size) == expected
+    assert refusal(register_cuda, regions, "c", handle, device_id, byte_size) == expected
     assert regions.cuda_status() == []
 
 
-def test_a_request_cannot_use_device_memory(regions: Regions) -> None:
-    regions.register_cuda("c", b"h" * 64, 0, 8)
-    assert refusal(regions.window, "c", 0, 8) == (
-        ErrorCode.UNSUPPORTED,
-        "shared memory region 'c' is CUDA shared memory, which inference requests cannot use here",
-    )
+def test_a_tensor_on_a_device_is_named_and_not_read(regions: Regions) -> None:
+    register_cuda(regions, "c", b"h" * 64, 0, 8)
+    tensor = regions.tensor("IN", dtypes.FP32, (1,), region="c", offset=4, byte_size=4)
+    assert is_on_device(tensor)
+    assert tensor.home is not None
+    segment, offset = tensor.home
+    assert (segment.handle, offset, tensor.nbytes) == (b"h" * 64, 4, 4)
+    assert regions.window("c", 0, 8).segment is segment
+    assert refusal(tensor.content)[0] is ErrorCode.UNSUPPORTED
     assert refusal(regions.window, "c", 8, 1)[1] == "Invalid offset for shared memory region: 'c'"
+
+
+def test_of_two_who_register_a_name_at_the_same_time_one_gets_it() -> None:
+    regions = Regions(is_allowed=True, open_cuda=open_cuda)
+
+    async def both() -> list[BaseException | None]:
+        return await asyncio.gather(
+            *(regions.register_cuda("c", b"h" * 64, 0, nbytes) for nbytes in (8, 16)), return_exceptions=True
+        )
+
+    first, second = asyncio.run(both())
+    assert first is None
+    assert isinstance(second, InferenceError)
+    assert second.message == "shared memory region 'c' already in manager"
+    assert [row.byte_size for row in regions.cuda_status()] == [8]

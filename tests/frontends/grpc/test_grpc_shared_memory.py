@@ -13,7 +13,9 @@ import pytest
 from grpc_fakes import FakeServer
 from tritonclient.grpc import InferenceServerClient, service_pb2
 
+from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.workers.regions import Regions
+from pytriton_lite.ipc.device_segment import DeviceSegment
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="makes segments as files")
 
@@ -32,10 +34,10 @@ METHODS = (
 def engine() -> FakeServer:
     """One whose device knows `HANDLE`."""
 
-    def open_cuda(handle: bytes, device_id: int, byte_size: int) -> object:
+    async def open_cuda(handle: bytes, device_id: int, byte_size: int) -> DeviceSegment:
         if handle != HANDLE:
-            raise OSError("cudaErrorInvalidValue")
-        return object()
+            raise InferenceError(ErrorCode.INTERNAL, "CUDA_ERROR_INVALID_VALUE")
+        return DeviceSegment(bytes(16), byte_size, handle=handle)
 
     return FakeServer(regions=Regions(is_allowed=True, open_cuda=open_cuda))
 

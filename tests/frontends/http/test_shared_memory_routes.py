@@ -17,6 +17,7 @@ from http_fake_server import FakeServer
 from pytriton_lite.engine.workers.regions import Regions
 from pytriton_lite.frontends.http.server import HttpOptions, http_app
 from pytriton_lite.frontends.listener import AsgiApp
+from pytriton_lite.ipc.device_segment import DeviceSegment
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="makes segments as files")
 
@@ -39,8 +40,12 @@ def key() -> Iterator[str]:
 @pytest.fixture
 def server() -> FakeServer:
     fake = FakeServer()
-    fake.regions = Regions(is_allowed=True, open_cuda=lambda handle, device_id, byte_size: object())
+    fake.regions = Regions(is_allowed=True, open_cuda=open_cuda)
     return fake
+
+
+async def open_cuda(handle: bytes, device_id: int, byte_size: int) -> DeviceSegment:
+    return DeviceSegment(bytes(16), byte_size, handle=handle)
 
 
 @pytest.fixture
