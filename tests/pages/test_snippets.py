@@ -26,9 +26,9 @@ from tools.pages.snippets import FOLLOWED, PROJECT, Snippet, pages, snippets
 
 ALL = [snippet for page in pages() for snippet in snippets(page)]
 
-PLAIN = {"text", "mermaid", "console"}
-"""Languages that are not parsed: what programs print, pictures in letters, other programs' configurations; diagrams, which
-only a browser can read; and sessions, each of which is run."""
+PLAIN = {"text", "mermaid"}
+"""Languages that are not parsed: what programs print, pictures in letters, other programs' configurations; and diagrams, which
+only a browser can read."""
 
 
 def of(*languages: str) -> list[Snippet]:
@@ -42,12 +42,8 @@ def place(snippet: Snippet) -> str:
 
 
 def test_every_block_says_what_it_is() -> None:
-    known = {"python", "protobuf", "sh", "bash", "json", "yaml", "toml", "dockerfile"} | PLAIN
+    known = {"python", "protobuf", "sh", "bash", "json", "yaml", "toml", "dockerfile", "console"} | PLAIN
     assert [snippet.place for snippet in ALL if snippet.language not in known] == []
-
-
-def test_a_session_is_run() -> None:
-    assert [snippet.place for snippet in of("console") if "run by" not in snippet.notes] == []
 
 
 def test_a_test_that_runs_a_block_is_there_and_reads_the_page() -> None:
@@ -132,11 +128,15 @@ def test_toml_is_toml(snippet: Snippet) -> None:
     assert tomllib.loads(snippet.text)
 
 
-@pytest.mark.parametrize("snippet", of("sh", "bash"), ids=place)
+@pytest.mark.parametrize("snippet", of("sh", "bash", "console"), ids=place)
 def test_a_command_can_be_parsed_and_its_options_are_there(snippet: Snippet) -> None:
-    done = subprocess.run(["bash", "-n"], input=snippet.text, capture_output=True, text=True)
+    text = snippet.text
+    if snippet.language == "console":
+        text = "\n".join(re.findall(r"^\$ (.*(?:\\\n.*)*)", text, re.MULTILINE))
+        assert text, "a session has lines that begin with $"
+    done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for words in commands(snippet.text):
+    for words in commands(text):
         check_command_line(words)
 
 
