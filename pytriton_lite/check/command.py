@@ -78,7 +78,8 @@ def run(arguments: Arguments) -> int:
         print(finding.as_text() if is_text else finding.as_json())
     if is_text:
         print(summary(findings, models))
-    return int(any(finding.is_error or arguments.value(_WARNINGS_AS_ERRORS) for finding in findings))
+    counting = {Severity.ERROR, Severity.WARNING} if arguments.value(_WARNINGS_AS_ERRORS) else {Severity.ERROR}
+    return int(any(finding.severity in counting for finding in findings))
 
 
 def _check(places: Sequence[Path | RemoteUrl], settings: Settings) -> tuple[list[Finding], int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -12,6 +13,8 @@ class Severity(enum.Enum):
     ERROR = "error"
     """The model, or an ensemble that it is part of, does not load."""
     WARNING = "warning"
+    NOTE = "note"
+    """The model loads and runs here; under Triton it would not."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,15 @@ class Finding:
 
 def summary(findings: Iterable[Finding], models: int) -> str:
     """The last line of the text form."""
-    is_error = [finding.is_error for finding in findings]
-    errors, warnings = sum(is_error), len(is_error) - sum(is_error)
-    return f"{_count(models, 'model')}, {_count(errors, 'error')}, {_count(warnings, 'warning')}"
+    counts = Counter(finding.severity for finding in findings)
+    parts = [
+        _count(models, "model"),
+        _count(counts[Severity.ERROR], "error"),
+        _count(counts[Severity.WARNING], "warning"),
+    ]
+    if counts[Severity.NOTE]:
+        parts.append(_count(counts[Severity.NOTE], "note"))
+    return ", ".join(parts)
 
 
 def _count(number: int, noun: str) -> str:

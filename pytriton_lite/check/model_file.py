@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pytriton_lite.check.portability import traps
 from pytriton_lite.config.regular_file import read_regular_file
 
 _CLASS = "TritonPythonModel"
+_ELSEWHERE = 'it runs here; see docs/compatibility.md, "From here to Triton"'
 _COMPLETES = "auto_complete_config"
 
 _WRITE_NAMES = frozenset({"globals", "vars", "setattr", "exec", "eval", "__import__", "modules", "__dict__"})
@@ -29,10 +31,11 @@ class Problem:
 
 @dataclass(frozen=True)
 class ModelFile:
-    """``completes`` is False where the model certainly has no ``auto_complete_config``."""
+    """``completes`` is False where the model certainly has no ``auto_complete_config``; ``notes`` are of `portability`."""
 
     problems: tuple[Problem, ...]
     completes: bool
+    notes: tuple[Problem, ...] = ()
 
 
 def read_model_file(path: Path) -> ModelFile:
@@ -48,7 +51,8 @@ def read_model_file(path: Path) -> ModelFile:
         return ModelFile((Problem(text, error.lineno or 0, error.offset or 0),), completes=True)
     except (OSError, ValueError, RecursionError, MemoryError) as error:
         return ModelFile((Problem(f"{type(error).__name__}: {error}", 0, 0),), completes=True)
-    return _examine(tree, path)
+    notes = tuple(Problem(text, node.lineno, node.col_offset + 1, _ELSEWHERE) for node, text in traps(tree))
+    return replace(_examine(tree, path), notes=notes)
 
 
 def _examine(tree: ast.Module, path: Path) -> ModelFile:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytriton_lite.check.findings import Finding, Severity
-from pytriton_lite.check.model_file import ModelFile, read_model_file
+from pytriton_lite.check.model_file import Problem, read_model_file
 from pytriton_lite.check.places import Place, place_of, places_of_all
 from pytriton_lite.config.complete import BACKEND_FILE, PYTHON
 from pytriton_lite.config.effects import NO_TENSORS, without_effect
@@ -112,8 +112,8 @@ class _Model:
         """A finding about another file, or a directory."""
         self.findings.append(Finding(severity, self.directory.name, str(file), text, hint=hint_for(text)))
 
-    def add_in_model_file(self, path: Path, read: ModelFile, severity: Severity, hint: str) -> None:
-        for problem in read.problems:
+    def add_in_model_file(self, path: Path, problems: Iterable[Problem], severity: Severity, hint: str = "") -> None:
+        for problem in problems:
             self.findings.append(
                 Finding(
                     severity,
@@ -305,7 +305,8 @@ def _check_code_of(model: _Model, message: model_config_pb.ModelConfig, version:
     # Another Python may know what this one does not.
     has_own_python = any(parameter.name in message.parameters for parameter in _OWN_PYTHON)
     hint = "as the Python of this command reads it; the model has an environment of its own" if has_own_python else ""
-    model.add_in_model_file(path, read, Severity.WARNING if has_own_python else Severity.ERROR, hint)
+    model.add_in_model_file(path, read.problems, Severity.WARNING if has_own_python else Severity.ERROR, hint)
+    model.add_in_model_file(path, read.notes, Severity.NOTE)
     return read.completes
 
 
