@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytriton_lite import __version__, freed_memory, logs
 from pytriton_lite.access_log import AccessLog, LineFile
+from pytriton_lite.console.lines import RecentLines
+from pytriton_lite.console.options import ConsoleOptions
 from pytriton_lite.core import heap
 from pytriton_lite.core.build import build_kind
 from pytriton_lite.core.errors import ErrorCode, InferenceError
@@ -55,8 +57,8 @@ from pytriton_lite.frontends.grpc.http2 import Http2Listener, start_http2
 from pytriton_lite.frontends.grpc.options import bind_grpc
 from pytriton_lite.frontends.http.bodies import LargeDocuments
 from pytriton_lite.frontends.http.hot_path import hot_path
-from pytriton_lite.frontends.http.server import control_app, http_app
-from pytriton_lite.frontends.listener import Listener, start_listener
+from pytriton_lite.frontends.http.server import MakePages, control_app, http_app
+from pytriton_lite.frontends.listener import AsgiApp, Listener, start_listener
 from pytriton_lite.frontends.metrics import MetricsOptions, metrics_app
 from pytriton_lite.frontends.process import frames
 from pytriton_lite.frontends.process.board import Board
@@ -197,6 +199,8 @@ class App:
         self._acceptors: list[Acceptor] = []
         """Listening sockets whose connections go to processes of front ends."""
         self._access: AccessLog | None = None
+        self._lines = RecentLines() if settings.allow_console and settings.allow_http else None
+        """What the console shows of the log; None without one."""
         # Without a page nobody would see the rest.
         chosen = [(setting.key, setting.value) for setting in settings.metrics_config if settings.allow_metrics]
         self._latencies: LatencyMetrics = read_latency_metrics(chosen)
@@ -212,6 +216,8 @@ class App:
     async def _run(self) -> int:
         loop = asyncio.get_running_loop()
         self._signal = loop.create_future()
+        if self._lines is not None:
+            logs.LOGGER.addHandler(self._lines)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         limited = raise_file_limit()
@@ -237,6 +243,8 @@ class App:
                 _say_failed(error)  # last, so that the cause is what a person reads first
                 return 1
         finally:
+            if self._lines is not None:
+                logs.LOGGER.removeHandler(self._lines)
             for bound in self._bound.values():
                 bound.close()
             if self._remote is not None:
@@ -293,11 +301,14 @@ class App:
             ("gRPC", "grpc", "", ""),
             ("metrics", "metrics", _scheme(settings.metrics_tls), "/metrics"),
         )
-        return [
+        found = [
             (shown, url_of(scheme, *self._addresses[name], path))
             for shown, name, scheme, path in places
             if name in self._addresses
         ]
+        if self._lines is not None and self._port_of("http") is not None:  # no browser opens a Unix socket
+            found.append(("console", url_of(_scheme(settings.http_tls), *self._addresses["http"], "/")))
+        return found
 
     def _on_signal(self, number: signal.Signals) -> None:
         assert self._signal is not None
@@ -565,7 +576,7 @@ class App:
                 options = http_options(settings, self._on_admin)
                 large = LargeDocuments()
                 self._http = await start_listener(
-                    http_app(engine, options, large),
+                    http_app(engine, options, large, self._pages(engine)),
                     host=settings.http_address,
                     port=settings.http_port,
                     reuse_port=settings.reuse_http_port,
@@ -591,6 +602,30 @@ class App:
                 )
         except ListenError as error:
             raise StartError(str(error)) from error
+
+    def _port_of(self, name: str) -> int | None:
+        """The port of a listener; None where there is none, as of a Unix socket."""
+        return self._addresses.get(name, ("", 0))[1] or None
+
+    def _pages(self, engine: Server) -> MakePages | None:
+        """What makes the application of the console; None without one."""
+        lines = self._lines
+        if lines is None:
+            return None
+        settings = self._settings
+        options = ConsoleOptions(
+            mode="watch" if settings.watch else settings.model_control_mode.value,
+            grpc_port=self._port_of("grpc"),
+            metrics_port=self._port_of("metrics"),
+            grpc_tls=settings.grpc_tls is not None,
+        )
+
+        def make() -> AsgiApp:
+            from pytriton_lite.console.app import console_app  # when somebody opens it
+
+            return console_app(engine, options, lines)
+
+        return make
 
     @property
     def _on_admin(self) -> TimelineListener | None:
@@ -628,7 +663,7 @@ class App:
             tells_refused=self._on_admin is not None,
         )
         answers = Answers(
-            app=control_app(engine, http_options(settings, self._on_admin), LargeDocuments()),
+            app=control_app(engine, http_options(settings, self._on_admin), LargeDocuments(), self._pages(engine)),
             methods=methods_by_path(ControlMethods(engine)),
             questions={"metric_families": engine.metric_families},
             settle=self._settle,

@@ -828,6 +828,15 @@ class Settings:
         ),
     )
 
+    allow_console: bool = field(
+        default=True,
+        metadata=_option(
+            Group.HTTP,
+            BOOL,
+            "Serve pages for people on the HTTP port: the console at / and the description of the API at /docs.",
+        ),
+    )
+
     allow_grpc: bool = field(default=True, metadata=_option(Group.GRPC, BOOL, "Serve gRPC."))
     grpc_address: str = field(
         default="0.0.0.0",

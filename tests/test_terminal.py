@@ -110,7 +110,7 @@ def test_what_loads_has_a_line_with_its_step_and_time_and_then_three_lines_say_w
     assert re.search(r"(?:^|\r)\d\d:\d\d:\d\d   the gate says open \[slow:1 slow_0\] stdout$", text, re.MULTILINE)
     ready = re.search(
         r"(?:^|\r)Serving 1 model: slow\nHTTP http://127\.0\.0\.1:\d+, gRPC 127\.0\.0\.1:\d+, metrics\s+"
-        r"http://127\.0\.0\.1:\d+/metrics\nTo stop: Ctrl-C, or kill (\d+);",
+        r"http://127\.0\.0\.1:\d+/metrics,\s+console\s+http://127\.0\.0\.1:\d+/\nTo stop: Ctrl-C, or kill (\d+);",
         text,
         re.MULTILINE,
     )

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytriton_lite import __version__
-from pytriton_lite.config.model_config import ModelConfig
+from pytriton_lite.config.model_config import ModelConfig, config_path
+from pytriton_lite.config.regular_file import read_regular_file
 from pytriton_lite.core.custom_metrics import Family
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.log_settings import LogSettings
@@ -40,7 +41,15 @@ from pytriton_lite.engine.serving.served_version import ServedVersion
 from pytriton_lite.engine.tracing.observation import Observation
 from pytriton_lite.engine.tracing.options import TraceOptions
 from pytriton_lite.engine.tracing.tracer import Tracer
-from pytriton_lite.engine.views import IndexEntry, LoadingVersion, ModelMetadata, ServerMetadata, TensorMetadata
+from pytriton_lite.engine.views import (
+    GivenConfiguration,
+    IndexEntry,
+    LoadingVersion,
+    ModelMetadata,
+    ServerMetadata,
+    TensorMetadata,
+    VersionStatus,
+)
 from pytriton_lite.engine.workers.backends import Backends
 from pytriton_lite.engine.workers.device_helper import DeviceHelpers
 from pytriton_lite.engine.workers.foreground import Foreground
@@ -133,6 +142,18 @@ class ServerOptions:
     """Limits of all models together."""
     overload_code: ErrorCode = ErrorCode.UNAVAILABLE
     """Code of what is refused because too much waits."""
+
+
+def _read_given(directory: Path, config_name: str) -> GivenConfiguration:
+    """`Server.given_configuration` of the model in *directory*, in a thread."""
+    path = config_path(directory, config_name)
+    file = str(path.relative_to(directory))
+    try:
+        return GivenConfiguration(file, read_regular_file(path).decode("utf-8", "replace"))
+    except FileNotFoundError:
+        return GivenConfiguration(file, None)
+    except OSError as error:
+        raise InferenceError(ErrorCode.UNAVAILABLE, f"{file} of the model cannot be read: {error.strerror}") from None
 
 
 def _nothing(state: ServerState) -> None:
@@ -305,6 +326,28 @@ class Server:
     def loaded_statistics(self) -> list[ModelStatistics]:
         """One row for each version that has workers, or whose workers keep dying: what the metrics page shows."""
         return [self._row(served) for model in self._seen() for served in model.loaded]
+
+    def version_statuses(self) -> list[VersionStatus]:
+        """`loaded_statistics` with the state and the instances of each version: what the console shows."""
+        return [
+            VersionStatus(served.state, self._row(served), served.instances)
+            for model in self._seen()
+            for served in model.loaded
+        ]
+
+    async def given_configuration(self, name: str) -> GivenConfiguration:
+        """The file that configures a model that was loaded, or was to, as it lies in the repository now.
+
+        Raises InferenceError: NOT_FOUND for another model, UNAVAILABLE for a file that is not there or cannot be read.
+        """
+        found = [known for model, known in self._models.known.items() if model.name == name]
+        if not found:
+            raise InferenceError(ErrorCode.NOT_FOUND, f"model '{name}' is not loaded: its configuration was not read")
+        directory = found[0].directory
+        if directory is None:
+            text = f"the files of model '{name}' came with a load request, and lie in no repository"
+            raise InferenceError(ErrorCode.UNAVAILABLE, text)
+        return await in_daemon_thread(_read_given, directory.path, self._options.config_name)
 
     def _seen(self) -> list[Model]:
         return list(self._models.by_id.values())

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.states import VersionState
+from pytriton_lite.engine.counting.statistics import InstanceStatus, ModelStatistics
 
 
 @dataclass(frozen=True)
@@ -53,3 +54,24 @@ class IndexEntry:
     version: int | None = None
     state: VersionState | None = None
     reason: str = ""
+
+
+@dataclass(frozen=True)
+class VersionStatus:
+    """A version that has workers, or whose workers keep dying. ``statistics`` go on counting."""
+
+    state: VersionState
+    statistics: ModelStatistics
+    instances: list[InstanceStatus]
+
+
+@dataclass(frozen=True)
+class GivenConfiguration:
+    """The text of a model's configuration as its author wrote it.
+
+    ``file`` is its path below the model's directory. ``text`` is None where there is no such file: the server, or the model's
+    auto_complete_config, has then said everything.
+    """
+
+    file: str
+    text: str | None

@@ -76,6 +76,7 @@ DEVIATIONS = (
     ),
     Deviation("status where the first response is an error", r"^400 ", r"^(500|404|503|501) ", r"generate"),
     Deviation("negative `trace_rate` and `log_frequency`", r'"42949672\d\d"', r"out of range", r"[tT]race"),
+    Deviation("`/`, `/docs`, `/console/…`", r"^404 ", r"^200 ", r"GET /($|\s|\")"),
     Deviation("`GET /v2/models`", r"^404 ", r"^200 ", r"GET /v2/models(?!/)"),
     Deviation("`response_stats` of decoupled models", r'"response_stats": \{\}', r'"response_stats": \{"'),
 )

@@ -101,6 +101,18 @@ class SharedMemory:
     """Places with tensors that somebody refers to: this side what the worker wrote, or the worker what it was given."""
 
 
+@dataclass(frozen=True, slots=True)
+class InstanceStatus:
+    """One instance at this moment. ``state`` is that of `core.states.InstanceState`, as text."""
+
+    name: str
+    state: str
+    pid: int
+    """The worker's process; 0 while there is none."""
+    batches: int
+    """Batches that the worker has, one that it executes and those sent ahead."""
+
+
 @dataclass(slots=True)
 class ModelStatistics:
     """Everything counted for one loaded model version, from 0 at its load.

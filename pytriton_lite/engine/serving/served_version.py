@@ -19,7 +19,7 @@ from pytriton_lite.core.states import VERSION_TRANSITIONS, VersionState, move
 from pytriton_lite.core.timeline import Clock
 from pytriton_lite.engine.cache.response_cache import CacheSpace
 from pytriton_lite.engine.counting.latencies import LatencyMetrics
-from pytriton_lite.engine.counting.statistics import Refusal, SharedMemory, statistics_of
+from pytriton_lite.engine.counting.statistics import InstanceStatus, Refusal, SharedMemory, statistics_of
 from pytriton_lite.engine.counting.unanswered import Unanswered, UnansweredLimits, UnansweredTotal
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.serving.admission import Admission
@@ -283,6 +283,11 @@ class ServedVersion(ABC):
     @abstractmethod
     def longest_executions(self) -> dict[str, float]:
         """Seconds by the name of each instance that executes: what the longest execution under way has taken."""
+
+    @property
+    def instances(self) -> list[InstanceStatus]:
+        """One for each instance that has not ended; none where nothing of its own executes."""
+        return []
 
     @property
     @abstractmethod

@@ -16,7 +16,7 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.states import InstanceState, VersionState
 from pytriton_lite.core.timeline import Clock
 from pytriton_lite.engine.counting.latencies import LatencyMetrics
-from pytriton_lite.engine.counting.statistics import SharedMemory
+from pytriton_lite.engine.counting.statistics import InstanceStatus, SharedMemory
 from pytriton_lite.engine.counting.unanswered import UnansweredTotal
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.serving.calls import OpenCalls, WorkerServices
@@ -177,6 +177,13 @@ class WorkerVersion(ServedVersion):
         for instance in (*self._instances, *self._leaving):
             found[instance.name] = max(found.get(instance.name, 0.0), instance.oversight.longest_execution_s())
         return found
+
+    @property
+    def instances(self) -> list[InstanceStatus]:
+        return [
+            InstanceStatus(instance.name, instance.state.value, instance.pid or 0, len(instance.in_flight))
+            for instance in (*self._instances, *self._passive, *self._leaving)
+        ]
 
     @property
     def is_ready(self) -> bool:

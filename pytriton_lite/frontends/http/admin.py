@@ -1,8 +1,8 @@
 """Every route but those of inference and health: metadata, configuration, statistics, repository and more.
 
-HTTP spec, sections 2, 4 to 6 and 12 to 14. FastAPI routes them and documents them at ``/docs``. Handlers stay on the loop
-(``async def``): the engine's state is plain and belongs to it. Nothing here is ever compressed, because the asyncio client of
-Triton undoes compression only for infer.
+HTTP spec, sections 2, 4 to 6 and 12 to 14. FastAPI routes them and documents them in ``/openapi.json``. Handlers stay on the
+loop (``async def``): the engine's state is plain and belongs to it. Nothing here is ever compressed, because the asyncio client
+of Triton undoes compression only for infer.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ def admin_app(server: Server, options: HttpOptions, large: LargeDocuments) -> Fa
         title="pytriton-lite",
         version=pytriton_lite.__version__,
         description="A model server that speaks the KServe v2 protocol with Triton's extensions.",
+        docs_url=None,  # the page is the console's: FastAPI's own needs the internet
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,

@@ -10,6 +10,8 @@ READY = "/v2/health/ready"
 INFER = "/infer"
 GENERATE = "/generate"
 GENERATE_STREAM = "/generate_stream"
+_PAGES = ("/", "/docs")
+_PAGES_BELOW = "/console/"
 _INT64_MAX = (1 << 63) - 1
 
 
@@ -26,6 +28,11 @@ def split_generate_path(path: str) -> tuple[str, str | None] | None:
 def split_ready_path(path: str) -> tuple[str, str | None] | None:
     """The same of ``…/ready``."""
     return _split(path, "/ready")
+
+
+def is_page(path: str) -> bool:
+    """Whether *path* is for people: a page, or what one is made of."""
+    return path in _PAGES or path.startswith(_PAGES_BELOW)
 
 
 def _split(path: str, action: str) -> tuple[str, str | None] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pytriton_lite.engine.counting.request_counts import Counts
@@ -15,7 +16,7 @@ from pytriton_lite.frontends.http.late_app import LateApp
 from pytriton_lite.frontends.http.observed import admin_told
 from pytriton_lite.frontends.http.options import HttpOptions
 from pytriton_lite.frontends.http.restricted import restricted_app
-from pytriton_lite.frontends.http.routes import split_generate_path, split_infer_path
+from pytriton_lite.frontends.http.routes import is_page, split_generate_path, split_infer_path
 from pytriton_lite.frontends.listener import AsgiApp, Message, Receive, Scope, Send
 from pytriton_lite.frontends.restriction import restrictions
 
@@ -28,17 +29,23 @@ _REFUSED_CODES = re.compile(rb"%(?:2f|0a)", re.IGNORECASE)
 __all__ = ["HttpOptions", "http_app"]
 
 
-def http_app(server: Server, options: HttpOptions, large: LargeDocuments | None = None) -> AsgiApp:
+MakePages = Callable[[], AsgiApp]
+"""Makes the application of the pages for people, when the first of them is asked for."""
+
+
+def http_app(
+    server: Server, options: HttpOptions, large: LargeDocuments | None = None, pages: MakePages | None = None
+) -> AsgiApp:
     """The ASGI application that serves *server*. With a header pattern, its listener should keep header names.
 
-    *large* is shared with `hot_path`. Raises ValueError for options that cannot be honoured.
+    *large* is shared with `hot_path`; *pages* is as for `control_app`. Raises ValueError for options that cannot be honoured.
     """
     large = large or LargeDocuments()
-    return door_app(server, options, large, control_app(server, options, large))
+    return door_app(server, options, large, control_app(server, options, large, pages))
 
 
-def control_app(server: Server, options: HttpOptions, large: LargeDocuments) -> AsgiApp:
-    """The application of all routes but those of inference."""
+def control_app(server: Server, options: HttpOptions, large: LargeDocuments, pages: MakePages | None = None) -> AsgiApp:
+    """The application of all routes but those of inference. Without *pages* nothing is at ``/`` nor below ``/console``."""
 
     def framework() -> AsgiApp:
         # FastAPI and pydantic: half of what a server imports, a quarter of its memory, and few ask for its routes.
@@ -46,8 +53,18 @@ def control_app(server: Server, options: HttpOptions, large: LargeDocuments) -> 
 
         return admin_app(server, options, large)
 
-    app = health_app(server, LateApp(framework))
+    behind: AsgiApp = LateApp(framework)
+    app = health_app(server, behind if pages is None else _with_pages(LateApp(pages), behind))
     return app if options.on_admin is None else admin_told(app, options.on_admin)
+
+
+def _with_pages(pages: AsgiApp, other: AsgiApp) -> AsgiApp:
+    """*pages* for the paths that are theirs, and *other* for all else."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await (pages if is_page(scope["path"]) else other)(scope, receive, send)
+
+    return app
 
 
 def door_app(server: Door, options: HttpOptions, large: LargeDocuments, control: AsgiApp) -> AsgiApp:

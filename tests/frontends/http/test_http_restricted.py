@@ -53,7 +53,11 @@ ROUTES = {
     "/v2/trace/setting": "trace",
     "/v2/models/m/trace/setting": "trace",
     "/v2/logging": "logging",
-    "/docs": "metadata",
+    "/console/lines": "logging",
+    "/console/errors": "logging",
+    "/console/statistics": "statistics",
+    "/console/given/m": "model-config",
+    "/console/about": "metadata",
     "/openapi.json": "metadata",
 } | {
     f"/v2/{kind}sharedmemory/{rest}": "shared-memory"
@@ -69,7 +73,18 @@ def test_every_route_of_the_table_has_its_category(path: str, category: str) -> 
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/v2/", "/v2/health", "/v2/models/m/versions/abc", "/v2/models//config", "/metrics", "/v2/logging/"]
+    "path",
+    [
+        "/",
+        "/docs",
+        "/console/files/main.js",
+        "/v2/",
+        "/v2/health",
+        "/v2/models/m/versions/abc",
+        "/v2/models//config",
+        "/metrics",
+        "/v2/logging/",
+    ],
 )
 def test_what_is_no_route_has_none(path: str) -> None:
     assert category_of(path) is None
