@@ -50,8 +50,12 @@ def read(command: Command, argv: Sequence[str], environ: Mapping[str, str]) -> A
             return HelpWanted.SHORT
         elif word.startswith("-") and word[1:2] in command.letters:
             option = command.options[command.letters[word[1]]]
-            # As getopt has it: -m NAME or -mNAME.
-            typed.append(Given(option, word[2:] or _argument(word, rest)))
+            if option.kind.takes_argument:  # as getopt has it: -m NAME or -mNAME
+                typed.append(Given(option, word[2:] or _argument(word, rest)))
+            elif word[2:]:
+                raise UsageError(f"option '{word[:2]}' doesn't allow an argument")
+            else:
+                typed.append(Given(option, "true"))
         elif word.startswith("-") and word != "-":
             near = nearest(word[1:], (*command.options, HELP))
             raise UsageError(f"invalid option -- '{word[1]}': options are long, as in --{near}")

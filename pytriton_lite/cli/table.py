@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, Entry] = {
     "check": Entry("Say what is wrong with models, without running them", "pytriton_lite.check.command"),
     "debug": Entry("Serve one model in this terminal, where breakpoint() stops", "pytriton_lite.cli.debug"),
     "infer": Entry("Ask a model of a running server, from the terminal", "pytriton_lite.infer.command"),
+    "bench": Entry("Load a running server and say how fast it answers", "pytriton_lite.bench.command"),
     "new": Entry("Write a model to begin with, and its tests", "pytriton_lite.scaffolds.command"),
     "completion": Entry("Print the completion script of a shell", "pytriton_lite.cli.completion"),
 }

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
+from urllib.parse import quote
 
 import orjson
 
@@ -48,6 +49,8 @@ class Statistics:
 
 class Client(Protocol):
     """A connection to a server. Methods raise ClientError: Unreachable, Refused, ForeignAnswer. One call at a time."""
+
+    target: Target
 
     def extensions(self) -> tuple[str, ...]:
         """What the server says that it has beyond the protocol."""
@@ -155,6 +158,18 @@ class HttpClient(_Connected):
 
     def stream(self, request: InferRequest) -> Iterator[InferResponse]:
         raise ClientError("models that give many responses are asked over gRPC: -i grpc")
+
+    def load(self, model: str, config: str | None = None) -> None:
+        """Load a model, with *config*, JSON, in the place of its own; returns when it serves."""
+        document = {"parameters": {"config": config}} if config is not None else {}
+        self._post(f"/v2/repository/models/{quote(model, safe='')}/load", document)
+
+    def unload(self, model: str) -> None:
+        """Unload a model; returns when new requests do not find it."""
+        self._post(f"/v2/repository/models/{quote(model, safe='')}/unload", {})
+
+    def _post(self, path: str, document: Mapping[str, Any]) -> None:
+        self._exchange("POST", path, {"Content-Type": "application/json"}, orjson.dumps(document))
 
     def _optional(self, path: str) -> Any:
         """What an extension says; None where the server refuses it."""
@@ -386,6 +401,20 @@ def _sum_of(rows: Any) -> Statistics:
         compute_output_ns=total("compute_output", "ns"),
         cache_hits=total("cache_hit", "count"),
     )
+
+
+def find_model(client: Client, model: str, version: str = "") -> ModelMetadata:
+    """Metadata of *model*. Raises ClientError, which says where no server of the protocol is at all."""
+    try:
+        return client.metadata(model, version)
+    except Refused as refused:
+        try:
+            client.extensions()
+        except Refused as error:
+            raise ForeignAnswer(
+                f"{client.target.url} does not speak the v2 protocol: it answers {error.code} {error}"
+            ) from None
+        raise ClientError(f"model '{model}': {refused}") from None
 
 
 def open_client(target: Target, *, timeout_s: float = 60.0) -> HttpClient | GrpcClient:

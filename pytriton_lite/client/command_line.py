@@ -126,7 +126,7 @@ def table(
     cells = [list(row) for row in ((heads, *rows) if heads else rows)]
     widths = [max(len(row[index]) for row in cells) for index in range(len(cells[0]))]
     room = (width() if columns is None else columns) - sum(widths[:-1]) - 2 * (len(widths) - 1)
-    widths[-1] = max(min(widths[-1], room), _NARROWEST_CELL)
+    widths[-1] = max(min(widths[-1], room), min(widths[-1], _NARROWEST_CELL))
     lines = []
     for row in cells:
         texts = []

@@ -83,8 +83,9 @@ class HttpWire:
             if end < 0:
                 if len(data) > _MAX_HEAD_BYTES or not b"HTTP/".startswith(data[:5]):
                     is_http2 = data[3:9] == b"\x04\0\0\0\0\0"  # its first frame, SETTINGS
-                    kind = "a gRPC server answers there; use -i grpc" if is_http2 else "what answers speaks no HTTP"
-                    raise ForeignAnswer(f"{kind}: {data[:40]!r}")
+                    if is_http2:
+                        raise ForeignAnswer("a gRPC server answers there: -i grpc, or the port of HTTP, usually 8000")
+                    raise ForeignAnswer(f"what answers speaks no HTTP: {data[:40]!r}")
                 self._received = data
                 break
             end += 4

@@ -10,9 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import local
 
 from pytriton_lite.client import command_line
-from pytriton_lite.client.clients import Client, open_client
+from pytriton_lite.client.clients import Client, find_model, open_client
 from pytriton_lite.client.command_line import Progress
-from pytriton_lite.client.errors import ClientError, Refused, Unreachable
+from pytriton_lite.client.errors import ClientError, Unreachable
 from pytriton_lite.client.messages import InferRequest, InferResponse, ModelMetadata, Parameter, TensorSpec
 from pytriton_lite.client.target import Protocol, Target
 from pytriton_lite.commands import Arguments, Command, Words, own_option
@@ -55,13 +55,6 @@ def _model_and_values(arguments: Arguments) -> tuple[str, list[str]]:
     if "=" in words[0]:
         raise ClientError(f"the model's name comes first, as in: pytriton-lite infer MODEL {words[0]}")
     return words[0], words[1:]
-
-
-def _metadata(client: Client, model: str, version: str) -> ModelMetadata:
-    try:
-        return client.metadata(model, version)
-    except Refused as error:
-        raise ClientError(f"model '{model}': {error}") from None
 
 
 # One request --------------------------------------------------------------------------------------------------------
@@ -273,7 +266,7 @@ def run(arguments: Arguments) -> int:
     version = arguments.value(command_line.MODEL_VERSION)
     target = command_line.target_of(arguments)
     with open_client(target, timeout_s=arguments.value(command_line.TIMEOUT)) as client:
-        metadata = _metadata(client, model, version)
+        metadata = find_model(client, model, version)
         if arguments.value(_FILE) is None:
             if not words and metadata.inputs:
                 print(_describe(metadata, target))

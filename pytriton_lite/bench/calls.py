@@ -1,0 +1,157 @@
+"""Requests as they go over a wire, made before the measurement, and what tells a right answer from a wrong one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pytriton_lite.bench.input_data import Row, Streams, batched
+from pytriton_lite.bench.settings import Sequences, Traffic
+from pytriton_lite.client import grpc_codec, http_codec
+from pytriton_lite.client.errors import ClientError
+from pytriton_lite.client.http_wire import request_head
+from pytriton_lite.client.messages import InferRequest, InferResponse, Parameter
+from pytriton_lite.client.target import Protocol
+from pytriton_lite.core.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One request, ready to be sent."""
+
+    data: bytes
+    """Head and body of HTTP; the message of gRPC."""
+    id: bytes
+    """Stands in the right answer where the server gives ids back."""
+    expected: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a sender needs for its requests; it goes to each of them whole."""
+
+    traffic: Traffic
+    prepared: Sequence[Prepared] = ()
+    """Requests by turns, of models without sequences."""
+    streams: Streams = ()
+    """Rows that sequences send, batched already; those requests are made as they are sent, for each has an id and flags."""
+    checks_ids: bool = False
+
+
+def make_request(
+    traffic: Traffic, row: Row, request_id: str, more: Sequence[tuple[str, Parameter]] = ()
+) -> InferRequest:
+    """The request of a row, which has its batch already."""
+    parameters = {**traffic.parameters, **dict(more)}
+    if traffic.is_streaming:
+        parameters[grpc_codec.EMPTY_FINAL] = True
+    return InferRequest(traffic.model, row.inputs, traffic.version, request_id, (), parameters)
+
+
+def encode(traffic: Traffic, request: InferRequest) -> bytes:
+    """Head and body of HTTP, or the message of gRPC."""
+    target = traffic.target
+    if target.protocol is Protocol.GRPC:
+        return grpc_codec.encode_request(request)
+    headers, body = http_codec.encode_request(request, binary_in=traffic.binary_in, binary_out=traffic.binary_out)
+    path = target.prefix + http_codec.model_path(traffic.model, traffic.version, "infer")
+    return request_head(target.authority, "POST", path, {**headers, **dict(target.headers)}, len(body)) + body
+
+
+def make_plan(traffic: Traffic, streams: Streams, *, batches: bool) -> Plan:
+    """What senders are to send. Raises ClientError."""
+    joined = [[batched(rows, at, traffic.batch, batches=batches) for at in range(len(rows))] for rows in streams]
+    if traffic.sequences is not None:
+        return Plan(traffic, streams=joined)
+    rows = [row for stream in joined for row in stream]
+    prepared = []
+    for number, row in enumerate(rows):
+        request_id = f"bench-{number}-"  # of which no other is the beginning
+        prepared.append(
+            Prepared(encode(traffic, make_request(traffic, row, request_id)), request_id.encode(), row.expected)
+        )
+    return Plan(traffic, prepared)
+
+
+class Sequence_:
+    """One sequence under way: which request is its next."""
+
+    __slots__ = ("at", "id", "length", "rows")
+
+    def __init__(self, sequence_id: int, length: int, rows: Sequence[Row]) -> None:
+        self.id = sequence_id
+        self.length = length
+        self.rows = rows
+        self.at = 0
+
+
+class SequenceMaker:
+    """Sequences one after another, with ids that no other sender uses."""
+
+    def __init__(self, plan: Plan, sequences: Sequences, part: int, parts: int) -> None:
+        """*part* of *parts* is the sender's own number."""
+        self._plan = plan
+        self._sequences = sequences
+        self._next = sequences.first_id + part
+        self._first = self._next
+        self._parts = parts
+        self._made = part
+        self._random = random.Random(part)
+
+    def make(self) -> Sequence_:
+        """Another sequence. With data of one's own it has as many requests as its list has rows."""
+        plan, sequences = self._plan, self._sequences
+        rows = plan.streams[self._made % len(plan.streams)]
+        self._made += self._parts
+        sequence_id = self._next
+        self._next += self._parts
+        if sequences.last_id is not None and self._next > sequences.last_id:
+            self._next = self._first
+        if len(plan.streams) > 1:
+            length = len(rows)
+        else:
+            spread = sequences.length * sequences.variation_percent / 100
+            length = max(1, round(sequences.length + self._random.uniform(-spread, spread)))
+        return Sequence_(sequence_id, length, rows)
+
+    def prepare(self, sequence: Sequence_) -> tuple[Prepared, bool]:
+        """The next request of *sequence*, and whether it is the last."""
+        at = sequence.at
+        sequence.at = at + 1
+        row = sequence.rows[at % len(sequence.rows)]
+        is_last = at == sequence.length - 1
+        request_id = f"bench-{sequence.id}-{at}-"
+        flags: list[tuple[str, Parameter]] = [
+            ("sequence_id", sequence.id),
+            ("sequence_start", at == 0),
+            ("sequence_end", is_last),
+        ]
+        request = make_request(self._plan.traffic, row, request_id, flags)
+        return Prepared(encode(self._plan.traffic, request), request_id.encode(), row.expected), is_last
+
+
+def difference(response: InferResponse, expected: Sequence[Tensor]) -> str:
+    """What in *response* is not as *expected*; empty where everything is."""
+    given = {tensor.name: tensor for tensor in response.outputs}
+    for tensor in expected:
+        output = given.get(tensor.name)
+        if output is None:
+            return f"the answer lacks output '{tensor.name}' of validation_data"
+        if bytes(output.content()) != bytes(tensor.content()):
+            return f"output '{tensor.name}' is not as validation_data says"
+    return ""
+
+
+Decode = Callable[[bytes], InferResponse]
+
+
+def check_response(response: InferResponse, names: Sequence[str]) -> None:
+    """Look at a whole answer once, before the load. Raises ClientError where it is none of the model's."""
+    from pytriton_lite.client.messages import array_of
+
+    for tensor in response.outputs:
+        array_of(tensor)
+    missing = [name for name in names if name not in {tensor.name for tensor in response.outputs}]
+    if missing and not response.is_final:
+        raise ClientError(f"the answer lacks output '{missing[0]}'")

@@ -1,0 +1,301 @@
+"""``bench --tune``: which instance count, number of threads and batch delay suit a model on this machine, and what each costs.
+
+The model runs on a server of its own, on a copy of the repository. Instance counts are tried with each number of threads first,
+and the best of them with batches. What is within 3 % of the best rate counts as equal, and the least memory is chosen.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from pytriton_lite.bench import report
+from pytriton_lite.bench.measuring import Result, latency_of
+from pytriton_lite.bench.own_server import OwnServer
+from pytriton_lite.client import command_line
+from pytriton_lite.client.clients import Client, HttpClient, open_client
+from pytriton_lite.client.command_line import table
+from pytriton_lite.client.errors import ClientError, Refused
+from pytriton_lite.client.target import Protocol, Target, parse_target
+from pytriton_lite.commands import Arguments, own_option
+from pytriton_lite.settings import INT32_MAX, SWITCH, Kind, parse_integer
+
+_EQUAL_SHARE = 0.97
+_LOAD_TIMEOUT_S = 1800.0
+
+
+def _whole_numbers(low: int) -> Callable[[str], tuple[int, ...]]:
+    return lambda text: tuple(parse_integer(part, low=low, high=INT32_MAX) for part in text.split(","))
+
+
+TUNE = own_option(
+    "tune",
+    SWITCH,
+    "Try settings of a model on a server of its own, and say which is best and what it costs.",
+    default=False,
+)
+REPOSITORY = own_option(
+    "model-repository", Kind("<directory>", Path), "Where --tune finds the model; it works on a copy."
+)
+_INSTANCES = own_option(
+    "tune-instances",
+    Kind("<n>,<n>", _whole_numbers(1)),
+    "Instance counts to try.",
+    shown_default="1, 2, 4, … up to the cores",
+)
+_THREADS = own_option(
+    "tune-threads",
+    Kind("<n>,<n>", _whole_numbers(1)),
+    "Values of OMP_NUM_THREADS to try.",
+    shown_default="what the model has, and the cores divided by the instances",
+)
+_DELAYS = own_option(
+    "tune-delays",
+    Kind("<us>,<us>", _whole_numbers(0)),
+    "Values of max_queue_delay_microseconds to try, for a model that takes batches.",
+    default=(0, 500, 2000),
+    shown_default="0,500,2000",
+)
+OPTIONS = (TUNE, REPOSITORY, _INSTANCES, _THREADS, _DELAYS)
+
+
+def refuse_others(arguments: Arguments) -> None:
+    """Refuse options of --tune without it. Raises ClientError."""
+    for option in OPTIONS[1:]:
+        if option.field in arguments.values:
+            raise ClientError(f"--{option.flag} is for --tune")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to run the model. None leaves what its configuration says."""
+
+    instances: int | None = None
+    threads: int | None = None
+    delay_us: int | None = None
+    """None is without dynamic batching, unless the configuration has it."""
+
+    def config(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """*config*, the model's configuration as JSON, with this setting in it."""
+        changed = dict(config)
+        if self.instances is not None:
+            groups = [dict(group) for group in config.get("instance_group") or [{"kind": "KIND_AUTO"}]]
+            changed["instance_group"] = [{**groups[0], "count": self.instances}]
+        if self.threads is not None:
+            parameters = dict(config.get("parameters") or {})
+            parameters["ENV:OMP_NUM_THREADS"] = {"string_value": str(self.threads)}
+            changed["parameters"] = parameters
+        if self.delay_us is not None:
+            batching = dict(config.get("dynamic_batching") or {})
+            changed["dynamic_batching"] = {**batching, "max_queue_delay_microseconds": self.delay_us}
+        return changed
+
+    def cells(self) -> list[str]:
+        """As the table shows it."""
+        return [
+            "as configured" if value is None else f"{value:,}"
+            for value in (self.instances, self.threads, self.delay_us)
+        ]
+
+    def pbtxt(self) -> str:
+        """What is to be written into config.pbtxt."""
+        lines = []
+        if self.instances is not None:
+            lines.append(f"instance_group [{{ count: {self.instances} }}]")
+        if self.threads is not None:
+            lines.append(f'parameters {{ key: "ENV:OMP_NUM_THREADS" value: {{ string_value: "{self.threads}" }} }}')
+        if self.delay_us is not None:
+            lines.append(f"dynamic_batching {{ max_queue_delay_microseconds: {self.delay_us} }}")
+        return "\n".join(lines) or "(as it is)"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a setting gave, and what it cost."""
+
+    setting: Setting
+    result: Result
+    memory_mib: float | None
+    """Of the whole server; None where the system does not tell."""
+    cores: float
+    """That were busy for it, of the whole server."""
+    load_s: float
+
+    @property
+    def rate(self) -> float:
+        """Inferences a second."""
+        return self.result.figures.inferences_per_s
+
+
+def best_of(trials: Sequence[Trial], *, threshold_ms: float | None, percentile: float | None) -> Trial | None:
+    """The trial to choose: right answers, below the threshold, the best rate, and of equals that with the least memory.
+
+    None where no trial qualifies.
+    """
+    fit = [
+        trial
+        for trial in trials
+        if not trial.result.failed
+        and trial.result.figures.answered
+        and (threshold_ms is None or latency_of(trial.result.figures, percentile) <= threshold_ms * 1e3)
+    ]
+    if not fit:
+        return None
+    most = max(trial.rate for trial in fit)
+    equals = [trial for trial in fit if trial.rate >= _EQUAL_SHARE * most]
+    return min(equals, key=lambda trial: (trial.memory_mib or 0.0, -trial.rate))
+
+
+def settings_to_try(cores: int, instances: Sequence[int] | None, threads: Sequence[int] | None) -> list[Setting]:
+    """Instance counts with numbers of threads, fewest first; the model as it is comes first of all."""
+    counts = (
+        list(instances) if instances is not None else [count for count in (1, 2, 4, 8, 16, 32, 64) if count <= cores]
+    )
+    found = [Setting()]
+    for count in counts:
+        per_instance = threads if threads is not None else sorted({1, max(1, cores // count)})
+        choices: list[int | None] = [None, *per_instance] if threads is None else list(per_instance)
+        found += [Setting(count, number) for number in choices]
+    return list(dict.fromkeys(found))
+
+
+def run(
+    arguments: Arguments,
+    model: str,
+    measured: Callable[[Client, Target], Result],
+    *,
+    threshold_ms: float | None,
+    percentile: float | None,
+) -> int:
+    """Try, print, and say what is best; the exit status. *measured* loads a model that serves. Raises ClientError."""
+    repository = arguments.value(REPOSITORY)
+    if repository is None:
+        raise ClientError(
+            "--tune needs --model-repository, which it copies: a server that others use is not for trials"
+        )
+    if not (repository / model).is_dir():
+        raise ClientError(f"--model-repository {repository}: no model '{model}' in it")
+    asked = arguments.value(command_line.PROTOCOL) or "http"
+    with (
+        OwnServer(repository) as server,
+        open_client(parse_target(server.http_url, Protocol.HTTP), timeout_s=_LOAD_TIMEOUT_S) as control,
+    ):
+        assert isinstance(control, HttpClient)
+        url = server.http_url if asked == "http" else server.grpc_url
+        target = parse_target(url, Protocol(asked), headers=())
+        trier = _Trier(server, control, target, model, measured)
+        trials: list[Trial] = []
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        for setting in settings_to_try(cores, arguments.value(_INSTANCES), arguments.value(_THREADS)):
+            trials.append(trier.try_setting(setting))
+        best = best_of(trials, threshold_ms=threshold_ms, percentile=percentile)
+        if trier.takes_batches:
+            base = best.setting if best is not None else Setting()
+            for delay in arguments.value(_DELAYS):
+                trials.append(trier.try_setting(replace(base, delay_us=delay)))
+            best = best_of(trials, threshold_ms=threshold_ms, percentile=percentile)
+    _print(model, trials, best, threshold_ms=threshold_ms, percentile=percentile)
+    return 0 if best is not None else 1
+
+
+class _Trier:
+    """Loads the model with one setting after another and measures it."""
+
+    def __init__(
+        self,
+        server: OwnServer,
+        control: HttpClient,
+        target: Target,
+        model: str,
+        measured: Callable[[Client, Target], Result],
+    ) -> None:
+        self._server = server
+        self._control = control
+        self._target = target
+        self._model = model
+        self._measured = measured
+        self._load(None)
+        self._config = control.config(model)
+        self.takes_batches = (
+            int(self._config.get("max_batch_size") or 0) > 0
+            and not self._config.get("sequence_batching")
+            and not self._config.get("ensemble_scheduling")
+        )
+
+    def try_setting(self, setting: Setting) -> Trial:
+        """Raises ClientError."""
+        began = time.monotonic()
+        self._load(None if setting == Setting() else setting.config(self._config))
+        load_s = time.monotonic() - began
+        cpu_s, began = self._server.cpu_s(), time.monotonic()
+        with open_client(self._target) as client:
+            result = self._measured(client, self._target)
+        cores = (self._server.cpu_s() - cpu_s) / (time.monotonic() - began)
+        trial = Trial(setting, result, self._server.memory_mib(), cores, load_s)
+        print(
+            f"{', '.join(f'{name} {cell}' for name, cell in zip(_HEADS, setting.cells()))}: {trial.rate:,.0f}/s",
+            flush=True,
+        )
+        return trial
+
+    def _load(self, config: Mapping[str, Any] | None) -> None:
+        try:
+            self._control.unload(self._model)  # so that memory and processes are those of this setting alone
+        except Refused:
+            pass  # it was not loaded
+        try:
+            self._control.load(self._model, None if config is None else orjson.dumps(config).decode())
+        except Refused as error:
+            raise ClientError(f"model '{self._model}' does not load: {error}") from None
+
+
+_HEADS = ("instances", "threads", "delay us")
+
+
+def _print(
+    model: str, trials: Sequence[Trial], best: Trial | None, *, threshold_ms: float | None, percentile: float | None
+) -> None:
+    heads = [*_HEADS, "inferences/s", "p50 ms", "p99 ms", "errors", "cores", "memory MiB", "load s", ""]
+    rows = []
+    for trial in trials:
+        points = trial.result.figures.percentiles_us or {}
+        rows.append(
+            [
+                *trial.setting.cells(),
+                f"{trial.rate:,.0f}",
+                report.milliseconds(points.get(50.0)),
+                report.milliseconds(points.get(99.0)),
+                f"{trial.result.failed:,}",
+                f"{trial.cores:.2f}",
+                "-" if trial.memory_mib is None else f"{trial.memory_mib:,.0f}",
+                f"{trial.load_s:.1f}",
+                "best" if trial is best else "",
+            ]
+        )
+    print("\n" + table(heads, rows, right=[True] * (len(heads) - 1)))
+    steady = [trial for trial in trials if not trial.result.is_steady]
+    if steady:
+        print(f"! {len(steady)} of {len(trials)} were not steady (-s, -p, -r): small differences mean nothing")
+    if any(trial.result.is_sender_limited for trial in trials):
+        print("! the load generator was at its limit for some of them, on the same cores: the server may do more")
+    if best is None:
+        limit = "" if threshold_ms is None else f" with a latency of at most {threshold_ms:g} ms"
+        print(f"no setting answers rightly{limit}")
+        return
+    first = trials[0]
+    gain = "" if best is first or not first.rate else f", {best.rate / first.rate:.2f} times what it does as configured"
+    costs = []
+    if best.memory_mib is not None and first.memory_mib is not None and best is not first:
+        costs.append(f"{best.memory_mib - first.memory_mib:+,.0f} MiB")
+    if best is not first:
+        costs.append(f"{best.cores - first.cores:+.2f} cores")
+    print(
+        f"\nbest for {model}: {best.rate:,.0f} inferences/s{gain}" + (f" ({', '.join(costs)})" if costs else "") + "\n"
+    )
+    print(best.setting.pbtxt())
