@@ -262,11 +262,16 @@ class ModelReader:
         return ensemble_from_message(message.ensemble_scheduling).models
 
     def poll(
-        self, model: ModelId, directory: ModelDirectory | None, override: Override, unless: ChangeTimes | None
+        self,
+        model: ModelId,
+        directory: ModelDirectory | None,
+        override: Override,
+        unless: ChangeTimes | None,
+        earlier: ChangeTimes | None = None,
     ) -> Polled | None:
         """Read *model*, from *directory* or from the files of *override*. None when it has not changed since *unless*.
 
-        Raises PollError.
+        *earlier* are the times of what is loaded, None for nothing. Raises PollError.
         """
         message = None if override.config is None else parse_config_override(override.config)
         files: HeldFiles | None = TemporaryModel(model.name, override.files) if override.files else None
@@ -293,7 +298,7 @@ class ModelReader:
                 files.remove()
             raise
         selection = select_versions(config, found.versions)
-        return Polled(model, found, config, selection, _times_to_remember(times, override), files)
+        return Polled(model, found, config, selection, _times_to_remember(times, override, earlier), files)
 
     def changed(
         self, directories: Iterable[ModelDirectory], remembered: Mapping[ModelId, ChangeTimes]
@@ -315,8 +320,14 @@ def _namespaces(options: RepositoryOptions) -> dict[Path, str]:
     return {root: names.get(root, str(root)) for root in options.roots}
 
 
-def _times_to_remember(times: ChangeTimes, override: Override) -> ChangeTimes:
-    """What came with a request is older than everything on disk, so that the next plain load goes back to the disk."""
+def _times_to_remember(times: ChangeTimes, override: Override, earlier: ChangeTimes | None) -> ChangeTimes:
+    """Files that came with a request are older than everything on disk: the next plain load goes back to the disk.
+
+    A configuration that came is kept by plain loads until something changes on disk, if the model was loaded from there
+    before; otherwise they go back, too (both asked of Triton 2.51).
+    """
     if override.files:
         return NEVER
-    return ChangeTimes(NEVER.model_ns, times.version_ns) if override else times
+    if not override:
+        return times
+    return ChangeTimes((earlier or NEVER).model_ns, times.version_ns)

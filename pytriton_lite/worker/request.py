@@ -149,6 +149,8 @@ class InferenceRequest:
             self._model_version = integer(model_version, bits=64, is_signed=True)
             self._flags = integer(flags, bits=32)
             self._timeout_us = integer(timeout, bits=64)
+            if correlation_id is None:
+                raise Unfit
             if not isinstance(preferred_memory, (PreferredMemory, type(None))):
                 raise Unfit
             if not isinstance(trace, (InferenceTrace, type(None))):

@@ -468,6 +468,37 @@ def test_a_configuration_in_the_request_replaces_the_file_for_one_load(server: R
     assert (config["max_batch_size"], config["parameters"]) == (0, {})
 
 
+def test_a_configuration_that_came_with_a_load_is_kept_by_plain_ones_until_the_disk_changes(
+    server: RunningServer, repository: Path
+) -> None:
+    """Asked of Triton 2.51. A model whose first load brought one goes back with the next (above)."""
+    folder = write_model(repository, "kept", code(1), CONFIG)
+    override = {
+        "backend": "python",
+        "max_batch_size": 7,
+        "output": [{"name": "OUT", "data_type": "TYPE_INT32", "dims": [1]}],
+    }
+
+    def max_batch_size() -> int:
+        found: int = server.get("/v2/models/kept/config").json["max_batch_size"]
+        return found
+
+    must_load(server, "kept")
+    must_load(server, "kept", config=json.dumps(override))
+    must_load(server, "kept")
+    assert max_batch_size() == 7
+    must_load(server, "kept", config=json.dumps({**override, "max_batch_size": 8}))
+    must_load(server, "kept")
+    assert max_batch_size() == 8
+    (folder / "notes.txt").write_text("a file of the model")
+    must_load(server, "kept")
+    assert max_batch_size() == 0
+    must_load(server, "kept", config=json.dumps(override))
+    assert server.post("/v2/repository/models/kept/unload").status == 200
+    must_load(server, "kept")
+    assert max_batch_size() == 0
+
+
 def test_files_in_the_request_are_the_whole_model_for_one_load(
     server: RunningServer, repository: Path, temporary: Path
 ) -> None:

@@ -205,6 +205,9 @@ def test_a_model_that_nobody_knows_and_paths_that_are_none(server: RunningServer
         assert (reply.status, reply.error) == (400, unknown)
     assert refusal_by_grpc(server, "nope") == (grpc.StatusCode.INVALID_ARGUMENT, unknown)
     assert refusal_by_grpc(server, "nope", trace_rate=["1"]) == (grpc.StatusCode.INVALID_ARGUMENT, unknown)
+    # Whatever else is wrong.
+    assert refusal_by_grpc(server, "nope", trace_rate=["no number"]) == (grpc.StatusCode.INVALID_ARGUMENT, unknown)
+    assert refusal_by_grpc(server, "nope", log_frequency=["1", "2"]) == (grpc.StatusCode.INVALID_ARGUMENT, unknown)
     assert server.get("/v2/models/scripted/versions/1/trace/setting").status == 404
     assert server.request("PUT", "/v2/trace/setting").status == 405
 

@@ -86,6 +86,7 @@ def test_inputs_and_outputs_may_be_empty(lists: tuple[Any, Any]) -> None:
         {"model_name": None},
         {"model_version": "1"},
         {"request_id": None},
+        {"correlation_id": None},
         {"flags": None},
         {"flags": -1},
         {"flags": 1 << 32},
@@ -121,7 +122,6 @@ def test_three_arguments_are_required(missing: str) -> None:
             "Requested output name for request with id 'x' and model name 'm' should not be empty.",
         ),
         ({"correlation_id": 1.5}, "Correlation ID must be integer or string"),
-        ({"correlation_id": None}, "Correlation ID must be integer or string"),
         ({"parameters": {1: 1}}, "Expect parameters keys to have type str, found type <class 'int'>"),
         ({"parameters": {"f": 0.5}}, "Expect parameters values to have type bool/int/str, found type <class 'float'>"),
         (

@@ -551,6 +551,7 @@ class EnsembleRun:
             holder = iteration.where(name)
             tensor = holder.tensors[name] if holder is not None else None
             if tensor is None:
+                logger.debug("Composing models did not output tensor %s", name)
                 continue
             sequence = sequence or tensor.sequence
             spec = config.outputs_by_name[name]

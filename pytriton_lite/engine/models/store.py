@@ -353,7 +353,8 @@ class ModelStore:
         elif known is not None and not override:
             unless = self._unless_changed(known)
         try:
-            return await self._in_thread(self._reader.poll, model, directory, override, unless)
+            earlier = known.loaded.times if known is not None and known.loaded is not None else None
+            return await self._in_thread(self._reader.poll, model, directory, override, unless, earlier)
         except PollError as error:
             if known is not None:
                 self._loader.refresh(known)

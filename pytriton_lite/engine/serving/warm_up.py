@@ -10,6 +10,7 @@ A warm-up request goes by no scheduler. It has no id and no correlation id, and 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -29,6 +30,8 @@ from pytriton_lite.engine.workers.wire import ExecutionOutcome
 from pytriton_lite.ipc.messages import BatchResult
 from pytriton_lite.scheduling.queue import NOT_ITERATIVE_TEXT
 from pytriton_lite.scheduling.ticket import Batch, Executor, Ticket, Ways
+
+logger = logging.getLogger(__name__)
 
 _MOST_TEXTS = 1000
 """A batch size may be any number; so many of its requests are told that it is too large."""
@@ -94,7 +97,14 @@ class WarmUp:
             texts = self._too_many(sample, instance)
             if not texts:
                 inputs, others = await asyncio.to_thread(self._tensors, sample)
-                for _ in range(sample.count):
+                for iteration in range(sample.count):
+                    logger.debug(
+                        "model '%s' instance %s is running warmup sample '%s' for iteration %d",
+                        self._config.name,
+                        instance.name,
+                        sample.name,
+                        iteration + 1,
+                    )
                     texts = await run.execute(instance, inputs, others, requests=sample.batch_size)
                     if texts:
                         break

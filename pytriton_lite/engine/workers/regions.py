@@ -130,13 +130,13 @@ class Regions:
         self.check_can_register(name, "system")
         component = self._component(name, key)
         end = offset + byte_size
+        segment = _open(component, key)  # before the sizes are looked at, as in Triton
         if offset < 0 or byte_size < 0:
             raise _invalid_window(name)
         if byte_size == 0:
             text = f"failed to register shared memory region '{name}': unable to process address spaceInvalid argument"
             raise InferenceError(ErrorCode.INVALID_ARG, text)
         self._check_limit(name, end)
-        segment = _open(component, key)
         if end > segment.nbytes:
             raise _invalid_window(name)
         self.put(SystemRegion(name, key, offset, byte_size, segment))

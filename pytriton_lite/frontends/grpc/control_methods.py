@@ -233,6 +233,7 @@ class ControlMethods:
 
     def trace_setting(self, message: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
         tracer = self._server.tracer
+        tracer.show(message.model_name)  # an unknown model is told before what is wrong with the settings
         tracer.update(trace_settings.changes(message), message.model_name)
         return trace_settings.answer(tracer.show(message.model_name))
 

@@ -120,6 +120,12 @@ def test_a_region_is_not_empty(regions: Regions, key: str) -> None:
     assert refusal(regions.register_system, "r", key, 0, 0) == (ErrorCode.INVALID_ARG, text)
 
 
+@pytest.mark.parametrize(("offset", "byte_size"), [(0, 0), (0, 8), (-1, -1), (1 << 63, 1 << 63)])
+def test_a_key_that_is_not_there_is_told_whatever_the_size(regions: Regions, offset: int, byte_size: int) -> None:
+    expected = (ErrorCode.INTERNAL, "Unable to open shared memory region: '/no_such_key'")
+    assert refusal(regions.register_system, "r", "/no_such_key", offset, byte_size) == expected
+
+
 def test_offsets_need_not_be_those_of_pages(regions: Regions, key: str) -> None:
     regions.register_system("r", key, 7, 57)
     assert regions.window("r", 56, 1).offset == 63
