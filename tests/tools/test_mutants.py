@@ -164,7 +164,7 @@ def test_interval_is_wilsons() -> None:
 
 def test_report_names_survivors_with_their_change() -> None:
     def judged(line: int, verdict: Verdict) -> Judgement:
-        return Judgement(f"{line}", f"a.py:{line}", "logic", ("x and y", "x or y"), verdict, "", 9, 4)
+        return Judgement(f"{line}", f"a.py:{line}", "logic", ("x and y", "x or y"), verdict, "", 9, ("t.py",) * 4)
 
     report = mutants_report([judged(1, Verdict.CAUGHT), judged(2, Verdict.HUNG), judged(3, Verdict.SURVIVED)])
     assert report.startswith(
@@ -208,6 +208,15 @@ os.wait()
 """
 
 
+MORE_TESTS = """\
+from pytriton_lite import it
+
+def test_unseen(capsys):
+    it.unseen(7)
+    assert capsys.readouterr().out == "7\\n"
+"""
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the tool finds what mutants leave behind in /proc")
 def test_a_small_project_is_recorded_and_judged(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
@@ -224,19 +233,41 @@ def test_a_small_project_is_recorded_and_judged(tmp_path: Path) -> None:
         (tree / name).write_text(text)
     subprocess.run(["git", "init", "--quiet"], cwd=tree, check=True)
     subprocess.run(["git", "add", "--all"], cwd=tree, check=True)
-    command = [sys.executable, "-m", "tools.mutants", f"--tree={tree}", f"--work={tmp_path / 'work'}"]
-    environ = {**os.environ, "PYTHONPATH": str(PROJECT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    document = json.loads((tmp_path / "work/recording/files/tests.core.test_it.json").read_text())
+    work = tmp_path / "work"
+
+    def run() -> tuple[str, dict[tuple[str, str], str]]:
+        """The report, and the verdicts by place and changed line."""
+        done = subprocess.run(
+            [sys.executable, "-m", "tools.mutants", f"--tree={tree}", f"--work={work}"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(PROJECT)},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stderr
+        judged = [json.loads(line) for line in (work / "judgements_1.jsonl").read_text().splitlines()]
+        return done.stdout, {(one["place"], one["change"][1]): one["verdict"] for one in judged}
+
+    report, verdicts = run()
+    document = json.loads((work / "recording/files/tests.core.test_it.json").read_text())
     assert document["lines"] == {"pytriton_lite/it.py": [1, 2, 4, 5, 7]}  # the process imported it, too
-    judged = [json.loads(line) for line in (tmp_path / "work/judgements_1.jsonl").read_text().splitlines()]
-    verdicts = {(one["place"], one["change"][1]): one["verdict"] for one in judged}
-    assert verdicts == {
+    expected = {
         ("pytriton_lite/it.py:2", "return (x)"): "caught",
         ("pytriton_lite/it.py:2", "return None"): "caught",
         ("pytriton_lite/it.py:5", "return 4"): "caught",
         ("pytriton_lite/it.py:5", "return None"): "caught",
         ("pytriton_lite/it.py:8", "pass"): "not run",
     }
-    assert "| pytriton_lite | 6 | 83.3 % |" in done.stdout, done.stdout
+    assert verdicts == expected
+    assert "| pytriton_lite | 6 | 83.3 % |" in report
+    assert "4 of 5 mutants were caught" in report
+
+    # With a test of that line the next run goes on: nothing else is recorded or judged again.
+    (tree / "tests/core/test_more.py").write_text(MORE_TESTS)
+    subprocess.run(["git", "add", "--all"], cwd=tree, check=True)
+    report, verdicts = run()
+    assert verdicts == {**expected, ("pytriton_lite/it.py:8", "pass"): "caught"}
+    assert report.startswith("1 test files from tests/core/test_more.py on: ")
+    assert report.count("\ncaught: ") == 1
+    assert "5 of 5 mutants were caught" in report

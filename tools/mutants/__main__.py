@@ -56,6 +56,14 @@ def _parser() -> argparse.ArgumentParser:
         "--seconds", type=float, default=30, help="of test files for one mutant at most, as recorded (default 30)"
     )
     parser.add_argument("--only", default="", metavar="PREFIX", help="mutants of files whose path begins so")
+    parser.add_argument(
+        "--tests",
+        action="append",
+        default=[],
+        metavar="PREFIX",
+        help="record test files whose paths begin so alone; may be given several times. When more have been recorded, "
+        "mutants that had survived are tried with those",
+    )
     parser.add_argument("--prefix", type=shlex.split, default=[], help="in front of each command, e.g. 'nice -n 5'")
     return parser
 
@@ -70,8 +78,9 @@ def _groups(test_files: Sequence[str]) -> Iterator[list[str]]:
             del waiting[:_GROUP]
 
 
-def _record(suite: Suite, recording: Recording) -> None:
-    for group in _groups([name for name in suite.test_files() if not recording.is_recorded(name)]):
+def _record(suite: Suite, recording: Recording, prefixes: Sequence[str]) -> None:
+    wanted = [name for name in suite.test_files() if name.startswith(tuple(prefixes or ["tests"]))]
+    for group in _groups([name for name in wanted if not recording.is_recorded(name)]):
         print(f"{len(group)} test files from {group[0]} on", end=": ", flush=True)
         print(recording.record(suite, group), flush=True)
 
@@ -79,10 +88,9 @@ def _record(suite: Suite, recording: Recording) -> None:
 def _judge(suite: Suite, recording: Recording, judgements: Judgements, args: argparse.Namespace) -> None:
     sources = {name: (suite.folder / name).read_text() for name in suite.product_files() if name.startswith(args.only)}
     judge = Judge(suite, Chooser(recording.test_files()), args.seconds)
-    known = {judgement.key for judgement in judgements}
     for mutant in draw(sources, args.count, args.seed):
-        if mutant.key not in known:
-            judgement = judge.judge(mutant)
+        judgement = judge.judge(mutant, judgements.by_key.get(mutant.key))
+        if judgement is not None:
             judgements.add(judgement)
             print(f"{judgement.verdict.value}: {judgement.place} {judgement.by}", flush=True)
 
@@ -97,12 +105,12 @@ def main() -> int:
     recording = Recording(args.work.resolve() / "recording")
     judgements = Judgements(args.work / f"judgements_{args.seed}.jsonl")
     if "record" in steps:
-        _record(suite, recording)
+        _record(suite, recording, args.tests)
     if "judge" in steps:
         _judge(suite, recording, judgements, args)
     if "report" in steps:
         print(coverage_table(recording.branches_by_room(suite, suite.product_files())))
-        print(mutants_report(list(judgements)))
+        print(mutants_report(list(judgements.by_key.values())))
     return 0
 
 

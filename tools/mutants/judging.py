@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -31,14 +31,11 @@ class Verdict(str, Enum):
     """No test runs the line."""
 
 
-CATCHES = (Verdict.CAUGHT, Verdict.HUNG)
-
-
 @dataclass(frozen=True)
 class Judgement:
     """The verdict on one mutant: *by* is the test that failed, *change* the line before and after.
 
-    *covering* is how many test files run the line, *tried* how many of them were run.
+    *covering* is how many test files run the line, *tried* are the names of those that were run.
     """
 
     key: str
@@ -48,7 +45,11 @@ class Judgement:
     verdict: Verdict
     by: str
     covering: int
-    tried: int
+    tried: tuple[str, ...]
+
+    @property
+    def is_caught(self) -> bool:
+        return self.verdict in (Verdict.CAUGHT, Verdict.HUNG)
 
 
 class Judge:
@@ -62,19 +63,30 @@ class Judge:
         self._chooser = chooser
         self._seconds = seconds
 
-    def judge(self, mutant: Mutant) -> Judgement:
+    def judge(self, mutant: Mutant, before: Judgement | None = None) -> Judgement | None:
+        """The judgement on *mutant*; None where nothing can be added to the one *before*.
+
+        Test files that have been recorded since are tried then.
+        """
+        if before is not None and before.is_caught:
+            return None
         source = (self._suite.folder / mutant.name).read_text()
         covering = self._chooser.covering(mutant, source)
         files = within(covering, self._seconds)
+        tried = before.tried if before else ()
+        new = [file for file in files if file.name not in tried]
+        if before is not None and not new:
+            return None
         mutated = mutant.mutation.apply(source)
-        verdict, by = Verdict.NOT_RUN, ""
-        if files:
+        verdict, by = Verdict.SURVIVED if files else Verdict.NOT_RUN, ""
+        if new:
             with self._suite.changed(mutant.name, mutated):
-                verdict, by = self._try(files)
+                verdict, by = self._try(new)
         line = mutant.mutation.line
         change = source.splitlines()[line - 1].strip(), mutated.splitlines()[line - 1].strip()
         place = f"{mutant.name}:{line}"
-        return Judgement(mutant.key, place, mutant.mutation.operator, change, verdict, by, len(covering), len(files))
+        names = (*tried, *(file.name for file in new))
+        return Judgement(mutant.key, place, mutant.mutation.operator, change, verdict, by, len(covering), names)
 
     def _try(self, files: Sequence[TestFile]) -> tuple[Verdict, str]:
         first = within(files, _FIRST_S)
@@ -98,19 +110,21 @@ class Judge:
 
 
 class Judgements:
-    """A file of judgements, one JSON object a line, to which each is added as it falls."""
+    """A file of judgements, one JSON object a line, to which each is added as it falls; the last on a mutant counts."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.by_key: dict[str, Judgement] = {}
+        for line in path.read_text().splitlines() if path.exists() else ():
+            fields = json.loads(line)
+            for name in ("change", "tried"):
+                fields[name] = tuple(fields[name])
+            self._note(Judgement(**{**fields, "verdict": Verdict(fields["verdict"])}))
 
-    def __iter__(self) -> Iterator[Judgement]:
-        if self._path.exists():
-            for line in self._path.read_text().splitlines():
-                fields = json.loads(line)
-                fields["verdict"] = Verdict(fields["verdict"])
-                fields["change"] = tuple(fields["change"])
-                yield Judgement(**fields)
+    def _note(self, judgement: Judgement) -> None:
+        self.by_key[judgement.key] = judgement
 
     def add(self, judgement: Judgement) -> None:
+        self._note(judgement)
         with self._path.open("a") as file:
             file.write(json.dumps(asdict(judgement)) + "\n")

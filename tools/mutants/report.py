@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from tools.mutants.judging import CATCHES, Judgement, Verdict
+from tools.mutants.judging import Judgement, Verdict
 
 _Z = 1.96
 """Of a normal distribution: 95 % lie within so many standard deviations."""
@@ -39,7 +39,7 @@ def mutants_report(judgements: Sequence[Judgement]) -> str:
     """How many mutants were caught, with the interval; by operator; and those that were not, each with its change."""
     if not judgements:
         return "no mutants have been tried\n"
-    caught = [judgement for judgement in judgements if judgement.verdict in CATCHES]
+    caught = [judgement for judgement in judgements if judgement.is_caught]
     hung = sum(judgement.verdict is Verdict.HUNG for judgement in judgements)
     low, high = interval(len(caught), len(judgements))
     lines = [
@@ -51,13 +51,13 @@ def mutants_report(judgements: Sequence[Judgement]) -> str:
     ]
     for operator in sorted({judgement.operator for judgement in judgements}):
         of_kind = [judgement for judgement in judgements if judgement.operator == operator]
-        lines.append(f"| {operator} | {len(of_kind)} | {sum(one.verdict in CATCHES for one in of_kind)} |")
+        lines.append(f"| {operator} | {len(of_kind)} | {sum(one.is_caught for one in of_kind)} |")
     lines.append("")
     for one in sorted(judgements, key=lambda judgement: judgement.place):
-        if one.verdict not in CATCHES:
+        if not one.is_caught:
             before, after = one.change
             lines += [
-                f"{one.place} {one.verdict.value} ({one.tried} of {one.covering} test files)",
+                f"{one.place} {one.verdict.value} ({len(one.tried)} of {one.covering} test files)",
                 f"  - {before}",
                 f"  + {after}",
             ]
