@@ -13,13 +13,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tools.mutants.choice import Chooser, draw
+from tools.mutants.choice import Chooser, Mutant, draw
 from tools.mutants.coverage_map import Recording
-from tools.mutants.judging import Judge, Judgements
+from tools.mutants.judging import Judge, Judgements, Verdict
 from tools.mutants.report import coverage_table, mutants_report
 from tools.mutants.suite import Suite
 
-STEPS = ("record", "judge", "report")
+STEPS = ("record", "judge", "confirm", "report")
 _GROUP = 8
 _LATER = {
     "contract": 1,
@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Record which test files run which lines, change lines of the product at random, one at a time, and see "
         "whether a test fails. What has been done is kept in the folder of --work, and a later run goes on from there.",
     )
-    parser.add_argument("steps", nargs="*", metavar="STEP", help="record, judge, report (default all)")
+    parser.add_argument("steps", nargs="*", metavar="STEP", help="record, judge, confirm, report (default all)")
     parser.add_argument(
         "--tree", type=Path, default=Path.cwd(), help="the checkout that is measured (default this one)"
     )
@@ -85,12 +85,19 @@ def _record(suite: Suite, recording: Recording, prefixes: Sequence[str]) -> None
         print(recording.record(suite, group), flush=True)
 
 
-def _judge(suite: Suite, recording: Recording, judgements: Judgements, args: argparse.Namespace) -> None:
-    sources = {name: (suite.folder / name).read_text() for name in suite.product_files() if name.startswith(args.only)}
-    judge = Judge(suite, Chooser(recording.test_files()), args.seconds)
-    for mutant in draw(sources, args.count, args.seed):
+def _judge(judge: Judge, mutants: Sequence[Mutant], judgements: Judgements) -> None:
+    for mutant in mutants:
         judgement = judge.judge(mutant, judgements.by_key.get(mutant.key))
         if judgement is not None:
+            judgements.add(judgement)
+            print(f"{judgement.verdict.value}: {judgement.place} {judgement.by}", flush=True)
+
+
+def _confirm(judge: Judge, mutants: Sequence[Mutant], judgements: Judgements) -> None:
+    for mutant in mutants:
+        before = judgements.by_key.get(mutant.key)
+        if before is not None and before.verdict is Verdict.TIMED_OUT:
+            judgement = judge.confirm(mutant, before)
             judgements.add(judgement)
             print(f"{judgement.verdict.value}: {judgement.place} {judgement.by}", flush=True)
 
@@ -106,8 +113,14 @@ def main() -> int:
     judgements = Judgements(args.work / f"judgements_{args.seed}.jsonl")
     if "record" in steps:
         _record(suite, recording, args.tests)
-    if "judge" in steps:
-        _judge(suite, recording, judgements, args)
+    if "judge" in steps or "confirm" in steps:
+        names = [name for name in suite.product_files() if name.startswith(args.only)]
+        mutants = draw({name: (suite.folder / name).read_text() for name in names}, args.count, args.seed)
+        judge = Judge(suite, Chooser(recording.test_files()), args.seconds)
+        if "judge" in steps:
+            _judge(judge, mutants, judgements)
+        if "confirm" in steps:
+            _confirm(judge, mutants, judgements)
     if "report" in steps:
         print(coverage_table(recording.branches_by_room(suite, suite.product_files())))
         print(mutants_report(list(judgements.by_key.values())))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -24,6 +24,8 @@ class Verdict(str, Enum):
     """What became of a mutant."""
 
     CAUGHT = "caught"
+    TIMED_OUT = "timed out"
+    """A test did not end, or the machine was busy: `Judge.confirm` says which."""
     HUNG = "hung"
     """A test did not end, twice: in the whole suite its time limit would fail it."""
     SURVIVED = "survived"
@@ -68,7 +70,7 @@ class Judge:
 
         Test files that have been recorded since are tried then.
         """
-        if before is not None and before.is_caught:
+        if before is not None and (before.is_caught or before.verdict is Verdict.TIMED_OUT):
             return None
         source = (self._suite.folder / mutant.name).read_text()
         covering = self._chooser.covering(mutant, source)
@@ -81,21 +83,27 @@ class Judge:
         verdict, by = Verdict.SURVIVED if files else Verdict.NOT_RUN, ""
         if new:
             with self._suite.changed(mutant.name, mutated):
-                verdict, by = self._try(new)
+                verdict, by = self._try(new, patience=1)
         line = mutant.mutation.line
         change = source.splitlines()[line - 1].strip(), mutated.splitlines()[line - 1].strip()
         place = f"{mutant.name}:{line}"
         names = (*tried, *(file.name for file in new))
         return Judgement(mutant.key, place, mutant.mutation.operator, change, verdict, by, len(covering), names)
 
-    def _try(self, files: Sequence[TestFile]) -> tuple[Verdict, str]:
+    def confirm(self, mutant: Mutant, before: Judgement) -> Judgement:
+        """Try a mutant whose time was up once more, with more time: then a test that does not end has caught it."""
+        source = (self._suite.folder / mutant.name).read_text()
+        files = [file for file in self._chooser.covering(mutant, source) if file.name in before.tried]
+        with self._suite.changed(mutant.name, mutant.mutation.apply(source)):
+            verdict, by = self._try(files, patience=4)
+        return replace(before, verdict=Verdict.HUNG if verdict is Verdict.TIMED_OUT else verdict, by=by)
+
+    def _try(self, files: Sequence[TestFile], patience: int) -> tuple[Verdict, str]:
         first = within(files, _FIRST_S)
         for some in filter(None, (first, files[len(first) :])):
-            run = self._run(some, patience=1)
+            run = self._run(some, patience)
             if run.status is None:
-                run = self._run(some, patience=4)  # perhaps the machine was busy
-                if run.status is None:
-                    return Verdict.HUNG, some[0].name
+                return Verdict.TIMED_OUT, some[0].name
             if run.status != 0:
                 found = _FAILED.search(run.output)
                 return Verdict.CAUGHT, found.group(1) if found else f"pytest ended with {run.status}"

@@ -41,10 +41,12 @@ def mutants_report(judgements: Sequence[Judgement]) -> str:
         return "no mutants have been tried\n"
     caught = [judgement for judgement in judgements if judgement.is_caught]
     hung = sum(judgement.verdict is Verdict.HUNG for judgement in judgements)
+    open_ones = sum(judgement.verdict is Verdict.TIMED_OUT for judgement in judgements)
     low, high = interval(len(caught), len(judgements))
     lines = [
         f"{len(caught)} of {len(judgements)} mutants were caught: {_percent(len(caught), len(judgements))} "
-        f"(95 %: {100 * low:.1f} to {100 * high:.1f}); {hung} of them because a test did not end.",
+        f"(95 %: {100 * low:.1f} to {100 * high:.1f}); {hung} of them because a test did not end. "
+        f"{open_ones} have timed out and are to be confirmed.",
         "",
         "| operator | mutants | caught |",
         "|---|---|---|",
