@@ -185,3 +185,13 @@ def test_a_bucket_is_asked_unsigned_where_nobody_has_credentials(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     assert open_filesystem(url, find_access(url, {})).anon is False
+
+
+def test_nothing_of_one_reading_is_left_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fsspec would give the same object again, with the session and the credentials that it began with, and old listings."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    url = parse_remote_url("s3://bucket")
+    first, second = (open_filesystem(url, find_access(url, {})) for _ in range(2))
+    assert first is not second
+    assert not first.dircache.use_listings_cache

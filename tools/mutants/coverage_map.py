@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coverage import Coverage, CoverageData
+from coverage.exceptions import CoverageException
 
 from tools.mutants.recording import FOLDER_VARIABLE, RUNNING, SETTINGS, name_of
 from tools.mutants.suite import PRODUCT, Suite
@@ -92,19 +93,18 @@ class Recording:
         self._document(test_file).write_text(json.dumps(document))
 
     def _add_to_total(self, folder: Path) -> list[CoverageData]:
+        total = CoverageData(str(self._total))
+        total.read()
         found = []
         for path in sorted(folder.glob("data.*")):
             data = CoverageData(str(path))
             try:
                 data.read()
-            except Exception as error:  # of a process that was killed while it wrote
+                total.update(data)
+            except CoverageException as error:  # of a process that was killed while it wrote
                 print(f"{path.name} cannot be read: {error}", file=sys.stderr)
-                continue
-            found.append(data)
-        total = CoverageData(str(self._total))
-        total.read()
-        for data in found:
-            total.update(data)
+            else:
+                found.append(data)
         return found
 
     def test_files(self) -> list[TestFile]:
