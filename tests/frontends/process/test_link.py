@@ -239,6 +239,9 @@ def test_the_engine_takes_in_slices_what_has_come_at_once() -> None:
                 break
         assert [int(body) for _, body in engine.heard] == list(range(40))
         assert max(at_once) <= 8  # two slices of two, and as many by the reader
+        # It had stopped reading meanwhile.
+        front_end.link.add(frame(1, [b"40"]))
+        await until(lambda: len(engine.heard) == 41)
 
     run(scenario)
 
