@@ -25,7 +25,7 @@ EXAMPLE_STAMP      := $(if $(filter $(NAME),$(FRAMEWORK_EXAMPLES)),$(FRAMEWORKS)
 # The copy of the project with compiled modules beside the source.
 COMPILED := build/compiled
 
-.PHONY: serve example test test-compiled test-front-ends test-lowest test-frameworks fuzz fuzz-decoders torture siege mutants check format protos bench \
+.PHONY: serve example test test-compiled test-front-ends test-lowest test-console test-frameworks fuzz fuzz-decoders torture siege mutants check format protos bench \
 	bench-peers plots docs wheel compiled-wheel clean
 
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
@@ -83,6 +83,11 @@ test-front-ends: $(VENV)/.installed  ## run the tests of real servers with two f
 
 test-lowest: $(LOWEST)/.installed  ## install the lowest versions that pyproject.toml allows, then run every test with them
 	PYTHONHASHSEED=0 $(LOWEST)/bin/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder $(ARGS)
+
+# Debian's Chromium, or another one; playwright drives it and downloads none of its own. CONSOLE_SCREENSHOTS=<folder> keeps pictures.
+test-console: $(VENV)/.installed  ## install what is needed, then look at the console in a real browser
+	CHROMIUM="$$(tools/chromium.sh)" && export CHROMIUM && \
+	$(BIN)/python $(PIP_INSTALL) --group browser && $(BIN)/python -m pytest tests/browser $(ARGS)
 
 test-frameworks: $(FRAMEWORKS)/.installed  ## install PyTorch, JAX and ONNX Runtime, then run the tests that need them
 	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks $(ARGS)
