@@ -285,7 +285,7 @@ class App:
         rows = engine.load_table()
         ready = list(dict.fromkeys(model for model, _, status in rows if status == VersionState.READY.value))
         others = list(dict.fromkeys(model for model, _, _ in rows if model not in ready))
-        lines = [_listed("Serving", ready) if ready else "Serving no model"]
+        lines = [_listed("Serving", ready) if ready else "; ".join(["Serving no model", *self._causes([])])]
         if others:
             lines[0] += f"; not loaded: {', '.join(others[:_MOST_NAMED])}"
         lines.append(", ".join(f"{name} {url}" for name, url in self._urls()))

@@ -74,7 +74,9 @@ class _Handler(logging.StreamHandler[TextIO]):
             if isinstance(self.formatter, Formatter):
                 self.formatter.print(record, self._console)
             else:
-                self._console.print(Text(self.format(record)))
+                self._console.print(
+                    Text(self.format(record)), soft_wrap=True
+                )  # a line of it is a line for a machine, too
         except Exception:
             self.handleError(record)
 

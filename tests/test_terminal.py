@@ -132,6 +132,15 @@ def test_the_cause_of_a_failed_start_is_in_sight(tmp_path: Path, columns: int) -
     )
 
 
+def test_check_has_colours(tmp_path: Path) -> None:
+    write_model(tmp_path, "broken", "class TritonPythonModel: pass", CONFIG + " max_batch_size: -1")
+    with sitting("check", str(tmp_path), columns=80) as person:
+        screen = person.until_end()
+        assert person.process.wait(60) == 1
+    assert re.search(r"\x1b\[1;31m error: \x1b\[0m'max_batch_size' must be non-negative", screen)
+    assert plain(screen).endswith("1 model, 1 error, 0 warnings\n")
+
+
 def test_who_does_not_look_is_told_the_same_in_the_log(tmp_path: Path) -> None:
     """Nor is rich imported there."""
     code = "import sys, pytriton_lite.app, pytriton_lite.cli.serve\nassert 'rich' not in sys.modules"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 import os
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from pytriton_lite.commands import Arguments, Command, Words, own_option
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.engine.workers.backends import Backends
 from pytriton_lite.ipc import device
+from pytriton_lite.logs import is_for_people
 from pytriton_lite.remote.url import RemoteUrl
 from pytriton_lite.settings import BY_FLAG, SWITCH, Kind, Option, RateLimitMode, Settings, UsageError
 
@@ -32,6 +34,9 @@ _OF_SERVE = (
     "rate-limit-resource",
 )
 """Options of the server that decide about what is right."""
+
+
+_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
 
 
 class Format(enum.Enum):
@@ -74,12 +79,30 @@ def run(arguments: Arguments) -> int:
     urls = [place for place in settings.model_repository if not isinstance(place, Path)]
     findings, models = _check_remote(settings, urls) if urls else _check(settings.model_repository, settings)
     is_text = arguments.value(_FORMAT) is Format.TEXT
+    tell = _teller() if is_text else lambda finding: print(finding.as_json())
     for finding in findings:
-        print(finding.as_text() if is_text else finding.as_json())
+        tell(finding)
     if is_text:
         print(summary(findings, models))
     counting = {Severity.ERROR, Severity.WARNING} if arguments.value(_WARNINGS_AS_ERRORS) else {Severity.ERROR}
     return int(any(finding.severity in counting for finding in findings))
+
+
+def _teller() -> Callable[[Finding], None]:
+    """What prints a finding as text: in colours for who looks at a terminal."""
+    if not is_for_people(sys.stdout):
+        return lambda finding: print(finding.as_text())
+    from rich.console import Console  # nobody else needs it
+    from rich.text import Text
+
+    console = Console(highlight=False)
+
+    def tell(finding: Finding) -> None:
+        text = Text(finding.as_text())
+        text.highlight_words([f" {finding.severity.value}: "], _STYLES[finding.severity])
+        console.print(text, soft_wrap=True)
+
+    return tell
 
 
 def _check(places: Sequence[Path | RemoteUrl], settings: Settings) -> tuple[list[Finding], int]:

@@ -23,7 +23,7 @@ from pytriton_lite.config.every_rule import (
     broken_while_loading,
     broken_while_polling,
 )
-from pytriton_lite.config.hints import hint_for, misspelt_parameter
+from pytriton_lite.config.hints import MEANINGLESS, hint_for, misspelt_parameter
 from pytriton_lite.config.instances import instances_of
 from pytriton_lite.config.model_config import ModelConfig, config_path
 from pytriton_lite.config.parameters import EXECUTION_ENV_PATH, REQUIREMENTS
@@ -261,7 +261,7 @@ def _warn(model: _Model, written: model_config_pb.ModelConfig, message: model_co
         near = misspelt_parameter(key)
         if near:
             model.add(
-                f"parameter '{key}' means nothing to the server, which gives it to the model",
+                MEANINGLESS.format(key),
                 f'parameters["{key}"]',
                 severity=Severity.WARNING,
                 hint=f"did you mean {near}?",

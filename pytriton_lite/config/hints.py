@@ -32,6 +32,10 @@ def hint_for(text: str) -> str:
     return ""
 
 
+MEANINGLESS = "parameter '{}' means nothing to the server, which gives it to the model"
+"""What is said of a parameter that looks like one of ours, and is none."""
+
+
 def misspelt_parameter(key: str) -> str:
     """The parameter of ours, or Triton's, that *key* looks like without being it; "" for none."""
     return "" if key in parameters.ALL else _closest(key.upper(), parameters.ALL)

@@ -181,7 +181,12 @@ def test_of_many_causes_ten_are_named(tmp_path: Path) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     repository = tmp_path_factory.mktemp("repository")
     write_model(repository, "double", CODE, CONFIG)
-    write_model(repository, "silent", CODE, 'backend: "python"')
+    write_model(
+        repository,
+        "silent",
+        CODE,
+        'backend: "python" parameters { key: "EXECUTION_ENVPATH" value { string_value: "" } }',
+    )
     with RunningServer(repository) as running:
         yield running
 
@@ -198,6 +203,11 @@ def test_a_model_without_tensors_is_warned_of(
     reply = server.infer("silent", [tensor("X", "FP32", [1], [1.0])])
     assert reply.status == 400
     assert "expected 0 inputs but got 1 inputs for model 'silent'." in reply.error
+
+
+def test_a_parameter_that_looks_like_one_of_ours_is_warned_of(server: RunningServer) -> None:
+    text = "parameter 'EXECUTION_ENVPATH' means nothing to the server, which gives it to the model"
+    assert f"model 'silent': {text} (did you mean EXECUTION_ENV_PATH?)" in server.log
 
 
 X = tensor("X", "FP32", [1, 3], [1.0, 2.0, 3.0])

@@ -18,7 +18,7 @@ from typing import Any
 
 from pytriton_lite.config.effects import NO_TENSORS
 from pytriton_lite.config.ensemble_plan import EnsemblePlan, plan_ensemble
-from pytriton_lite.config.hints import hint_for
+from pytriton_lite.config.hints import MEANINGLESS, hint_for, misspelt_parameter
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.states import VersionState
@@ -420,6 +420,10 @@ def _report_tensors(model: ModelId, config: ModelConfig) -> None:
 def _report_fields(model: ModelId, config: ModelConfig) -> None:
     for path in config.without_effect:
         logger.warning("model '%s': field '%s' has no effect for Python models", model, path)
+    for key in sorted(config.parameters):
+        near = misspelt_parameter(key)
+        if near:
+            logger.warning("model '%s': %s (did you mean %s?)", model, MEANINGLESS.format(key), near)
     if config.sequence_batching is not None:
         for text in config.sequence_batching.repeated_states:
             logger.warning("model '%s': %s", model, text)
