@@ -31,6 +31,9 @@ COMMANDS: Mapping[str, Entry] = {
     "infer": Entry("Ask a model of a running server, from the terminal", "pytriton_lite.infer.command"),
     "bench": Entry("Load a running server and say how fast it answers", "pytriton_lite.bench.command"),
     "new": Entry("Write a model to begin with, and its tests", "pytriton_lite.scaffolds.command"),
+    "convert": Entry(
+        "Make a model's folder of a TorchServe archive or a model of MLServer", "pytriton_lite.convert.command"
+    ),
     "completion": Entry("Print the completion script of a shell", "pytriton_lite.cli.completion"),
 }
 """The commands by name, in the order of the help."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -23,6 +24,8 @@ def environ() -> dict[str, str]:
 def test_a_reader_who_does_what_the_page_says_sees_what_it_shows(
     page: Path, tmp_path: Path, environ: dict[str, str]
 ) -> None:
+    for module in re.findall(r"^<!-- needs: (\w+) -->$", page.read_text(encoding="utf-8"), re.MULTILINE):
+        pytest.importorskip(module)
     with Following(tmp_path, environ) as following:
         following.follow(page)
 

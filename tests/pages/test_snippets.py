@@ -57,9 +57,9 @@ def test_a_test_that_runs_a_block_is_there_and_reads_the_page() -> None:
 def test_an_exception_has_its_reason_and_is_one() -> None:
     for snippet in ALL:
         followed = FOLLOWED in snippet.page.read_text(encoding="utf-8")
-        for note in ("not run", "background", "stop", "prints"):
+        for note in ("not run", "installs", "background", "stop", "prints"):
             assert note not in snippet.notes or followed, f"{snippet.place}: the page is not followed"
-        for note in ("fragment", "run by", "not run", "background", "stop"):
+        for note in ("fragment", "run by", "not run", "installs", "background", "stop"):
             assert snippet.notes.get(note) != "", f"{snippet.place}: {note} says nothing"
 
 

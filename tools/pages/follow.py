@@ -78,14 +78,17 @@ class _Background:
 
 
 class Following:
-    """One reader of one page, in *folder*, whose commands have *environ*. `close` ends what still runs."""
+    """One reader of one page, in *folder*, whose commands have *environ*. `close` ends what still runs.
 
-    def __init__(self, folder: Path, environ: Mapping[str, str], *, echo: bool = False) -> None:
+    With *is_fresh* the page is followed where there is nothing yet: what it installs is installed, and times are printed.
+    """
+
+    def __init__(self, folder: Path, environ: Mapping[str, str], *, is_fresh: bool = False) -> None:
         self._folder = folder
+        self._is_fresh = is_fresh
         self._ports = [str(port) for port in _free_ports(len(PORTS))]
         # Without a terminal Python would keep lines back, and a page shows them as they come.
         self._environ = {**environ, **dict(zip(_PORT_OPTIONS, self._ports, strict=True)), "PYTHONUNBUFFERED": "1"}
-        self._echo = echo
         self._printed = ""
         self._running: dict[str, _Background] = {}
 
@@ -94,12 +97,14 @@ class Following:
         for snippet in snippets(page):
             began = time.monotonic()
             what = self._take(snippet)
-            if self._echo and what:
+            if self._is_fresh and what:
                 print(f"{time.monotonic() - began:7.1f} s  {snippet.place}: {what}", flush=True)
 
     def _take(self, snippet: Snippet) -> str:
         if "stop" in snippet.notes:
             self._running.pop(snippet.notes["stop"]).stop()
+        if "installs" in snippet.notes and not self._is_fresh:
+            return ""
         if "not run" in snippet.notes:
             return f"not run: {snippet.notes['not run']}"
         if "prints" in snippet.notes:
@@ -176,9 +181,14 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     try:
-        # `pip install pytriton-lite` on a page is this checkout.
-        environ = {**environment(folder / ".venv" / "bin"), "PYTRITON_LITE_CHECKOUT": str(PROJECT)}
-        with Following(folder, environ, echo=True) as following:
+        # `pip install pytriton-lite` on a page finds a wheel of this checkout, which is built before the clock starts.
+        wheels = folder / ".wheels"
+        build = [sys.executable, "-m", "build", "--wheel", "--outdir", str(wheels), str(PROJECT)]
+        subprocess.run(build, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        environ = {**environment(folder / ".venv" / "bin"), "PIP_FIND_LINKS": str(wheels)}
+        environ.pop("PYTHONPATH", None)
+        began = time.monotonic()
+        with Following(folder, environ, is_fresh=True) as following:
             following.follow((PROJECT / given.page).resolve())
     except NotAsWritten as wrong:
         print(f"NOT AS WRITTEN  {wrong}", file=sys.stderr)

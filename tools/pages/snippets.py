@@ -5,8 +5,10 @@ A comment before a block says what a reader need not see:
     <!-- fragment: why -->          python or protobuf that stands for a part of a whole: parsed, names may be unknown
     <!-- run by: tests/x.py -->     a test of its own runs it
     <!-- not run: why -->           in a page that is followed (follow.py): this block is parsed only
+    <!-- installs: what -->         in such a page: not run where the environment has it already, as in the tests
     <!-- background: NAME -->       in such a page: goes on while later blocks run, until it has printed that it is ready
     <!-- stop: NAME -->             ends that one before this block runs
+    <!-- needs: MODULE -->          anywhere: such a page is not followed without that module
     <!-- page run by: … -->         anywhere: the same for all blocks of the page
     <!-- prints -->                 in such a page: what the last command printed; a line of `…` stands for any lines
 
@@ -27,7 +29,7 @@ FOLLOWED = "<!-- followed -->"
 _PAGE_RUN_BY = re.compile(r"^<!-- page run by: (?P<test>.*) -->$", re.MULTILINE)
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>```+)(?P<language>[\w-]*)(?P<rest>[^\n]*)$")
-_NOTE = re.compile(r"^\s*<!-- (?P<key>fragment|run by|not run|background|stop|prints)(: (?P<value>.*))? -->$")
+_NOTE = re.compile(r"^\s*<!-- (?P<key>fragment|run by|not run|installs|background|stop|prints)(: (?P<value>.*))? -->$")
 _FILE = re.compile(r"^\s*`(?P<path>[\w./-]+)`.*:$")
 
 
