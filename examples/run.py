@@ -40,6 +40,8 @@ class Example:
     client: tuple[str, ...]
     repositories: tuple[Path, ...]
     needs: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    """Further ones of the server."""
 
 
 def folder(name: str, *arguments: str, about: str, needs: tuple[str, ...] = (), shipped: bool = False) -> Example:
@@ -64,6 +66,13 @@ ALL = {
     "decoupled": folder("decoupled", "--url", GRPC, about="any number of responses to a request"),
     "ensemble": folder("ensemble", "--url", HTTP, about="three models as one, put together by configuration alone"),
     "generate": folder("generate", "--url", HTTP, about="texts over plain HTTP and JSON, word by word"),
+    "gpu_chain": Example(
+        "CuPy on a GPU: three models, and a client's GPU memory",
+        ("gpu_chain/client.py", "--url", HTTP),
+        (EXAMPLES / "gpu_chain" / "models",),
+        needs=("cupy", "cuda"),
+        flags=("--allow-client-shm=true",),
+    ),
     "image_preprocessing": script(
         "image_preprocessing", str(EXAMPLES / "data/scene.jpg"), about="image files to arrays", needs=("PIL",)
     ),
@@ -85,10 +94,11 @@ ALL = {
 class Server:
     """``pytriton-lite serve`` on free ports of this machine. READY inside ``with``; leaving stops it."""
 
-    def __init__(self, repositories: Sequence[Path]) -> None:
+    def __init__(self, repositories: Sequence[Path], flags: Sequence[str] = ()) -> None:
         ports = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
         addresses = ("--http-address=127.0.0.1", "--grpc-address=127.0.0.1")
-        self._command = [sys.executable, "-m", "pytriton_lite", "serve", *map(str, repositories), *ports, *addresses]
+        serve = [sys.executable, "-m", "pytriton_lite", "serve", *map(str, repositories)]
+        self._command = [*serve, *ports, *addresses, *flags]
         self._lines: list[str] = []
         self.addresses: dict[str, str] = {}
 
@@ -142,7 +152,7 @@ def run(example: Example) -> int:
     missing = [module for module in example.needs if importlib.util.find_spec(module) is None]
     if missing:
         sys.exit(f"this example needs {' and '.join(missing)}, which this Python does not have: {sys.executable}")
-    with Server(example.repositories) as server:
+    with Server(example.repositories, example.flags) as server:
         client = [sys.executable, str(EXAMPLES / example.client[0])]
         client += [argument.format_map(server.addresses) for argument in example.client[1:]]
         try:

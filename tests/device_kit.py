@@ -15,7 +15,7 @@ import tritonclient.http
 
 from pytriton_lite.ipc import device as devices
 from pytriton_lite.ipc import pretend_device
-from pytriton_lite.ipc.pretend_device import PretendDevice
+from pytriton_lite.ipc.device import Device
 from tests.harness import RunningServer, process_name_and_parent
 
 PRETENDED = {devices.PRETENDED: "2"}
@@ -26,7 +26,7 @@ CLIENTS: dict[str, Any] = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 class ClientMemory:
     """Memory on a device, as ``tritonclient.utils.cuda_shared_memory`` makes it: allocated here, known by its handle."""
 
-    def __init__(self, device: PretendDevice, nbytes: int) -> None:
+    def __init__(self, device: Device, nbytes: int) -> None:
         self.device = device
         self.nbytes = nbytes
         self.memory = device.allocate_private(nbytes)

@@ -279,6 +279,11 @@ class ModelConfig:
         return parameters.SHARED_MEMORY_VIEWS.read(self.parameters) or False
 
     @property
+    def takes_device_inputs(self) -> bool:
+        """Whether inputs stay on the device that they come from; otherwise they are copied to the host (docs/gpu.md)."""
+        return parameters.FORCE_CPU_ONLY_INPUT_TENSORS.read(self.parameters) is False
+
+    @property
     def keeps_freed_memory(self) -> bool:
         """Whether its workers keep memory that requests have freed, until they are idle (docs/python-backend.md)."""
         return parameters.KEEP_FREED_MEMORY.read(self.parameters) is not False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import PackedTensors, Tensor, Window
@@ -28,6 +28,16 @@ class Origin(enum.Enum):
     """A step of a request to an ensemble."""
 
 
+class DevicePlaces(NamedTuple):
+    """Which outputs of a request need not be on the host: ``outputs``, or all where that is None.
+
+    ``device`` is the UUID of the device that they are to be on; empty for the one that the model leaves them on.
+    """
+
+    outputs: frozenset[str] | None = None
+    device: bytes = b""
+
+
 class InferenceRequest:
     """One inference request. Front ends build it, the engine checks it and ends it exactly once.
 
@@ -36,14 +46,16 @@ class InferenceRequest:
     ``output_windows`` says which outputs go into shared memory of the client, and where; ``classes`` of which outputs only so
     many of the largest elements are wanted (the classification extension). None where there are no such outputs. ``timeline``
     is there for a request that is traced or logged. ``on_device`` says whether an input, or the place of an output, is memory
-    of a device. ``origin`` is `Origin.CLIENT` unless the engine made it itself. ``packed``
-    has the inputs as another process has sent them, where one has and all of them are small.
+    of a device; ``device_outputs``, where it is not None, which outputs may stay on one. ``origin`` is `Origin.CLIENT` unless
+    the engine made it itself. ``packed`` has the inputs as another process has sent them, where one has and all of them are
+    small.
     """
 
     __slots__ = (
         "_inputs",
         "classes",
         "correlation_id",
+        "device_outputs",
         "model_name",
         "on_device",
         "origin",
@@ -92,6 +104,7 @@ class InferenceRequest:
         self.classes = classes
         self.origin = origin
         self.on_device = False
+        self.device_outputs: DevicePlaces | None = None
         self.timeline: Timeline | None = None
 
     @property

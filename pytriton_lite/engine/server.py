@@ -360,6 +360,7 @@ class Server:
     def _row(served: ServedVersion) -> ModelStatistics:
         served.statistics.pending = served.pending
         served.statistics.shared_memory = served.shared_memory
+        served.statistics.worker_host_bytes = served.worker_host_bytes
         served.statistics.longest_executions = served.longest_executions
         served.statistics.queued = served.queued
         served.statistics.unanswered = served.unanswered.requests

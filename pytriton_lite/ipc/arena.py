@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from typing import Protocol
 
 from pytriton_lite.core.errors import BugError
-from pytriton_lite.ipc.segment import Segment
 
 ALIGNMENT = 64
 """A cache line; also what DLPack consumers like."""
@@ -34,7 +34,25 @@ DEFAULT_BYTES = 1 << 20
 LARGEST_RING_BYTES = 64 << 20
 """The ring doubles up to here. Above a quarter of it a tensor gets a segment of its own."""
 
-CreateSegment = Callable[[int], Segment]
+FIRST_DEVICE_SLOT = 1 << 60
+"""Slots of an arena in memory of a device have numbers that no arena of the host will reach."""
+FIRST_DEVICE_SEGMENT = 1 << 30
+
+
+class Backing(Protocol):
+    """A piece of memory that an arena is made of: a `Segment`, or memory of a device, whose ``view`` is empty."""
+
+    nbytes: int
+    fd: int
+
+    @property
+    def view(self) -> memoryview: ...
+
+    def close(self) -> None:
+        """Give it back; others who have it mapped keep it."""
+
+
+CreateSegment = Callable[[int], Backing]
 
 
 class Extents:
@@ -107,9 +125,9 @@ class _Block:
 
     __slots__ = ("extents", "segment", "segment_id")
 
-    def __init__(self, segment_id: int, segment: Segment, extents: Extents | None) -> None:
+    def __init__(self, segment_id: int, segment: Backing, extents: Extents | None) -> None:
         self.segment_id = segment_id
-        self.segment = segment
+        self.segment: Backing = segment
         self.extents = extents
 
 
@@ -131,16 +149,31 @@ class Arena:
     ``dropped`` are numbers of segments that no reference will name again.
     """
 
-    def __init__(self, create: CreateSegment, *, ring_bytes: int = DEFAULT_BYTES) -> None:
+    def __init__(
+        self,
+        create: CreateSegment,
+        *,
+        ring_bytes: int = DEFAULT_BYTES,
+        first_slot: int = 1,
+        first_segment: int = 1,
+        keeps_large: bool = False,
+    ) -> None:
+        """Slots and segments are numbered from *first_slot* and *first_segment* on.
+
+        With *keeps_large* a segment that one large tensor had to itself is kept for the next one until `trim`: where mapping
+        takes longer than copying.
+        """
         self._create = create
+        self._keeps_large = keeps_large
+        self._spare: list[_Block] = []
         self._ring_bytes = ring_bytes
         self._ring: _Block | None = None
         self._blocks: dict[int, _Block] = {}
         self._live: dict[int, _Live] = {}
         self._is_trim_due = False
-        self._next_slot = 1
-        self._next_segment = 1
-        self.announced: list[tuple[int, Segment]] = []
+        self._next_slot = first_slot
+        self._next_segment = first_segment
+        self.announced: list[tuple[int, Backing]] = []
         self.dropped: list[int] = []
 
     @property
@@ -174,7 +207,10 @@ class Arena:
             raise BugError(f"slot {number} was released twice or never placed")
         block = live.block
         if block.extents is None:
-            self._drop(block)
+            if self._keeps_large:
+                self._spare.append(block)
+            else:
+                self._drop(block)
             return
         block.extents.give_back(live.offset, live.nbytes)
         if block.extents.used == 0:
@@ -187,6 +223,8 @@ class Arena:
         """Give the ring back if it has grown, now or when its last slot is released; the next one starts small again."""
         ring = self._ring
         self._is_trim_due = False
+        while self._spare:
+            self._drop(self._spare.pop())
         if ring is None or ring.extents is None or ring.segment.nbytes <= self._ring_bytes:
             return
         if ring.extents.used:
@@ -200,11 +238,16 @@ class Arena:
         for block in self._blocks.values():
             block.segment.close()
         self._blocks.clear()
+        self._spare.clear()
         self._live.clear()
         self._ring = None
 
     def _find(self, room: int) -> tuple[_Block, int]:
         if room * 4 > LARGEST_RING_BYTES:
+            for at, spare in enumerate(self._spare):
+                if room <= spare.segment.nbytes <= 2 * room:
+                    del self._spare[at]
+                    return spare, 0
             return self._add(room, dedicated=True), 0
         ring = self._ring
         if ring is not None and ring.extents is not None:

@@ -406,9 +406,10 @@ class _Memory:
         self.nbytes = nbytes
         self.fd = fd
         self._is_open = True
+        self._pid = os.getpid()
 
     def close(self) -> None:
-        if self._is_open:
+        if self._is_open and os.getpid() == self._pid:  # a forked child has no context, and unmaps nothing
             self._is_open = False
             if self.fd >= 0:
                 os.close(self.fd)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
@@ -42,6 +43,40 @@ class DeviceSegment:
             os.close(self.fd)
 
 
+class DeviceSlot:
+    """A tensor's place in the memory of a device that a worker has written it to; the worker gets it back with this object."""
+
+    __slots__ = ("_give_back", "segment")
+
+    def __init__(self, segment: DeviceSegment, give_back: Callable[[], None]) -> None:
+        self.segment = segment
+        self._give_back = give_back
+
+    def read(self, offset: int, nbytes: int) -> NoReturn:
+        """See `DeviceSegment.read`."""
+        self.segment.read(offset, nbytes)
+
+    def __del__(self) -> None:
+        self._give_back()
+
+
+DeviceHome = DeviceSegment | DeviceSlot
+"""What the home of a tensor on a device begins with."""
+
+
+def segment_of(home: DeviceHome) -> DeviceSegment:
+    """The segment of a home."""
+    return home.segment if isinstance(home, DeviceSlot) else home
+
+
+def any_on_device(tensors: Iterable[Tensor]) -> bool:
+    """Whether some of *tensors* are on a device, and nowhere else."""
+    for tensor in tensors:  # noqa: SIM110  # asked of every call between models; a generator would cost more than the answer
+        if tensor.data is None and is_on_device(tensor):
+            return True
+    return False
+
+
 def is_on_device(tensor: Tensor) -> bool:
     """Whether the bytes of *tensor* are on a device, and nowhere else."""
-    return tensor.data is None and tensor.home is not None and isinstance(tensor.home[0], DeviceSegment)
+    return tensor.data is None and tensor.home is not None and isinstance(tensor.home[0], DeviceHome)

@@ -45,7 +45,7 @@ from pytriton_lite.core.tensor import PackedForm, PackedTensors, Tensor
 from pytriton_lite.ipc.channel import LARGEST_FRAME, frame
 from pytriton_lite.ipc.segment import HAS_MEMORY_FILES
 
-VERSION = 4
+VERSION = 5
 """Raised with every change of a layout below; the handshake compares it."""
 
 INLINE_BYTES = 4096 if HAS_MEMORY_FILES or sys.platform != "linux" else LARGEST_FRAME // 2
@@ -110,7 +110,26 @@ class Place(enum.IntEnum):
     SHARED = 4
     """Said by the engine: in a slot that others may look at, too; who wants to write takes a copy."""
     REGION = 5
-    """Shared memory of a client. Said by a worker: an output that it has put into the window that the request gave for it."""
+    """Memory of a client. Said by a worker: an output that it has put into the window that the request gave for it."""
+    DEVICE = 6
+    """In memory of a device, in ``segment``; ``slot`` as for SLOT, said by a worker, or as for SHARED, said by the engine."""
+
+
+class SegmentKind(enum.IntEnum):
+    """What a SEGMENT announces. A descriptor comes with all but the last."""
+
+    HOST = 0
+    REGION = 1
+    """A client's shared memory."""
+    DEVICE = 2
+    """Memory of a device, to be imported by its descriptor."""
+    DEVICE_REGION = 3
+    """A client's memory of a device, to be opened by its handle."""
+
+
+STAYS_ON_DEVICE = 0
+"""In place of a segment in a window: the output may stay on its device, or is to go to the device whose UUID the other two
+numbers are (`uuid_numbers`)."""
 
 
 # ---------------------------------------------------------------------------------------------- control page
@@ -128,6 +147,9 @@ CONTROL_LINE_MARK = 3
 """u64 index: the number in the marks of printed lines (line_mark.py). The engine writes it before the worker starts."""
 CONTROL_STARTED_NS = 4
 """u64 index: when that ``execute`` began (CLOCK_MONOTONIC). Written before its number."""
+
+CONTROL_HOST_BYTES = 6
+"""u64 index: bytes of tensors that the worker has copied between a device and the host. The worker writes."""
 
 CONTROL_WAITING_SENDS = 5
 """u64 index: how many of the model's threads wait in ``send`` for a client that does not read. The worker writes."""
@@ -344,7 +366,8 @@ _WINDOW = struct.Struct("<HxxIQQ")
 class RequestMessage:
     """One request as the worker gets it. ``outputs_mask`` bit n asks for the n-th configured output; 0 asks for all.
 
-    ``windows`` are (number of an output, segment, offset, nbytes): where in a client's memory that output is to go.
+    ``windows`` are (number of an output, segment, offset, nbytes): where in a client's memory that output is to go, or that it
+    may stay on a device (`STAYS_ON_DEVICE`).
     ``trace_context`` is empty for a request that is not traced; a CALL gives it back for the request that it is made for.
     """
 
@@ -685,14 +708,18 @@ def read_reply(body: memoryview, specs: SpecTable) -> tuple[int, Answer | None, 
 
 # ---------------------------------------------------------------------------------------------- CALL
 
-_CALL = struct.Struct("<QqQBxHI")
-"""call number, model version or -1, batch that waits for it or 0, flags, bytes of the model's name, of the outputs (JSON)"""
+_CALL = struct.Struct("<QqQBxHI16s")
+"""call number, model version or -1, batch that waits for it or 0, flags, bytes of the model's name, of the outputs (JSON), UUID
+of the device that the outputs are to be on"""
 
 FLAG_DECOUPLED = 1
 """The caller takes any number of responses."""
 
 FLAG_IN_EXECUTE = 2
 """The call is made by ``execute`` itself, not by a coroutine of it: nothing else is executed before it has returned."""
+
+FLAG_PREFERS_HOST = 4
+"""The outputs are to be on the host (PreferredMemory)."""
 
 
 @dataclass(slots=True)
@@ -708,6 +735,10 @@ class CallMessage:
     waiting_batch: int
     is_decoupled: bool
     is_in_execute: bool
+    prefers_host: bool
+    """Whether the outputs are to be on the host, wherever the callee leaves them."""
+    preferred_device: bytes
+    """UUID of the device that the outputs are to be on; empty where it does not matter."""
     requested_outputs: list[str]
     request: RequestMessage
 
@@ -722,12 +753,14 @@ def put_call(
     is_decoupled: bool,
     is_in_execute: bool,
     requested_outputs: Sequence[str],
+    prefers_host: bool = False,
+    preferred_device: bytes = b"",
 ) -> None:
     """Append the head of a CALL; `put_request` and the inputs must follow, then `call_frame` around them."""
     raw_name = model_name.encode("utf-8", "surrogateescape")
     raw_outputs = json.dumps(list(requested_outputs)).encode() if requested_outputs else b""
-    flags = FLAG_DECOUPLED * is_decoupled | FLAG_IN_EXECUTE * is_in_execute
-    parts.append(_CALL.pack(number, version, waiting_batch, flags, len(raw_name), len(raw_outputs)))
+    flags = FLAG_DECOUPLED * is_decoupled | FLAG_IN_EXECUTE * is_in_execute | FLAG_PREFERS_HOST * prefers_host
+    parts.append(_CALL.pack(number, version, waiting_batch, flags, len(raw_name), len(raw_outputs), preferred_device))
     parts.append(raw_name + raw_outputs)
 
 
@@ -736,7 +769,7 @@ def call_frame(parts: list[bytes]) -> bytes:
 
 
 def read_call(body: memoryview, specs: SpecTable) -> CallMessage:
-    number, version, waiting_batch, flags, name_bytes, output_bytes = _CALL.unpack_from(body)
+    number, version, waiting_batch, flags, name_bytes, output_bytes, device = _CALL.unpack_from(body)
     at = _CALL.size
     name = str(body[at : at + name_bytes], "utf-8", "surrogateescape")
     at += name_bytes
@@ -750,6 +783,8 @@ def read_call(body: memoryview, specs: SpecTable) -> CallMessage:
         waiting_batch,
         bool(flags & FLAG_DECOUPLED),
         bool(flags & FLAG_IN_EXECUTE),
+        bool(flags & FLAG_PREFERS_HOST),
+        device if any(device) else b"",
         outputs,
         request,
     )
@@ -758,6 +793,8 @@ def read_call(body: memoryview, specs: SpecTable) -> CallMessage:
 # ---------------------------------------------------------------------------------------------- the small ones
 
 _SEGMENT = struct.Struct("<IBxxxQ")
+_SEGMENT_DEVICE = struct.Struct("<16s64s")
+"""UUID, handle: behind a segment of a device"""
 _HELLO = struct.Struct("<II")
 _LOG = struct.Struct("<BxHIHxx")
 """level, bytes of the file's name, line, bytes of the request id"""
@@ -771,15 +808,47 @@ def read_release(body: memoryview) -> tuple[int, ...]:
     return struct.unpack(f"<{len(body) // 8}Q", body)
 
 
+class Announced(NamedTuple):
+    """What a SEGMENT says. ``uuid`` and ``handle`` are empty for memory of the host, the handle for what has a descriptor."""
+
+    number: int
+    nbytes: int
+    kind: SegmentKind
+    uuid: bytes
+    handle: bytes
+
+
 def segment_frame(segment_id: int, nbytes: int, *, is_region: bool = False) -> bytes:
     """Announce a segment whose descriptor was sent just before; *is_region* for memory that belongs to a client."""
     return frame(Kind.SEGMENT, [_SEGMENT.pack(segment_id, is_region, nbytes)])
 
 
-def read_segment(body: memoryview) -> tuple[int, int, bool]:
-    """(number, nbytes, whether it belongs to a client)"""
-    segment_id, is_region, nbytes = _SEGMENT.unpack(body)
-    return segment_id, nbytes, bool(is_region)
+def device_segment_frame(segment_id: int, nbytes: int, uuid: bytes, handle: bytes = b"") -> bytes:
+    """Announce memory of the device *uuid*, whose descriptor was sent just before, or which *handle* opens."""
+    kind = SegmentKind.DEVICE_REGION if handle else SegmentKind.DEVICE
+    return frame(Kind.SEGMENT, [_SEGMENT.pack(segment_id, kind, nbytes), _SEGMENT_DEVICE.pack(uuid, handle)])
+
+
+def read_segment(body: memoryview) -> Announced:
+    """Raises ProtocolError for a kind that there is not."""
+    segment_id, number, nbytes = _SEGMENT.unpack_from(body)
+    if number > SegmentKind.DEVICE_REGION:
+        raise ProtocolError(f"a segment of kind {number} was announced")
+    kind = SegmentKind(number)
+    uuid = handle = b""
+    if kind >= SegmentKind.DEVICE:
+        uuid, handle = _SEGMENT_DEVICE.unpack_from(body, _SEGMENT.size)
+    return Announced(segment_id, nbytes, kind, uuid, handle if kind == SegmentKind.DEVICE_REGION else b"")
+
+
+def uuid_numbers(uuid: bytes) -> tuple[int, int]:
+    """The two numbers that stand for the UUID of a device in a window; (0, 0) for b""."""
+    return int.from_bytes(uuid[:8], "little"), int.from_bytes(uuid[8:], "little")
+
+
+def uuid_of_numbers(first: int, second: int) -> bytes:
+    """The inverse of `uuid_numbers`."""
+    return first.to_bytes(8, "little") + second.to_bytes(8, "little") if first or second else b""
 
 
 def drop_frame(segment_id: int) -> bytes:

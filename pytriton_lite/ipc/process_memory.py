@@ -12,7 +12,7 @@ import numpy as np
 
 from pytriton_lite.core.errors import BugError, ErrorCode, InferenceError
 from pytriton_lite.ipc import messages
-from pytriton_lite.ipc.arena import Arena
+from pytriton_lite.ipc.arena import FIRST_DEVICE_SLOT, Arena
 from pytriton_lite.ipc.channel import send_descriptor, wait_descriptor
 from pytriton_lite.ipc.messages import Place, TensorRef
 from pytriton_lite.ipc.region import MappedRegion
@@ -143,6 +143,8 @@ class OutputMemory:
         self._descriptors = descriptors
         self.arena = Arena(lambda nbytes: Segment.create(nbytes, prefix=prefix), ring_bytes=ring_bytes)
         self.uncommitted: list[int] = []
+        self.release_device: Callable[[int], None] | None = None
+        """Takes back slots in memory of devices, where there is some."""
 
     def put(self, parts: list[bytes], spec: bytes, array: Array) -> None:
         """Copy *array*, which is C-contiguous, into a slot and append its reference."""
@@ -170,7 +172,12 @@ class OutputMemory:
 
     def release(self, slots: Sequence[int]) -> None:
         for slot in slots:
-            self.arena.release(slot)
+            if slot < FIRST_DEVICE_SLOT:
+                self.arena.release(slot)
+            elif self.release_device is None:
+                raise BugError(f"slot {slot} was never placed: there is no memory of a device")
+            else:
+                self.release_device(slot)
 
     def trim(self) -> None:
         self.arena.trim()

@@ -55,6 +55,8 @@ class ModelStart:
     """Whether a coroutine is cancelled when none of its requests is wanted any more."""
     shared_memory_views: bool = False
     """Whether the model gets read-only views, not copies, of tensors that others can see, too."""
+    takes_device_inputs: bool = False
+    """Whether inputs stay on the device that they come from (FORCE_CPU_ONLY_INPUT_TENSORS)."""
     keeps_freed_memory: bool = True
     """Whether what a request has freed stays with the process for the next one (core/heap.py), until it is idle."""
     busy_poll_us: int = 0

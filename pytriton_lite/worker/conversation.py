@@ -185,7 +185,8 @@ class Conversation:
     def flush(self) -> None:
         """Send the answers that are ready, and the slots that were given back."""
         arena = self._arena
-        if self.result_count or self._inputs.released or arena.announced or arena.dropped:
+        has_news = arena.announced or arena.dropped or self._placement.has_device_news
+        if self.result_count or self._inputs.released or has_news:
             with self.outbox:
                 self.send_held([])
 
@@ -199,8 +200,8 @@ class Conversation:
             frames = [messages.result_frame(self.result_count, self._results), *frames]
             self._results = []
             self.result_count = 0
-        if self._arena.announced or self._arena.dropped:
-            frames = self._placement.outputs.announcements() + frames
+        if self._arena.announced or self._arena.dropped or self._placement.has_device_news:
+            frames = self._placement.announcements() + frames
         released = self._inputs.released
         if released:
             # list.append is atomic, and any thread may drop an input meanwhile: what is counted is sent and taken out.

@@ -16,13 +16,24 @@ import numpy as np
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.ipc import messages
-from pytriton_lite.ipc.messages import INLINE_BYTES, Answer, Place, RequestMessage, SpecTable, TensorRef
+from pytriton_lite.ipc.messages import (
+    INLINE_BYTES,
+    STAYS_ON_DEVICE,
+    Announced,
+    Answer,
+    Place,
+    RequestMessage,
+    SegmentKind,
+    SpecTable,
+    TensorRef,
+)
 from pytriton_lite.ipc.process_memory import Array, InputMemory, OutputMemory
 from pytriton_lite.ipc.region import MappedRegion
 from pytriton_lite.ipc.start import ModelStart
 from pytriton_lite.ipc.tensor_io import check_room
 from pytriton_lite.worker.api_errors import TritonModelException, error_of
 from pytriton_lite.worker.batches import Batches
+from pytriton_lite.worker.device_tensors import DeviceTensors
 from pytriton_lite.worker.execute import keep_wanted
 from pytriton_lite.worker.response import InferenceResponse, Windows
 from pytriton_lite.worker.tensor import Tensor
@@ -48,11 +59,61 @@ class Placement:
         self._state_outputs = frozenset(start.state_outputs)
         self._reads_views = start.shared_memory_views
         self._selections: dict[int, frozenset[str]] = {0: self._all_outputs}
+        self._takes_device_inputs = start.takes_device_inputs
+        self._descriptors = descriptors
+        self._devices: DeviceTensors | None = None
+        """Tensors on devices; None as long as there was none."""
+
+    @property
+    def devices(self) -> DeviceTensors:
+        """What has to do with memory of devices, made when it is first needed."""
+        if self._devices is None:
+            self._devices = DeviceTensors(self._descriptors, self.inputs.released)
+            self.outputs.release_device = self._devices.release
+        return self._devices
+
+    # ------------------------------------------------------------------------------------------ segments
+
+    @property
+    def has_device_news(self) -> bool:
+        """Whether the engine must be told of memory of devices before it is told of anything in it."""
+        return self._devices is not None and self._devices.has_news
+
+    def announcements(self) -> list[bytes]:
+        """Frames for new and dropped segments since the last call; descriptors of new ones are sent by this call."""
+        frames: list[bytes] = []
+        if self._devices is not None:
+            frames += self._devices.announcements()
+        return frames + self.outputs.announcements()
+
+    def attach(self, announced: Announced) -> None:
+        """Know a segment that the engine has told of, whose descriptor, if it has one, comes with the frame."""
+        if announced.kind >= SegmentKind.DEVICE:
+            self.devices.attach(announced)
+        else:
+            is_region = announced.kind == SegmentKind.REGION
+            self.inputs.attach(announced.number, announced.nbytes, is_region=is_region)
+
+    def drop(self, segment_id: int) -> None:
+        """Forget a segment; who has something of it keeps that."""
+        if self._devices is None or not self._devices.drop(segment_id):
+            self.inputs.drop(segment_id)
+
+    def trim(self) -> None:
+        """Give back memory that a burst has made the arenas take."""
+        self.outputs.trim()
+        if self._devices is not None:
+            self._devices.trim()
 
     # ------------------------------------------------------------------------------------------ in
 
     def inputs_of(self, batch: int, index: int, message: RequestMessage) -> list[Tensor]:
         """The inputs of request *index* of *batch*; each is read when the model looks at it."""
+        if self._takes_device_inputs:
+            return [
+                self._device_tensor(ref) if ref.place == Place.DEVICE else self._input(batch, index, number, ref)
+                for number, ref in enumerate(message.inputs)
+            ]
         return [
             Tensor._of_request(
                 ref.name,
@@ -65,11 +126,21 @@ class Placement:
             for number, ref in enumerate(message.inputs)
         ]
 
+    def _input(self, batch: int, index: int, number: int, ref: TensorRef) -> Tensor:
+        origin = (int(Place.INPUT), batch, index << 32 | number)
+        return Tensor._of_request(ref.name, ref.datatype, ref.shape, origin, self._reader_of(ref), ref.nbytes)
+
+    def _device_tensor(self, ref: TensorRef) -> Tensor:
+        return Tensor._on_device(ref.name, ref.datatype, ref.shape, self.devices.storage(ref))
+
     def skip(self, requests: list[RequestMessage]) -> None:
         """Give back the memory of inputs that nobody is going to look at."""
         # Held and let go, all together: a slot is given back once, however many inputs lie in it.
-        held = [self.inputs.hold(ref) for message in requests for ref in message.inputs if ref.place != Place.INLINE]
+        held = [self._hold(ref) for message in requests for ref in message.inputs if ref.place != Place.INLINE]
         held.clear()
+
+    def _hold(self, ref: TensorRef) -> object:
+        return self.devices.storage(ref) if ref.place == Place.DEVICE else self.inputs.hold(ref)
 
     def response_of(self, answer: Answer) -> InferenceResponse:
         """What another model has answered to a call."""
@@ -80,11 +151,13 @@ class Placement:
         return response
 
     def _given_tensor(self, ref: TensorRef) -> Tensor:
+        if ref.place == Place.DEVICE:
+            return self._device_tensor(ref)
         origin = None if ref.place == Place.INLINE else (Place.GIVEN, ref.slot, 0)
         return Tensor._of_request(ref.name, ref.datatype, ref.shape, origin, self._reader_of(ref), ref.nbytes)
 
     def windows_of(self, message: RequestMessage) -> Windows:
-        """Where outputs of the request, which has some, go in memory of the client."""
+        """Where outputs of the request, which has some, go in memory of the client, and which stay on a device."""
         names = self._names
         return {names[output]: (segment, offset, nbytes) for output, segment, offset, nbytes in message.windows}
 
@@ -132,7 +205,10 @@ class Placement:
             wanted |= self._state_outputs
         outputs = keep_wanted(response, wanted)
         if windows is not None:
-            self._put_windowed(parts, outputs, windows, response)
+            if self._concerns_devices(windows):
+                self._put_placed(parts, outputs, windows, response)
+            else:
+                self._put_windowed(parts, outputs, windows, response)
             return
         messages.put_answer(parts, outputs=len(outputs), parameters_json=response._parameters)
         for tensor in outputs:
@@ -165,6 +241,62 @@ class Placement:
             return
         messages.put_answer(parts, outputs=len(outputs), parameters_json=response._parameters)
         parts += tensors
+
+    def _concerns_devices(self, windows: Windows) -> bool:
+        """Whether some output stays on a device, or goes to one."""
+        for segment, _, _ in windows.values():  # noqa: SIM110  # asked for every request with windows: no generator
+            if segment == STAYS_ON_DEVICE or self._is_device_region(segment):
+                return True
+        return False
+
+    def _is_device_region(self, segment: int) -> bool:
+        return self._devices is not None and self._devices.has(segment)
+
+    def _put_placed(
+        self, parts: list[bytes], outputs: list[Tensor], windows: Windows, response: InferenceResponse
+    ) -> None:
+        """Append a response of which outputs stay on a device, or go to one, or the error where one does not fit there."""
+        tensors: list[bytes] = []
+        placed = len(self.outputs.uncommitted)
+        try:
+            for tensor in outputs:
+                segment, first, second = windows.get(tensor._name, (-1, 0, 0))
+                if segment == STAYS_ON_DEVICE:
+                    self._put_on_device(tensors, tensor, messages.uuid_of_numbers(first, second))
+                elif segment > 0 and self._is_device_region(segment):
+                    nbytes = tensor._nbytes()
+                    check_room(tensor._name, nbytes, second)
+                    self.devices.write(segment, first, tensor)
+                    spec = self.specs.encode(tensor._name, tensor._datatype, tensor._shape)
+                    messages.put_reference(tensors, spec, place=Place.REGION, nbytes=nbytes)
+                elif segment > 0 and tensor._read is None:
+                    data = tensor._buffer()
+                    check_room(tensor._name, len(data), second)
+                    self._put_into_window(tensors, tensor, data, segment, first)
+                else:
+                    self.put_tensor(tensors, tensor)
+        except InferenceError as error:
+            self.outputs.undo(placed)
+            messages.put_error(parts, error.code, error.message)
+            return
+        messages.put_answer(parts, outputs=len(outputs), parameters_json=response._parameters)
+        parts += tensors
+
+    def _put_on_device(self, parts: list[bytes], tensor: Tensor, uuid: bytes) -> None:
+        """Append *tensor*, a copy on the device *uuid*, or on its own for b"", where that can be; otherwise as ever."""
+        spec = self.specs.encode(tensor._name, tensor._datatype, tensor._shape)
+        slot = self.devices.put(parts, spec, tensor, uuid)
+        if slot is None:
+            self.put_tensor(parts, tensor)
+        else:
+            self.outputs.uncommitted.append(slot)
+
+    def put_call_input(self, parts: list[bytes], tensor: Tensor) -> None:
+        """Append *tensor*, on the device that it is on; otherwise as an output."""
+        if tensor.is_cpu():
+            self.put_tensor(parts, tensor)
+        else:
+            self._put_on_device(parts, tensor, b"")
 
     def _put_into_window(self, parts: list[bytes], tensor: Tensor, data: memoryview, segment: int, offset: int) -> None:
         nbytes = len(data)

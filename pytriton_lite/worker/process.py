@@ -47,6 +47,9 @@ class Host:
     def tell(self, operation: str, **arguments: Any) -> None:
         """Let the server know something that has no answer. Seen by the server before any later `ask`. Any thread."""
 
+    def count_host_bytes(self, nbytes: int) -> None:
+        """Take note that *nbytes* of a tensor were copied between a device and the host. Any thread."""
+
     def call(self, request: Any, *, decoupled: bool) -> Any:
         """Send *request*, an `InferenceRequest` that the model built, to another model (BLS); the `PendingCall`."""
         self._no_server("InferenceRequest.exec")

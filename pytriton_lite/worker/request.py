@@ -30,7 +30,10 @@ class MemoryType(enum.Enum):
 
 
 class PreferredMemory:
-    """Where the outputs of a BLS call shall lie. A preference for a GPU falls back to the CPU where there is none."""
+    """Where the outputs of a BLS call shall lie; without it, where the callee leaves them.
+
+    A preference for a GPU that there is not, or that has no room, falls back to the CPU.
+    """
 
     __module__ = COMPILED
     __slots__ = ("_device_id", "_memory_type")

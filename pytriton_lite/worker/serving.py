@@ -20,6 +20,7 @@ from typing import Any
 
 from pytriton_lite.core import heap
 from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.ipc import device as devices
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.messages import Kind
 from pytriton_lite.ipc.start import ModelStart
@@ -31,11 +32,24 @@ from pytriton_lite.worker.executions import Executions
 from pytriton_lite.worker.placement import Placement
 from pytriton_lite.worker.process import BLS_ONLY_IN_EXECUTE, Host, Phase
 from pytriton_lite.worker.readiness import ReadinessProbe
-from pytriton_lite.worker.request import InferenceRequest
+from pytriton_lite.worker.request import InferenceRequest, MemoryType, PreferredMemory
 from pytriton_lite.worker.response import InferenceResponse
 from pytriton_lite.worker.senders import Senders
 from pytriton_lite.worker.server_log import ServerLog
 from pytriton_lite.worker.tracebacks import describe
+
+
+def preference(memory: PreferredMemory | None) -> tuple[bool, bytes]:
+    """What a call says of where its outputs are to be: (on the host, or else the UUID of a device), where it says anything.
+
+    A device that there is not, of this process, is no preference but for the host (model API, 6.4).
+    """
+    if memory is None:
+        return False, b""
+    uuids = devices.visible_uuids() if memory._memory_type is MemoryType.TRITONSERVER_MEMORY_GPU else ()
+    if memory._device_id in range(len(uuids)):
+        return False, uuids[memory._device_id]
+    return True, b""
 
 
 class Worker(Host):
@@ -54,6 +68,7 @@ class Worker(Host):
         self.phase = Phase.INITIALIZE
         self.instance_name = start.instance
         self._pid = os.getpid()
+        self._control = control
         self._model: Any = None
         self._probe: ReadinessProbe | None = None
         self._batches = Batches()
@@ -105,6 +120,8 @@ class Worker(Host):
     def _send_call(self, call: Call, request: InferenceRequest, *, decoupled: bool) -> None:
         parts: list[bytes] = []
         executions, outputs = self._executions, self._placement.outputs
+        # A request of a client has none, and may be executed by the model itself.
+        prefers_host, device = preference(getattr(request, "_preferred_memory", None))
         messages.put_call(
             parts,
             call.number,
@@ -114,6 +131,8 @@ class Worker(Host):
             is_decoupled=decoupled,
             is_in_execute=executions.in_execute != 0 and self._conversation.is_main_thread(),
             requested_outputs=sorted(request._requested_outputs),
+            prefers_host=prefers_host,
+            preferred_device=device,
         )
         messages.put_request(
             parts,
@@ -129,12 +148,15 @@ class Worker(Host):
         with self.outbox:
             try:
                 for tensor in request._inputs:
-                    self._placement.put_tensor(parts, tensor)
+                    self._placement.put_call_input(parts, tensor)
             except BaseException:
                 outputs.undo()
                 raise
             outputs.commit()
             self._conversation.send_held([messages.call_frame(parts)])
+
+    def count_host_bytes(self, nbytes: int) -> None:
+        self._control[messages.CONTROL_HOST_BYTES] += nbytes
 
     def _refuse_in_child(self, what: str) -> None:
         if os.getpid() != self._pid:
@@ -165,7 +187,7 @@ class Worker(Host):
             self._executions.execute(self._model, work.number, work.requests)
         elif work.kind == Kind.TRIM:
             with self.outbox:
-                self._placement.outputs.trim()
+                self._placement.trim()
             heap.give_back()
         else:
             self._conversation.flush()
@@ -196,13 +218,13 @@ class Worker(Host):
         elif kind == Kind.RELEASE:
             with self.outbox:
                 placement.outputs.release(messages.read_release(body))
-                if placement.outputs.arena.dropped:  # a segment of its own: the engine's mapping keeps its pages
+                # A segment of its own: the engine's mapping keeps its pages.
+                if placement.outputs.arena.dropped or placement.has_device_news:
                     conversation.send_held([])
         elif kind == Kind.SEGMENT:
-            segment_id, nbytes, is_region = messages.read_segment(body)
-            placement.inputs.attach(segment_id, nbytes, is_region=is_region)
+            placement.attach(messages.read_segment(body))
         elif kind == Kind.DROP:
-            placement.inputs.drop(messages.read_drop(body))
+            placement.drop(messages.read_drop(body))
         elif kind == Kind.REPLY:
             self._on_reply(body)
         elif kind == Kind.CREDIT:

@@ -15,6 +15,7 @@ from pytriton_lite.worker import dlpack
 from pytriton_lite.worker.api_errors import COMPILED, TritonModelException, refuse_arguments, refuse_copy
 from pytriton_lite.worker.arguments import text
 from pytriton_lite.worker.dlpack import Storage
+from pytriton_lite.worker.process import host
 
 Array = np.ndarray[Any, Any]
 
@@ -92,6 +93,22 @@ class Tensor:
         tensor._storage = None
         tensor._origin = origin
         tensor._received_bytes = nbytes
+        return tensor
+
+    @classmethod
+    def _on_device(cls, name: str, datatype: DataType, shape: tuple[int, ...], storage: Storage) -> Tensor:
+        """A tensor that came from the engine in memory of a device."""
+        tensor = cls.__new__(cls)
+        tensor._name = name
+        tensor._datatype = datatype
+        tensor._shape = shape
+        tensor._array = None
+        tensor._serialized = None
+        tensor._read = None
+        tensor._content = None
+        tensor._storage = storage
+        tensor._origin = None
+        tensor._received_bytes = 0
         return tensor
 
     # The first parameter is not `self`: called through an instance, the arguments do not fit, as on Triton.
@@ -238,6 +255,7 @@ class Tensor:
             device.read(storage.pointer, copy)
         except devices.DeviceError as error:
             raise TritonModelException(str(error)) from None
+        host().count_host_bytes(nbytes)
         return copy
 
 

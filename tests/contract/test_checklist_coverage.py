@@ -37,10 +37,11 @@ SCHEDULER_ROWS: list[Row] = [
 ]
 """What a scheduler decides; the rest of that checklist is about what stands around it."""
 
-IN_PART: dict[Row, str] = {("model_api.md", 130): "where there is no GPU"}
+IN_PART: dict[Row, str] = {("model_api.md", 130): "no GPU"}
 """Rows that no test here can show whole, with what each test of such a row says of itself.
 
-130: where the outputs of a callee on a GPU lie. Shown is that the preference changes nothing without one.
+130: where the outputs of a callee on a GPU lie. Shown is that the preference changes nothing without one, and on pretended
+devices what it changes.
 """
 
 

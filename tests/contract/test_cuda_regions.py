@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
-from pytriton_lite.ipc.device import HANDLE_BYTES
+from pytriton_lite.ipc.device import HANDLE_BYTES, Device
 from pytriton_lite.ipc.pretend_device import CRASHING_HANDLE, PretendDevice
 from tests.device_kit import CLIENTS, PRETENDED, ClientMemory, client_of, device_files, fork_server_pid, helper_pids
 from tests.harness import PROJECT, RunningServer, is_running, write_model
@@ -95,14 +95,20 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[RunningServer]:
+def device_environ() -> dict[str, str]:
+    """Variables of the server; tests/gpu has others."""
+    return PRETENDED
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path, device_environ: dict[str, str]) -> Iterator[RunningServer]:
     flags = ("--allow-client-shm=true", "--cache-config=local,size=1048576")
-    with RunningServer(repository, flags=flags, environ=PRETENDED) as running:
+    with RunningServer(repository, flags=flags, environ=device_environ) as running:
         yield running
 
 
 @pytest.fixture
-def device() -> PretendDevice:
+def device() -> Device:
     return PretendDevice(0)
 
 
@@ -136,7 +142,7 @@ def register(client: Any, name: str, memory: ClientMemory) -> None:
 @pytest.mark.parametrize("model", ["add_one", "twice", "cached"])
 @pytest.mark.parametrize("count", [SMALL, LARGE])
 def test_inputs_are_read_from_regions_and_outputs_written_to_them(
-    client: Any, protocol: str, device: PretendDevice, model: str, count: int
+    client: Any, protocol: str, device: Device, model: str, count: int
 ) -> None:
     before, after = ClientMemory(device, 4 * count + 64), ClientMemory(device, 4 * count + 128)
     array = np.arange(count, dtype=np.float32)
@@ -152,7 +158,7 @@ def test_inputs_are_read_from_regions_and_outputs_written_to_them(
         assert after.get(128) == bytes(128)
 
 
-def test_a_region_and_ordinary_tensors_go_together(client: Any, protocol: str, device: PretendDevice) -> None:
+def test_a_region_and_ordinary_tensors_go_together(client: Any, protocol: str, device: Device) -> None:
     """A region in and the body out, and the other way round."""
     kit = CLIENTS[protocol]
     memory = ClientMemory(device, 4 * LARGE)
@@ -170,7 +176,7 @@ def test_a_region_and_ordinary_tensors_go_together(client: Any, protocol: str, d
     assert np.array_equal(np.frombuffer(memory.get(4 * LARGE), np.float32), array * 2 + 1)
 
 
-def test_texts_in_a_region_are_checked_after_they_were_read(client: Any, protocol: str, device: PretendDevice) -> None:
+def test_texts_in_a_region_are_checked_after_they_were_read(client: Any, protocol: str, device: Device) -> None:
     kit = CLIENTS[protocol]
     raw = serialize_byte_tensor(np.array([b"one", b"and two"], dtype=object)).item()
     memory = ClientMemory(device, len(raw))
@@ -184,7 +190,7 @@ def test_texts_in_a_region_are_checked_after_they_were_read(client: Any, protoco
         client.infer("texts", [given])
 
 
-def test_responses_of_a_stream_reach_their_region_in_order(server: RunningServer, device: PretendDevice) -> None:
+def test_responses_of_a_stream_reach_their_region_in_order(server: RunningServer, device: Device) -> None:
     memory, place = ClientMemory(device, 4 * SMALL), ClientMemory(device, 4 * SMALL)
     memory.put(np.ones(SMALL, np.float32))
     seen: list[float] = []
@@ -228,7 +234,7 @@ def test_responses_of_a_stream_reach_their_region_in_order(server: RunningServer
     ids=["zeros", "ones", "another device", "no such device", "one that kills who opens it"],
 )
 def test_a_bad_handle_is_refused_and_harms_nobody(
-    server: RunningServer, client: Any, protocol: str, device: PretendDevice, handle: bytes | None, device_id: int
+    server: RunningServer, client: Any, protocol: str, device: Device, handle: bytes | None, device_id: int
 ) -> None:
     good, result = ClientMemory(device, 4 * SMALL), ClientMemory(device, 4 * SMALL)
     good.put(np.ones(SMALL, np.float32))
@@ -241,14 +247,14 @@ def test_a_bad_handle_is_refused_and_harms_nobody(
     assert np.frombuffer(result.get(4 * SMALL), np.float32).tolist() == [2.0] * SMALL
 
 
-def test_a_region_that_is_larger_than_its_memory_is_refused(client: Any, device: PretendDevice) -> None:
+def test_a_region_that_is_larger_than_its_memory_is_refused(client: Any, device: Device) -> None:
     memory = ClientMemory(device, 4096)
     with pytest.raises(InferenceServerException, match="invalid args"):
         client.register_cuda_shared_memory("r", memory.raw_handle, 0, 4097)
     client.register_cuda_shared_memory("r", memory.raw_handle, 0, 4096)
 
 
-def test_sizes_and_offsets_are_checked(client: Any, protocol: str, device: PretendDevice) -> None:
+def test_sizes_and_offsets_are_checked(client: Any, protocol: str, device: Device) -> None:
     memory, result = ClientMemory(device, 4 * SMALL), ClientMemory(device, 4 * SMALL)
     memory.put(np.ones(SMALL, np.float32))
     register(client, "in", memory)
@@ -282,7 +288,7 @@ def test_the_handle_of_a_process_that_has_ended_is_refused(client: Any) -> None:
 
 
 def test_a_client_that_frees_a_registered_region_harms_nobody(
-    server: RunningServer, client: Any, protocol: str, device: PretendDevice
+    server: RunningServer, client: Any, protocol: str, device: Device
 ) -> None:
     memory, result = ClientMemory(device, 4 * SMALL), ClientMemory(device, 4 * SMALL)
     register(client, "in", memory)
@@ -301,7 +307,7 @@ def test_a_client_that_frees_a_registered_region_harms_nobody(
 
 
 def test_a_helper_that_is_killed_is_replaced_and_regions_stay_registered(
-    server: RunningServer, client: Any, protocol: str, device: PretendDevice
+    server: RunningServer, client: Any, protocol: str, device: Device
 ) -> None:
     memory, result = ClientMemory(device, 4 * LARGE), ClientMemory(device, 4 * LARGE)
     array = np.arange(LARGE, dtype=np.float32)
@@ -328,9 +334,7 @@ def test_a_helper_that_is_killed_is_replaced_and_regions_stay_registered(
     assert failed <= 10
 
 
-def test_only_the_helper_has_the_device(
-    server: RunningServer, client: Any, protocol: str, device: PretendDevice
-) -> None:
+def test_only_the_helper_has_the_device(server: RunningServer, client: Any, protocol: str, device: Device) -> None:
     memory, result = ClientMemory(device, 4 * LARGE), ClientMemory(device, 4 * LARGE)
     register(client, "in", memory)
     register(client, "out", result)
@@ -342,7 +346,7 @@ def test_only_the_helper_has_the_device(
         assert device_files(pid) == 0
 
 
-def test_a_server_that_stops_leaves_no_helper(repository: Path, device: PretendDevice) -> None:
+def test_a_server_that_stops_leaves_no_helper(repository: Path, device: Device) -> None:
     with RunningServer(repository, flags=("--allow-client-shm=true",), environ=PRETENDED) as server:
         with client_of(server, "http") as client:
             register(client, "in", ClientMemory(device, 64))
@@ -350,7 +354,7 @@ def test_a_server_that_stops_leaves_no_helper(repository: Path, device: PretendD
     assert not is_running(pid)
 
 
-def test_without_a_device_regions_are_refused_and_no_helper_is_started(repository: Path, device: PretendDevice) -> None:
+def test_without_a_device_regions_are_refused_and_no_helper_is_started(repository: Path, device: Device) -> None:
     with RunningServer(
         repository, flags=("--allow-client-shm=true",), environ={"PYTRITON_PRETEND_DEVICES": "0"}
     ) as server:

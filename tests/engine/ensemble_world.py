@@ -92,6 +92,7 @@ class Step:
         self.holders = 0
         self.inside: list[bool] = []
         self.is_ready = True
+        self.takes_device_inputs = self.answers_on_device = False
         self.is_willing = True
         self.questions = 0
         """How often it was asked whether it is."""

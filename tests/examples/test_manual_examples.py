@@ -36,6 +36,8 @@ LIGHT = {
     "text_pipeline": "text_pipeline_bls agrees",
 }
 HEAVY = {"jax_add_sub", "pytorch_add_sub"}
+ON_A_GPU = {"gpu_chain"}
+"""Run by tests/gpu/test_gpu_examples.py."""
 
 
 def run(*arguments: str, script: Path = RUN) -> subprocess.CompletedProcess[str]:
@@ -54,7 +56,7 @@ def test_the_client_passes(name: str) -> None:
 def test_every_folder_is_an_example_and_every_example_is_named_tested_and_in_the_readme() -> None:
     listed = {line.split()[0] for line in run().stdout.splitlines()}
     assert {folder.parent.name for folder in EXAMPLES.glob("*/models")} <= listed
-    assert listed == LIGHT.keys() | HEAVY
+    assert listed == LIGHT.keys() | HEAVY | ON_A_GPU
     assert set(re.findall(r"^make example NAME=(\w+)", (EXAMPLES / "README.md").read_text(), re.M)) == listed
     assert re.search(r"^FRAMEWORK_EXAMPLES := (.*)$", (PROJECT / "Makefile").read_text(), re.M)[1].split() == sorted(
         HEAVY

@@ -110,7 +110,7 @@ class Slots(RuleBasedStateMachine):
         for data in arena_frames(self.arena, self.pending.append):
             ((kind, body),) = FrameReader().feed(data)
             if kind == Kind.SEGMENT:
-                segment_id, nbytes, _ = messages.read_segment(body)
+                segment_id, nbytes, *_ = messages.read_segment(body)
                 assert segment_id not in self.mapped
                 self.mapped[segment_id] = nbytes
                 assert self.pending.pop(0) in {piece.fd for piece in self.memory.held}
@@ -285,3 +285,39 @@ def test_a_segment_that_came_and_went_between_two_messages_is_not_mentioned() ->
     sent: list[int] = []
     assert arena_frames(arena, sent.append) == []
     assert sent == []
+
+
+class _OnDevice:
+    """A piece of memory that nobody looks at."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.fd = 3
+        self.view = memoryview(b"")
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_an_arena_that_keeps_large_segments_uses_them_again_until_it_is_trimmed() -> None:
+    made: list[_OnDevice] = []
+
+    def create(nbytes: int) -> _OnDevice:
+        made.append(_OnDevice(nbytes))
+        return made[-1]
+
+    arena = Arena(create, first_slot=1000, first_segment=50, keeps_large=True)
+    large = 32 << 20
+    slot = arena.place(large)
+    assert (slot.number, slot.segment_id) == (1000, 50)
+    arena.release(slot.number)
+    assert not made[0].is_closed
+    again = arena.place(large - 64)
+    assert (again.number, again.segment_id) == (1001, 50)
+    assert arena.place(large).segment_id == 51  # the other one is in use
+    arena.release(again.number)
+    assert arena.place(large // 4).segment_id == 52  # far too large for that
+    arena.trim()
+    assert [piece.is_closed for piece in made] == [True, False, False]
+    assert arena.dropped == [50]

@@ -21,6 +21,7 @@ from pytriton_lite.ipc.messages import (
     Kind,
     Place,
     RequestMessage,
+    SegmentKind,
     SpecTable,
     TensorRef,
 )
@@ -201,8 +202,50 @@ def test_releases_arrive(slots: list[int]) -> None:
 @given(U32, U64, st.booleans())
 def test_segments_come_and_go(segment_id: int, nbytes: int, is_region: bool) -> None:
     announced = messages.segment_frame(segment_id, nbytes, is_region=is_region)
-    assert messages.read_segment(body_of(announced, Kind.SEGMENT)) == (segment_id, nbytes, is_region)
+    kind = SegmentKind.REGION if is_region else SegmentKind.HOST
+    assert messages.read_segment(body_of(announced, Kind.SEGMENT)) == (segment_id, nbytes, kind, b"", b"")
     assert messages.read_drop(body_of(messages.drop_frame(segment_id), Kind.DROP)) == segment_id
+
+
+@given(U32, U64, st.binary(min_size=16, max_size=16), st.binary(min_size=64, max_size=64) | st.just(b""))
+def test_segments_of_devices_say_whose_and_how(segment_id: int, nbytes: int, uuid: bytes, handle: bytes) -> None:
+    announced = messages.device_segment_frame(segment_id, nbytes, uuid, handle)
+    kind = SegmentKind.DEVICE_REGION if handle else SegmentKind.DEVICE
+    assert messages.read_segment(body_of(announced, Kind.SEGMENT)) == (segment_id, nbytes, kind, uuid, handle)
+
+
+def test_a_segment_of_a_kind_that_there_is_not_is_refused() -> None:
+    body = bytearray(body_of(messages.segment_frame(1, 4096), Kind.SEGMENT))
+    body[4] = 9
+    with pytest.raises(ProtocolError, match="kind 9"):
+        messages.read_segment(memoryview(body))
+
+
+@given(st.binary(min_size=16, max_size=16) | st.just(b""))
+def test_the_uuid_of_a_device_fits_into_a_window(uuid: bytes) -> None:
+    found = messages.uuid_of_numbers(*messages.uuid_numbers(uuid))
+    assert found == (uuid if any(uuid) else b"")
+
+
+@given(st.booleans(), st.binary(min_size=16, max_size=16) | st.just(b""))
+def test_a_call_says_where_its_outputs_are_to_be(prefers_host: bool, device: bytes) -> None:
+    parts: list[bytes] = []
+    messages.put_call(
+        parts,
+        1,
+        model_name="m",
+        version=-1,
+        waiting_batch=0,
+        is_decoupled=False,
+        is_in_execute=True,
+        requested_outputs=["OUT"],
+        prefers_host=prefers_host,
+        preferred_device=device,
+    )
+    messages.put_plain_request(parts, 0)
+    call = messages.read_call(body_of(messages.call_frame(parts), Kind.CALL), SpecTable())
+    assert (call.prefers_host, call.preferred_device) == (prefers_host, device if any(device) else b"")
+    assert (call.is_in_execute, call.requested_outputs) == (True, ["OUT"])
 
 
 @given(st.sampled_from(ErrorCode), TEXT)

@@ -99,6 +99,8 @@ class SharedMemory:
     """Written by the worker."""
     slots: int
     """Places with tensors that somebody refers to: this side what the worker wrote, or the worker what it was given."""
+    device_bytes: int = 0
+    """Memory of devices for tensors that the worker writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +183,9 @@ class ModelStatistics:
     unanswered_bytes: int = 0
     """Bytes of their inputs."""
     host_bytes: int = 0
-    """Bytes of its tensors that were copied from a device to the host, or back, because it could not be done without."""
+    """Bytes of its tensors that the server's helpers copied from a device to the host, or back."""
+    worker_host_bytes: int = 0
+    """The same, of what its workers copied themselves."""
     first_response: Histogram | None = None
     """Whole milliseconds from a request's acceptance to its first response; None where histograms are off."""
 

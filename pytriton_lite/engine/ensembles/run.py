@@ -33,7 +33,7 @@ from pytriton_lite.config.ensemble_plan import PlannedStep, Route
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.config.reshape import reshaped
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.request import InferenceRequest, InferenceResponse, Origin
+from pytriton_lite.core.request import DevicePlaces, InferenceRequest, InferenceResponse, Origin
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.core.timeline import Timeline
 from pytriton_lite.engine.counting.statistics import FailureReason, ModelStatistics, ResponseKind
@@ -43,6 +43,7 @@ from pytriton_lite.engine.serving.calls import Servable
 from pytriton_lite.engine.serving.deadlock import chain, chain_text, is_stuck
 from pytriton_lite.engine.tracing.observation import Observation
 from pytriton_lite.engine.workers.outputs import arranged
+from pytriton_lite.ipc.device_segment import any_on_device
 from pytriton_lite.scheduling.ticket import Caller, Executor, Outcome, Ticket, Waited, Ways
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,10 @@ _LOOK_AGAIN_S = 1.0
 
 class Step(Servable, Protocol):
     """The version that serves a step."""
+
+    @property
+    def takes_device_inputs(self) -> bool:
+        """Whether its inputs may be in memory of a device."""
 
     def hold(self) -> None:
         """Stay able to serve until `release`."""
@@ -411,7 +416,7 @@ class EnsembleRun:
                 inputs.append(tensor.given_to(name, config.inputs_by_name[name].dims, batches=batches))
         request = self.request
         sequence = call.sequence or Sequence(request.correlation_id, request.sequence_flags)
-        return InferenceRequest(
+        made = InferenceRequest(
             step.model,
             step.version,
             request_id=request.request_id,
@@ -424,6 +429,21 @@ class EnsembleRun:
             timeout_us=request.timeout_us,
             origin=Origin.ENSEMBLE,
         )
+        made.on_device = any_on_device(inputs)
+        if self._served[step.number].answers_on_device:
+            made.device_outputs = self._device_places(step)
+        return made
+
+    def _device_places(self, step: PlannedStep) -> DevicePlaces | None:
+        """Which outputs of *step* may stay on a device: those that steps alone take, all of which take them there."""
+        staying = {name for name, tensor in step.outputs.items() if self._stays_on_device(tensor)}
+        return DevicePlaces(frozenset(staying)) if staying else None
+
+    def _stays_on_device(self, tensor: str) -> bool:
+        if tensor in self._route.outputs:
+            return False
+        takers = [step for taken in self._route.takers.values() for step in taken.get(tensor, ())]
+        return bool(takers) and all(self._served[step.number].takes_device_inputs for step in takers)
 
     def _observe(self, step: PlannedStep) -> Timeline | None:
         observation = self._ensemble.observation

@@ -22,6 +22,7 @@ from pytriton_lite.engine.ensembles.run import EnsembleRun
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.serving.served_version import ServedVersion
 from pytriton_lite.engine.tracing.observation import Observation
+from pytriton_lite.engine.workers.device_helper import DeviceHelpers
 from pytriton_lite.scheduling.queue import queue_is_full
 from pytriton_lite.scheduling.ticket import Ticket
 
@@ -74,6 +75,10 @@ class EnsembleVersion(ServedVersion):
         """Limits by the number of the step; none where there is no limit."""
 
     # ------------------------------------------------------------------------------------------ requests
+
+    def use_devices(self, helpers: DeviceHelpers) -> None:
+        super().use_devices(helpers)
+        self.takes_device_inputs = self._cached is None  # each step sees to its own
 
     def _begin(self, ticket: Ticket) -> None:
         self._refuse_if_full(ticket.request)

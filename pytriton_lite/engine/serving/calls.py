@@ -10,12 +10,13 @@ from typing import Any, Protocol
 
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.core.errors import ErrorCode, InferenceError, ProtocolError
-from pytriton_lite.core.request import InferenceRequest, Origin, ParameterValue, ResponseReceiver
+from pytriton_lite.core.request import DevicePlaces, InferenceRequest, Origin, ParameterValue, ResponseReceiver
 from pytriton_lite.core.timeline import Timeline
 from pytriton_lite.engine.serving.deadlock import chain_text, is_stuck
 from pytriton_lite.engine.tracing.observation import Observation
 from pytriton_lite.engine.workers.asking import AskingInstance, CallOutcome, WorkerLink
 from pytriton_lite.ipc import messages
+from pytriton_lite.ipc.device_segment import any_on_device
 from pytriton_lite.ipc.messages import CallMessage, Kind
 from pytriton_lite.scheduling.ticket import Caller, Ticket
 
@@ -32,6 +33,10 @@ class Servable(Protocol):
     """A model version that can be called."""
 
     config: ModelConfig
+
+    @property
+    def answers_on_device(self) -> bool:
+        """Whether its outputs may stay on a device."""
 
     def infer(self, request: InferenceRequest, receiver: ResponseReceiver, caller: Caller | None = None) -> Ticket: ...
 
@@ -148,6 +153,9 @@ class OpenCalls:
             served = self._find(message)
             request = self._request(message)
             request.timeline = call.timeline
+            request.on_device = any_on_device(request.inputs)
+            if message.preferred_device or (served.answers_on_device and not message.prefers_host):
+                request.device_outputs = DevicePlaces(device=message.preferred_device)
             if served.config.decoupled and not message.is_decoupled:
                 raise InferenceError(
                     ErrorCode.UNSUPPORTED,

@@ -1,4 +1,4 @@
-"""Requests whose tensors are, or are to be, in memory of a device, for models that know only the host.
+"""Requests whose tensors are, or are to be, in memory of a device, for models that want them on the host.
 
 ```
 infer ─▶ inputs on a device? ── helper reads them ──▶ cache, queue, worker, … ─▶ outputs for a device?
@@ -37,6 +37,8 @@ class StagedVersion(Protocol):
     """What staging asks of the version whose requests it stages."""
 
     name: str
+    takes_device_inputs: bool
+    """Whether inputs may stay where they are, all but texts."""
     statistics: ModelStatistics
     unanswered: Unanswered
 
@@ -74,7 +76,7 @@ class DeviceStaging:
     def begin(self, ticket: Ticket) -> None:
         """Have the inputs read that are on a device, then go on. Raises InferenceError where too much waits already."""
         request = ticket.request
-        if not any(map(is_on_device, request.inputs)):
+        if not any(map(self._must_be_read, request.inputs)):
             self._go_on(ticket)
             return
         nbytes = self._version.unanswered.take(request)
@@ -84,7 +86,13 @@ class DeviceStaging:
         reading.add_done_callback(partial(self._on_read, ticket, request, nbytes))
 
     async def _read(self, request: InferenceRequest) -> list[Tensor]:
-        return [await self._on_host(tensor, request) if is_on_device(tensor) else tensor for tensor in request.inputs]
+        return [
+            await self._on_host(tensor, request) if self._must_be_read(tensor) else tensor for tensor in request.inputs
+        ]
+
+    def _must_be_read(self, tensor: Tensor) -> bool:
+        is_for_host = tensor.datatype is dtypes.BYTES or not self._version.takes_device_inputs
+        return is_for_host and is_on_device(tensor)
 
     async def _on_host(self, tensor: Tensor, request: InferenceRequest) -> Tensor:
         assert tensor.home is not None

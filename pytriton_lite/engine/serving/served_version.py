@@ -79,6 +79,12 @@ class ServedVersion(ABC):
         """What answers in place of the model, where the server and the model have a response cache."""
         self._staging: DeviceStaging | None = None
         """What copies tensors of requests from devices and to them; None where the server has none."""
+        self.takes_device_inputs = False
+        """Whether its inputs may be in memory of a device."""
+        self.writes_to_devices = False
+        """Whether its outputs go to a client's memory on a device by themselves."""
+        self.answers_on_device = False
+        """Whether its outputs may stay on a device, for whoever can use them there."""
         self._holders = 0
         self._let_go: asyncio.Event | None = None
 
@@ -159,7 +165,8 @@ class ServedVersion(ABC):
             raise InferenceError(
                 ErrorCode.UNSUPPORTED, f"this server has no device, which a request to '{self.name}' needs"
             )
-        receiver = staging.receiver_of(request, receiver)
+        if not self.writes_to_devices:
+            receiver = staging.receiver_of(request, receiver)
         ticket = Ticket(
             request, receiver, batch_size=batch_size, shape_key=shape_key, accepted_ns=accepted_ns, caller=caller
         )
@@ -278,6 +285,11 @@ class ServedVersion(ABC):
     @abstractmethod
     def shared_memory(self) -> list[SharedMemory]:
         """One for each instance that executes."""
+
+    @property
+    def worker_host_bytes(self) -> int:
+        """Bytes of tensors that its workers have copied between devices and the host."""
+        return 0
 
     @property
     @abstractmethod

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pytriton_lite.config.instances import InstanceKind
 from pytriton_lite.config.model_config import InstanceSpec, ModelConfig, instance_names
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.states import InstanceState, VersionState
@@ -26,6 +27,7 @@ from pytriton_lite.engine.serving.resource_grants import ResourceGrants
 from pytriton_lite.engine.serving.served_version import ServedVersion, next_stamp
 from pytriton_lite.engine.serving.warm_up import WarmUp
 from pytriton_lite.engine.workers.backends import Backend
+from pytriton_lite.engine.workers.device_helper import DeviceHelpers
 from pytriton_lite.engine.workers.fork_server import Spawners, WorkerExit
 from pytriton_lite.engine.workers.instance import Instance, Sent
 from pytriton_lite.engine.workers.keeper import DEATHS_BEFORE_NOT_READY
@@ -140,6 +142,19 @@ class WorkerVersion(ServedVersion):
 
     # ------------------------------------------------------------------------------------------ requests
 
+    def use_devices(self, helpers: DeviceHelpers) -> None:
+        super().use_devices(helpers)
+        if self._cached is None:  # what is kept, or looked up, is on the host
+            self.takes_device_inputs = self.writes_to_devices = self.config.takes_device_inputs
+            self._see_devices()
+
+    def _see_devices(self) -> None:
+        """Whether some instance has a device on which it may leave its outputs."""
+        if self._staging is not None and self._cached is None:
+            self.answers_on_device = self.takes_device_inputs or any(
+                plan.kind is InstanceKind.GPU for plan in instance_names(self.config)
+            )
+
     def _begin(self, ticket: Ticket) -> None:
         self._dispatcher.submit(ticket)
 
@@ -160,6 +175,11 @@ class WorkerVersion(ServedVersion):
     def queued_by_level(self) -> dict[int, int]:
         """`queued` by priority level; empty where there are no levels."""
         return self._dispatcher.queued_by_level
+
+    @property
+    def worker_host_bytes(self) -> int:
+        """See `ServedVersion.worker_host_bytes`."""
+        return sum([one.host_bytes for one in (*self._instances, *self._leaving)])
 
     @property
     def shared_memory(self) -> list[SharedMemory]:
@@ -343,6 +363,7 @@ class WorkerVersion(ServedVersion):
             return
         arrived, self._arriving = self._arriving, []
         self.config = config
+        self._see_devices()
         self.stamp = next_stamp()
         if self.state is VersionState.READY:
             self.reason = ""
@@ -537,6 +558,7 @@ def _together(one: SharedMemory, other: SharedMemory) -> SharedMemory:
         one.server_bytes + other.server_bytes,
         one.worker_bytes + other.worker_bytes,
         one.slots + other.slots,
+        one.device_bytes + other.device_bytes,
     )
 
 

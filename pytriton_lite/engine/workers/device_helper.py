@@ -30,7 +30,7 @@ from pytriton_lite.engine.workers.process import _Process
 from pytriton_lite.engine.workers.settings import WorkerSettings
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.device import text_of
-from pytriton_lite.ipc.device_segment import DeviceSegment
+from pytriton_lite.ipc.device_segment import DeviceHome, DeviceSegment, segment_of
 from pytriton_lite.ipc.messages import Kind, Task
 from pytriton_lite.ipc.segment import Segment
 from pytriton_lite.ipc.start import ModelStart
@@ -43,6 +43,16 @@ IDLE_S = 30.0
 """How long a helper without memory to look after is kept: a context takes hundreds of megabytes of its device."""
 
 
+class _Question:
+    """A question that a helper has not answered. *keeps* is memory that it looks at meanwhile, whoever has given up waiting."""
+
+    __slots__ = ("answer", "keeps")
+
+    def __init__(self, answer: asyncio.Future[int], keeps: object) -> None:
+        self.answer = answer
+        self.keeps = keeps
+
+
 class _HelperProcess(_Process):
     """A helper that is ready, or was."""
 
@@ -51,7 +61,7 @@ class _HelperProcess(_Process):
         self.known: set[int] = set()
         """Numbers of segments that it has been told how to open."""
         self._numbers = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[int]] = {}
+        self._asked: dict[int, _Question] = {}
         self._is_over = False
 
     @classmethod
@@ -72,10 +82,14 @@ class _HelperProcess(_Process):
         """Whether it may be asked."""
         return not (self._has_ended or self._is_over)
 
-    def ask(self, operation: str, fds: Sequence[int], **arguments: Any) -> asyncio.Future[int]:
-        """Ask; *fds* are sent along, and stay the caller's. The future raises InferenceError where it cannot answer."""
+    def ask(self, operation: str, fds: Sequence[int], keeps: object, **arguments: Any) -> asyncio.Future[int]:
+        """Ask; *fds* are sent along, and stay the caller's; *keeps* is referred to until the answer has come.
+
+        The future raises InferenceError where it cannot answer.
+        """
         number = next(self._numbers)
-        answer = self._asked[number] = self._loop.create_future()
+        answer: asyncio.Future[int] = self._loop.create_future()
+        self._asked[number] = _Question(answer, keeps)
         for fd in fds:
             self.send_descriptor(fd)
         self.send(messages.ask_frame(number, operation, arguments))
@@ -97,12 +111,12 @@ class _HelperProcess(_Process):
             return
         number, answer = messages.read_answer(body)
         asked = self._asked.pop(number, None)
-        if asked is None or asked.done():  # whoever asked has been cancelled
+        if asked is None or asked.answer.done():  # whoever asked has been cancelled
             return
         if isinstance(answer, InferenceError):
-            asked.set_exception(answer)
+            asked.answer.set_exception(answer)
         else:
-            asked.set_result(answer)
+            asked.answer.set_result(answer)
 
     def _on_exit(self, exited: asyncio.Future[WorkerExit]) -> None:
         super()._on_exit(exited)
@@ -112,9 +126,9 @@ class _HelperProcess(_Process):
         assert self._exited is not None
         asked, self._asked = self._asked, {}
         text = f"the helper of CUDA device {self.start.device_id} {self._exited.result()}"
-        for answer in asked.values():
-            if not answer.done():
-                answer.set_exception(InferenceError(ErrorCode.INTERNAL, text))
+        for question in asked.values():
+            if not question.answer.done():
+                question.answer.set_exception(InferenceError(ErrorCode.INTERNAL, text))
         if not self._is_over:
             logger.error("%s; the next question about the device starts another one", text)
         self._stack.close()
@@ -151,22 +165,26 @@ class DeviceHelper:
         """The process, if there is one now."""
         return None if self._process is None or not self._process.is_alive else self._process.pid
 
-    async def ask(self, operation: str, segment: DeviceSegment, *fds: int, **arguments: Any) -> int:
-        """The answer about *segment*. Raises InferenceError."""
+    async def ask(self, operation: str, home: DeviceHome, host: Segment | None = None, **arguments: Any) -> int:
+        """The answer about memory at *home*, which is copied to or from *host*. Both are held until then.
+
+        Raises InferenceError.
+        """
+        segment = segment_of(home)
         self._asking += 1
         self._stay()
         try:
             process = await self._running()
-            fds_to_send = list(fds)
+            fds = [] if host is None else [host.fd]
             if segment.number not in process.known:
                 process.known.add(segment.number)
                 if segment.handle:
                     arguments["handle"] = segment.handle.hex()
                 else:
                     arguments["exported"] = segment.nbytes
-                    fds_to_send.insert(0, segment.fd)
+                    fds.insert(0, segment.fd)
                 self._segments.add(weakref.ref(segment, partial(self._on_garbage, process, segment.number)))
-            answer = process.ask(operation, fds_to_send, memory=segment.number, **arguments)
+            answer = process.ask(operation, fds, (home, host), memory=segment.number, **arguments)
             try:
                 return await asyncio.wait_for(answer, self._answer_s)
             except asyncio.TimeoutError:
@@ -206,7 +224,7 @@ class DeviceHelper:
         self._segments.discard(reference)
         process.known.discard(number)
         if process.is_alive:
-            process.ask("close", (), memory=number)
+            process.ask("close", (), None, memory=number)
         self._leave_soon_if_idle()
 
     def _stay(self) -> None:
@@ -272,16 +290,16 @@ class DeviceHelpers:
         await self._helper(segment).ask("open", segment, nbytes=nbytes)
         return segment
 
-    async def read(self, segment: DeviceSegment, offset: int, nbytes: int) -> Segment:
+    async def read(self, home: DeviceHome, offset: int, nbytes: int) -> Segment:
         """A copy on the host, at the beginning of a new segment. Raises InferenceError."""
         target = Segment.create(nbytes, prefix=self._workers.shm_prefix)
-        await self._helper(segment).ask("read", segment, target.fd, offset=offset, nbytes=nbytes)
+        await self._helper(segment_of(home)).ask("read", home, target, offset=offset, nbytes=nbytes)
         return target
 
     async def write(self, segment: DeviceSegment, offset: int, tensor: Tensor) -> None:
         """Copy the bytes of *tensor*, which are on the host, to *offset*. Raises InferenceError."""
         source, begin = _shared(tensor, self._workers.shm_prefix)
-        await self._helper(segment).ask("write", segment, source.fd, offset=offset, nbytes=tensor.nbytes, begin=begin)
+        await self._helper(segment).ask("write", segment, source, offset=offset, nbytes=tensor.nbytes, begin=begin)
 
     def _helper(self, segment: DeviceSegment) -> DeviceHelper:
         helper = self._helpers.get(segment.uuid)

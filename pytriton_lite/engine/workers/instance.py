@@ -33,7 +33,7 @@ from pytriton_lite.engine.workers.settings import WorkerSettings
 from pytriton_lite.engine.workers.wire import ExecutionOutcome, Wire
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import frame
-from pytriton_lite.ipc.messages import BatchResult, Fate, Kind
+from pytriton_lite.ipc.messages import BatchResult, Fate, Kind, SegmentKind
 from pytriton_lite.ipc.start import ModelStart
 from pytriton_lite.scheduling.rate_limit import Claim
 from pytriton_lite.scheduling.ticket import Batch, Execution, Ticket
@@ -176,6 +176,8 @@ class Instance:
         self._seen_batch = 0
         """What the next batch's number was at the last look."""
         self._flush_is_due = False
+        self._past_host_bytes = 0
+        """What workers that have ended had copied between devices and the host."""
 
     @property
     def state(self) -> InstanceState:
@@ -203,7 +205,14 @@ class Instance:
     @property
     def shared_memory(self) -> SharedMemory:
         memory = self.wire.memory
-        return SharedMemory(self.name, memory.reserved_bytes, memory.worker_bytes, memory.live_slots)
+        return SharedMemory(
+            self.name, memory.reserved_bytes, memory.worker_bytes, memory.live_slots, memory.device_bytes
+        )
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of tensors that its workers have copied between devices and the host."""
+        return self._past_host_bytes + (self.worker.host_bytes if self.worker is not None else 0)
 
     @property
     def pending_requests(self) -> int:
@@ -319,8 +328,12 @@ class Instance:
             memory.release(messages.read_release(body))
             self._look_later_if_used()
         elif kind == Kind.SEGMENT:
-            segment_id, nbytes, _ = messages.read_segment(body)
-            memory.attach(segment_id, worker.receive_descriptor(), nbytes)
+            announced = messages.read_segment(body)
+            fd = worker.receive_descriptor()
+            if announced.kind == SegmentKind.DEVICE:
+                memory.attach_device(announced.number, fd, announced.nbytes, announced.uuid)
+            else:
+                memory.attach(announced.number, fd, announced.nbytes)
         elif kind == Kind.DROP:
             memory.drop(messages.read_drop(body))
         elif kind == Kind.LOG:
@@ -495,6 +508,7 @@ class Instance:
     def end_worker(self, worker: WorkerProcess) -> bool:
         """The process is gone: take what it had in hand. Whether some of that had kept it for longer than it may."""
         started = worker.started_batch
+        self._past_host_bytes += worker.host_bytes
         self.oversight.end()
         self.wire.memory.close()
         in_flight, self.in_flight = list(self.in_flight.values()), {}

@@ -20,7 +20,8 @@ import numpy as np
 from pytriton_lite.core.errors import ErrorCode, InferenceError, ProtocolError
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.ipc import messages
-from pytriton_lite.ipc.arena import Arena
+from pytriton_lite.ipc.arena import FIRST_DEVICE_SEGMENT, Arena
+from pytriton_lite.ipc.device_segment import DeviceSegment, DeviceSlot, is_on_device
 from pytriton_lite.ipc.messages import INLINE_BYTES, Place, TensorRef
 from pytriton_lite.ipc.region import ClientSegment
 from pytriton_lite.ipc.segment import Segment
@@ -28,7 +29,7 @@ from pytriton_lite.ipc.tensor_io import aligned, arena_frames
 
 logger = logging.getLogger(__name__)
 
-Lendable = Segment | ClientSegment
+Lendable = Segment | ClientSegment | DeviceSegment
 """Memory that is neither ours nor this worker's."""
 
 _FIRST_LENT_SLOT = 1 << 62
@@ -51,14 +52,14 @@ class Parcel:
     def put(self, parts: list[bytes], spec: bytes, tensor: Tensor) -> None:
         """Append *tensor*. Raises InferenceError where its bytes are not there any more."""
         nbytes = tensor.nbytes
-        if nbytes <= INLINE_BYTES:
+        if nbytes <= INLINE_BYTES and (tensor.data is not None or not is_on_device(tensor)):
             messages.put_inline(parts, spec, tensor.content())
             return
         if tensor.home is not None:
             segment, offset = tensor.home
             number, slot = self._memory.lend(segment, tensor)
             self.slots.append(slot)
-            place = Place.REGION if isinstance(segment, ClientSegment) else Place.SHARED
+            place = _place_of(segment)
             messages.put_reference(parts, spec, place=place, segment=number, slot=slot, offset=offset, nbytes=nbytes)
             return
         assert self._slot is not None and tensor.data is not None
@@ -74,6 +75,12 @@ class Parcel:
             nbytes=nbytes,
         )
         self._at = at + aligned(nbytes)
+
+
+def _place_of(home: object) -> Place:
+    if isinstance(home, Segment):
+        return Place.SHARED
+    return Place.REGION if isinstance(home, ClientSegment) else Place.DEVICE
 
 
 def most_segments() -> int:
@@ -99,9 +106,13 @@ class PeerMemory:
         self._contents = contents
         self._arena = Arena(lambda nbytes: Segment.create(nbytes, prefix=prefix), ring_bytes=ring_bytes)
         self._outputs: dict[int, Segment] = {}
+        self._device_outputs: dict[int, DeviceSegment] = {}
+        """The worker's memory on devices, which nobody maps here."""
         self._unmapped: dict[int, tuple[int, int]] = {}
         """Descriptors and sizes of segments that there was no room for in our address space when they came."""
         self._leases: dict[int, weakref.ref[np.ndarray[Any, Any]]] = {}
+        self._device_leases: set[int] = set()
+        """The worker's slots on devices that tensors here refer to."""
         self._released: list[int] = []
         self._given: dict[int, Tensor] = {}
         self._lent: dict[weakref.ref[Lendable], int] = {}
@@ -117,7 +128,11 @@ class PeerMemory:
     @property
     def is_used(self) -> bool:
         """Whether either side has anything that `trim` might give back: reserved memory, or slots not yet released."""
-        return bool(self._outputs or self._unmapped) or self._arena.is_reserved or bool(self._given)
+        return (
+            bool(self._outputs or self._unmapped or self._device_outputs)
+            or self._arena.is_reserved
+            or bool(self._given)
+        )
 
     @property
     def reserved_bytes(self) -> int:
@@ -128,12 +143,17 @@ class PeerMemory:
     def live_slots(self) -> int:
         """What the worker holds of ours and of other workers', and we of the worker's."""
         lent = sum(slot >= _FIRST_LENT_SLOT for slot in self._given)
-        return self._arena.live_slots + lent + len(self._leases)
+        return self._arena.live_slots + lent + len(self._leases) + len(self._device_leases)
 
     @property
     def worker_bytes(self) -> int:
         """Shared memory that the worker's arena holds, as far as we were told."""
         return sum(segment.nbytes for segment in self._outputs.values())
+
+    @property
+    def device_bytes(self) -> int:
+        """Memory of devices that the worker's arenas hold, as far as we were told."""
+        return sum(segment.nbytes for segment in self._device_outputs.values())
 
     # ------------------------------------------------------------------------------------------ to the worker
 
@@ -142,9 +162,9 @@ class PeerMemory:
         self.is_touched = True
         return self._arena.place(nbytes)
 
-    def lend(self, segment: Lendable, tensor: Tensor) -> tuple[int, int]:
-        """(segment, slot) by which the worker knows *tensor*, which lies in *segment*, of another worker or of a client."""
-        number = self.introduce(segment)
+    def lend(self, home: Lendable | DeviceSlot, tensor: Tensor) -> tuple[int, int]:
+        """(segment, slot) by which the worker knows *tensor*, which lies in *home*, of another worker or of a client."""
+        number = self.introduce(home.segment if isinstance(home, DeviceSlot) else home)
         slot = self._next_slot
         self._next_slot += 1
         self._given[slot] = tensor
@@ -217,7 +237,39 @@ class PeerMemory:
         self._outputs[segment_id] = segment
         return segment
 
+    def attach_device(self, segment_id: int, fd: int, nbytes: int, uuid: bytes) -> None:
+        """Know a piece of a device's memory, whose descriptor is ours from now on. Raises ProtocolError as `attach` does."""
+        self.is_touched = True
+        segment = DeviceSegment(uuid, nbytes, fd=fd)
+        if segment_id in self._device_outputs or len(self._device_outputs) >= most_segments():
+            raise ProtocolError(f"segment {segment_id} came beside {len(self._device_outputs)} others of devices")
+        self._device_outputs[segment_id] = segment
+
+    def lease_device(self, ref: TensorRef) -> tuple[DeviceSlot, int]:
+        """Where *ref* lies, on a device. The worker's slot is released with what refers to it last.
+
+        Raises ProtocolError for what the worker does not have there.
+        """
+        segment = self._device_outputs.get(ref.segment)
+        if segment is None or ref.offset + ref.nbytes > segment.nbytes or ref.slot in self._device_leases:
+            raise ProtocolError(
+                f"output '{ref.name}' is said to be in segment {ref.segment} of a device, where it is not"
+            )
+        slot = ref.slot
+        self._device_leases.add(slot)
+
+        def give_back() -> None:
+            if not self._is_closed:
+                self._device_leases.discard(slot)
+                self._released.append(slot)
+                self._on_news()
+
+        return DeviceSlot(segment, give_back), ref.offset
+
     def drop(self, segment_id: int) -> None:
+        if segment_id >= FIRST_DEVICE_SEGMENT:
+            del self._device_outputs[segment_id]
+            return
         unmapped = self._unmapped.pop(segment_id, None)
         if unmapped is None:
             del self._outputs[segment_id]
@@ -246,7 +298,9 @@ class PeerMemory:
     def refuse(self, refs: Iterable[TensorRef]) -> None:
         """Give back those of the worker's slots among *refs* that nobody has read: the message was refused half-way."""
         for ref in refs:
-            if ref.place == Place.SLOT and ref.slot not in self._leases and ref.slot not in self._released:
+            is_slot = ref.place == Place.SLOT or ref.place == Place.DEVICE
+            is_read = ref.slot in self._leases or ref.slot in self._device_leases
+            if is_slot and not is_read and ref.slot not in self._released:
                 self._released.append(ref.slot)
                 self._on_news()
 
@@ -257,6 +311,11 @@ class PeerMemory:
         frames = arena_frames(self._arena, send_descriptor)
         if self._newly_lent:
             for number, segment in self._newly_lent:
+                if isinstance(segment, DeviceSegment):
+                    if not segment.handle:
+                        send_descriptor(segment.fd)
+                    frames.append(messages.device_segment_frame(number, segment.nbytes, segment.uuid, segment.handle))
+                    continue
                 send_descriptor(segment.fd)
                 is_region = isinstance(segment, ClientSegment)
                 frames.append(messages.segment_frame(number, segment.nbytes, is_region=is_region))
@@ -278,6 +337,7 @@ class PeerMemory:
         self._is_closed = True
         self._arena.close()
         self._outputs.clear()
+        self._device_outputs.clear()
         for fd, _ in self._unmapped.values():
             os.close(fd)
         self._unmapped.clear()

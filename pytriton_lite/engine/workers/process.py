@@ -393,6 +393,11 @@ class WorkerProcess(_Process):
         return self._control[messages.CONTROL_STARTED], self._control[messages.CONTROL_STARTED_NS]
 
     @property
+    def host_bytes(self) -> int:
+        """Bytes of tensors that it has copied between devices and the host."""
+        return self._control[messages.CONTROL_HOST_BYTES]
+
+    @property
     def waits_for_clients(self) -> bool:
         """Whether the model says that it waits for a client that does not read."""
         return self._control[messages.CONTROL_WAITING_SENDS] > 0

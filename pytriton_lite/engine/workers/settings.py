@@ -87,5 +87,6 @@ def model_start(
         concurrency=config.execute_concurrency,
         cancels_coroutines=config.cancels_coroutines,
         shared_memory_views=config.shared_memory_views,
+        takes_device_inputs=config.takes_device_inputs,
         keeps_freed_memory=config.keeps_freed_memory,
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.config.reshape import Reshape, reshaped
-from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.errors import ErrorCode, InferenceError, ProtocolError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import PackedTensors, Tensor
 from pytriton_lite.engine.workers.asking import CallOutcome
@@ -124,6 +124,8 @@ class Wire:
                 if tensor.nbytes > INLINE_BYTES:
                     large += 1
                     nbytes += room_for(tensor)
+                elif tensor.data is None:  # on a device, where no tensor is too small to stay
+                    large += 1
         return Parcel(self.memory, nbytes) if large else None
 
     def _put_request(self, parts: list[bytes], ticket: Ticket, parcel: Parcel | None) -> None:
@@ -138,6 +140,7 @@ class Wire:
             or request.timeout_us
             or request.sequence_flags
             or request.output_windows is not None
+            or request.device_outputs is not None
             or request.timeline is not None
             or ticket.is_null
         ):
@@ -155,7 +158,9 @@ class Wire:
                 parameters_json=json.dumps(request.parameters, separators=(",", ":")) if request.parameters else "",
                 outputs_mask=mask,
                 input_count=input_count,
-                windows=self._windows(request) if request.output_windows is not None else (),
+                windows=self._windows(request)
+                if request.output_windows is not None or request.device_outputs is not None
+                else (),
                 trace_context=request.timeline.trace_context if request.timeline is not None else "",
             )
         if packed is not None:
@@ -165,7 +170,7 @@ class Wire:
         for tensor in (*ticket.controls, *request.inputs) if ticket.controls else request.inputs:
             shape = self._shape_for_model(tensor) if tensor.name in self._input_reshapes else tensor.shape
             spec = encode(tensor.name, tensor.datatype, shape)
-            if tensor.nbytes <= INLINE_BYTES:
+            if tensor.nbytes <= INLINE_BYTES and tensor.data is not None:
                 messages.put_inline(parts, spec, tensor.data)
             else:
                 assert parcel is not None
@@ -177,16 +182,24 @@ class Wire:
         return tensor.shape if reshape is None else self._reshape(reshape, tensor.shape) or tensor.shape
 
     def _windows(self, request: InferenceRequest) -> list[tuple[int, int, int, int]]:
-        """Where in the client's memory outputs are to go, in the worker's terms. The request keeps the segments open."""
-        assert request.output_windows is not None
+        """Where in the client's memory outputs are to go, or which stay on a device, in the worker's terms.
+
+        The request keeps the segments open.
+        """
         numbers = {name: number for number, name in enumerate(self._start.outputs)}
         introduce = self.memory.introduce
         ours = self._states.names if self._states is not None else ()
-        return [
+        windows = [
             (numbers[name], introduce(window.segment), window.offset, window.nbytes)
-            for name, window in request.output_windows.items()
+            for name, window in (request.output_windows or {}).items()
             if name not in ours
         ]
+        places = request.device_outputs
+        if places is not None:
+            first, second = messages.uuid_numbers(places.device)
+            names = numbers if places.outputs is None else places.outputs
+            windows += [(numbers[name], messages.STAYS_ON_DEVICE, first, second) for name in names if name not in ours]
+        return windows
 
     def _reshape(self, reshape: Reshape, shape: tuple[int, ...]) -> tuple[int, ...] | None:
         batch = shape[:1] if self._has_batch_dimension else ()
@@ -241,6 +254,10 @@ class Wire:
             if packed is not None:
                 return packed
         refs = answer.outputs
+        if request.device_outputs is None:
+            for ref in refs:
+                if ref.place == Place.DEVICE:  # nobody here could look at it
+                    raise ProtocolError(f"output '{ref.name}' was left on a device, where it is not wanted")
         try:
             outputs = [self._tensor(ref, batch) for ref in refs]
             if self._states is not None:
@@ -283,6 +300,8 @@ class Wire:
             came_in = batch.input(ref.offset)
         elif ref.place == Place.GIVEN:
             came_in = self.memory.given(ref.slot)
+        elif ref.place == Place.DEVICE:
+            return Tensor(ref.name, ref.datatype, shape, None, ref.nbytes, home=self.memory.lease_device(ref))
         else:
             data, home = self.memory.read(ref)
             return Tensor(ref.name, ref.datatype, shape, data, home=home)

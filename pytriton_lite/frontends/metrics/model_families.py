@@ -93,6 +93,10 @@ def _memory_bytes(row: ModelStatistics) -> Iterable[Sample]:
         yield Sample(memory.worker_bytes, {"instance": memory.instance, "writer": "worker"})
 
 
+def _device_bytes(row: ModelStatistics) -> Iterable[Sample]:
+    return [Sample(memory.device_bytes, {"instance": memory.instance}) for memory in row.shared_memory]
+
+
 def _longest_executions(row: ModelStatistics) -> Iterable[Sample]:
     return [Sample(seconds, {"instance": instance}) for instance, seconds in row.longest_executions.items()]
 
@@ -341,5 +345,16 @@ _REST = (
         "Places in shared memory of an instance whose tensors are still referred to",
         "gauge",
         _memory_slots,
+    ),
+    ModelFamily(
+        "pytriton_lite_device_memory_bytes",
+        "Memory of devices reserved for tensors that an instance writes; what the model itself has is not in it",
+        "gauge",
+        _device_bytes,
+    ),
+    _counter(
+        "pytriton_lite_device_host_bytes",
+        "Bytes of tensors that were copied between a device and the host, in either direction",
+        lambda row: row.host_bytes + row.worker_host_bytes,
     ),
 )

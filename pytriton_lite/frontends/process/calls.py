@@ -18,7 +18,7 @@ from pytriton_lite.frontends.process.link import FrontEndLink
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import frame
 from pytriton_lite.ipc.device_segment import DeviceSegment, is_on_device
-from pytriton_lite.ipc.messages import INLINE_BYTES, Kind, Place, SpecTable, TensorRef
+from pytriton_lite.ipc.messages import INLINE_BYTES, Kind, Place, SegmentKind, SpecTable, TensorRef
 from pytriton_lite.ipc.process_memory import InputMemory, OutputMemory
 from pytriton_lite.ipc.region import ClientSegment
 
@@ -188,8 +188,9 @@ class RemoteCalls:
         elif kind == Kind.RELEASE:
             self._outputs.release(messages.read_release(body))
         elif kind == Kind.SEGMENT:
-            segment_id, nbytes, is_region = messages.read_segment(body)
-            self._inputs.attach(segment_id, nbytes, is_region=is_region)
+            announced = messages.read_segment(body)
+            is_region = announced.kind == SegmentKind.REGION
+            self._inputs.attach(announced.number, announced.nbytes, is_region=is_region)
         elif kind == Kind.DROP:
             self._inputs.drop(messages.read_drop(body))
         else:

@@ -21,7 +21,7 @@ from pytriton_lite.frontends.process.model_news import StampedVersions
 from pytriton_lite.frontends.process.regions import RegionNumbers
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import frame
-from pytriton_lite.ipc.device_segment import DeviceSegment, is_on_device
+from pytriton_lite.ipc.device_segment import DeviceSegment, any_on_device
 from pytriton_lite.ipc.messages import INLINE_BYTES, Kind, Place, SpecTable, TensorRef
 from pytriton_lite.scheduling.ticket import Ticket
 
@@ -97,7 +97,7 @@ class Peer:
         elif kind == Kind.RELEASE:
             self._memory.release(messages.read_release(body))
         elif kind == Kind.SEGMENT:
-            segment_id, nbytes, _ = messages.read_segment(body)
+            segment_id, nbytes, *_ = messages.read_segment(body)
             self._memory.attach(segment_id, self._link.receive_descriptor(), nbytes)
         elif kind == Kind.DROP:
             self._memory.drop(messages.read_drop(body))
@@ -168,7 +168,7 @@ class Peer:
                 isinstance(window.segment, DeviceSegment) for window in request.output_windows.values()
             )
         if inputs is not None and not request.on_device:
-            request.on_device = any(map(is_on_device, inputs))
+            request.on_device = any_on_device(inputs)
         if extras.timeline:
             request.timeline = self._followed.get(extras.timeline)
         return request

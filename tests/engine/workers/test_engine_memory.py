@@ -76,7 +76,7 @@ class Worker:
         for kind, body in FrameReader().feed(b"".join(self._memory.frames(self.send_descriptor))):
             kinds.append(Kind(kind))
             if kind == Kind.SEGMENT:
-                segment_id, nbytes, _ = messages.read_segment(body)
+                segment_id, nbytes, *_ = messages.read_segment(body)
                 self.mapped[segment_id] = Segment.attach(self._descriptors.pop(0), nbytes)
             elif kind == Kind.DROP:
                 del self.mapped[messages.read_drop(body)]

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytriton_lite.core import dtypes
-from pytriton_lite.core.request import InferenceRequest
+from pytriton_lite.core.request import DevicePlaces, InferenceRequest
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.serving.calls import OpenCalls, WorkerServices
 from pytriton_lite.engine.workers import memory as worker_memory
@@ -297,5 +297,42 @@ def test_more_descriptors_than_were_announced_do_not_stay() -> None:
         worker.channel.sendall(messages.segment_frame(1, 4096))
         await settle()
         assert worker.is_killed
+
+    under_attack(attack)
+
+
+def device_answer(
+    number: int, *, segment: int = 1 << 30, slot: int = 1 << 60, offset: int = 0, nbytes: int = 4096
+) -> bytes:
+    """A RESULT of which the output is said to be on a device."""
+    parts: list[bytes] = []
+    messages.put_result(parts, number, taken_ns=1, inputs_ns=1, executed_ns=1, placed_ns=1, answers=1)
+    messages.put_answer(parts, outputs=1)
+    spec = SpecTable().encode("OUTPUT0", dtypes.FP32, (1024,))
+    messages.put_reference(parts, spec, place=Place.DEVICE, segment=segment, slot=slot, offset=offset, nbytes=nbytes)
+    return messages.result_frame(1, parts)
+
+
+@pytest.mark.parametrize("wanted", [None, DevicePlaces()], ids=["on the host", "on a device"])
+@pytest.mark.parametrize(
+    "said",
+    [{"segment": 7}, {"offset": 4096}, {"nbytes": 1 << 40}, {}],
+    ids=["unknown", "behind", "too long", "as it is"],
+)
+def test_a_tensor_on_a_device_is_believed_only_where_it_can_be(
+    wanted: DevicePlaces | None, said: dict[str, int]
+) -> None:
+    async def attack(worker: HostileWorker, instance: Instance, owner: Owner) -> None:
+        for batch in instance.in_flight.values():
+            for ticket in batch.tickets:
+                ticket.request.device_outputs = wanted
+        read, write = os.pipe()
+        send_descriptor(worker.descriptors, read)
+        worker.channel.sendall(messages.device_segment_frame(1 << 30, 4096, b"u" * 16))
+        os.close(read)
+        os.close(write)
+        worker.channel.sendall(device_answer(1, **said))
+        await settle()
+        assert worker.is_killed == bool(said or wanted is None)
 
     under_attack(attack)
