@@ -618,6 +618,7 @@ class App:
             grpc_port=self._port_of("grpc"),
             metrics_port=self._port_of("metrics"),
             grpc_tls=settings.grpc_tls is not None,
+            metrics_tls=settings.metrics_tls is not None,
         )
 
         def make() -> AsgiApp:

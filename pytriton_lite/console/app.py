@@ -123,6 +123,7 @@ class _Console:
             "grpc_port": self._options.grpc_port,
             "grpc_tls": self._options.grpc_tls,
             "metrics_port": self._options.metrics_port,
+            "metrics_tls": self._options.metrics_tls,
         }
 
     def _statistics(self) -> dict[str, object]:

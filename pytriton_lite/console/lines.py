@@ -85,10 +85,12 @@ class RecentLines(logging.Handler):
         return ring
 
     def of_model(self, model: str, after: int = 0) -> list[Line]:
-        """Lines of *model*, oldest first, whose number is greater than *after*."""
+        """Lines of *model*, and those of the server that name it, oldest first, whose number is greater than *after*."""
         with self._locked():
             ring = self._models.get(model)
-            return [] if ring is None else _newer(ring.lines, after)
+            own = [] if ring is None else _newer(ring.lines, after)
+            named = [line for line in _newer(self._server.lines, after) if _names(line, model)]
+        return sorted(own + named, key=lambda line: line.number)
 
     def of_server(self, after: int = 0) -> list[Line]:
         """Lines that are about no model."""
@@ -109,6 +111,11 @@ def _newer(lines: Iterable[Line], after: int) -> list[Line]:
     return [line for line in lines if line.number > after]
 
 
+def _names(line: Line, model: str) -> bool:
+    """Whether a line of the server is about *model*: what is said of loads has the name in quotes, or before a version."""
+    return f"'{model}'" in line.text or f": {model}:" in line.text
+
+
 def _size(line: Line) -> int:
     return len(line.text) + len(line.traceback) + 100  # the rest of it, more or less
 
@@ -125,13 +132,14 @@ def _line_of(record: logging.LogRecord, number: int) -> Line:
     )
     failure = _FORMATTER.formatException(record.exc_info) if record.exc_info else record.exc_text or ""
     explanation = getattr(record, "explanation", None)
-    text = record.getMessage()
+    table = getattr(record, "table", None)
+    text = "\n".join(str(part) for part in (record.getMessage(), explanation, table) if part)
     return Line(
         number=number,
         time_ms=int(record.created * 1000),
         level=_severity(record.levelno),
         place=file if at is None else f"{file}:{at}",
-        text=_cut(f"{text}\n{explanation}" if explanation else text),
+        text=_cut(text),
         traceback=_cut(failure),
         model=_text(record, "model"),
         version=_text(record, "version"),

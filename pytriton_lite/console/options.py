@@ -16,3 +16,4 @@ class ConsoleOptions:
     grpc_port: int | None = None
     metrics_port: int | None = None
     grpc_tls: bool = False
+    metrics_tls: bool = False

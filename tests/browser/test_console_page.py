@@ -400,19 +400,30 @@ def test_every_page_fits_and_breaks_no_rule_of_accessibility(
         assert broken == [], name
 
 
-def test_a_lost_server_is_said_and_the_page_goes_on_when_it_is_back(repository: Path, open_page: OpenPage) -> None:
-    (port,) = free_ports(1)
-    flags = (*ONE_MODEL, f"--http-port={port}")
+def test_a_lost_server_is_said_and_the_page_goes_on_with_what_was_typed_when_it_is_back(
+    repository: Path, open_page: OpenPage
+) -> None:
+    """What was typed stays when the model is unloaded and loaded, too: whoever writes one does so again and again."""
+    ports = free_ports(3)
+    flags = (*ONE_MODEL, *(f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), ports)))
     with RunningServer(repository, flags=flags) as first:
-        page = open_page(url(first, "/"), may_log=("ERR_", "Failed to load resource"))
-        expect(row_of(page, "add_sub")).to_contain_text("1 READY")
+        page = open_page(url(first, "/#/models/add_sub"), may_log=("ERR_", "Failed to load resource"))
+        type_values(page, "INPUT0", "5, 5, 5, 5")
+        page.get_by_role("button", name="Unload add_sub").click()
+        page.get_by_role("dialog").get_by_role("button", name="Unload").click()
+        expect(page.get_by_text("No request can be sent to it now.")).to_be_visible()
+        page.get_by_role("button", name="Load add_sub", exact=True).click()
+        expect(page.get_by_role("button", name="Send")).to_be_visible()
+        expect(page.locator('[data-input="INPUT0"] textarea')).to_have_value("5, 5, 5, 5")
         first.kill()
         lost = page.get_by_role("alert").filter(has_text="The server cannot be reached")
         expect(lost).to_be_visible()
     with RunningServer(repository, flags=flags):
         expect(page.get_by_role("status").filter(has_text="The server is back.")).to_be_visible()
         expect(lost).to_have_count(0)
-        expect(row_of(page, "add_sub")).to_contain_text("1 READY")
+        expect(page.locator('[data-input="INPUT0"] textarea')).to_have_value("5, 5, 5, 5")
+        send(page)
+        expect(answer(page).locator('[data-output="SUM"] pre')).to_have_text("[6, 7, 8, 9]")
 
 
 def test_a_restricted_page_asks_for_the_header_and_works_with_it(repository: Path, open_page: OpenPage) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from pytriton_lite.console.lines import MOST_CHARACTERS, MOST_LINES, MOST_MODELS, RecentLines
+from pytriton_lite.logs import Table
 
 
 @pytest.fixture
@@ -61,6 +62,20 @@ def test_only_what_is_new_is_told_to_who_says_what_he_has_seen(lines: RecentLine
     seen = lines.of_server()[0].number
     assert [line.text for line in lines.of_server(seen)] == ["three"]
     assert [line.text for line in lines.of_model("m", seen)] == ["two"]
+
+
+def test_what_the_server_says_of_a_model_is_among_its_lines(lines: RecentLines, logger: logging.Logger) -> None:
+    logger.info("loading: add:1")
+    logger.info("printed", extra={"model": "add"})
+    logger.error("failed to load 'add' version 1: Internal: boom")
+    logger.error("failed to load 'add_sub' version 1: Internal: boom")
+    assert [line.text[:11] for line in lines.of_model("add")] == ["loading: ad", "printed", "failed to l"]
+    assert len(lines.of_model("add", after=2)) == 1
+
+
+def test_a_table_stands_below_its_title(lines: RecentLines, logger: logging.Logger) -> None:
+    logger.info("models", extra={"table": Table(("Model", "Status"), (("add", "READY"),))})
+    assert lines.of_server()[0].text.splitlines()[0::2] == ["models", "| Model | Status |", "| add   | READY  |"]
 
 
 def test_a_talkative_model_takes_nothing_from_another(lines: RecentLines, logger: logging.Logger) -> None:

@@ -1,6 +1,6 @@
 // Loading, reloading and unloading, where the server takes such orders, and what is said of it.
 
-import { post } from "./api.js";
+import { LostError, post } from "./api.js";
 import { h } from "./dom.js";
 import { notice } from "./notices.js";
 
@@ -21,7 +21,7 @@ async function change(button, model, action) {
     await post(`v2/repository/models/${encodeURIComponent(model)}/${action === "unload" ? "unload" : "load"}`);
     notice(`${model} ${done}.`, "good");
   } catch (error) {
-    notice(`${model}: ${error.message}`, "bad");
+    if (!(error instanceof LostError)) notice(`${model}: ${error.message}`, "bad"); // of that one the page tells by itself
   } finally {
     waiting.remove();
     button.disabled = false;

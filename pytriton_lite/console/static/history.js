@@ -51,6 +51,16 @@ function workersOf(versions) {
   };
 }
 
+function pointOf(sample, model) {
+  const versions = model === null ? sample.versions : sample.byModel.get(model) ?? [];
+  return {
+    time_ms: sample.time_ms,
+    ...(between(versions, sample.before, sample.seconds) ?? {}),
+    waiting: versions.reduce((sum, version) => sum + version.waiting, 0),
+    ...workersOf(versions),
+  };
+}
+
 /** The last five minutes, as far as this page has seen them. */
 export class History {
   constructor() {
@@ -62,7 +72,12 @@ export class History {
   add(statistics) {
     const before = new Map((this.latest?.versions ?? []).map((version) => [keyOf(version), version]));
     const seconds = this.latest ? (statistics.time_ms - this.latest.time_ms) / 1000 : 0;
-    this.samples.push({ time_ms: statistics.time_ms, versions: statistics.versions, before, seconds });
+    const byModel = new Map();
+    for (const version of statistics.versions) {
+      if (!byModel.has(version.model)) byModel.set(version.model, []);
+      byModel.get(version.model).push(version);
+    }
+    this.samples.push({ time_ms: statistics.time_ms, versions: statistics.versions, byModel, before, seconds });
     if (this.samples.length > MOST_SAMPLES) this.samples.shift();
     this.latest = statistics;
   }
@@ -75,20 +90,13 @@ export class History {
 
   /** A point for each sample, of the versions of *model*, or of all for null. */
   points(model = null) {
-    return this.samples.map((sample) => {
-      const versions = model === null ? sample.versions : sample.versions.filter((version) => version.model === model);
-      return {
-        time_ms: sample.time_ms,
-        ...(between(versions, sample.before, sample.seconds) ?? {}),
-        waiting: versions.reduce((sum, version) => sum + version.waiting, 0),
-        ...workersOf(versions),
-      };
-    });
+    return this.samples.map((sample) => pointOf(sample, model));
   }
 
   /** The last of `points`; null before the first sample. */
   now(model = null) {
-    return this.points(model).at(-1) ?? null;
+    const sample = this.samples.at(-1);
+    return sample ? pointOf(sample, model) : null;
   }
 
   /** Batch sizes of *model* and how many executions had them, since it was loaded. */

@@ -1,6 +1,6 @@
 // Lines of the log, as the server keeps them, and errors.
 
-import { get } from "./api.js";
+import { connection, get } from "./api.js";
 import { h, setText } from "./dom.js";
 import { count, timeOfDay } from "./format.js";
 import { every } from "./polling.js";
@@ -99,6 +99,14 @@ export function lineList(path, { empty, isError = false, onProblem }) {
     }
   }
 
-  const end = every(EVERY_MS, look);
-  return { element, end };
+  /** The server that is back may be another one, whose lines are numbered anew. */
+  function forget() {
+    rows.replaceChildren();
+    last = 0;
+    isLater = false;
+  }
+
+  connection.addEventListener("back", forget);
+  const stop = every(EVERY_MS, look);
+  return { element, end: () => { stop(); connection.removeEventListener("back", forget); } };
 }

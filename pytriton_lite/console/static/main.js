@@ -14,6 +14,7 @@ const history = new History();
 const listeners = new Set();
 let about = null;
 let page = null;
+let errors = { count: 0, last: 0 };
 
 function onSample(listener) {
   listeners.add(listener);
@@ -92,17 +93,20 @@ async function sample() {
 
 async function countErrors() {
   try {
-    const { lines } = await get("console/errors");
+    const { lines } = await get(`console/errors?after=${errors.last}`);
+    errors.count += lines.length;
+    errors.last = lines.at(-1)?.number ?? errors.last;
     const shown = document.getElementById("error-count");
-    shown.hidden = lines.length === 0;
-    setText(shown, String(lines.length));
-    shown.setAttribute("aria-label", `${lines.length} kept`);
+    shown.hidden = errors.count === 0;
+    setText(shown, String(errors.count));
   } catch {
     // The page of errors says why.
   }
 }
 
-async function begin({ focus = false } = {}) {
+/** Asks what the server is, and shows the page; the one that is shown stays where nothing has changed but the process. */
+async function begin({ isAgain = false } = {}) {
+  const before = JSON.stringify({ ...about, pid: 0 });
   try {
     about = await get("console/about");
   } catch (error) {
@@ -110,7 +114,7 @@ async function begin({ focus = false } = {}) {
     about ??= { mode: "none", version: "", build: "", grpc_port: null };
   }
   describeServer();
-  show({ focus });
+  if (!isAgain || page === null || JSON.stringify({ ...about, pid: 0 }) !== before) show({ focus: false });
 }
 
 watchConnection(async () => {
@@ -119,7 +123,8 @@ watchConnection(async () => {
 });
 connection.addEventListener("back", () => {
   history.clear();
-  begin();
+  errors = { count: 0, last: 0 };
+  begin({ isAgain: true });
 });
 addEventListener("hashchange", () => show());
 await begin();

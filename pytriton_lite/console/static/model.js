@@ -3,7 +3,7 @@
 import { ServerError, get, modelPath } from "./api.js";
 import { barChart, lineChart } from "./charts.js";
 import { MODES, modelButtons } from "./control.js";
-import { h, setText, tabs } from "./dom.js";
+import { h, put, setText, tabs } from "./dom.js";
 import { milliseconds, number } from "./format.js";
 import { lineList } from "./lines.js";
 import { isLoaded, readIndex, statesOf } from "./overview.js";
@@ -17,7 +17,9 @@ const INDEX_MS = 4000;
 export function modelPage(name, { about, history, onSample }, tab = "request") {
   const buttons = about.mode === "explicit" ? modelButtons(name, () => looking.again()) : null;
   const states = h("div", { class: "states" });
-  const request = h("div", {}, h("p", { class: "muted" }, "Asking for the model's metadata …"));
+  const unavailable = h("p", { class: "card" }, h("span", { class: "muted" }, "Asking for the model's metadata …"));
+  const forms = h("div");
+  const request = h("div", {}, unavailable, forms);
   const configuration = h("div");
   const instances = h("tbody");
   const problem = h("p", { class: "error", role: "alert", hidden: true });
@@ -48,6 +50,7 @@ export function modelPage(name, { about, history, onSample }, tab = "request") {
     h("div", { class: "head" }, h("h1", { tabindex: "-1" }, name), buttons?.element),
     states, problem, panels);
   let shownReady = null;
+  let shownModel = null;
 
   function history_(shown) {
     const hash = `#/models/${encodeURIComponent(name)}${shown === "request" ? "" : `/${shown}`}`;
@@ -72,9 +75,17 @@ export function modelPage(name, { about, history, onSample }, tab = "request") {
       const metadata = await get(modelPath(name));
       // The configuration says more, and may be restricted where metadata are not.
       const config = await get(`${modelPath(name)}/config`).catch(() => ({ max_batch_size: 0 }));
-      request.replaceChildren(requestForm({ metadata, config, about }));
+      // What somebody has typed stays while the model is what it was: it may be reloaded after every change of its code.
+      const model = JSON.stringify([metadata, config]);
+      if (model !== shownModel) forms.replaceChildren(requestForm({ metadata, config, about }));
+      shownModel = model;
+      put(unavailable);
+      unavailable.hidden = true;
+      forms.hidden = false;
     } catch (error) {
-      request.replaceChildren(h("p", { class: "card" }, "No request can be sent to it now. ", h("span", { class: "muted" }, error.message)));
+      put(unavailable, "No request can be sent to it now. ", h("span", { class: "muted" }, error.message));
+      unavailable.hidden = false;
+      forms.hidden = true;
     }
   }
 
@@ -117,7 +128,7 @@ export function modelPage(name, { about, history, onSample }, tab = "request") {
       const key = JSON.stringify(versions);
       if (states.dataset.shown !== key) {
         states.dataset.shown = key;
-        states.replaceChildren(...statesOf(versions).flat(Infinity));
+        put(states, statesOf(versions, { isFull: true }));
         buttons?.update(isLoaded(versions));
       }
       await describe(versions);

@@ -1,9 +1,9 @@
 // All models: their states, what they do now, and the server's charts.
 
-import { get, post } from "./api.js";
+import { address, post } from "./api.js";
 import { lineChart } from "./charts.js";
 import { MODES, modelButtons } from "./control.js";
-import { h, setText } from "./dom.js";
+import { h, put, setText } from "./dom.js";
 import { count, milliseconds, number } from "./format.js";
 import { every } from "./polling.js";
 
@@ -31,27 +31,38 @@ export function stateBadge(version) {
   return h("span", { class: `badge ${state.toLowerCase().replace(" ", "-")}` }, version.version ? `${version.version} ${state}` : state);
 }
 
-/** The badges of all versions, and the reasons of those that are not ready. */
-export function statesOf(versions) {
+/** The badges of all versions, and the reasons of those that are not ready, in full where there is room. */
+export function statesOf(versions, { isFull = false } = {}) {
   const shown = versions.length ? versions : [{}];
   const reasons = shown.filter((version) => version.reason && version.reason !== "unloaded");
   return [
     h("span", { class: "badges" }, shown.map(stateBadge)),
-    reasons.map((version) => reasonOf(version)),
+    reasons.map((version) => reasonOf(version, isFull)),
   ];
 }
 
-function reasonOf(version) {
+function reasonOf(version, isFull) {
   const [first, ...rest] = version.reason.split("\n");
   const prefix = version.version ? `Version ${version.version}: ` : "";
   if (!rest.length) return h("p", { class: "reason" }, `${prefix}${first}`);
-  return h("details", { class: "reason" }, h("summary", {}, `${prefix}${first}`), h("pre", { tabindex: "0" }, rest.join("\n").trim()));
+  return h("details", { class: "reason", open: isFull }, h("summary", {}, `${prefix}${first}`), h("pre", { tabindex: "0" }, rest.join("\n").trim()));
 }
 
 function tile(label) {
   const value = h("b", {}, "–");
   const detail = h("span", { class: "muted" });
   return { element: h("div", { class: "card tile" }, h("span", { class: "muted" }, label), value, detail), set: (text, more = "") => { setText(value, text); setText(detail, more); } };
+}
+
+/** Where else the server listens. */
+function elsewhere(about) {
+  const host = address("").hostname;
+  const metrics = about.metrics_port ? `${about.metrics_tls ? "https" : "http"}://${host}:${about.metrics_port}/metrics` : "";
+  const parts = [
+    about.grpc_port ? h("span", {}, "gRPC ", h("code", {}, `${host}:${about.grpc_port}`)) : null,
+    metrics ? h("span", {}, "Metrics for Prometheus ", h("a", { href: metrics }, metrics)) : null,
+  ].filter(Boolean);
+  return parts.length ? h("p", { class: "muted elsewhere" }, parts) : null;
 }
 
 /** The page. *context* has `about`, `history`, and `onSample` to hear of new samples. */
@@ -86,8 +97,9 @@ export function overview({ about, history, onSample }) {
     h("div", { class: "tiles" }, [ready, rate, latency, waiting, workers].map((one) => one.element)),
     problem, h("div", { class: "filters" }, filter), table, empty,
     MODES[about.mode] ? h("p", { class: "muted" }, MODES[about.mode]) : null,
+    elsewhere(about),
     h("h2", {}, "The last five minutes"),
-    h("div", { class: "charts" }, charts.map((chart) => chart.element)));
+    h("div", { class: "charts four" }, charts.map((chart) => chart.element)));
   let index = new Map();
 
   function makeRow(model) {
@@ -108,7 +120,7 @@ export function overview({ about, history, onSample }) {
       const key = JSON.stringify(versions);
       if (one.shown !== key) {
         one.shown = key;
-        one.cells.states.replaceChildren(...statesOf(versions).flat(Infinity));
+        put(one.cells.states, statesOf(versions));
         one.buttons?.update(isLoaded(versions));
       }
       one.row.hidden = !model.toLowerCase().includes(wanted);
