@@ -257,6 +257,14 @@ def test_a_strict_server_wants_a_file_and_a_named_one_is_taken(tmp_path: Path) -
     assert (finding.file, finding.line) == (f"{folder}/configs/small.pbtxt", 1)
 
 
+def test_a_file_name_that_is_no_python_s_is_an_error_and_no_file_is_looked_for(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "a", CODE, MODEL + 'default_model_filename: "model.txt"')
+    (finding,) = check(tmp_path)
+    assert finding.is_error
+    assert finding.text == "Model name must end with '.py'. Model name is \"model.txt\"."
+    assert (finding.file, finding.field) == (f"{folder}/config.pbtxt", "default_model_filename")
+
+
 def test_a_backend_may_be_one_of_the_directory(tmp_path: Path) -> None:
     write_model(tmp_path / "models", "a", CODE, 'backend: "mine"')
     assert len(check(tmp_path / "models")) == 1

@@ -208,6 +208,8 @@ REFUSED = [
     ("http-max-input-size", "0", "Error: --http-max-input-size must be greater than 0."),
     ("http-max-input-size", "-5", "Error: --http-max-input-size must be greater than 0."),
     ("http-max-input-size", str(1 << 63), "Provided option value is out of bound. Got 9223372036854775808"),
+    ("http-max-input-size", str(-(1 << 63)), "Error: --http-max-input-size must be greater than 0."),
+    ("http-max-input-size", str(-(1 << 63) - 1), "Provided option value is out of bound. Got -9223372036854775809"),
     ("model-control-mode", "explict", "invalid argument for --model-control-mode: explict"),
     ("model-control-mode", "explict", "the nearest is 'explicit'"),
     ("log-format", "foo", "invalid argument for --log-format: foo; expected one of default, ISO8601, json"),
@@ -568,6 +570,15 @@ def test_backend_settings_reach_the_workers_and_the_last_one_wins() -> None:
     [
         ("python,stub-timeout-seconds=0", "stub-timeout-seconds can't be smaller than or equal to zero."),
         ("python,stub-timeout-seconds=soon", "python,stub-timeout-seconds: Invalid option value. Got soon"),
+        (f"python,stub-timeout-seconds={-(1 << 63)}", "stub-timeout-seconds can't be smaller than or equal to zero."),
+        (
+            f"python,stub-timeout-seconds={-(1 << 63) - 1}",
+            "python,stub-timeout-seconds: Provided option value is out of bound.",
+        ),
+        (
+            f"python,stub-timeout-seconds={1 << 63}",
+            "python,stub-timeout-seconds: Provided option value is out of bound.",
+        ),
         ("python,shm-default-byte-size=4096", "shm-default-byte-size can't be smaller than 4 MiBs"),
         ("python,shm-region-prefix-name=a/b", "shm-region-prefix-name must not contain '/'. Got a/b"),
     ],

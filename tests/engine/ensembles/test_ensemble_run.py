@@ -22,7 +22,7 @@ from pytriton_lite.engine.ensembles import run as ensemble_run
 from pytriton_lite.engine.ensembles.version import EnsembleVersion
 from pytriton_lite.scheduling.ticket import Caller, Ticket
 from tests.engine.answering import answer_of
-from tests.engine.ensemble_world import Heard, Step, World, first_value, in_loop, tensor, turns
+from tests.engine.ensemble_world import Asked, Heard, Step, World, first_value, in_loop, tensor, turns
 
 pytestmark = pytest.mark.interpreted("a fake in the place of a compiled class")
 
@@ -439,6 +439,24 @@ async def test_a_client_that_takes_one_answer_of_a_decoupled_ensemble_gets_the_l
     await turns()
     world.a.last.answer(2)
     assert first_value(await answer) == 2
+
+
+@in_loop
+async def test_responses_of_a_decoupled_ensemble_are_counted_by_their_place(world: World) -> None:
+    ensemble = world.ensemble(*STREAM)
+    for ending in (Asked.end, lambda asked: asked.fail("no")):
+        stream(ensemble)
+        await turns()
+        world.d.last.answer(is_final=False)
+        await turns()
+        world.a.last.answer(1)
+        await turns()
+        ending(world.d.last)
+        await turns()
+    rows = ensemble.statistics.responses
+    counts = {at: (row.success.count, row.empty_response.count, row.fail.count) for at, row in rows.items()}
+    assert counts == {0: (2, 0, 0), 1: (0, 1, 1)}
+    assert ensemble.statistics.streamed == 2
 
 
 # ---------------------------------------------------------------------------------------------- giving up

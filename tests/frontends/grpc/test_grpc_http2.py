@@ -184,9 +184,9 @@ class TestAnswers:
         assert answer.body == b""
 
     def test_details_are_percent_encoded(self, engine: FakeServer, peer: Http2Peer) -> None:
-        engine.error = InferenceError(ErrorCode.INTERNAL, "50 % of\né ~")
+        engine.error = InferenceError(ErrorCode.INTERNAL, "50 % of\né ~\x7f")
         peer.request(1, infer_message())
-        assert peer.answer(1).trailers["grpc-message"] == "50 %25 of%0A%C3%A9 ~"
+        assert peer.answer(1).trailers["grpc-message"] == "50 %25 of%0A%C3%A9 ~%7F"
 
     @pytest.mark.parametrize("kind", ["application/grpc+proto", "Application/GRPC; charset=utf-8"])
     def test_content_types_of_protobuf_are_taken(self, peer: Http2Peer, kind: str) -> None:
