@@ -24,8 +24,8 @@ from tests.device_kit import CLIENTS, PRETENDED, ClientMemory, client_of, device
 from tests.harness import PROJECT, RunningServer, is_running, write_model
 from tests.prometheus_text import read_page
 
-SIZES = [16, 1 << 18, 6 << 20]
-"""Elements of FP32: 64 bytes, 1 MiB in an arena's ring, and 24 MiB in a segment of its own."""
+SIZES = [16, 1 << 18, 5 << 20]
+"""Elements of FP32: 64 bytes, 1 MiB in an arena's ring, and 20 MiB in a segment of its own."""
 
 PRELUDE = f"""
     import sys
@@ -517,7 +517,7 @@ def test_workers_that_are_killed_leave_nothing_and_others_serve_on(
 ) -> None:
     array = np.arange(1 << 18, dtype=np.float32)
     wishes = {"chain": "upload,add_one,add_one", "memory": "GPU"}
-    for _ in range(5):
+    for _ in range(3):
         (pid,) = server.worker_pids(victim)
         os.kill(pid, signal.SIGKILL)
         for _ in range(20):  # until its end is known, and another one there
