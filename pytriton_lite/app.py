@@ -289,7 +289,10 @@ class App:
         if others:
             lines[0] += f"; not loaded: {', '.join(others[:_MOST_NAMED])}"
         lines.append(", ".join(f"{name} {url}" for name, url in self._urls()))
-        lines.append(f"To stop: Ctrl-C, or kill {os.getpid()}; what is under way is finished first")
+        if self._foreground is None:
+            lines.append(f"To stop: Ctrl-C, or kill {os.getpid()}; what is under way is finished first")
+        else:  # the terminal's signal goes to the model, whose process has started this one
+            lines.append("To stop: Ctrl-C; while the model executes it interrupts that alone")
         for line in lines:
             logger.info("%s", line, extra={"is_headline": True})
 

@@ -154,6 +154,7 @@ def test_the_server_listens_on_the_loopback_and_warns_of_nothing_that_it_chose(t
         command.press_ctrl_c()
         screen = command.until_end()
     assert re.findall(r"Started [\w ]+ at (.*):\d+", screen) == ["127.0.0.1"] * 3
+    assert "To stop: Ctrl-C; while the model executes it interrupts that alone" in screen
     assert not re.search(r"^W", screen, re.MULTILINE)
 
 
