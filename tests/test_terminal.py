@@ -25,16 +25,28 @@ from pytriton_lite.terminal import Formatter, Terminal
 from tests.harness import PROJECT, write_model
 
 CONFIG = 'backend: "python" input [{ name: "X" data_type: TYPE_FP32 dims: [-1] }]'
+WARM_UP = """
+model_warmup [{ name: "w" batch_size: 1 inputs { key: "X" value { data_type: TYPE_FP32 dims: 1 zero_data: true } } }]
+"""
 WAITS = """
-    import os
+    import triton_python_backend_utils as pb_utils
+
+    def wait_at(name):
+        with open({gates!r} + "/" + name) as gate:
+            print(name, "says", gate.read())
 
     class TritonPythonModel:
+        @staticmethod
+        def auto_complete_config(config):
+            wait_at("auto_complete_config")
+            return config
+
         def initialize(self, args):
-            with open({gate!r}) as gate:
-                print("the gate says", gate.read())
+            wait_at("initialize")
 
         def execute(self, requests):
-            raise NotImplementedError
+            wait_at("warm-up")
+            return [pb_utils.InferenceResponse([]) for _ in requests]
 """
 
 
@@ -95,19 +107,21 @@ PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0", "--http-address=1
 
 
 def test_what_loads_has_a_line_with_its_step_and_time_and_then_three_lines_say_what_is_there(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    write_model(tmp_path / "models", "slow", WAITS.format(gate=str(gate)), CONFIG)
+    steps = ("auto_complete_config", "initialize", "warm-up")
+    for step in steps:
+        os.mkfifo(tmp_path / step)
+    write_model(tmp_path / "models", "slow", WAITS.format(gates=str(tmp_path)), CONFIG + WARM_UP)
     with sitting("serve", str(tmp_path / "models"), *PORTS, columns=80) as person:
-        person.until(r"slow:1 +initialize +\d+\.\d s")
-        gate.write_text("open")
+        for step in steps:
+            person.until(rf"slow:1 +{step} +\d+\.\d s")
+            (tmp_path / step).write_text("open")
         person.until("To stop: Ctrl-C, or kill ")
         person.process.send_signal(signal.SIGINT)
         screen = person.until_end()
         assert person.process.wait(60) == 0
     text = plain(screen)
     assert "\x1b[" in screen, "there are colours"
-    assert re.search(r"(?:^|\r)\d\d:\d\d:\d\d   the gate says open \[slow:1 slow_0\] stdout$", text, re.MULTILINE)
+    assert re.search(r"(?:^|\r)\d\d:\d\d:\d\d   initialize says open \[slow:1 slow_0\] stdout$", text, re.MULTILINE)
     ready = re.search(
         r"(?:^|\r)Serving 1 model: slow\nHTTP http://127\.0\.0\.1:\d+, gRPC 127\.0\.0\.1:\d+, metrics\s+"
         r"http://127\.0\.0\.1:\d+/metrics,\s+console\s+http://127\.0\.0\.1:\d+/\nTo stop: Ctrl-C, or kill (\d+);",
