@@ -223,6 +223,11 @@ class Wire:
 
     def _put_reply(self, parts: list[bytes], response: InferenceResponse) -> None:
         parameters = json.dumps(response.parameters) if response.parameters else ""
+        packed = response.packed
+        if packed is not None:
+            messages.put_answer(parts, outputs=packed.count, parameters_json=parameters)
+            parts.append(packed.data)
+            return
         messages.put_answer(parts, outputs=len(response.outputs), parameters_json=parameters)
         slots: list[int] = []
         try:
