@@ -30,6 +30,8 @@ FILES = (
     "model_config.proto",
     "grpc_service.proto",
     "health.proto",
+    "reflection.proto",
+    "reflection_v1alpha.proto",
     "status.proto",
 )  # a file comes after those that it imports
 

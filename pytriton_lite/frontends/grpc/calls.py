@@ -16,6 +16,19 @@ class OpenStream(Protocol):
         """End it. Nothing that counts is in it."""
 
 
+class RequestStream(Protocol):
+    """What an RPC of many messages is for: the part that every transport needs of it."""
+
+    def has_room(self) -> bool:
+        """Whether the next message may be given to it."""
+
+    def finish(self) -> None:
+        """The client sends no more."""
+
+    def cancel(self) -> None:
+        """The client has gone, or the RPC has ended."""
+
+
 class CallsInFlight:
     """Counts the inference calls that have begun and not ended, and says when the last one ends."""
 

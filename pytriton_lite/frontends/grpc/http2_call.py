@@ -24,7 +24,7 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Buffer
 from pytriton_lite.core.timeline import CLIENT_GONE
 from pytriton_lite.frontends.grpc import compression
-from pytriton_lite.frontends.grpc.calls import CallsInFlight
+from pytriton_lite.frontends.grpc.calls import CallsInFlight, RequestStream
 from pytriton_lite.frontends.grpc.codec import encode_response_parts
 from pytriton_lite.frontends.grpc.control_methods import HEALTH_SERVICE, INFERENCE_SERVICE, Answer, UnaryMethod
 from pytriton_lite.frontends.grpc.errors import RICH_DETAILS, Failure, Status, failure_of
@@ -35,6 +35,7 @@ from pytriton_lite.frontends.grpc.infer_stream import StreamOrigin
 from pytriton_lite.frontends.grpc.options import GrpcOptions
 from pytriton_lite.frontends.grpc.parsing import LARGE_BYTES, NOTHING_TYPED, Parsed, SlowParsing, parse_quickly
 from pytriton_lite.frontends.grpc.restricted import refusal, restrictions_by_path
+from pytriton_lite.frontends.grpc.service_streams import LONGEST_QUESTION_BYTES, Opener
 from pytriton_lite.frontends.grpc.servicer import Servicer
 from pytriton_lite.frontends.pending_answer import only
 from pytriton_lite.frontends.work_share import share_of
@@ -91,6 +92,8 @@ class Route(NamedTuple):
     """Takes a serialized message; answers with one, or promises to. Raises what `failure_of` maps. None for inference."""
     max_message_bytes: int
     """What one message may have, decompressed."""
+    open_stream: Opener | None = None
+    """Opens what takes and sends any number of messages; None for inference, and where there is one of each."""
     takes_task: bool = False
     """What it does begins in a turn of the loop of its own, where nobody counts the time."""
 
@@ -254,6 +257,8 @@ class Endpoint:
             kind = Call
         elif head.route is self._stream_route:
             kind = StreamCall
+        elif head.route is not None and head.route.open_stream is not None:
+            kind = ServiceStreamCall
         else:
             kind = UnaryCall
         return kind(link, self, stream_id, head, receive_window)
@@ -886,6 +891,7 @@ class StreamCall(Call):
     __slots__ = (
         "_body",
         "_failure",
+        "_inference",
         "_is_ending",
         "_is_opened",
         "_is_unpacking",
@@ -910,13 +916,18 @@ class StreamCall(Call):
         self._is_ending = False
         self._failure: Exception | None = None
         """What the call is to end with, when `_is_ending` and everything is compressed."""
-        self._requests = endpoint.servicer.open_stream(
+        self._open_requests(link, head)
+
+    def _open_requests(self, link: Link, head: Head) -> None:
+        endpoint = self._endpoint
+        self._inference = endpoint.servicer.open_stream(
             self,
             endpoint.calls,
             ends_on_error=head.ends_on_error,
             forwarded=head.forwarded,
             origin=StreamOrigin(link.peer, head.metadata) if endpoint.observation.is_on else None,
         )
+        self._requests: RequestStream = self._inference
 
     # ------------------------------------------------------------------------------------------ in
 
@@ -993,7 +1004,7 @@ class StreamCall(Call):
             if parsed is not None:
                 if self._taken_bytes:
                     self._give_back_budget()
-                self._requests.take(parsed, len(message))
+                self._inference.take(parsed, len(message))
                 return
         except Exception as error:
             self._fail(error)
@@ -1007,7 +1018,7 @@ class StreamCall(Call):
             self._fail(parsed)
             return
         self._give_back_budget()
-        self._requests.take(parsed, nbytes)
+        self._inference.take(parsed, nbytes)
         self.on_room()
 
     def on_room(self) -> None:
@@ -1088,6 +1099,23 @@ class StreamCall(Call):
         self._requests.cancel()
         self._body.clear()
         self._unpacked.clear()
+
+
+class ServiceStreamCall(StreamCall):
+    """Many small messages in, many out: the transport of a `MessageStream`."""
+
+    __slots__ = ("_service",)
+
+    def _open_requests(self, link: Link, head: Head) -> None:
+        assert head.route is not None and head.route.open_stream is not None
+        self._service = head.route.open_stream(self, self._endpoint.calls)
+        self._requests = self._service
+
+    def _take(self, message: bytes) -> None:
+        try:
+            self._service.take(message)
+        except Exception as error:
+            self._fail(error)
 
 
 # Functions, so that no error's traceback refers to a frame that holds the error: only a collection would free both, and
@@ -1186,7 +1214,11 @@ def _routes(servicer: Servicer, max_message_bytes: int) -> dict[bytes, Route]:
     ):
         for name, method in methods.items():
             limit = min(max_message_bytes, method.max_message_bytes)
-            routes[f"/{service}/{name}".encode()] = Route(name, partial(_serve_unary, method), limit, method.takes_task)
+            start = partial(_serve_unary, method)
+            routes[f"/{service}/{name}".encode()] = Route(name, start, limit, takes_task=method.takes_task)
+    for service, openers in servicer.streams.items():
+        for name, opener in openers.items():
+            routes[f"/{service}/{name}".encode()] = Route(name, None, LONGEST_QUESTION_BYTES, opener)
     return routes
 
 

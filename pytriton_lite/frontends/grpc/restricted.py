@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.frontends.grpc.control_methods import HEALTH_SERVICE, INFERENCE_SERVICE
+from pytriton_lite.frontends.grpc.service_streams import REFLECTION_METHOD, REFLECTION_SERVICES
 from pytriton_lite.frontends.restriction import RestrictedGroup, Restriction, restrictions
 
 _KEY_PREFIX = "triton-grpc-protocol-"
@@ -30,9 +31,14 @@ _METHODS = {
 }
 _HEALTH_METHODS = ("Check", "Watch")
 
-CATEGORY_OF = {
-    f"/{INFERENCE_SERVICE}/{method}": category for category, methods in _METHODS.items() for method in methods
-} | {f"/{HEALTH_SERVICE}/{method}": "health" for method in _HEALTH_METHODS}
+_REFLECTION_CATEGORY = "metadata"
+"""Not Triton's, which has no reflection: it tells what the server is, as metadata do."""
+
+CATEGORY_OF = (
+    {f"/{INFERENCE_SERVICE}/{method}": category for category, methods in _METHODS.items() for method in methods}
+    | {f"/{HEALTH_SERVICE}/{method}": "health" for method in _HEALTH_METHODS}
+    | {f"/{service}/{REFLECTION_METHOD}": _REFLECTION_CATEGORY for service in REFLECTION_SERVICES}
+)
 """Categories by path."""
 
 

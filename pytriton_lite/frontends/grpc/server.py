@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
-from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.timeline import CLIENT_GONE
 from pytriton_lite.engine.counting.request_counts import Counts
 from pytriton_lite.frontends.addresses import (
@@ -36,6 +36,7 @@ from pytriton_lite.frontends.grpc.infer_stream import InferStream, StreamOrigin
 from pytriton_lite.frontends.grpc.options import CompressionLevel, GrpcOptions, bind_grpc
 from pytriton_lite.frontends.grpc.parsing import Parsed, parse_quickly, parse_request
 from pytriton_lite.frontends.grpc.restricted import refusal, restrictions_by_path
+from pytriton_lite.frontends.grpc.service_streams import LONGEST_QUESTION_BYTES, MessageStream, Opener
 from pytriton_lite.frontends.grpc.servicer import Servicer
 from pytriton_lite.frontends.restriction import Restriction
 from pytriton_lite.frontends.tls import (
@@ -261,11 +262,16 @@ def _rpc_handlers(servicer: Servicer, calls: CallsInFlight, options: GrpcOptions
     inference = {name: _unary(name, method, counts) for name, method in servicer.methods.inference_methods().items()}
     inference["ModelInfer"] = grpc.unary_unary_rpc_method_handler(_infer_handler(servicer, calls, pick))
     inference[STREAM_METHOD] = grpc.stream_stream_rpc_method_handler(_stream_handler(servicer, calls, pick))
-    health = {name: _unary(name, method, counts) for name, method in servicer.methods.health_methods().items()}
-    return [
-        grpc.method_handlers_generic_handler(INFERENCE_SERVICE, inference),
-        grpc.method_handlers_generic_handler(HEALTH_SERVICE, health),
-    ]
+    by_service = {INFERENCE_SERVICE: inference}
+    by_service[HEALTH_SERVICE] = {
+        name: _unary(name, method, counts) for name, method in servicer.methods.health_methods().items()
+    }
+    for service, openers in servicer.streams.items():
+        by_service.setdefault(service, {}).update(
+            (name, grpc.stream_stream_rpc_method_handler(_service_stream_handler(name, opener, calls, counts)))
+            for name, opener in openers.items()
+        )
+    return [grpc.method_handlers_generic_handler(service, methods) for service, methods in by_service.items()]
 
 
 # The handlers take and return bytes, for two reasons: grpcio reports a message that it cannot parse as UNKNOWN, and the
@@ -331,6 +337,44 @@ def _stream_handler(
         servicer.counts["OK"] += 1
 
     return handle
+
+
+def _service_stream_handler(
+    name: str, opener: Opener, calls: CallsInFlight, counts: Counts[str]
+) -> Callable[[AsyncIterator[bytes], Any], Awaitable[None]]:
+    async def handle(requests: AsyncIterator[bytes], context: Any) -> None:
+        context.disable_next_message_compression()
+        outlet = _Outlet()
+        stream = opener(outlet, calls)
+        reading = asyncio.create_task(_read_messages(requests, stream, outlet))
+        try:
+            failure = await outlet.write_to(context)
+        except asyncio.CancelledError:
+            counts["CANCELLED"] += 1
+            raise
+        finally:  # also when the client cancels, upon which grpcio cancels this task
+            stream.cancel()
+            reading.cancel()
+            await asyncio.wait({reading})
+        if failure is not None:
+            await _fail(context, counts, name, failure)
+        counts["OK"] += 1
+
+    return handle
+
+
+async def _read_messages(requests: AsyncIterator[bytes], stream: MessageStream, outlet: _Outlet) -> None:
+    try:
+        async for message in requests:
+            if len(message) > LONGEST_QUESTION_BYTES:
+                text = f"Received message larger than max ({len(message)} vs. {LONGEST_QUESTION_BYTES})"
+                raise InferenceError(ErrorCode.RESOURCE_EXHAUSTED, text)
+            stream.take(message)
+            while not stream.has_room():
+                await outlet.wait_room()
+        stream.finish()
+    except Exception as error:
+        outlet.end(error)
 
 
 async def _read_requests(requests: AsyncIterator[bytes], stream: InferStream, outlet: _Outlet) -> None:

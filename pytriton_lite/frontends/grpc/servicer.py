@@ -13,6 +13,7 @@ from pytriton_lite.frontends.grpc.control_methods import UnaryMethods
 from pytriton_lite.frontends.grpc.forwarding import Forwarded, forward
 from pytriton_lite.frontends.grpc.infer_stream import InferStream, Outlet, StreamOrigin
 from pytriton_lite.frontends.grpc.parsing import Parsed
+from pytriton_lite.frontends.grpc.service_streams import service_streams
 from pytriton_lite.frontends.grpc.templates import RequestTemplates, ResponseTemplates
 from pytriton_lite.frontends.pending_answer import PendingAnswer
 
@@ -32,6 +33,8 @@ class Servicer:
     def __init__(self, server: Door, methods: UnaryMethods) -> None:
         """*methods* are all the others."""
         self.methods = methods
+        self.streams = service_streams(methods.health_methods())
+        """What opens streams beside inference, by service and method."""
         self._server = server
         self.observation = server.observation
         self.counts = server.request_counts.grpc

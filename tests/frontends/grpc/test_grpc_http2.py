@@ -175,7 +175,7 @@ class TestAnswers:
         assert answer.trailers == {"grpc-status": "0"}
         assert service_pb2.ModelInferResponse.FromString(answer.message).id == "abc"
 
-    @pytest.mark.parametrize("path", ["/grpc.health.v1.Health/Watch", "/no.Service/Nope", "/"])
+    @pytest.mark.parametrize("path", ["/grpc.health.v1.Health/Nope", "/no.Service/Nope", "/"])
     def test_unknown_method_is_trailers_alone_without_details(self, peer: Http2Peer, path: str) -> None:
         """grpc.md rows 8 and 9."""
         peer.request(1, b"", path)

@@ -32,6 +32,7 @@ from pytriton_lite.frontends.grpc.forwarding import HeaderForwarding, forward
 from pytriton_lite.frontends.grpc.http2 import start_http2
 from pytriton_lite.frontends.grpc.options import GrpcOptions
 from pytriton_lite.frontends.grpc.restricted import CATEGORY_OF
+from pytriton_lite.frontends.grpc.service_streams import service_streams
 from pytriton_lite.frontends.restriction import CATEGORIES, RestrictedGroup
 from pytriton_lite.frontends.tls import TlsOptions
 from tests.certificates import Certificates
@@ -177,6 +178,11 @@ class TestRestriction:
         names = {*methods.inference_methods(), "ModelInfer", "ModelStreamInfer"}
         served = {f"/{INFERENCE_SERVICE}/{name}" for name in names}
         served |= {f"/{HEALTH_SERVICE}/{name}" for name in methods.health_methods()}
+        served |= {
+            f"/{service}/{name}"
+            for service, names in service_streams(methods.health_methods()).items()
+            for name in names
+        }
         assert served - set(CATEGORY_OF) == set()
         assert set(CATEGORY_OF.values()) == set(CATEGORIES)
 

@@ -120,7 +120,7 @@ class TestHealth:
         assert check(health_pb.HealthCheckRequest(service=service)).status == health_pb.HealthCheckResponse.NOT_SERVING
 
     @pytest.mark.parametrize(
-        "path", ["/grpc.health.v1.Health/Watch", "/inference.GRPCInferenceService/Nope", "/no.Service/Nope"]
+        "path", ["/grpc.health.v1.Health/Nope", "/inference.GRPCInferenceService/Nope", "/no.Service/Nope"]
     )
     def test_unknown_method_is_unimplemented(self, channel: grpc.Channel, path: str) -> None:
         """Rows 8 and 9."""
