@@ -405,7 +405,11 @@ def test_a_lost_server_is_said_and_the_page_goes_on_with_what_was_typed_when_it_
 ) -> None:
     """What was typed stays when the model is unloaded and loaded, too: whoever writes one does so again and again."""
     ports = free_ports(3)
-    flags = (*ONE_MODEL, *(f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), ports)))
+    flags = (
+        *ONE_MODEL,
+        "--load-model=words",
+        *(f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), ports)),
+    )
     with RunningServer(repository, flags=flags) as first:
         page = open_page(url(first, "/#/models/add_sub"), may_log=("ERR_", "Failed to load resource"))
         type_values(page, "INPUT0", "5, 5, 5, 5")
@@ -415,7 +419,12 @@ def test_a_lost_server_is_said_and_the_page_goes_on_with_what_was_typed_when_it_
         page.get_by_role("button", name="Load add_sub", exact=True).click()
         expect(page.get_by_role("button", name="Send")).to_be_visible()
         expect(page.locator('[data-input="INPUT0"] textarea')).to_have_value("5, 5, 5, 5")
+        stream = open_page(url(first, "/#/models/words"), may_log=("ERR_", "Failed to load resource"))
+        type_values(stream, "TEXT", "one " + "wait " * 100)
+        send(stream)
+        expect(stream.get_by_role("list", name="Responses")).to_contain_text("one")
         first.kill()
+        expect(stream.get_by_text("The server was lost in the middle of the stream.")).to_be_visible()
         lost = page.get_by_role("alert").filter(has_text="The server cannot be reached")
         expect(lost).to_be_visible()
     with RunningServer(repository, flags=flags):

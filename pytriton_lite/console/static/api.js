@@ -44,8 +44,8 @@ async function ask(path, options) {
   return fetch(address(path), { credentials: "same-origin", ...options, headers: { ...options.headers, ...headers() } });
 }
 
-/** Waits until the server answers again; one who waits for all. */
-async function lose() {
+/** Says that the server is lost, and waits until it answers again: one wait for all who have noticed. */
+export async function lose() {
   if (isLost) return;
   isLost = true;
   connection.dispatchEvent(new Event("lost"));

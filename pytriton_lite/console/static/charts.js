@@ -22,10 +22,10 @@ function widthOf(element) {
 }
 
 /**
- * A chart of lines. *series* have a `name` (what a person reads), a `key` of points, and a `kind` that names their colour.
+ * A chart of lines, whose scale ends at *least* or above it. *series* have a `name` (what a person reads), a `key` of points, and a `kind` that names their colour.
  * `update(points)` draws them; a point without a number is a gap.
  */
-export function lineChart({ title, unit, series, format = number }) {
+export function lineChart({ title, unit, series, format = number, least = 0 }) {
   const picture = svg("svg", { role: "img", class: "chart", height: HEIGHT, focusable: "false" });
   const values = series.map((one) => h("b", {}, "–"));
   const legend = h("ul", { class: "legend" }, series.map((one, at) =>
@@ -45,7 +45,7 @@ export function lineChart({ title, unit, series, format = number }) {
     const now = shown.at(-1)?.time_ms ?? 0;
     const points = shown.filter((point) => now - point.time_ms <= SPAN_MS);
     const most = Math.max(0, ...points.flatMap((point) => series.map((one) => point[one.key] ?? 0)));
-    const top = niceTop(most);
+    const top = Math.max(least, niceTop(most));
     const y = (value) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / top);
     const parts = [];
     for (const share of [0, 0.5, 1]) {

@@ -1,6 +1,6 @@
 // One request to a model and its answer: infer, generate, and generate_stream with its events as they come.
 
-import { errorOf, modelPath, send } from "./api.js";
+import { LostError, errorOf, lose, modelPath, send } from "./api.js";
 import { fromBytes, fromJson, hasJson, toBytes, toJson } from "./tensors.js";
 
 const HEADER_LENGTH = "inference-header-content-length";
@@ -77,6 +77,17 @@ export async function generate(request, signal) {
   return { status: response.status, bytes: text.length, document: JSON.parse(text) };
 }
 
+/** The next piece of a stream. Raises LostError where the server goes in the middle of it, AbortError where *signal* was used. */
+async function readOn(reader, signal) {
+  try {
+    return await reader.read();
+  } catch (error) {
+    if (signal.aborted) throw error;
+    lose();
+    throw new LostError("The server was lost in the middle of the stream.");
+  }
+}
+
 /** Generates a stream; *onEvent* is given the members of each event as it comes. Raises as `infer`. */
 export async function generateStream(request, onEvent, signal) {
   const response = await send(`${modelPath(request.model, request.version)}/generate_stream`, {
@@ -87,7 +98,7 @@ export async function generateStream(request, onEvent, signal) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { done, value } = await reader.read();
+    const { done, value } = await readOn(reader, signal);
     if (done) break;
     const events = (rest + value).split("\n\n");
     rest = events.pop();

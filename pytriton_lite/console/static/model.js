@@ -28,9 +28,9 @@ export function modelPage(name, { about, history, onSample }, tab = "request") {
       { name: "inferences", key: "inferences", kind: "one" }, { name: "requests", key: "requests", kind: "two" }, { name: "failed", key: "failures", kind: "bad" }] }),
     lineChart({ title: "Latency", unit: "milliseconds, mean of a request", series: [
       { name: "whole", key: "latency_ms", kind: "one" }, { name: "in the queue", key: "queue_ms", kind: "two" }, { name: "computing", key: "compute_ms", kind: "three" }] }),
-    lineChart({ title: "Waiting", unit: "requests", series: [{ name: "waiting", key: "waiting", kind: "one" }] }),
+    lineChart({ title: "Waiting", unit: "requests", least: 2, series: [{ name: "waiting", key: "waiting", kind: "one" }] }),
     lineChart({ title: "Batch", unit: "inferences in an execution, mean", series: [{ name: "size", key: "batch", kind: "one" }] }),
-    lineChart({ title: "Workers", unit: "processes", series: [
+    lineChart({ title: "Workers", unit: "processes", least: 2, series: [
       { name: "alive and ready", key: "ready", kind: "one" }, { name: "busy", key: "busy", kind: "two" }] }),
   ];
   const batches = barChart({ title: "Batch sizes", unit: "executions since the model was loaded", empty: "Nothing was executed yet." });

@@ -79,8 +79,8 @@ export function overview({ about, history, onSample }) {
       { name: "inferences", key: "inferences", kind: "one" }, { name: "requests", key: "requests", kind: "two" }, { name: "failed", key: "failures", kind: "bad" }] }),
     lineChart({ title: "Latency", unit: "milliseconds, mean of a request", series: [
       { name: "whole", key: "latency_ms", kind: "one" }, { name: "in the queue", key: "queue_ms", kind: "two" }, { name: "computing", key: "compute_ms", kind: "three" }] }),
-    lineChart({ title: "Waiting", unit: "requests", series: [{ name: "waiting", key: "waiting", kind: "one" }] }),
-    lineChart({ title: "Workers", unit: "processes", series: [
+    lineChart({ title: "Waiting", unit: "requests", least: 2, series: [{ name: "waiting", key: "waiting", kind: "one" }] }),
+    lineChart({ title: "Workers", unit: "processes", least: 2, series: [
       { name: "alive and ready", key: "ready", kind: "one" }, { name: "busy", key: "busy", kind: "two" }] }),
   ];
   const filter = h("input", { type: "search", placeholder: "Find a model …", "aria-label": "Find a model", oninput: show, hidden: true });
