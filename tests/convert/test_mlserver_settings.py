@@ -176,3 +176,33 @@ def test_a_file_of_settings_that_is_none_is_told(tmp_path: Path, text: str, expe
     path.write_text(text)
     with pytest.raises(ConversionError, match=expected):
         convert_settings(path)
+
+
+def boosted_file(package: str) -> tuple[str, bytes]:
+    """The name and content of a classifier of two columns, high where their sum is, as *package* writes it."""
+    rows = np.random.default_rng(1).random((200, 2), dtype=np.float32)
+    high = (rows.sum(axis=1) > 1).astype(int)
+    if package == "lightgbm":
+        lightgbm = pytest.importorskip("lightgbm")
+        booster = lightgbm.train({"objective": "binary", "verbose": -1}, lightgbm.Dataset(rows, high), 20)
+        return "model.bst", booster.model_to_string().encode()
+    xgboost = pytest.importorskip("xgboost")
+    fitted = xgboost.XGBClassifier(n_estimators=20).fit(rows, high)
+    return "model.json", bytes(fitted.get_booster().save_raw("json"))
+
+
+@pytest.mark.parametrize(
+    ("package", "implementation"),
+    [("lightgbm", "mlserver_lightgbm.LightGBMModel"), ("xgboost", "mlserver_xgboost.XGBoostModel")],
+)
+def test_boosted_trees_say_themselves_what_they_take(
+    convert: Callable[..., ModelUnderTest], package: str, implementation: str
+) -> None:
+    name, content = boosted_file(package)
+    model = convert(
+        {"name": "trees", "implementation": implementation, "parameters": {"uri": f"./{name}"}}, {name: content}
+    )
+    assert model.config["input"][0]["dims"] == [-1, 2]
+    response = model.infer({"input-0": np.array([[0.1, 0.1], [0.9, 0.9]], np.float32)})
+    low, high = response["predict"][:, 0]
+    assert (low < 0.5, high > 0.5) == (True, True)

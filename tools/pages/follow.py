@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import re
 import shutil
 import signal
@@ -160,10 +161,18 @@ class Following:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on now."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [listening.getsockname()[1] for listening in sockets]
+    """Ports of 127.0.0.1 that nobody listens on now, and none that the system gives to clients meanwhile."""
+    found: list[int] = []
+    with ExitStack() as taken:
+        for port in random.sample(range(20_000, 32_000), 1000):
+            try:
+                taken.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                continue
+            found.append(port)
+            if len(found) == count:
+                return found
+    raise OSError("there are no free ports from 20000 to 32000")
 
 
 def environment(*directories: Path) -> dict[str, str]:
