@@ -59,6 +59,8 @@ class Pair:
         self.may_go_on.set()
         self.bodies: list[bytes] = []
         """Of HTTP requests."""
+        self.written = 0
+        """Messages of HTTP answers that the engine was rid of."""
         self.questions = Questions(lambda data: self._to_engine(loop, data), self._room, self.budget)
         answers = Answers(app=self._app, methods=methods, questions={}, settle=lambda: self.unsettled)
         self.control = Control(answers, lambda data: self._to_front_end(loop, data))
@@ -85,7 +87,9 @@ class Pair:
                 break
         self.bodies.append(body)
         await send({"type": "http.response.start", "status": 200, "headers": []})
+        self.written += 1
         await send({"type": "http.response.body", "body": b"%d" % len(body)})
+        self.written += 1
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -214,6 +218,31 @@ def test_a_body_of_an_http_request_comes_whole() -> None:
         await pair.questions.app(scope, receive, send)
         assert pair.bodies == [LARGE + b"small" + LARGE]
         assert sent[-1]["body"] == b"%d" % (2 * len(LARGE) + 5)
+
+    run(scenario)
+
+
+def test_the_engine_waits_until_the_client_has_taken_what_it_wrote() -> None:
+    async def scenario() -> None:
+        pair = Pair({})
+        may_take = asyncio.Event()
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b""}
+
+        async def send(message: Message) -> None:
+            await may_take.wait()
+
+        scope = {"type": "http", "method": "GET", "path": "/", "raw_path": b"/", "query_string": b"", "headers": []}
+        serving = asyncio.ensure_future(pair.questions.app(scope, receive, send))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert (pair.bodies, pair.written) == ([b""], 0)
+        may_take.set()
+        await serving
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert pair.written == 2
 
     run(scenario)
 
