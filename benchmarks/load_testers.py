@@ -41,15 +41,17 @@ def make_repository(folder: Path) -> Path:
     config = folder / "paced" / "config.pbtxt"
     text = config.read_text().replace('"add_sub"', '"paced"').replace("kind: KIND_CPU", "kind: KIND_CPU count: 4")
     config.write_text(text)
+    answering = "        return [self._answer(request) for request in requests]"
     model = folder / "paced" / "1" / "model.py"
     code = model.read_text().replace("import triton_python", "import time\n\nimport triton_python", 1)
-    model.write_text(
-        code.replace(
-            "        return [self._answer(request) for request in requests]",
-            "        answers = []\n        for request in requests:\n            time.sleep(0.002)\n"
-            "            answers.append(self._answer(request))\n        return answers",
-        )
+    paced = code.replace(
+        answering,
+        "        answers = []\n        for request in requests:\n            time.sleep(0.002)\n"
+        "            answers.append(self._answer(request))\n        return answers",
     )
+    if paced == code or "count: 4" not in text:
+        raise BenchmarkError("add_sub is not written as it was: 'paced' cannot be made of it")
+    model.write_text(paced)
     return folder
 
 
