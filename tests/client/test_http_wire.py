@@ -59,7 +59,7 @@ def test_connection_close_is_noticed() -> None:
     ("data", "says"),
     [
         (b"SSH-2.0-OpenSSH_9.2\r\n", "speaks no HTTP"),
-        (b"\0\0\6\4\0\0\0\0\0\0\4\0\0\xff\xff", "use -i grpc"),
+        (b"\0\0\6\4\0\0\0\0\0\0\4\0\0\xff\xff", "a gRPC server answers there: -i grpc"),
         (b"HTTP/1.1 200 OK\r\nbroken header\r\n\r\n", "breaks the rules"),
         (b"HTTP/1.1 " + b"x" * 100_000, "speaks no HTTP"),
     ],
