@@ -26,7 +26,7 @@ from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.frontends.http import codec
 from pytriton_lite.frontends.http.hot_path import hot_path
 from pytriton_lite.frontends.http.server import HttpOptions, http_app
-from pytriton_lite.frontends.listener import start_listener
+from pytriton_lite.frontends.listener import ListenerProtocol, start_listener
 
 LEFT, RIGHT = struct.pack("<4f", 1, 2, 3, 4), struct.pack("<4f", 10, 20, 30, 40)
 HEAD = json.dumps(
@@ -278,6 +278,35 @@ def test_an_absolute_target_and_a_head_request(connection: socket.socket) -> Non
     answer = b"".join(iter(lambda: connection.recv(4096), b""))
     assert answer.startswith(b"HTTP/1.1 405 ")
     assert answer.endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "said", "logged"),
+    [
+        (RuntimeError("secret"), 500, "internal error of the server; its log has the details", True),
+        (ValueError("what the client sent"), 400, "Invalid HTTP request received.", False),
+    ],
+)
+def test_what_fails_while_a_request_is_parsed_is_answered_and_ends_the_connection(
+    connection: socket.socket,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: Exception,
+    status: int,
+    said: str,
+    logged: bool,
+) -> None:
+    def fail(protocol: ListenerProtocol) -> None:
+        raise failure
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ListenerProtocol, "end_head", fail)
+        connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: h\r\n\r\n")
+        response = read_reply(connection)
+    assert response.status == status
+    assert json.loads(response.body)["error"] == said
+    assert connection.recv(1) == b""
+    assert ("secret" in caplog.text) == logged
 
 
 @pytest.mark.parametrize("request_line", [b"GET /v2", b"POST /v2/models/add_sub/infer"])
