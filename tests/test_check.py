@@ -263,6 +263,9 @@ def test_a_file_name_that_is_no_python_s_is_an_error_and_no_file_is_looked_for(t
     assert finding.is_error
     assert finding.text == "Model name must end with '.py'. Model name is \"model.txt\"."
     assert (finding.file, finding.field) == (f"{folder}/config.pbtxt", "default_model_filename")
+    # What the file may say is not known: tensors that it might complete are no errors.
+    write_model(tmp_path, "a", config=PYTHON + 'default_model_filename: "model.txt" input { name: "I" }')
+    assert [finding.field for finding in check(tmp_path) if finding.is_error] == ["default_model_filename"]
 
 
 def test_a_backend_may_be_one_of_the_directory(tmp_path: Path) -> None:
