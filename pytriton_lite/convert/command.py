@@ -56,9 +56,10 @@ def _convert(source: Path, name: str) -> Conversion:
 COMMAND = Command(
     usage=("convert SOURCE REPOSITORY [options]",),
     introduction="""\
-Makes a model's folder in REPOSITORY of SOURCE, which is an archive of TorchServe (.mar) or a model-settings.json of MLServer,
-and says what could not be taken over. What is made runs on Triton, too, and needs neither of the two. Nothing of the model is
-executed. The exit status is 2 where something has to be done by hand before the model serves, and 1 where nothing was written.""",
+Makes a model's folder in REPOSITORY of SOURCE, an archive of TorchServe (.mar) or a model-settings.json of MLServer, and says
+what could not be taken over. What is made runs on Triton, too, and needs neither of the two. Nothing of the model is
+executed. The exit status is 2 where something has to be done by hand before the model serves, and 1 where nothing was
+written.""",
     options={_NAME.flag: _NAME},
     run=run,
     words=Words.FILES,
