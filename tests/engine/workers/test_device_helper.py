@@ -137,7 +137,8 @@ def test_memory_that_nobody_needs_is_closed_and_a_helper_without_any_ends() -> N
             assert device_files(pid) == 6
             segment = None
             gc.collect()
-            await made.read(kept, 0, 4)  # behind what closes it
+            await asyncio.sleep(0)  # the turn of the loop in which the helper is told to close it
+            await made.read(kept, 0, 4)  # behind that
             assert device_files(pid) == 3
             del kept
             gc.collect()

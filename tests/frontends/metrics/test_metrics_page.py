@@ -93,6 +93,12 @@ pytriton_lite_shared_memory_bytes{instance="add_sub_0",model="add_sub",version="
 # HELP pytriton_lite_shared_memory_slots Places in shared memory of an instance whose tensors are still referred to
 # TYPE pytriton_lite_shared_memory_slots gauge
 pytriton_lite_shared_memory_slots{instance="add_sub_0",model="add_sub",version="1"} 5
+# HELP pytriton_lite_device_memory_bytes Memory of devices reserved for tensors that an instance writes; what the model itself has is not in it
+# TYPE pytriton_lite_device_memory_bytes gauge
+pytriton_lite_device_memory_bytes{instance="add_sub_0",model="add_sub",version="1"} 8388608
+# HELP pytriton_lite_device_host_bytes Bytes of tensors that were copied between a device and the host, in either direction
+# TYPE pytriton_lite_device_host_bytes counter
+pytriton_lite_device_host_bytes{model="add_sub",version="1"} 96
 """  # noqa: E501  # the texts are Triton's
 
 
@@ -103,7 +109,8 @@ def one_request() -> ModelStatistics:
     row.add_failure(FailureReason.BACKEND, 5_000)
     row.pending = 3
     row.worker_restarts = 2
-    row.shared_memory = [SharedMemory("add_sub_0", 1 << 20, 0, 5)]
+    row.shared_memory = [SharedMemory("add_sub_0", 1 << 20, 0, 5, 8 << 20)]
+    row.host_bytes, row.worker_host_bytes = 64, 32
     row.max_batch_size = 4
     row.load_ns = 1_250_000_000
     row.queued = 2
@@ -122,10 +129,11 @@ def test_prometheus_reads_every_series_of_every_version() -> None:
     for row in rows:
         row.shared_memory = [SharedMemory(f"{row.name}_0", 0, 0, 0)]
     families = list(text_string_to_metric_families(metrics_page(rows)))
-    assert len(families) == 21
+    assert len(families) == 23
     gauges = {
         "nv_inference_pending_request_count",
         "nv_model_load_duration_secs",
+        "pytriton_lite_device_memory_bytes",
         "pytriton_lite_queue_depth",
         "pytriton_lite_shared_memory_bytes",
         "pytriton_lite_shared_memory_slots",
