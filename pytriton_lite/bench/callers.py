@@ -35,7 +35,7 @@ _WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSL
 
 
 class Done(Protocol):
-    """Who hears of ends."""
+    """The listener to ends of requests."""
 
     def on_done(self, caller: Caller, now_ns: int, error: str) -> None:
         """The request of *caller* has ended; *error* is empty for a right answer. The caller may begin another."""

@@ -446,7 +446,7 @@ def run(arguments: Arguments) -> int:
 
 
 def _prepare(arguments: Arguments, client: Client, target: Target, name: str) -> tuple[Traffic, Plan, int]:
-    """Whom to send what, and how many different requests that is. Raises ClientError."""
+    """The target with what it is sent, the plan, and how many different requests that has. Raises ClientError."""
     model = _Model(client, name, arguments.value(command_line.MODEL_VERSION))
     traffic = _traffic(arguments, client, target, model)
     streams = input_data.make_streams(model.metadata, batches=model.batches, options=_data_options(arguments))

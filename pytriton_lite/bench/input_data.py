@@ -18,7 +18,8 @@ from pytriton_lite.core.tensor import Tensor, element_count, format_shape
 
 MOST_ROWS = 1024
 MOST_BYTES = 64 << 20
-"""Of generated rows. Requests differ as far as memory allows: a server may be faster with what it has just seen."""
+"""Most rows that are generated, and their bytes. Requests differ as far as memory allows: a server may be faster with what it
+has just seen."""
 
 
 @dataclass(frozen=True)

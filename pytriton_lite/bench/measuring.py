@@ -38,7 +38,7 @@ class Figures:
     failed: int
     seconds: float
     sender_share: float
-    """Of one core, which the busiest process of the load generator took."""
+    """Share of one core that the busiest process of the load generator took."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Result:
     figures: Figures
     """Medians over the windows that count."""
     windows: Sequence[Figures]
-    """Those, in order."""
+    """These windows, in the order in which they were measured."""
     spread_percent: float
     """Largest minus smallest rate of these windows, in percent of the median."""
     is_steady: bool

@@ -29,7 +29,7 @@ class Window:
     waiting: int = 0
     """Requests at the end of the window whose time has come and that no connection was free for."""
     cpu_s: float = 0.0
-    """Of the process; of the busiest where windows were put together."""
+    """CPU time of the process; of the busiest one where windows were put together."""
 
     @property
     def seconds(self) -> float:
