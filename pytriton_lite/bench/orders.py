@@ -49,7 +49,7 @@ class Order:
 
     level: Level
     part: int
-    """Which of the processes it is, and of how many."""
+    """Number of this process among those that share the load."""
     parts: int
     warm_up_s: float
     window_s: float

@@ -67,7 +67,7 @@ class Level:
 
     @property
     def name(self) -> str:
-        """As a table shows it."""
+        """Name of the level in a table."""
         return f"{self.value:g}"
 
 
@@ -82,7 +82,7 @@ class Steadiness:
     max_windows: int = 10
     warm_up_s: float = 1.0
     percentile: float | None = None
-    """Which latency has to be steady, and is compared with a threshold; None is the mean."""
+    """Percentile of the latency that has to be steady, and is compared with a threshold; None is the mean."""
 
     windows_needed: int = 3
 

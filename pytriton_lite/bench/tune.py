@@ -97,7 +97,7 @@ class Setting:
         return changed
 
     def cells(self) -> list[str]:
-        """As the table shows it."""
+        """The row of the table."""
         return [
             "as configured" if value is None else f"{value:,}"
             for value in (self.instances, self.threads, self.delay_us)
@@ -122,9 +122,9 @@ class Trial:
     setting: Setting
     result: Result
     memory_mib: float | None
-    """Of the whole server; None where the system does not tell."""
+    """Memory of the whole server; None where the system does not tell."""
     cores: float
-    """That were busy for it, of the whole server."""
+    """Cores that the whole server kept busy meanwhile."""
     load_s: float
 
     @property

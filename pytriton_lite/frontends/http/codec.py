@@ -96,7 +96,7 @@ class _AnswerTemplate:
         for at, (name, datatype, shape) in enumerate(form.tensors):
             entry: dict[str, object] = {"name": name, "datatype": datatype.name, "shape": shape}
             is_binary = forms.listed.get(name, forms.default)
-            code = number_code(datatype)
+            code = number_code(datatype, form.sizes[at])
             text += b"," if at else b""
             if is_binary:
                 entry["parameters"] = {"binary_data_size": form.sizes[at]}

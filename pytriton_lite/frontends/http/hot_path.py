@@ -334,7 +334,8 @@ class InferProtocol(ListenerProtocol):
             self._ticket = None
             self._write_refusal(outcome)
             return
-        if outcome.packed is None:  # what is packed is small
+        # Packed outputs are looked at one by one where they may be large: all are packed on a system without memory files.
+        if outcome.packed is None or outcome.packed.nbytes > _LARGEST_BODY:
             for tensor in outcome.outputs:
                 if tensor.nbytes > _LARGEST_BODY:
                     if self._begin_large(outcome):

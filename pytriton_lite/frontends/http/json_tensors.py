@@ -208,9 +208,12 @@ def write_data(tensor: Tensor, data: Buffer) -> object:
     return b"[" + b",".join(texts) + b"]"
 
 
-def number_code(datatype: DataType) -> str | None:
-    """What `write_numbers` wants to know of *datatype*; None where JSON cannot carry it as numbers or booleans."""
-    return _CODES.get(datatype)
+def number_code(datatype: DataType, nbytes: int) -> str | None:
+    """What `write_numbers` wants to know of *datatype*.
+
+    None where JSON cannot carry it as numbers or booleans, and where *nbytes* are too many to be written at once.
+    """
+    return _CODES.get(datatype) if nbytes <= _WRITTEN_AT_ONCE * datatype.itemsize else None
 
 
 def write_numbers(code: str, data: Buffer) -> bytes:

@@ -1,6 +1,6 @@
 """Requests that differ from an earlier one in their lengths, their id and their tensors' bytes alone are not parsed again.
 
-Nor are answers made anew that differ in these alone: `AnswerTemplates`.
+Answers that differ in these alone are not made anew, either: `codec.OutputForms.template`.
 """
 
 from __future__ import annotations

@@ -236,7 +236,6 @@ class RemoteCalls:
     def _tensor(self, ref: TensorRef) -> Tensor:
         shape = ref.shape
         if ref.place == Place.INLINE:
-            assert ref.inline is not None
             return Tensor(ref.name, ref.datatype, shape, ref.inline)
         lease = self._inputs.hold(ref)
         if not lease.size:

@@ -16,7 +16,7 @@ from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import SEQUENCE_END, SEQUENCE_START, InferenceRequest, InferenceResponse
-from pytriton_lite.core.tensor import Tensor, element_count
+from pytriton_lite.core.tensor import PackedForm, Tensor, element_count
 from pytriton_lite.engine.workers.regions import Regions
 from pytriton_lite.frontends.http import codec
 from pytriton_lite.frontends.http.codec import OutputForms
@@ -720,6 +720,17 @@ def test_answers_of_one_form_may_be_of_several_models_and_versions() -> None:
         response = InferenceResponse(model, version, "", None, {}, form.pack([b"x"]))
         head = json.loads(answered(response, BINARY_FORMS)[0])
         assert (head["model_name"], head["model_version"]) == (model, str(version))
+
+
+@pytest.mark.parametrize(("count", "is_short"), [(16 << 10, True), ((16 << 10) + 1, False)])
+def test_numbers_that_are_many_are_written_in_pieces_whatever_their_form(count: int, is_short: bool) -> None:
+    """On a system without memory files large tensors are packed, too."""
+    content = bytes(count)
+    form = PackedForm([("O", dtypes.UINT8, (count,))], [b""], [count])
+    response = InferenceResponse("m", 1, "", None, {}, form.pack([content]))
+    assert (JSON_FORMS.template(form, response).encode("", [content]) is not None) is is_short
+    plain = InferenceResponse("m", 1, "", [Tensor("O", dtypes.UINT8, (count,), content)], {})
+    assert answered(response, JSON_FORMS) == answered(plain, JSON_FORMS)
 
 
 def test_parameters_of_an_answer_are_in_its_document() -> None:
