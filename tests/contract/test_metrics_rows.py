@@ -13,9 +13,11 @@ from tritonclient.grpc import service_pb2_grpc
 from tests.contract.wire_models import (
     FAIL,
     IDENTITY,
+    PATIENT,
     Traffic,
     grpc_channel,
     identity_config,
+    impatient,
     infer_message,
     statistics,
     wait_pending,
@@ -55,9 +57,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     )
     write_recording(repository, "busy", "")
     write_recording(repository, "limited", "dynamic_batching { default_queue_policy { max_queue_size: 1 } }")
-    write_recording(
-        repository, "impatient", "dynamic_batching { default_queue_policy { default_timeout_microseconds: 1000 } }"
-    )
+    write_recording(repository, "impatient", impatient())
     write_recording(
         repository, "cancelled", f"max_batch_size: 6 dynamic_batching {{ max_queue_delay_microseconds: {HOUR_US} }}"
     )
@@ -190,7 +190,7 @@ def test_a_full_queue_is_counted_nowhere(server: RunningServer, tmp_path: Path) 
 
 def test_a_queue_timeout_is_a_rejection(server: RunningServer, tmp_path: Path) -> None:
     with Traffic(server, "impatient", tmp_path) as traffic:
-        traffic.block()
+        traffic.block(**PATIENT)
         assert traffic.send("r0").result(30).status == 503
         page = Page(server)
         assert page.failures("impatient") == {"REJECTED": 1}

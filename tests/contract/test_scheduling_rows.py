@@ -17,9 +17,11 @@ import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 from tests.contract.wire_models import (
+    PATIENT,
     Gate,
     Traffic,
     executions,
+    impatient,
     infer_message,
     metric,
     pending,
@@ -55,12 +57,11 @@ MODELS = {
         input {{ name: "B" data_type: TYPE_FP32 dims: [ 1 ] optional: true }}""",
     "single": "dynamic_batching { }",
     "limited": "dynamic_batching { default_queue_policy { max_queue_size: 2 } }",
-    "impatient": "dynamic_batching { default_queue_policy { default_timeout_microseconds: 1000 } }",
+    "impatient": impatient(),
     "override_none": "dynamic_batching { default_queue_policy { allow_timeout_override: true } }",
     "override_hour": f"""dynamic_batching {{
         default_queue_policy {{ default_timeout_microseconds: {HOUR_US} allow_timeout_override: true }} }}""",
-    "override_short": """dynamic_batching {
-        default_queue_policy { default_timeout_microseconds: 1000 allow_timeout_override: true } }""",
+    "override_short": impatient("allow_timeout_override: true"),
     "patient": f"dynamic_batching {{ default_queue_policy {{ default_timeout_microseconds: {HOUR_US} }} }}",
     "delaying": f"""dynamic_batching {{ default_queue_policy {{
         timeout_action: DELAY default_timeout_microseconds: {HOUR_US} allow_timeout_override: true }} }}""",
@@ -326,7 +327,7 @@ def test_a_request_that_waited_too_long_is_rejected_while_the_instance_is_busy(
 ) -> None:
     """Rows 43 and 44, http.md row 83."""
     traffic = traffic_to("impatient")
-    blocker = traffic.block()
+    blocker = traffic.block(**PATIENT)
     reply = traffic.send("r0").result(30)
     assert (reply.status, reply.error) == (503, "Request timeout expired")
     assert not blocker.done()
@@ -356,7 +357,7 @@ def test_a_shorter_timeout_of_the_request_counts(traffic_to: Open) -> None:
 def test_a_longer_timeout_of_the_request_does_not_count(traffic_to: Open) -> None:
     """Row 47."""
     traffic = traffic_to("override_short")
-    traffic.block()
+    traffic.block(**PATIENT)
     reply = traffic.send("r0", parameters={"timeout": HOUR_US}).result(30)
     assert (reply.status, reply.error) == (503, "Request timeout expired")
 

@@ -249,6 +249,20 @@ RECORDING_CONFIG = """
 """
 
 
+def impatient(more: str = "") -> str:
+    """The dynamic batching of a model whose requests wait for a millisecond at most, except those that are `PATIENT`.
+
+    What keeps the instance busy has to be patient: on a busy machine a millisecond may pass before a free instance takes
+    a request. *more* is added to the policy.
+    """
+    return f"""dynamic_batching {{ priority_levels: 2 default_priority_level: 2 priority_queue_policy {{ key: 1 value {{ }} }}
+        default_queue_policy {{ default_timeout_microseconds: 1000 {more} }} }}"""
+
+
+PATIENT = {"parameters": {"priority": 1}}
+"""The fields of a request to an `impatient` model that waits as long as it takes."""
+
+
 def write_recording(repository: Path, name: str, more: str) -> None:
     """A model that reports its executions; *more* is the rest of its configuration."""
     write_model(repository, name, RECORDING, RECORDING_CONFIG + more)
@@ -307,10 +321,10 @@ class Traffic:
         for gate in self._gates:
             gate.open()
 
-    def block(self, request_id: str = "blocker") -> Future[Reply]:
+    def block(self, request_id: str = "blocker", **fields: Any) -> Future[Reply]:
         """A request that is in ``execute`` when this returns, and stays there until `open_gates`."""
         gate = self.gate()
-        held = self.send(request_id, gate=gate)
+        held = self.send(request_id, gate=gate, **fields)
         gate.wait_held(self.server)
         return held
 
