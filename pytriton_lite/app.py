@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -176,10 +176,15 @@ def _listed(verb: str, names: Sequence[str]) -> str:
     return f"{verb} {len(names)} {'model' if len(names) == 1 else 'models'}: {', '.join(names[:_MOST_NAMED])}{more}"
 
 
-class App:
-    """One server process, from start to exit code."""
+class Composition:
+    """The parts of one server, made from settings: started and ended in order, on one event loop.
+
+    `open`, `prepare`, `load`, `listen`, `end`, `close`: whoever has a process for it alone (`App`) and whoever has it in a
+    thread of a program (embedding.py) do the same. It has no signals, ends no process, and changes nothing of the process.
+    """
 
     def __init__(self, settings: Settings, log: logs.Log, foreground: tuple[str, socket.socket] | None = None) -> None:
+        """*foreground* is as for `serve`."""
         self._settings = settings
         self._log = log
         self._foreground = foreground
@@ -204,99 +209,72 @@ class App:
         # Without a page nobody would see the rest.
         chosen = [(setting.key, setting.value) for setting in settings.metrics_config if settings.allow_metrics]
         self._latencies: LatencyMetrics = read_latency_metrics(chosen)
-        self._signal: asyncio.Future[int] | None = None
-        self._watchdog = Watchdog()
+        self._is_seen = False
+        """Whether ``_lines`` are written."""
+        self._access_file: LineFile | None = None
 
-    async def run(self) -> int:
-        """Start, wait for a signal, stop. The process must end now: it is ended soon after if it does not."""
-        status = await self._run()
-        self._watchdog.end_after(_JOIN_S, status)
-        return status
-
-    async def _run(self) -> int:
-        loop = asyncio.get_running_loop()
-        self._signal = loop.create_future()
+    async def open(self) -> Server:
+        """Make the engine, and what watches it. `close` must follow, also where this raises StartError or InferenceError."""
         if self._lines is not None:
             logs.LOGGER.addHandler(self._lines)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, number)
-        limited = raise_file_limit()
-        if limited:
-            logger.info("%s", limited)
-        # Bodies of megabytes come and go with every request: with four callers of 4 MiB over gRPC a seventh of the server's
-        # time was page faults, and throughput is a fifth higher so.
-        heap.keep_some()
+            self._is_seen = True
         foreground = Foreground(*self._foreground) if self._foreground is not None else None
-        try:
-            try:
-                self._remote = self._open_remote()
-                engine = Server(self._server_options(), foreground=foreground, on_log_settings=self._apply_log_settings)
-            except (StartError, InferenceError) as error:
-                _say_failed(error)
-                return 1
-            self._engine = engine
-            try:
-                with self._files_open(engine):
-                    return await self._serve(engine)
-            except StartError as error:
-                await self._end(engine)
-                _say_failed(error)  # last, so that the cause is what a person reads first
-                return 1
-        finally:
-            if self._lines is not None:
-                logs.LOGGER.removeHandler(self._lines)
-            for bound in self._bound.values():
-                bound.close()
-            if self._remote is not None:
-                # In a thread: s3fs would close its connections on the loop that it finds running. A host may say nothing.
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(in_daemon_thread(self._remote.close), _JOIN_S)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
+        self._remote = self._open_remote()
+        engine = Server(self._server_options(), foreground=foreground, on_log_settings=self._apply_log_settings)
+        self._engine = engine
+        return engine
+
+    @property
+    def engine(self) -> Server:
+        """The engine, from `open` on."""
+        assert self._engine is not None, "open came first"
+        return self._engine
+
+    @property
+    def addresses(self) -> Mapping[str, tuple[str, int]]:
+        """Hosts and ports of the listeners, by ``http``, ``grpc`` and ``metrics``, as far as there are any."""
+        return self._addresses
+
+    async def prepare(self) -> None:
+        """Do what can fail before models load: look at files, take addresses. Raises StartError; `end` is due then, too."""
+        self._open_access_log()
+        self._check_transport()
+        self._check_tls()
+        await self._bind()
+        self._start_front_ends(self.engine)
+        if self._settings.accept_before_load:
+            await self._listen(self.engine)
+
+    async def load(self) -> None:
+        """Load what is to be loaded at the start. Raises StartError."""
+        await self._load(self.engine)
+
+    async def listen(self) -> None:
+        """Let clients come, unless they may already. Raises StartError."""
+        if not self._settings.accept_before_load:
+            await self._listen(self.engine)
+
+    async def close(self) -> None:
+        """Let go of what is not the engine's, when that has ended."""
+        if self._access is not None:
+            self._access.close()
+        if self._access_file is not None:
+            self._access_file.close()
+        if self._is_seen and self._lines is not None:
+            logs.LOGGER.removeHandler(self._lines)
+        for bound in self._bound.values():
+            bound.close()
+        if self._remote is not None:
+            # In a thread: s3fs would close its connections on the loop that it finds running. A host may say nothing.
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(in_daemon_thread(self._remote.close), _JOIN_S)
 
     def _apply_log_settings(self, settings: LogSettings) -> None:
         self._log.apply(settings)
         if self._front_ends is not None:
             self._front_ends.update_log_settings(settings)
 
-    async def _serve(self, engine: Server) -> int:
-        assert self._signal is not None
-        self._check_transport()
-        self._check_tls()
-        await self._bind()
-        self._start_front_ends(engine)
-        accepts_first = self._settings.accept_before_load
-        if accepts_first:
-            await self._listen(engine)
-        is_loaded = await self._unless_signalled(self._load(engine))
-        if is_loaded and not accepts_first:
-            await self._listen(engine)
-        if is_loaded:
-            self._say_ready(engine)
-        keep_what_is_there()
-        freed = freed_memory.begin_giving_back()
-        logger.info("Signal (%d) received.", await self._signal)
-        if freed is not None:
-            freed.close()
-        return await self._stop(engine)
-
-    def _say_ready(self, engine: Server) -> None:
-        """Three lines for whoever has started the server: what it serves, where, and how it is stopped."""
-        rows = engine.load_table()
-        ready = list(dict.fromkeys(model for model, _, status in rows if status == VersionState.READY.value))
-        others = list(dict.fromkeys(model for model, _, _ in rows if model not in ready))
-        lines = [_listed("Serving", ready) if ready else "; ".join(["Serving no model", *self._causes([])])]
-        if others:
-            lines[0] += f"; not loaded: {', '.join(others[:_MOST_NAMED])}"
-        lines.append(", ".join(f"{name} {url}" for name, url in self._urls()))
-        if self._foreground is None:
-            lines.append(f"To stop: Ctrl-C, or kill {os.getpid()}; what is under way is finished first")
-        else:  # the terminal's signal goes to the model, whose process has started this one
-            lines.append("To stop: Ctrl-C; while the model executes it interrupts that alone")
-        for line in lines:
-            logger.info("%s", line, extra={"is_headline": True})
-
-    def _urls(self) -> list[tuple[str, str]]:
+    def urls(self) -> list[tuple[str, str]]:
         """What can be reached, by its name for people, in the order in which it is shown."""
         settings = self._settings
         places = (
@@ -312,31 +290,6 @@ class App:
         if self._lines is not None and self._port_of("http") is not None:  # no browser opens a Unix socket
             found.append(("console", url_of(_scheme(settings.http_tls), *self._addresses["http"], "/")))
         return found
-
-    def _on_signal(self, number: signal.Signals) -> None:
-        assert self._signal is not None
-        if not self._signal.done():
-            self._signal.set_result(number)
-            text = "failed to stop server: Internal - Exit timeout expired. Exiting immediately."
-            self._watchdog.end_after(self._settings.exit_timeout_secs + _LAST_S, 1, text)
-            return
-        logger.error("Signal (%d) received again, ending now", number)
-        logging.shutdown()
-        # The fork servers see the end of their control sockets, kill every worker, and end.
-        os._exit(1)
-
-    async def _unless_signalled(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Do *work*; give up and return False when a signal comes first."""
-        assert self._signal is not None
-        task = asyncio.ensure_future(work)
-        waiting: set[asyncio.Future[Any]] = {task, self._signal}
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-            return True
-        task.cancel()
-        await asyncio.wait({task})
-        return False
 
     # ------------------------------------------------------------------------------------------ start
 
@@ -477,42 +430,31 @@ class App:
             raise StartError(f"trace file {options.file}: there is no such directory")
         return options
 
-    @contextlib.contextmanager
-    def _files_open(self, engine: Server) -> Iterator[None]:
-        """Write the access log, if one is wanted, and listen to SIGHUP, if there are files that it could be about."""
+    def _open_access_log(self) -> None:
+        """Write the access log, if one is wanted."""
         settings = self._settings
-        access_file: LineFile | None = None
         if settings.access_log_file is not None:
             try:
-                access_file = LineFile(settings.access_log_file)
+                self._access_file = LineFile(settings.access_log_file)
             except OSError as error:
                 text = f"cannot append to the access log {settings.access_log_file}: {error.strerror}"
                 raise StartError(text) from None
-        loop = asyncio.get_running_loop()
-        with contextlib.ExitStack() as stack:
-            if settings.log_file is not None or access_file is not None:
-                # Where there are none, it ends the server, as does the terminal that it was started from.
-                loop.add_signal_handler(signal.SIGHUP, self._reopen, access_file)
-                stack.callback(loop.remove_signal_handler, signal.SIGHUP)
-            if access_file is not None:
-                stack.callback(access_file.close)
-            if settings.access_log or access_file is not None:
-                write = self._log.write if access_file is None else access_file.write
-                self._access = AccessLog(write, lambda: self._log.settings.format)
-                stack.callback(self._access.close)
-                engine.observation.watch(self._access)
-            yield
+        file = self._access_file
+        if settings.access_log or file is not None:
+            write = self._log.write if file is None else file.write
+            self._access = AccessLog(write, lambda: self._log.settings.format)
+            self.engine.observation.watch(self._access)
 
-    def _reopen(self, access_file: LineFile | None) -> None:
-        """The files have been moved away: go on in new ones of the same names."""
-        try:
-            self._log.reopen()
-            if access_file is not None:
-                access_file.reopen()
-        except OSError as error:
-            logger.error("SIGHUP: %s; the file that was open is written on", error)
-            return
-        logger.info("SIGHUP: log files were opened anew")
+    @property
+    def has_log_files(self) -> bool:
+        """Whether something is written to files, which may be moved away (`reopen`)."""
+        return self._settings.log_file is not None or self._access_file is not None
+
+    def reopen(self) -> None:
+        """Go on in new log files of the same names. Raises OSError; the files that were open are written on then."""
+        self._log.reopen()
+        if self._access_file is not None:
+            self._access_file.reopen()
 
     async def _load(self, engine: Server) -> None:
         python = sys.version.split()[0]
@@ -526,10 +468,10 @@ class App:
         try:
             if not await self._while_shown(engine, engine.load_all()):
                 failure = "Internal - failed to load all models"
-                causes = self._causes(engine.load_failures())
+                causes = self.causes(engine.load_failures())
         except InferenceError as error:
             failure = f"{error.code.label} - {error.message}"
-            causes = self._causes([])
+            causes = self.causes([])
             if not self._settings.exit_on_error:
                 logger.error("%s: %s", error.code.label, error.message)
                 return
@@ -557,7 +499,7 @@ class App:
                 task.cancel()
                 await asyncio.wait({task})
 
-    def _causes(self, failures: Sequence[LoadFailure]) -> list[str]:
+    def causes(self, failures: Sequence[LoadFailure]) -> list[str]:
         """What has to be mended. Of a repository that is none its "models" say nothing more."""
         roots = [place.absolute() for place in self._settings.model_repository if isinstance(place, Path)]
         advised = {root: advice for root in roots if (advice := advice_on_repository(root))}
@@ -722,23 +664,14 @@ class App:
 
         return await start_grpc(engine, grpc_options(self._settings), self._bound.pop("grpc"))
 
-    # ------------------------------------------------------------------------------------------ stop
+    # ------------------------------------------------------------------------------------------ end
 
-    async def _stop(self, engine: Server) -> int:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._settings.exit_timeout_secs
-        engine.begin_drain()
-        if self._settings.drain_delay_secs:
-            logger.info("Not ready, and serving for %d s more.", self._settings.drain_delay_secs)
-            await asyncio.sleep(self._settings.drain_delay_secs)
-        logger.info("Waiting for in-flight requests to complete.")
-        if not await self._end(engine, deadline) or loop.time() > deadline:
-            logger.error("failed to stop server: Internal - Exit timeout expired. Exiting immediately.")
-            return 1
-        return 0
+    async def end(self, deadline: float | None = None) -> bool:
+        """Serve what has begun, and end everything. Whether all ended by itself within the exit timeout.
 
-    async def _end(self, engine: Server, deadline: float | None = None) -> bool:
-        """Serve what has begun, and end everything. Whether all ended by itself within the exit timeout."""
+        *deadline* is the loop's time at which it is over.
+        """
+        engine = self.engine
         loop = asyncio.get_running_loop()
         if deadline is None:
             deadline = loop.time() + self._settings.exit_timeout_secs
@@ -771,3 +704,128 @@ class App:
         if self._metrics is not None:
             await self._metrics.close_gracefully(_METRICS_CLOSE_S)
         return in_time
+
+
+class App:
+    """One server process, from start to exit code."""
+
+    def __init__(self, settings: Settings, log: logs.Log, foreground: tuple[str, socket.socket] | None = None) -> None:
+        self._settings = settings
+        self._parts = Composition(settings, log, foreground)
+        self._is_debugging = foreground is not None
+        self._signal: asyncio.Future[int] | None = None
+        self._watchdog = Watchdog()
+
+    async def run(self) -> int:
+        """Start, wait for a signal, stop. The process must end now: it is ended soon after if it does not."""
+        status = await self._run()
+        self._watchdog.end_after(_JOIN_S, status)
+        return status
+
+    async def _run(self) -> int:
+        loop = asyncio.get_running_loop()
+        self._signal = loop.create_future()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        limited = raise_file_limit()
+        if limited:
+            logger.info("%s", limited)
+        # Bodies of megabytes come and go with every request: with four callers of 4 MiB over gRPC a seventh of the server's
+        # time was page faults, and throughput is a fifth higher so.
+        heap.keep_some()
+        try:
+            try:
+                await self._parts.open()
+            except (StartError, InferenceError) as error:
+                _say_failed(error)
+                return 1
+            try:
+                return await self._serve()
+            except StartError as error:
+                await self._parts.end()
+                _say_failed(error)  # last, so that the cause is what a person reads first
+                return 1
+        finally:
+            await self._parts.close()
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                loop.remove_signal_handler(number)
+
+    async def _serve(self) -> int:
+        assert self._signal is not None
+        parts = self._parts
+        await parts.prepare()
+        if parts.has_log_files:
+            # Where there are none, SIGHUP ends the server, as does the terminal that it was started from.
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reopen)
+        if await self._unless_signalled(parts.load()):
+            await parts.listen()
+            self._say_ready()
+        keep_what_is_there()
+        freed = freed_memory.begin_giving_back()
+        logger.info("Signal (%d) received.", await self._signal)
+        if freed is not None:
+            freed.close()
+        return await self._stop()
+
+    def _say_ready(self) -> None:
+        """Three lines for whoever has started the server: what it serves, where, and how it is stopped."""
+        rows = self._parts.engine.load_table()
+        ready = list(dict.fromkeys(model for model, _, status in rows if status == VersionState.READY.value))
+        others = list(dict.fromkeys(model for model, _, _ in rows if model not in ready))
+        lines = [_listed("Serving", ready) if ready else "; ".join(["Serving no model", *self._parts.causes([])])]
+        if others:
+            lines[0] += f"; not loaded: {', '.join(others[:_MOST_NAMED])}"
+        lines.append(", ".join(f"{name} {url}" for name, url in self._parts.urls()))
+        if not self._is_debugging:
+            lines.append(f"To stop: Ctrl-C, or kill {os.getpid()}; what is under way is finished first")
+        else:  # the terminal's signal goes to the model, whose process has started this one
+            lines.append("To stop: Ctrl-C; while the model executes it interrupts that alone")
+        for line in lines:
+            logger.info("%s", line, extra={"is_headline": True})
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        assert self._signal is not None
+        if not self._signal.done():
+            self._signal.set_result(number)
+            text = "failed to stop server: Internal - Exit timeout expired. Exiting immediately."
+            self._watchdog.end_after(self._settings.exit_timeout_secs + _LAST_S, 1, text)
+            return
+        logger.error("Signal (%d) received again, ending now", number)
+        logging.shutdown()
+        # The fork servers see the end of their control sockets, kill every worker, and end.
+        os._exit(1)
+
+    async def _unless_signalled(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Do *work*; give up and return False when a signal comes first."""
+        assert self._signal is not None
+        task = asyncio.ensure_future(work)
+        waiting: set[asyncio.Future[Any]] = {task, self._signal}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+            return True
+        task.cancel()
+        await asyncio.wait({task})
+        return False
+
+    def _reopen(self) -> None:
+        """The files have been moved away: go on in new ones of the same names."""
+        try:
+            self._parts.reopen()
+        except OSError as error:
+            logger.error("SIGHUP: %s; the file that was open is written on", error)
+            return
+        logger.info("SIGHUP: log files were opened anew")
+
+    async def _stop(self) -> int:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._settings.exit_timeout_secs
+        self._parts.engine.begin_drain()
+        if self._settings.drain_delay_secs:
+            logger.info("Not ready, and serving for %d s more.", self._settings.drain_delay_secs)
+            await asyncio.sleep(self._settings.drain_delay_secs)
+        logger.info("Waiting for in-flight requests to complete.")
+        if not await self._parts.end(deadline) or loop.time() > deadline:
+            logger.error("failed to stop server: Internal - Exit timeout expired. Exiting immediately.")
+            return 1
+        return 0
