@@ -122,8 +122,8 @@ class Counters:
     models: dict[str, ModelCounters] = field(default_factory=lambda: defaultdict(ModelCounters))
     http: Counter[int] = field(default_factory=Counter)
     grpc: Counter[str] = field(default_factory=Counter)
-    slots: int = 0
-    """Places in shared memory that are referred to."""
+    slots: Counter[str] = field(default_factory=Counter)
+    """Places in shared memory that are referred to, by the instance that has them."""
     unanswered: int = 0
     """Requests that were accepted and not answered."""
     unanswered_bytes: int = 0
@@ -153,7 +153,7 @@ def read_counters(statistics: Mapping[str, object], page: str) -> Counters:
         elif name == "pytriton_lite_requests":
             counters.grpc[labels["code"]] += int(float(value))
         elif name == "pytriton_lite_shared_memory_slots":
-            counters.slots += int(float(value))
+            counters.slots[labels["instance"]] += int(float(value))
         elif name == "pytriton_lite_unanswered_requests":
             counters.unanswered += int(float(value))
         elif name == "pytriton_lite_unanswered_bytes":

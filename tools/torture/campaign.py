@@ -150,10 +150,13 @@ class Campaign:
             ]
 
         async def vitals_are_wrong() -> list[str]:
-            now = await self._look()
+            counters = await server.counters(self._tally)
+            now = server.vitals(counters.slots.total())
             if self._baseline is None:
-                return [] if now.slots == 0 else [f"{now.slots} slots are in use, and nobody asks"]
-            return audit.check_vitals(self._baseline, now)
+                wrong = [] if now.slots == 0 else [f"{now.slots} slots are in use, and nobody asks"]
+            else:
+                wrong = audit.check_vitals(self._baseline, now)
+            return [*wrong, f"slots by instance: {dict(+counters.slots)}"] if wrong and now.slots else wrong
 
         wrong += await self._settle(counters_are_wrong)
         found = await self._settle(vitals_are_wrong)
@@ -167,7 +170,7 @@ class Campaign:
         return wrong
 
     async def _look(self) -> Vitals:
-        return self._server.vitals((await self._server.counters(self._tally)).slots)
+        return self._server.vitals((await self._server.counters(self._tally)).slots.total())
 
     async def _look_when_steady(self) -> Vitals:
         """When memory that the warm-up had needed was given back, which workers do that are idle for some seconds."""
