@@ -80,6 +80,7 @@ from pytriton_lite.settings import (
 )
 
 if TYPE_CHECKING:
+    from pytriton_lite.cloud_listeners import CloudListeners
     from pytriton_lite.frontends.grpc.server import GrpcListener
     from pytriton_lite.remote.repositories import RemoteRepositories
     from pytriton_lite.remote.url import RemoteUrl
@@ -203,6 +204,8 @@ class Composition:
         """The processes that HTTP and gRPC are in; None where they are in this one."""
         self._acceptors: list[Acceptor] = []
         """Listening sockets whose connections go to processes of front ends."""
+        self._clouds: CloudListeners | None = None
+        """What SageMaker and Vertex AI ask; None where neither is wanted."""
         self._access: AccessLog | None = None
         self._lines = RecentLines() if settings.allow_console and settings.allow_http else None
         """What the console shows of the log; None without one."""
@@ -220,6 +223,7 @@ class Composition:
             self._is_seen = True
         foreground = Foreground(*self._foreground) if self._foreground is not None else None
         self._remote = self._open_remote()
+        self._clouds = self._make_clouds()
         engine = Server(self._server_options(), foreground=foreground, on_log_settings=self._apply_log_settings)
         self._engine = engine
         return engine
@@ -264,6 +268,8 @@ class Composition:
             logs.LOGGER.removeHandler(self._lines)
         for bound in self._bound.values():
             bound.close()
+        if self._clouds is not None:
+            self._clouds.close()
         if self._remote is not None:
             # In a thread: s3fs would close its connections on the loop that it finds running. A host may say nothing.
             with contextlib.suppress(asyncio.TimeoutError):
@@ -281,6 +287,8 @@ class Composition:
             ("HTTP", "http", _scheme(settings.http_tls), ""),
             ("gRPC", "grpc", "", ""),
             ("metrics", "metrics", _scheme(settings.metrics_tls), "/metrics"),
+            ("SageMaker", "sagemaker", "http://", ""),
+            ("Vertex AI", "vertex_ai", "http://", ""),
         )
         found = [
             (shown, url_of(scheme, *self._addresses[name], path))
@@ -325,16 +333,22 @@ class Composition:
             binding = bind_socket(loop, settings.metrics_address, settings.metrics_port, reuse_port=False)
             self._bound["metrics"] = await self._take("metrics", binding)
 
+        if self._clouds is not None:
+            for name in self._clouds.ports:
+                await self._take(name, self._clouds.bind(name))
+
     async def _take(self, name: str, binding: Awaitable[BoundSocket]) -> BoundSocket:
         try:
             bound = await binding
         except ListenError as error:
-            address: str = getattr(self._settings, f"{name}_address")
+            address: str = getattr(self._settings, f"{name}_address", self._settings.http_address)
             if "already in use" not in str(error) or is_unix(address):
                 raise StartError(str(error)) from error
             port: int = getattr(self._settings, f"{name}_port")
             advice = f"another process listens at {format_address(address, port)}: end it, or choose another port with "
-            raise StartError(str(error), [f"{advice}--{name}-port={port + 1000 if port < 64_000 else 9000}"]) from error
+            raise StartError(
+                str(error), [f"{advice}--{name.replace('_', '-')}-port={port + 1000 if port < 64_000 else 9000}"]
+            ) from error
         self._addresses[name] = bound.address
         return bound
 
@@ -354,7 +368,10 @@ class Composition:
             watches_executions=self._foreground is None,
         )
         return ServerOptions(
-            repositories=tuple(self._directory_of(place) for place in settings.model_repository),
+            repositories=(
+                *(self._directory_of(place) for place in settings.model_repository),
+                *(self._clouds.repositories if self._clouds is not None else ()),
+            ),
             remote=self._remote,
             workers=workers,
             server_id=settings.id,
@@ -409,6 +426,17 @@ class Composition:
             environ=os.environ,
             clock=time.monotonic_ns,
         )
+
+    def _make_clouds(self) -> CloudListeners | None:
+        """None where no service's routes are wanted. Raises StartError for an environment that lacks something."""
+        if not (self._settings.allow_sagemaker or self._settings.allow_vertex_ai):
+            return None
+        from pytriton_lite.cloud_listeners import CloudError, CloudListeners
+
+        try:
+            return CloudListeners(self._settings, os.environ)
+        except CloudError as error:
+            raise StartError(str(error)) from None
 
     def _directory_of(self, place: Path | RemoteUrl) -> Path:
         if isinstance(place, Path):
@@ -533,6 +561,10 @@ class Composition:
                     on_refused=functools.partial(refuse, "http"),
                     unread=unread,
                 )
+            if self._clouds is not None:
+                options = http_options(settings, self._on_admin)
+                make_http = functools.partial(http_app, engine, options)
+                await self._clouds.listen(engine, make_http, metrics_app(engine, self._metrics_options()), unread)
             if settings.allow_metrics:
                 self._metrics = await start_listener(
                     metrics_app(engine, self._metrics_options()),
@@ -681,7 +713,7 @@ class Composition:
 
         engine.begin_drain()
         # Before the engine refuses anything: what clients send until they know that they should go elsewhere is served.
-        for listener in (self._http, self._grpc):
+        for listener in (self._http, self._grpc, self._clouds):
             if listener is not None:
                 listener.begin_drain()
         for acceptor in self._acceptors:
@@ -690,8 +722,9 @@ class Composition:
         if self._front_ends is not None:
             self._front_ends.begin_drain()
             ending.append(self._front_ends.close_gracefully(left_s()))
-        if self._http is not None:
-            ending.append(self._http.close_gracefully(left_s()))
+        for closing in (self._http, self._clouds):
+            if closing is not None:
+                ending.append(closing.close_gracefully(left_s()))
         if isinstance(self._grpc, Http2Listener):
             ending.append(self._grpc.stop(left_s()))
         await asyncio.gather(*ending)

@@ -406,8 +406,6 @@ def _unused(group: Group, kind: Kind, help: str, note: str, **more: Any) -> Mapp
 _ONE_LOOP = "one event loop serves every connection"
 _NO_PLUGINS = "this server loads no shared libraries"
 _NO_GPU_POOLS = "this server keeps no memory pools of its own on devices"
-_NO_SAGEMAKER = "there is no SageMaker front end"
-_NO_VERTEX = "there is no Vertex AI front end"
 _CATEGORIES = ", ".join(CATEGORIES)
 
 
@@ -1006,32 +1004,49 @@ class Settings:
     )
 
     allow_sagemaker: bool = field(
-        default=False, metadata=_unused(Group.SAGEMAKER, BOOL, "Serve SageMaker's routes.", _NO_SAGEMAKER)
+        default=False,
+        metadata=_option(
+            Group.SAGEMAKER,
+            BOOL,
+            "Serve SageMaker's routes, at the address of HTTP. SAGEMAKER_TRITON_DEFAULT_MODEL_NAME, _PING_MODE and "
+            "_INFERENCE_TYPE in the environment mean what they do to Triton.",
+        ),
     )
-    sagemaker_port: int = field(
-        default=8080, metadata=_unused(Group.SAGEMAKER, PORT, "Port of SageMaker's routes.", _NO_SAGEMAKER)
-    )
+    sagemaker_port: int = field(default=8080, metadata=_option(Group.SAGEMAKER, PORT, "Port of SageMaker's routes."))
     sagemaker_safe_port_range: str = field(
         default="",
         metadata=_unused(
-            Group.SAGEMAKER, Kind("<integer>-<integer>", str), "Ports that other listeners may have.", _NO_SAGEMAKER
+            Group.SAGEMAKER,
+            Kind("<integer>-<integer>", str),
+            "Ports that other listeners may have.",
+            "each other listener's port is given by its own flag",
         ),
     )
     sagemaker_thread_count: int = field(
-        default=8, metadata=_unused(Group.SAGEMAKER, COUNT, "Threads of SageMaker's routes.", _NO_SAGEMAKER)
+        default=8, metadata=_unused(Group.SAGEMAKER, COUNT, "Threads of SageMaker's routes.", _ONE_LOOP)
     )
 
     allow_vertex_ai: bool = field(
-        default=False, metadata=_unused(Group.VERTEX, BOOL, "Serve Vertex AI's routes.", _NO_VERTEX)
+        default=False,
+        metadata=_option(
+            Group.VERTEX,
+            BOOL,
+            "Serve Vertex AI's routes, AIP_HEALTH_ROUTE and AIP_PREDICT_ROUTE of the environment, at the address of HTTP.",
+            shown_default="true where AIP_MODE is PREDICTION",
+        ),
     )
     vertex_ai_port: int = field(
-        default=8080, metadata=_unused(Group.VERTEX, PORT, "Port of Vertex AI's routes.", _NO_VERTEX)
+        default=8080,
+        metadata=_option(Group.VERTEX, PORT, "Port of Vertex AI's routes.", shown_default="AIP_HTTP_PORT, or 8080"),
     )
     vertex_ai_thread_count: int = field(
-        default=8, metadata=_unused(Group.VERTEX, COUNT, "Threads of Vertex AI's routes.", _NO_VERTEX)
+        default=8, metadata=_unused(Group.VERTEX, COUNT, "Threads of Vertex AI's routes.", _ONE_LOOP)
     )
     vertex_ai_default_model: str = field(
-        default="", metadata=_unused(Group.VERTEX, TEXT, "Model that the predict route asks.", _NO_VERTEX)
+        default="",
+        metadata=_option(
+            Group.VERTEX, TEXT, "Model that the predict route asks; without one, the only model that is served."
+        ),
     )
 
     allow_metrics: bool = field(default=True, metadata=_option(Group.METRICS, BOOL, "Serve Prometheus metrics."))
@@ -1589,6 +1604,28 @@ def show(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
+def vertex_ai_values(given: Mapping[str, Any], environ: Mapping[str, str]) -> Mapping[str, Any]:
+    """Values by field, *given* with what Vertex AI says in *environ*; what was given ranks higher.
+
+    As in Triton the service's mode turns the routes on, and HTTP and gRPC off, of which nobody but the service could ask
+    anything; and its place of the model is the repository where there is no other. Raises UsageError for a bad port.
+    """
+    values = dict(given)
+    if environ.get("AIP_MODE") == "PREDICTION":
+        for name, is_on in (("allow_vertex_ai", True), ("allow_http", False), ("allow_grpc", False)):
+            values.setdefault(name, is_on)
+    if not values.get("allow_vertex_ai"):
+        return values
+    for variable, name in (("AIP_HTTP_PORT", "vertex_ai_port"), ("AIP_STORAGE_URI", "model_repository")):
+        if environ.get(variable) and name not in values:
+            try:
+                value = declaration_of(name).kind.parse(environ[variable])
+            except ValueError as error:
+                raise UsageError(f"Bad environment variable {variable}.\n{error}") from None
+            values[name] = (value,) if declaration_of(name).repeatable else value
+    return values
+
+
 # What the parser cannot see in one option ---------------------------------------------------------------------------
 
 
@@ -1641,7 +1678,13 @@ def _check_endpoints(settings: Settings) -> None:
         (settings.allow_http, "HTTP", settings.http_address, settings.http_port),
         (settings.allow_grpc, "GRPC", settings.grpc_address, settings.grpc_port),
         (settings.allow_metrics, "metrics", settings.metrics_address, settings.metrics_port),
+        (settings.allow_sagemaker, "Sagemaker", settings.http_address, settings.sagemaker_port),
+        (settings.allow_vertex_ai, "Vertex AI", settings.http_address, settings.vertex_ai_port),
     ):
+        if is_allowed and name in ("Sagemaker", "Vertex AI") and is_unix(address):
+            raise UsageError(
+                f"Error: --http-address is a Unix socket, and the routes of {name} are served at a port of that address."
+            )
         if not is_allowed or (port == 0 and not is_unix(address)):
             continue
         place = format_address(address, port)

@@ -139,14 +139,14 @@ ROWS = [
     Row("host-policy", "", "p,cpu-cores=0-1", NONE, WARNED),
     Row("model-load-gpu-limit", "", "0:0.5", NONE, WARNED),
     # 9, cloud front ends
-    Row("allow-sagemaker", "false", "true", NICE, WARNED),
-    Row("sagemaker-port", "8080", "1", NICE, WARNED),
+    Row("allow-sagemaker", "false", "true", NICE, HONOURED),
+    Row("sagemaker-port", "8080", "1", NICE, HONOURED),
     Row("sagemaker-safe-port-range", "", "1-2", NICE, WARNED),
     Row("sagemaker-thread-count", "8", "1", NICE, WARNED),
-    Row("allow-vertex-ai", "false", "true", NICE, WARNED),
-    Row("vertex-ai-port", "8080", "1", NICE, WARNED),
+    Row("allow-vertex-ai", "false", "true", NICE, HONOURED),
+    Row("vertex-ai-port", "8080", "1", NICE, HONOURED),
     Row("vertex-ai-thread-count", "8", "1", NICE, WARNED),
-    Row("vertex-ai-default-model", "", "m", NICE, WARNED),
+    Row("vertex-ai-default-model", "", "m", NICE, HONOURED),
 ]
 """All but ``disable-auto-complete-config``, the one that takes no argument."""
 

@@ -25,6 +25,7 @@ from pytriton_lite.settings import (
     Standing,
     UsageError,
     nearest,
+    vertex_ai_values,
 )
 
 # A Kubernetes service named pytriton-lite puts those of the first two kinds into every container of its namespace.
@@ -71,7 +72,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
 
 def parsed(arguments: Arguments) -> Parsed:
     """The settings that *arguments* make, and what is to be said of them. Raises UsageError."""
-    settings = Settings(**arguments.values)  # each option's kind makes its field's type, which a test compares
+    # Each option's kind makes its field's type, which a test compares.
+    settings = Settings(**vertex_ai_values(arguments.values, arguments.environ))
     return Parsed(settings, tuple(_warnings(settings, arguments)))
 
 

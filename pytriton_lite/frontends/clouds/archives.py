@@ -1,0 +1,223 @@
+"""The models of a multi-model endpoint: directories that come and go, each a model under a name that it was given elsewhere.
+
+A model repository has a directory for each model, called like it. What SageMaker unpacks is called otherwise, lies beside no
+other model, and may have a name of its own in its config.pbtxt. So `Archives` owns a repository in a temporary directory, in
+which there is a directory of links for each model that is loaded; the engine knows it as one of its repositories.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from google.protobuf import text_format
+
+from pytriton_lite.config.errors import PollError
+from pytriton_lite.config.text import parse_model_config
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.states import VersionState
+from pytriton_lite.daemon_threads import in_daemon_thread
+
+if TYPE_CHECKING:
+    from pytriton_lite.engine.server import Server
+
+_CONFIG = "config.pbtxt"
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
+_FORBIDDEN = ("/dev", "/proc", "/sys")
+"""Directories that no model lies in; Triton refuses them since 26.01."""
+_UNLOAD_S = 350
+"""SageMaker waits 360 s for an unload, and Triton 350."""
+_MOST_NAMED = 8
+"""Models that an error names."""
+_LOOK_S = 0.05
+"""The engine tells nobody when the last request of a model has ended, so its index is asked so often while one unloads."""
+
+
+class ArchiveTaken(Exception):
+    """Hash or directory are those of a model that is there."""
+
+
+@dataclass(frozen=True)
+class Archive:
+    """One model that was loaded: ``key`` is its hash, ``model`` its name here, ``names`` all that came with it."""
+
+    key: str
+    url: str
+    model: str
+    names: tuple[str, ...]
+
+
+class Archives:
+    """Models by their hashes. Use it on one event loop; ``close`` removes the directory."""
+
+    def __init__(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="pytriton_lite_sagemaker_"))
+        """The repository, for the engine."""
+        self._server: Server | None = None
+        self._archives: dict[str, Archive] = {}
+        self._begun: set[str] = set()
+        """Hashes and directories whose load or unload is under way."""
+
+    def serve(self, server: Server) -> None:
+        """Load into *server* from now on."""
+        self._server = server
+
+    def close(self) -> None:
+        """Remove the links. What they lead to is SageMaker's."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __iter__(self) -> Iterator[Archive]:
+        return iter(list(self._archives.values()))
+
+    def model_of(self, key: str) -> str | None:
+        """The name here of the model with the hash *key*."""
+        archive = self._archives.get(key)
+        return None if archive is None else archive.model
+
+    def url_of(self, key: str) -> str | None:
+        """The directory of the model with the hash *key*."""
+        archive = self._archives.get(key)
+        return None if archive is None else archive.url
+
+    async def load(self, key: str, url: str, target: str) -> None:
+        """Load what lies in the directory *url* as *key*; it serves when this returns. *target* is what people call it.
+
+        Raises ArchiveTaken, and InferenceError with the text of a load that failed, of which nothing is left.
+        """
+        assert self._server is not None
+        for other in self._archives.values():
+            if key == other.key or url == other.url:
+                raise ArchiveTaken(f"model repository '{other.url}' has already been registered")
+        if self._begun & {key, url}:
+            raise ArchiveTaken(f"model repository '{url}' is being loaded or unloaded")
+        self._begun |= {key, url}
+        archive: Archive | None = None
+        try:
+            archive = await in_daemon_thread(self._link, key, url, target)
+            await self._server.load_model(archive.model, None, {})
+            self._archives[key] = archive
+        except BaseException:
+            if archive is not None:
+                await in_daemon_thread(self._unlink, archive)
+            raise
+        finally:
+            self._begun -= {key, url}
+
+    async def unload(self, key: str) -> bool:
+        """Unload the model with the hash *key*, and return when its last request has ended; False if there is none."""
+        assert self._server is not None
+        archive = self._archives.pop(key, None)
+        if archive is None:
+            return False
+        self._begun |= {archive.key, archive.url}
+        try:
+            for name in archive.names:
+                await self._server.unload_model(name, unload_dependents=True)
+            await asyncio.wait_for(self._gone(set(archive.names)), _UNLOAD_S)
+        except asyncio.TimeoutError:
+            raise InferenceError(
+                ErrorCode.UNAVAILABLE, f"model '{archive.model}' still has requests after {_UNLOAD_S} s"
+            ) from None
+        finally:
+            self._begun -= {archive.key, archive.url}
+            await in_daemon_thread(self._unlink, archive)
+        return True
+
+    async def _gone(self, names: set[str]) -> None:
+        assert self._server is not None
+        left = (VersionState.READY, VersionState.UNLOADING, VersionState.LOADING)
+        while True:
+            index = await self._server.repository_index()
+            if not any(entry.name in names and entry.state in left for entry in index):
+                return
+            await asyncio.sleep(_LOOK_S)
+
+    def _link(self, key: str, url: str, target: str) -> Archive:
+        """Make the directories of links. Raises InferenceError(INVALID_ARG) for what has no model."""
+        folder = Path(os.path.realpath(url))
+        if any(folder.is_relative_to(place) for place in _FORBIDDEN):
+            raise _refused(f"invalid url '{url}': no model is loaded from {', '.join(_FORBIDDEN)}")
+        if not folder.is_dir():
+            raise _refused(f"failed to register '{url}', repository not found")
+        main, others = _models_in(folder)
+        name = target if _PLAIN_NAME.fullmatch(target) and not (self.directory / target).exists() else key
+        staged: list[str] = []
+        try:
+            for called, model in ((name, main), *((other.name, other) for other in others)):
+                place = self.directory / called
+                try:
+                    place.mkdir()
+                except FileExistsError:
+                    raise ArchiveTaken(f"a model called '{called}' is there already, from another archive") from None
+                staged.append(called)
+                _link_model(model, place)
+        except BaseException:
+            for called in staged:
+                shutil.rmtree(self.directory / called, ignore_errors=True)
+            raise
+        return Archive(key, url, name, tuple(staged))
+
+    def _unlink(self, archive: Archive) -> None:
+        for name in archive.names:
+            shutil.rmtree(self.directory / name, ignore_errors=True)
+
+
+def _refused(text: str) -> InferenceError:
+    return InferenceError(ErrorCode.INVALID_ARG, text)
+
+
+def _models_in(folder: Path) -> tuple[Path, list[Path]]:
+    """The model that *folder* is about, and the others that it is made of.
+
+    That is *folder* itself where it has a configuration or versions, else its only directory, else its only ensemble.
+    """
+    entries = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if (folder / _CONFIG).is_file() or any(entry.name.isdigit() for entry in entries):
+        return folder, []
+    if len(entries) == 1:
+        return entries[0], []
+    ensembles = [entry for entry in entries if _is_ensemble(entry)]
+    if len(ensembles) == 1:
+        return ensembles[0], [entry for entry in entries if entry is not ensembles[0]]
+    names = ", ".join([*(entry.name for entry in entries[:_MOST_NAMED]), *["…"] * (len(entries) > _MOST_NAMED)])
+    raise _refused(
+        f"'{folder}' has {len(entries)} models{f' ({names})' if names else ''}, {len(ensembles)} of which are ensembles: "
+        "expected one model, or one ensemble and the models that it is made of"
+    )
+
+
+def _is_ensemble(model: Path) -> bool:
+    try:
+        text = (model / _CONFIG).read_text()
+        return parse_model_config(text, source=str(model / _CONFIG)).platform == "ensemble"
+    except (OSError, ValueError, PollError):
+        return False
+
+
+def _link_model(model: Path, place: Path) -> None:
+    """Links in *place* to all that *model* has; its configuration has the name *place* has, whatever it called itself."""
+    for entry in model.iterdir():
+        if entry.name == _CONFIG:
+            (place / _CONFIG).write_text(_renamed(entry, place.name))
+        else:
+            (place / entry.name).symlink_to(entry)
+
+
+def _renamed(path: Path, name: str) -> str:
+    text = path.read_text()
+    try:
+        message = parse_model_config(text, source=str(path))
+    except PollError:
+        return text  # the load says what is wrong with it
+    if message.name in ("", name):
+        return text
+    message.name = name
+    renamed: str = text_format.MessageToString(message)
+    return renamed
