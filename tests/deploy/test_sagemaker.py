@@ -192,6 +192,7 @@ def test_an_ensemble_comes_with_what_it_is_made_of(many: CloudServer, archives: 
 
 def test_a_model_whose_memory_is_short_is_507(many: CloudServer, archives: Path) -> None:
     assert load(many, archives, "large").status == 507
+    assert ask(many, "GET", "/ping").status == 200  # the others serve
     assert ask(many, "POST", "/models/large/invoke", ONE).status == 404
     assert load(many, archives, "greedy").status == 200
     reply = ask(many, "POST", "/models/greedy/invoke", ONE)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.states import ServerState
 from pytriton_lite.frontends.clouds.archives import Archives, ArchiveTaken
 from pytriton_lite.frontends.clouds.rewriting import (
     Headers,
@@ -71,13 +72,18 @@ def sagemaker_app(server: Server, app: AsgiApp, archives: Archives | None, optio
     routes = _Routes(server, app, archives, options)
     control = _guarded(routes.control, options.restricted)
     ping = LIVE if options.ping_mode == "live" else READY
+    counts_models = archives is None or options.ping_mode == "live"
 
     async def route(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         path: str = scope["path"]
         found = _MODEL.fullmatch(path)
-        if path == "/ping":
+        if path == "/ping" and scope["method"] == "GET" and not counts_models:
+            # A model that did not load keeps a server from being ready. SageMaker asks for each of the many, and would replace
+            # the container, with all of them, because of that one.
+            await send_empty(send, 200 if server.state is ServerState.READY else 400)
+        elif path == "/ping":
             await app(readdressed(scope, ping), receive, send)
         elif path == "/invocations":
             await routes.invoke_default(scope, receive, send)
