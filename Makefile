@@ -67,13 +67,16 @@ serve: $(VENV)/.serving  ## install, then serve model_repository/
 example: $(EXAMPLE_STAMP)  ## server and client of an example: make example NAME=decoupled; without NAME: which there are
 	@$(EXAMPLE_VENV)/bin/python examples/run.py $(NAME)
 
-# Tests wait for processes more than they compute. A file's tests stay together; their ids must not depend on a hash.
+# Tests wait for processes more than they compute. A file's tests stay together; their ids must not depend on a hash. Servers
+# and workers that they start would compile their modules each time where an environment forbids to write that down.
 test: $(VENV)/.installed  ## install, then run every test
+	$(BIN)/python -m compileall -q -j 0 pytriton_lite tests tools
 	PYTHONHASHSEED=0 $(BIN)/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 # Python finds the copy first: it is the current directory, and where servers are started elsewhere it is on the path.
 test-compiled: $(VENV)/.installed  ## compile the modules of the hot ways in a copy of the project, then run every test there
 	$(BIN)/python -m tools.compiled.build $(COMPILED)
+	$(BIN)/python -m compileall -q -j 0 $(COMPILED)
 	cd $(COMPILED) && PYTHONPATH="$$PWD" PYTHONHASHSEED=0 $(abspath $(BIN))/python -m pytest \
 		--numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder $(ARGS)
 

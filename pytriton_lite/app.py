@@ -46,6 +46,7 @@ from pytriton_lite.engine.server import Server, ServerOptions
 from pytriton_lite.engine.tracing.options import TRITON, TraceOptions, trace_options
 from pytriton_lite.engine.workers.backends import Backends
 from pytriton_lite.engine.workers.foreground import Foreground
+from pytriton_lite.engine.workers.fork_process import ForkProcess
 from pytriton_lite.engine.workers.regions import RegionLimits
 from pytriton_lite.engine.workers.settings import WorkerSettings
 from pytriton_lite.event_loop import run
@@ -69,7 +70,7 @@ from pytriton_lite.frontends.tls import TlsOptions
 from pytriton_lite.frontends.unread import UnreadBudget
 from pytriton_lite.ipc import device
 from pytriton_lite.ipc.segment import DEFAULT_PREFIX, HAS_MEMORY_FILES
-from pytriton_lite.listening import connection_limits, grpc_options, http_options, raise_file_limit, tls_context
+from pytriton_lite.listening import connection_limits, grpc_options, http_options, tls_context
 from pytriton_lite.repository.mistakes import advice_on_repository
 from pytriton_lite.settings import (
     GrpcTransport,
@@ -104,12 +105,18 @@ _METRICS_CONNECTIONS = 128
 """More than one Prometheus opens, and nobody else has any business there."""
 
 
-def serve(settings: Settings, log: logs.Log, foreground: tuple[str, socket.socket] | None = None) -> int:
+def serve(
+    settings: Settings,
+    log: logs.Log,
+    foreground: tuple[str, socket.socket] | None = None,
+    head_start: ForkProcess | None = None,
+) -> int:
     """Serve until SIGTERM or SIGINT; the exit code: 0 when all was drained in time, 1 otherwise or when start-up failed.
 
     *foreground* is a model that is debugged, and the control socket of its process (engine/workers/foreground.py).
+    *head_start* is the process of a fork server, which is ours from now on.
     """
-    return run(App(settings, log, foreground).run())
+    return run(App(settings, log, foreground, head_start).run())
 
 
 _OVERLOAD_CODES = {
@@ -184,11 +191,18 @@ class Composition:
     thread of a program (embedding.py) do the same. It has no signals, ends no process, and changes nothing of the process.
     """
 
-    def __init__(self, settings: Settings, log: logs.Log, foreground: tuple[str, socket.socket] | None = None) -> None:
-        """*foreground* is as for `serve`."""
+    def __init__(
+        self,
+        settings: Settings,
+        log: logs.Log,
+        foreground: tuple[str, socket.socket] | None = None,
+        head_start: ForkProcess | None = None,
+    ) -> None:
+        """*foreground* and *head_start* are as for `serve`."""
         self._settings = settings
         self._log = log
         self._foreground = foreground
+        self._head_start = head_start
         self._share_bytes = memory_limit() // 4
         """What limits of bytes are that nobody has set: a quarter of the memory that the server may use."""
         self._engine: Server | None = None
@@ -224,7 +238,9 @@ class Composition:
         foreground = Foreground(*self._foreground) if self._foreground is not None else None
         self._remote = self._open_remote()
         self._clouds = self._make_clouds()
-        engine = Server(self._server_options(), foreground=foreground, on_log_settings=self._apply_log_settings)
+        options = self._server_options()
+        head_start, self._head_start = self._head_start, None
+        engine = Server(options, foreground=foreground, head_start=head_start, on_log_settings=self._apply_log_settings)
         self._engine = engine
         return engine
 
@@ -260,6 +276,8 @@ class Composition:
 
     async def close(self) -> None:
         """Let go of what is not the engine's, when that has ended."""
+        if self._head_start is not None:
+            self._head_start.end()
         if self._access is not None:
             self._access.close()
         if self._access_file is not None:
@@ -742,9 +760,15 @@ class Composition:
 class App:
     """One server process, from start to exit code."""
 
-    def __init__(self, settings: Settings, log: logs.Log, foreground: tuple[str, socket.socket] | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        log: logs.Log,
+        foreground: tuple[str, socket.socket] | None = None,
+        head_start: ForkProcess | None = None,
+    ) -> None:
         self._settings = settings
-        self._parts = Composition(settings, log, foreground)
+        self._parts = Composition(settings, log, foreground, head_start)
         self._is_debugging = foreground is not None
         self._signal: asyncio.Future[int] | None = None
         self._watchdog = Watchdog()
@@ -760,9 +784,6 @@ class App:
         self._signal = loop.create_future()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
-        limited = raise_file_limit()
-        if limited:
-            logger.info("%s", limited)
         # Bodies of megabytes come and go with every request: with four callers of 4 MiB over gRPC a seventh of the server's
         # time was page faults, and throughput is a fifth higher so.
         heap.keep_some()

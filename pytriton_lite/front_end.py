@@ -21,6 +21,7 @@ from typing import Any
 from pytriton_lite import freed_memory, logs
 from pytriton_lite.core import heap
 from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.core.file_limit import raise_file_limit
 from pytriton_lite.core.garbage import keep_what_is_there
 from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
 from pytriton_lite.event_loop import run
@@ -48,7 +49,7 @@ from pytriton_lite.ipc.arena import DEFAULT_BYTES
 from pytriton_lite.ipc.device_segment import DeviceSegment
 from pytriton_lite.ipc.process_memory import InputMemory, OutputMemory
 from pytriton_lite.ipc.region import ClientSegment
-from pytriton_lite.listening import connection_limits, grpc_options, http_options, raise_file_limit, tls_context
+from pytriton_lite.listening import connection_limits, grpc_options, http_options, tls_context
 
 logger = logging.getLogger(__name__)
 

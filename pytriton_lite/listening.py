@@ -14,20 +14,6 @@ from pytriton_lite.settings import MOST_CONNECTIONS, Settings
 _HTTP_1 = "http/1.1"
 
 
-def raise_file_limit() -> str:
-    """Use as many descriptors as the system allows: connections and segments take them, and 1024 are soon gone.
-
-    Where that is not to be had, a sentence about it.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (OSError, ValueError):  # macOS says unlimited and means less
-            return f"at most {soft} files can be open"
-    return ""
-
-
 def default_connections(descriptors: int) -> int:
     """How many connections one of two listeners may have: a quarter of *descriptors* is left to workers and segments."""
     return max(1, min(descriptors * 3 // 8, MOST_CONNECTIONS))

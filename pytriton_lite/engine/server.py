@@ -53,6 +53,7 @@ from pytriton_lite.engine.views import (
 from pytriton_lite.engine.workers.backends import Backends
 from pytriton_lite.engine.workers.device_helper import DeviceHelpers
 from pytriton_lite.engine.workers.foreground import Foreground
+from pytriton_lite.engine.workers.fork_process import ForkProcess
 from pytriton_lite.engine.workers.fork_server import ForkServers
 from pytriton_lite.engine.workers.regions import RegionLimits, Regions
 from pytriton_lite.engine.workers.settings import WorkerSettings
@@ -168,16 +169,20 @@ class Server:
         options: ServerOptions,
         *,
         foreground: Foreground | None = None,
+        head_start: ForkProcess | None = None,
         clock: Clock = time.monotonic_ns,
         on_log_settings: Callable[[LogSettings], None] | None = None,
     ) -> None:
-        """*foreground* runs the workers of the model that is debugged; *on_log_settings* hears of new ones."""
+        """*foreground* runs the workers of the model that is debugged; *on_log_settings* hears of new ones.
+
+        *head_start* is for the models that are loaded at the start, and is ended behind that where they have no use for it.
+        """
         self._options = options
         self._clock = clock
         self._log_settings = options.log_settings
         self._on_log_settings = on_log_settings
         options.workers.log_levels.set(options.log_settings.levels)
-        self._fork_servers = ForkServers()
+        self._fork_servers = ForkServers(head_start=head_start)
         self._foreground = foreground
         self._environments = Environments(
             options.workers.executable,
@@ -541,6 +546,8 @@ class Server:
             if self._state is ServerState.LOADING:
                 self._move(ServerState.FAILED)
             raise
+        finally:
+            self._fork_servers.end_head_start()
         await self._store.wait_retired(_UNLOAD_SIBLING_S)
         return not self._not_loaded
 

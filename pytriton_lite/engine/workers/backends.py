@@ -11,7 +11,7 @@ from pathlib import Path
 from pytriton_lite import doors
 from pytriton_lite.config.complete import BACKEND_FILE, PYTHON
 from pytriton_lite.config.model_config import ModelConfig
-from pytriton_lite.engine.workers.fork_server import BOOTSTRAP
+from pytriton_lite.engine.workers.fork_process import BOOTSTRAP
 
 
 @dataclass(frozen=True)

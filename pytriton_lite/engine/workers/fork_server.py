@@ -11,17 +11,15 @@ import struct
 import subprocess
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Protocol
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.line_pipe import LinePipe
+from pytriton_lite.engine.workers.fork_process import ForkProcess
 
 logger = logging.getLogger(__name__)
 
-BOOTSTRAP = Path(__file__).resolve().parents[2] / "worker" / "bootstrap.py"
 _REPORT = struct.Struct("<Bii")
 
 _IDLE_S = 30.0
@@ -91,24 +89,22 @@ class ForkServer:
 
     def __init__(
         self,
-        executable: str,
-        process: subprocess.Popen[bytes],
-        control: socket.socket,
-        errors_fd: int,
+        process: ForkProcess,
         *,
         answer_s: float = _ANSWER_S,
         report_s: float = _REPORT_S,
     ) -> None:
-        self.executable = executable
-        self._process = process
-        self._control = control
+        """Take over *process*."""
+        self.executable = process.executable
+        self._process = process.process
+        control = self._control = process.control
         self._loop = asyncio.get_running_loop()
         self._buffer = b""
         self._spawning: deque[asyncio.Future[Spawned]] = deque()
         self._asking = asyncio.Lock()
         self._exits: dict[int, asyncio.Future[WorkerExit]] = {}
         self._last_words: deque[str] = deque(maxlen=20)
-        self._errors = LinePipe(errors_fd, self._hear)
+        self._errors = LinePipe(process.errors_fd, self._hear)
         self.is_alive = True
         self.is_stuck = False
         """Whether it did not answer in time. That is final: what it says later is heard, and it is given nothing more to do."""
@@ -131,27 +127,11 @@ class ForkServer:
     def start(cls, environment: Environment) -> ForkServer:
         """Start it; whether its interpreter works is known when the first worker is asked for."""
         executable = environment.executable
-        with ExitStack() as kept, ExitStack() as given:
-            try:
-                ours, theirs = socket.socketpair()
-                kept.callback(ours.close)
-                given.callback(theirs.close)
-                errors_read, errors_write = os.pipe()
-                kept.callback(os.close, errors_read)
-                given.callback(os.close, errors_write)
-                process = subprocess.Popen(
-                    [executable, str(BOOTSTRAP), str(theirs.fileno()), environment.libraries],
-                    env=environment.start_variables,
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=errors_write,
-                    stderr=errors_write,
-                )
-            except OSError as error:  # no such file, or no descriptors or processes left
-                text = f"the worker interpreter '{executable}' cannot be started: {error.strerror}"
-                raise InferenceError(ErrorCode.INTERNAL, text) from error
-            kept.pop_all()
-        return cls(executable, process, ours, errors_read)
+        try:
+            return cls(ForkProcess(executable, environment.start_variables, environment.libraries))
+        except OSError as error:  # no such file, or no descriptors or processes left
+            text = f"the worker interpreter '{executable}' cannot be started: {error.strerror}"
+            raise InferenceError(ErrorCode.INTERNAL, text) from error
 
     @property
     def pid(self) -> int:
@@ -401,8 +381,10 @@ class ForkServers:
     A dead one is replaced when it is next needed; one that is not needed any more ends.
     """
 
-    def __init__(self, *, idle_s: float = _IDLE_S) -> None:
+    def __init__(self, *, idle_s: float = _IDLE_S, head_start: ForkProcess | None = None) -> None:
+        """*head_start* becomes the fork server of its environment, when that is needed. It is ours from now on."""
         self._idle_s = idle_s
+        self._head_start = head_start
         self._by_environment: dict[Environment, ForkServer] = {}
         self._endings: dict[Environment, asyncio.TimerHandle] = {}
         self._stuck: set[ForkServer] = set()
@@ -416,11 +398,31 @@ class ForkServers:
         if server is None or not server.is_alive:
             if server is not None:
                 server.close()
-            server = ForkServer.start(environment)
+            server = self._take_head_start(environment) or ForkServer.start(environment)
             self._by_environment[environment] = server
             server.on_idle = lambda: self._end_later(environment)
         self._end_later(environment)  # for one that is not asked for a worker after all
         return server
+
+    def _take_head_start(self, environment: Environment) -> ForkServer | None:
+        """The fork server of *environment* that was started before anybody needed it; None for any other environment."""
+        process = self._head_start
+        if (
+            process is None
+            or process.executable != environment.executable
+            or process.libraries != environment.libraries
+        ):
+            return None
+        if process.variables != environment.start_variables:
+            return None
+        self._head_start = None
+        return ForkServer(process)
+
+    def end_head_start(self) -> None:
+        """End what was started in advance, unless it is somebody's fork server by now."""
+        process, self._head_start = self._head_start, None
+        if process is not None:
+            process.end()
 
     def _put_aside(self, server: ForkServer) -> None:
         """Let *server*, which is stuck, go when its last worker has ended."""
@@ -452,6 +454,7 @@ class ForkServers:
             server.close()
 
     def close(self) -> None:
+        self.end_head_start()
         for environment in list(self._endings):
             self._forget_ending(environment)
         for server in self._by_environment.values():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.engine.workers.backends import Backends
-from pytriton_lite.engine.workers.fork_server import BOOTSTRAP
+from pytriton_lite.engine.workers.fork_process import BOOTSTRAP
 from pytriton_lite.proto import model_config_pb
 from tests.harness import PROJECT
 

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from pytriton_lite.engine.environments import Environment
-from pytriton_lite.engine.workers.fork_server import BOOTSTRAP, ForkServer, ForkServers, ForkServerStuck
+from pytriton_lite.engine.workers.fork_process import BOOTSTRAP
+from pytriton_lite.engine.workers.fork_server import ForkServer, ForkServers, ForkServerStuck
 from pytriton_lite.ipc.channel import FrameReader
 from pytriton_lite.ipc.messages import CONTROL_BYTES, Kind
 from pytriton_lite.ipc.segment import Segment
