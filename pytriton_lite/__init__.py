@@ -1,6 +1,7 @@
 """pytriton-lite: a pip-installable server for Triton Python models.
 
-Importing this package imports nothing else: workers start under the model's interpreter, where only numpy is certain.
+Importing this package imports nothing else: workers start under the model's interpreter, where only numpy is certain. Its
+public names are imported when they are asked for: ``from pytriton_lite import Server``. ``__init__.pyi`` has their types.
 """
 
 __version__ = "0.1.0"
@@ -30,3 +31,27 @@ def _pass_over_compiled() -> None:
 
 
 _pass_over_compiled()
+
+
+_PUBLIC = {
+    "InferenceError": "pytriton_lite.embedding",
+    "Server": "pytriton_lite.embedding",
+}
+"""Where the public names come from."""
+
+__all__ = [*_PUBLIC, "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    module = _PUBLIC.get(name)
+    if module is None:
+        raise AttributeError(f"module 'pytriton_lite' has no attribute '{name}'")
+    from importlib import import_module
+
+    value: object = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

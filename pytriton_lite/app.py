@@ -60,7 +60,7 @@ from pytriton_lite.frontends.http.bodies import LargeDocuments
 from pytriton_lite.frontends.http.hot_path import hot_path
 from pytriton_lite.frontends.http.server import MakePages, control_app, http_app
 from pytriton_lite.frontends.listener import AsgiApp, Listener, start_listener
-from pytriton_lite.frontends.metrics import MetricsOptions, metrics_app
+from pytriton_lite.frontends.metrics import MetricsOptions, MetricsPage, metrics_app
 from pytriton_lite.frontends.process import frames
 from pytriton_lite.frontends.process.board import Board
 from pytriton_lite.frontends.process.control import Answers, methods_by_path
@@ -226,6 +226,7 @@ class Composition:
         # Without a page nobody would see the rest.
         chosen = [(setting.key, setting.value) for setting in settings.metrics_config if settings.allow_metrics]
         self._latencies: LatencyMetrics = read_latency_metrics(chosen)
+        self._page: MetricsPage | None = None
         self._is_seen = False
         """Whether ``_lines`` are written."""
         self._access_file: LineFile | None = None
@@ -249,6 +250,17 @@ class Composition:
         """The engine, from `open` on."""
         assert self._engine is not None, "open came first"
         return self._engine
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether `open` has made one, which `end` ends."""
+        return self._engine is not None
+
+    def metrics_page(self) -> MetricsPage:
+        """What the listener for metrics answers with; there need not be one."""
+        if self._page is None:
+            self._page = MetricsPage(self.engine, self._metrics_options())
+        return self._page
 
     @property
     def addresses(self) -> Mapping[str, tuple[str, int]]:
@@ -582,10 +594,10 @@ class Composition:
             if self._clouds is not None:
                 options = http_options(settings, self._on_admin)
                 make_http = functools.partial(http_app, engine, options)
-                await self._clouds.listen(engine, make_http, metrics_app(engine, self._metrics_options()), unread)
+                await self._clouds.listen(engine, make_http, metrics_app(self.metrics_page()), unread)
             if settings.allow_metrics:
                 self._metrics = await start_listener(
-                    metrics_app(engine, self._metrics_options()),
+                    metrics_app(self.metrics_page()),
                     host=settings.metrics_address,
                     port=settings.metrics_port,
                     reuse_port=False,

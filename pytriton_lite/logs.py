@@ -68,15 +68,23 @@ def configure(settings: Settings, stream: TextIO | None = None, screen: Screen |
     else:
         handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     _attach_everywhere(handler)
-    started_with = LogSettings(
-        file="" if path is None else str(path),
+    return Log(handler, _started_with(settings), screen)
+
+
+def _started_with(settings: Settings) -> LogSettings:
+    return LogSettings(
+        file="" if settings.log_file is None else str(settings.log_file),
         info=settings.log_info,
         warning=settings.log_warning,
         error=settings.log_error,
         verbose_level=settings.log_verbose,
         format=settings.log_format,
     )
-    return Log(handler, started_with, screen)
+
+
+def pass_on(settings: Settings) -> Log:
+    """The log of a server in somebody else's program, whose ``logging`` gets the lines and stays as it is."""
+    return _PassedOn(logging.NullHandler(), _started_with(settings))
 
 
 def is_for_people(stream: TextIO) -> bool:
@@ -165,6 +173,26 @@ class Log:
         with self._handler.lock:  # type: ignore[union-attr]  # a handler that was made has its lock
             self._handler.stream.write(lines)
             self._handler.flush()
+
+    def detach(self) -> None:
+        """Write no more lines, and leave the loggers as `configure` has found them, or would have."""
+        for logger in (LOGGER, *map(logging.getLogger, FOREIGN_LOGGERS)):
+            if self._handler in logger.handlers:
+                logger.removeHandler(self._handler)
+                logger.propagate = True
+                logger.setLevel(logging.NOTSET)
+        self._handler.close()
+
+
+class _PassedOn(Log):
+    """Lines go where the program sends those of its loggers. Settings hold for what models log, and are told to who asks."""
+
+    def apply(self, settings: LogSettings) -> None:
+        self.settings = settings
+
+    def write(self, lines: str) -> None:
+        for line in lines.splitlines():
+            LOGGER.info("%s", line)
 
 
 def _lowest_level(settings: LogSettings) -> int:

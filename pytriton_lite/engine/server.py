@@ -660,6 +660,7 @@ class Server:
                 await asyncio.wait({self._sweeping})
             if self._cache is not None:
                 await self._cache.close()
-            await asyncio.get_running_loop().run_in_executor(None, self.tracer.close)
+            # No executor's thread: an interpreter that is about to end has none any more, and a server may end with it.
+            await in_daemon_thread(self.tracer.close)
             self.regions.close()
             self._move(ServerState.STOPPED)

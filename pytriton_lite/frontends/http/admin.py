@@ -20,8 +20,7 @@ from starlette.routing import Match, Route
 
 import pytriton_lite
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.engine.counting.statistics import Duration, ModelStatistics, ResponseStatistics
-from pytriton_lite.engine.views import IndexEntry, ModelMetadata, TensorMetadata
+from pytriton_lite.engine.counting.statistics import ModelStatistics
 from pytriton_lite.frontends.http import json_dialect, json_values, openapi, served_openapi
 from pytriton_lite.frontends.http.bodies import Documents, LargeDocuments, decode_base64
 from pytriton_lite.frontends.http.errors import BUG, METHOD_NOT_ALLOWED, NOT_FOUND, STATUS, error_body, retry_headers
@@ -30,6 +29,7 @@ from pytriton_lite.frontends.http.options import HttpOptions
 from pytriton_lite.frontends.http.routes import is_version, parse_version
 from pytriton_lite.frontends.http.shared_memory import add_shared_memory
 from pytriton_lite.frontends.http.trace_routes import add_tracing
+from pytriton_lite.frontends.http.view_json import index_json, metadata_json, statistics_json
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import Server
@@ -136,7 +136,7 @@ def _add_metadata(app: FastAPI, server: Server) -> None:
         return _json(server.model_config(model, version).json)
 
     def model_metadata(model: str, version: int | None) -> Response:
-        return _json(_model_metadata(server.model_metadata(model, version)))
+        return _json(metadata_json(server.model_metadata(model, version)))
 
     _add_for_models(app, "/stats", statistics, tag="statistics", what="Statistics", responses=openapi.STATISTICS)
     _add_for_models(app, "/config", config, tag="metadata", what="Configuration", responses=openapi.CONFIG)
@@ -192,7 +192,7 @@ def _add_repository(app: FastAPI, server: Server, documents: Documents) -> None:
     )
     async def index(request: Request) -> Response:
         ready = await documents.read(request, _read_ready)
-        return _json([_index_entry(entry) for entry in await server.repository_index(ready=ready)])
+        return _json([index_json(entry) for entry in await server.repository_index(ready=ready)])
 
     @app.post(
         "/v2/repository/models/{model}/load",
@@ -284,76 +284,5 @@ def _error(status: int, text: str) -> Response:
     return Response(error_body(text), status_code=status, media_type="application/json")
 
 
-def _model_metadata(found: ModelMetadata) -> dict[str, object]:
-    return {
-        "name": found.name,
-        "versions": [str(version) for version in found.versions],
-        "platform": found.platform,
-        "inputs": [_tensor_metadata(tensor) for tensor in found.inputs],
-        "outputs": [_tensor_metadata(tensor) for tensor in found.outputs],
-    }
-
-
-def _tensor_metadata(tensor: TensorMetadata) -> dict[str, object]:
-    return {"name": tensor.name, "datatype": tensor.datatype.name, "shape": tensor.shape}
-
-
-def _index_entry(entry: IndexEntry) -> dict[str, object]:
-    row: dict[str, object] = {"name": entry.name}
-    if entry.version is not None:
-        row["version"] = str(entry.version)
-    if entry.state is not None:
-        row["state"] = entry.state.value
-    if entry.reason:
-        row["reason"] = entry.reason
-    return row
-
-
 def _statistics(models: list[ModelStatistics]) -> Response:
-    return _json({"model_stats": [_model_statistics(model) for model in models]})
-
-
-def _model_statistics(model: ModelStatistics) -> dict[str, object]:
-    return {
-        "name": model.name,
-        "version": str(model.version),
-        "last_inference": model.last_inference_ms,
-        "inference_count": model.inference_count,
-        "execution_count": model.execution_count,
-        "inference_stats": {
-            "success": _duration(model.success),
-            "fail": _duration(model.fail),
-            "queue": _duration(model.queue),
-            "compute_input": _duration(model.compute_input),
-            "compute_infer": _duration(model.compute_infer),
-            "compute_output": _duration(model.compute_output),
-            "cache_hit": _duration(model.cache_hit),
-            "cache_miss": _duration(model.cache_miss),
-        },
-        "response_stats": {str(index): _response(row) for index, row in sorted(model.responses.items())},
-        "batch_stats": [
-            {
-                "batch_size": batch.batch_size,
-                "compute_input": _duration(batch.compute_input),
-                "compute_infer": _duration(batch.compute_infer),
-                "compute_output": _duration(batch.compute_output),
-            }
-            for _, batch in sorted(model.batches.items())
-        ],
-        "memory_usage": [],
-    }
-
-
-def _response(row: ResponseStatistics) -> dict[str, object]:
-    return {
-        "compute_infer": _duration(row.compute_infer),
-        "compute_output": _duration(row.compute_output),
-        "success": _duration(row.success),
-        "fail": _duration(row.fail),
-        "empty_response": _duration(row.empty_response),
-        "cancel": _duration(row.cancel),
-    }
-
-
-def _duration(duration: Duration) -> dict[str, int]:
-    return {"count": duration.count, "ns": duration.ns}
+    return _json({"model_stats": [statistics_json(model) for model in models]})

@@ -49,13 +49,30 @@ class MetricsOptions:
     """Front ends in processes of their own; None where there are none."""
 
 
-def metrics_app(server: Server, options: MetricsOptions, clock: Clock = time.monotonic_ns) -> AsgiApp:
-    """The page over *server*'s statistics and its models' own metrics as they are at the request.
+class MetricsPage:
+    """The page over a server's statistics and its models' own metrics, as they are when it is asked for."""
+
+    def __init__(self, server: Server, options: MetricsOptions, clock: Clock = time.monotonic_ns) -> None:
+        self._server = server
+        self._has_counters = options.has_latency_counters
+        self._families = _ServerFamilies(server, options, clock)
+        self._turn = asyncio.Lock()
+
+    async def text(self) -> str:
+        """The page of now, in the text format 0.0.4."""
+        async with self._turn:
+            others = [*self._families.now(), *self._server.custom_metrics.families()]
+            page = metrics_page(self._server.loaded_statistics(), others, has_counters=self._has_counters)
+            # A page takes a millisecond and more: the next one is made in another turn of the loop.
+            await asyncio.sleep(0)
+        return page
+
+
+def metrics_app(page: MetricsPage) -> AsgiApp:
+    """*page* for whoever scrapes it.
 
     Another path is 404, where Triton answers 200 with nothing; another method than GET is 405, as there.
     """
-    families = _ServerFamilies(server, options, clock)
-    turn = asyncio.Lock()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] not in _PATHS:
@@ -63,12 +80,7 @@ def metrics_app(server: Server, options: MetricsOptions, clock: Clock = time.mon
         elif scope["method"] != "GET":
             await _respond(send, 405, _ERROR_TYPE, b'{"error":"Method Not Allowed"}', (b"allow", b"GET"))
         else:
-            async with turn:
-                others = [*families.now(), *server.custom_metrics.families()]
-                page = metrics_page(server.loaded_statistics(), others, has_counters=options.has_latency_counters)
-                # A page takes a millisecond and more: the next one is made in another turn of the loop.
-                await asyncio.sleep(0)
-            await _respond(send, 200, _PAGE_TYPE, page.encode("utf-8", "replace"))
+            await _respond(send, 200, _PAGE_TYPE, (await page.text()).encode("utf-8", "replace"))
 
     return app
 

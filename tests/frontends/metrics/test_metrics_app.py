@@ -15,7 +15,7 @@ from pytriton_lite.engine.counting.custom_metrics import CustomMetrics
 from pytriton_lite.engine.counting.request_counts import RequestCounts
 from pytriton_lite.engine.counting.statistics import ModelStatistics
 from pytriton_lite.frontends.listener import start_listener
-from pytriton_lite.frontends.metrics import MetricsOptions, metrics_app
+from pytriton_lite.frontends.metrics import MetricsOptions, MetricsPage, metrics_app
 from pytriton_lite.frontends.metrics.page import metrics_page
 from tests.prometheus_text import read_page
 
@@ -49,7 +49,7 @@ def ask(
             connection.close()
 
     async def serve_one() -> tuple[int, str | None, bytes]:
-        app = metrics_app(server or FakeServer(), options or MetricsOptions(has_cpu=False))
+        app = metrics_app(MetricsPage(server or FakeServer(), options or MetricsOptions(has_cpu=False)))
         listener = await start_listener(app, host="127.0.0.1", port=0, reuse_port=False, name="metrics")
         try:
             return await asyncio.get_running_loop().run_in_executor(None, blocking, listener.port)
@@ -70,7 +70,7 @@ def test_no_two_pages_are_made_in_one_turn_of_the_loop() -> None:
 
     async def scenario() -> None:
         nonlocal turns
-        app = metrics_app(Noting(), MetricsOptions(has_cpu=False))
+        app = metrics_app(MetricsPage(Noting(), MetricsOptions(has_cpu=False)))
 
         async def nothing(*message: object) -> dict[str, object]:
             return {}

@@ -1,0 +1,82 @@
+"""An event loop in a thread of its own, and the ways into it from other threads and other loops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+Answer = TypeVar("Answer")
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+class LoopThread:
+    """Runs from its construction to `close`. The thread is a daemon: a program that has forgotten it can end."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = _new_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            try:
+                self._end_tasks()
+                self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+                self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            finally:
+                asyncio.set_event_loop(None)
+                self._loop.close()
+
+    def _end_tasks(self) -> None:
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is in this thread."""
+        return threading.current_thread() is self._thread
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def post(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Call *function* in the loop. Raises RuntimeError when that has ended."""
+        self._loop.call_soon_threadsafe(function, *arguments)
+
+    def post_if_alive(self, function: Callable[..., object], *arguments: Any) -> None:
+        """`post`, or nothing when the loop has ended."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    def begin(self, work: Coroutine[Any, Any, Answer]) -> Future[Answer]:
+        """Have *work* done in the loop."""
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:
+            work.close()
+            raise
+
+    def close(self, timeout_s: float) -> bool:
+        """End the loop, and what still runs in it. Whether the thread has ended within *timeout_s*."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()

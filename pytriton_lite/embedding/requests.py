@@ -1,0 +1,457 @@
+"""Requests of a program to the engine: begun in the caller's thread, executed in the loop's, answered in the caller's.
+
+    caller                              loop
+      make a request   ── post ──▶      begin: find, infer
+      wait             ◀── settle ──    on_response
+      copy the arrays
+      give back        ── post ──▶      memory of the model, credits, the end of who has given up
+
+Outputs lie in the model's memory, which goes back when the last view of it is garbage; that must happen in the loop. So a
+response travels in a box, and the box is emptied there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import queue
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.request import (
+    SEQUENCE_END,
+    SEQUENCE_START,
+    InferenceRequest,
+    InferenceResponse,
+    ParameterValue,
+    PendingRequest,
+)
+from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.core.timeline import CLIENT_GONE, Timeline
+from pytriton_lite.embedding.arrays import Array, arrays_of, tensor_of
+from pytriton_lite.embedding.loop_thread import LoopThread
+
+if TYPE_CHECKING:
+    from pytriton_lite.engine.server import Server as Engine
+
+PROTOCOL = "python"
+"""What access logs and traces call these requests' protocol."""
+
+_FEW_CREDITS = 16
+"""Responses that are taken before the model is told, unless it has no more for us now."""
+
+
+class Response(dict[str, Array]):
+    """Outputs of one response by name, in the model's order: arrays of numpy that are the caller's own.
+
+    BYTES are arrays of objects of bytes, BF16 is FP32.
+    """
+
+    def __init__(self, outputs: Mapping[str, Array], response: InferenceResponse) -> None:
+        super().__init__(outputs)
+        self.model_name = response.model_name
+        """Name of the model that answered."""
+        self.version = response.version
+        """Its version."""
+        self.request_id = response.request_id
+        """The id that the request had."""
+        self.parameters: dict[str, ParameterValue] = dict(response.parameters)
+        """What the model says beside its outputs."""
+
+
+Arrived = InferenceResponse | InferenceError | None
+Box = list[InferenceResponse]
+"""One response, until the loop takes it out."""
+
+
+class Wanted:
+    """What a caller asks for, as far as it can be said in its own thread."""
+
+    def __init__(
+        self,
+        model: str,
+        inputs: Mapping[str, object],
+        *,
+        version: int | None,
+        outputs: Sequence[str] | None,
+        parameters: Mapping[str, ParameterValue] | None,
+        request_id: str,
+        correlation_id: int | str,
+        sequence_start: bool,
+        sequence_end: bool,
+        priority: int,
+        timeout_us: int,
+    ) -> None:
+        """Raises TypeError for inputs that are no mapping, InferenceError for arrays that have no type in the protocol."""
+        if not isinstance(inputs, Mapping):
+            raise TypeError(f"inputs of model '{model}' are a dict of arrays by name, not {type(inputs).__name__}")
+        self.model = model
+        self.version = version
+        self._inputs: list[Tensor | tuple[str, object]] = [
+            # A list, or what may have to become BF16, waits for the loop, which knows what the model wants.
+            tensor_of(name, value) if _is_plain(value) else (name, _contiguous(value))
+            for name, value in inputs.items()
+        ]
+        self._request = InferenceRequest(
+            model,
+            version,
+            request_id=request_id,
+            inputs=[],
+            requested_outputs=list(outputs or ()),
+            parameters=dict(parameters or {}),
+            correlation_id=correlation_id,
+            sequence_flags=(SEQUENCE_START if sequence_start else 0) | (SEQUENCE_END if sequence_end else 0),
+            priority=priority,
+            timeout_us=timeout_us,
+        )
+
+    def request_for(self, engine: Engine, *, may_stream: bool) -> tuple[Any, InferenceRequest]:
+        """The version that serves it now, and the request. In the loop. Raises InferenceError."""
+        served = engine.find(self.model, self.version)
+        config = served.config
+        if config.decoupled and not may_stream:
+            raise InferenceError(
+                ErrorCode.UNSUPPORTED,
+                f"model '{self.model}' is decoupled: any number of responses may come of a request, so use stream",
+            )
+        request = self._request
+        declared = config.inputs_by_name
+        request.inputs = [
+            given
+            if isinstance(given, Tensor)
+            else tensor_of(given[0], given[1], declared[given[0]].datatype if given[0] in declared else None)
+            for given in self._inputs
+        ]
+        observation = engine.observation
+        if observation.is_on:
+            request.timeline = observation.begin(
+                PROTOCOL,
+                self.model,
+                headers={},
+                receiving_ns=time.monotonic_ns(),
+                peer=str(os.getpid()),
+                method="stream" if may_stream else "infer",
+            )
+            if request.timeline is not None:
+                request.timeline.received(sum(tensor.nbytes for tensor in request.inputs))
+        return served, request
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype != np.float32
+
+
+def _contiguous(value: object) -> object:
+    """*value*, so that the loop need not copy it."""
+    return value.copy() if isinstance(value, np.ndarray) and not value.flags.c_contiguous else value
+
+
+class Calls:
+    """The requests that are under way, so that each of them ends, also when the server does."""
+
+    def __init__(self, thread: LoopThread, engine: Engine) -> None:
+        self.thread = thread
+        self.engine = engine
+        self._open: set[Call] = set()
+        self._is_closed = False
+
+    def enter(self, call: Call) -> None:
+        """Begin *call*. Raises RuntimeError when the server has been stopped."""
+        self._open.add(call)
+        try:
+            if self._is_closed:
+                raise RuntimeError("the server has been stopped")
+            self.thread.post(call.begin)
+        except RuntimeError:
+            self._open.discard(call)
+            raise RuntimeError("the server has been stopped") from None
+
+    def leave(self, call: Call) -> None:
+        """*call* has ended."""
+        self._open.discard(call)
+
+    def close(self) -> None:
+        """The loop has ended: so have all requests."""
+        self._is_closed = True
+        for call in list(self._open):
+            call.on_response(InferenceError(ErrorCode.UNAVAILABLE, "the server has been stopped"), is_final=True)
+
+
+class Call:
+    """One request. Its methods are the loop's, but for those of whoever waits in a subclass."""
+
+    def __init__(self, calls: Calls, wanted: Wanted, *, may_stream: bool) -> None:
+        self._calls = calls
+        self._wanted: Wanted | None = wanted
+        self._may_stream = may_stream
+        self._ticket: PendingRequest | None = None
+        self._request: InferenceRequest | None = None
+        self._has_ended = False
+        self._is_given_up = False
+
+    def begin(self) -> None:
+        """Find the model and enqueue the request."""
+        wanted, self._wanted = self._wanted, None
+        if self._is_given_up or self._has_ended or wanted is None:
+            return
+        engine = self._calls.engine
+        try:
+            served, self._request = wanted.request_for(engine, may_stream=self._may_stream)
+            self._ticket = engine.infer(served, self._request, self)
+        except InferenceError as error:
+            self.on_response(error, is_final=True)
+        except Exception as error:  # whatever it is, somebody waits
+            text = f"the request failed inside the server: {error!r}"
+            self.on_response(InferenceError(ErrorCode.INTERNAL, text), is_final=True)
+
+    def on_response(self, response: Arrived, *, is_final: bool) -> None:
+        """See `core.request.ResponseReceiver`."""
+        if self._has_ended:
+            return
+        request = self._request
+        if request is not None and request.timeline is not None:
+            _observe(request.timeline, response)
+        if is_final:
+            self._end(response.message if isinstance(response, InferenceError) else "")
+        self.arrived(response, is_final=is_final)
+
+    def _end(self, error_text: str) -> None:
+        self._has_ended = True
+        self._ticket = None
+        self._calls.leave(self)
+        request, self._request = self._request, None
+        if request is not None and request.timeline is not None:
+            request.timeline.finish(error_text)
+
+    def arrived(self, response: Arrived, *, is_final: bool) -> None:
+        """Hand it to whoever waits."""
+        raise NotImplementedError
+
+    def consumed(self, count: int) -> None:
+        """*count* responses more were taken."""
+        if self._ticket is not None:
+            self._ticket.consumed(count)
+
+    def give_up(self) -> None:
+        """Nobody waits any more."""
+        self._is_given_up = True
+        ticket = self._ticket
+        if not self._has_ended:
+            self._end(CLIENT_GONE)
+            if ticket is not None:
+                ticket.cancel()
+
+
+def _observe(timeline: Timeline, response: Arrived) -> None:
+    if isinstance(response, InferenceResponse):
+        timeline.sending(0, sum(tensor.nbytes for tensor in response.outputs))
+    elif response is not None:
+        timeline.sending(int(response.code), 0, response.message)
+
+
+class SingleCall(Call):
+    """A request whose one response somebody waits for, in ``future``. Cancelling that gives the request up."""
+
+    def __init__(self, calls: Calls, wanted: Wanted) -> None:
+        super().__init__(calls, wanted, may_stream=False)
+        self.future: Future[Box] = Future()
+        self._latest: Arrived = None
+        self.future.add_done_callback(self._on_done)
+
+    def arrived(self, response: Arrived, *, is_final: bool) -> None:
+        if response is not None:
+            self._latest = response
+        if not is_final:
+            self.consumed(1)
+            return
+        latest, self._latest = self._latest, None
+        if latest is None:
+            latest = InferenceError(ErrorCode.INTERNAL, "the request ended without a response")
+        if not self.future.set_running_or_notify_cancel():
+            return
+        if isinstance(latest, InferenceError):
+            self.future.set_exception(latest)
+        else:
+            self.future.set_result([latest])
+
+    def _on_done(self, future: Future[Box]) -> None:
+        if future.cancelled():
+            self._calls.thread.post_if_alive(self.give_up)
+
+    def abandon(self) -> None:
+        """Nobody waits for ``future`` any more, which may be done at this moment."""
+        if not self.future.cancel() and self.future.exception() is None:
+            drop(self._calls.thread, self.future.result())
+
+
+def drop(thread: LoopThread, box: Box) -> None:
+    """Let go of a response that nobody wants, in the loop."""
+    thread.post_if_alive(box.clear)
+
+
+def opened(thread: LoopThread, box: Box) -> Response:
+    """The response in *box* as arrays of the caller's own. The model's memory is given back in the loop."""
+    try:
+        response = box[0]
+        is_packed = response.packed is not None
+        return Response(arrays_of(response.outputs), response)
+    finally:
+        if not is_packed:  # else there was no memory of the model's in it
+            del response
+            thread.post_if_alive(box.clear)
+
+
+class _StreamCall(Call):
+    """A request of any number of responses; *put* hears of each, and of the end."""
+
+    def __init__(self, calls: Calls, wanted: Wanted, put: Callable[[Box | InferenceError | None], object]) -> None:
+        super().__init__(calls, wanted, may_stream=True)
+        self._put = put
+
+    def arrived(self, response: Arrived, *, is_final: bool) -> None:
+        if isinstance(response, InferenceResponse):
+            self._put([response])
+        elif response is not None:
+            self._put(response)
+        if is_final:
+            self._put(None)
+
+
+class _Credits:
+    """Tells the model that responses were taken: a few together, unless it may be waiting for that."""
+
+    def __init__(self, thread: LoopThread, call: _StreamCall) -> None:
+        self._thread = thread
+        self._call = call
+        self._count = 0
+
+    def add(self, *, is_waiting: bool) -> None:
+        """One was taken. *is_waiting*: there is no other one here."""
+        self._count += 1
+        if is_waiting or self._count >= _FEW_CREDITS:
+            count, self._count = self._count, 0
+            self._thread.post_if_alive(self._call.consumed, count)
+
+
+class Stream:
+    """The responses of one request, in turn: an iterator for one thread, and a context manager.
+
+    The model is ahead by the engine's window and no more: who does not take responses holds it back. `close`, leaving the
+    ``with`` block, or the end of the last reference cancels the request. An error that the model sends in place of a response
+    is raised, and iteration may go on behind it where the stream does.
+    """
+
+    def __init__(self, calls: Calls, wanted: Wanted) -> None:
+        self._thread = calls.thread
+        self._come: queue.SimpleQueue[Box | InferenceError | None] = queue.SimpleQueue()
+        self._call = _StreamCall(calls, wanted, self._come.put)
+        self._credits = _Credits(calls.thread, self._call)
+        self._is_closed = False
+        calls.enter(self._call)
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Response:
+        """The next response; waits for it. Raises InferenceError, and StopIteration behind the last."""
+        if self._is_closed:
+            raise StopIteration
+        found = self._come.get()
+        if found is None:
+            self._is_closed = True
+            raise StopIteration
+        self._credits.add(is_waiting=self._come.empty())
+        if isinstance(found, InferenceError):
+            raise found
+        return opened(self._thread, found)
+
+    def close(self) -> None:
+        """Cancel the request, unless it has ended. Whoever waits for a response of it is told that there are no more."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._thread.post_if_alive(self._call.give_up)
+            while not self._come.empty():
+                item = self._come.get()
+                if isinstance(item, list):
+                    drop(self._thread, item)
+                del item
+            self._come.put(None)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_is_closed", True):
+            self.close()
+
+
+class AsyncStream:
+    """`Stream` for a coroutine: an asynchronous iterator and context manager, in the loop that it was made in."""
+
+    def __init__(self, calls: Calls, wanted: Wanted) -> None:
+        self._thread = calls.thread
+        self._loop = asyncio.get_running_loop()
+        self._come: asyncio.Queue[Box | InferenceError | None] = asyncio.Queue()
+        self._call = _StreamCall(calls, wanted, self._put)
+        self._credits = _Credits(calls.thread, self._call)
+        self._is_closed = False
+        calls.enter(self._call)
+
+    def _put(self, item: Box | InferenceError | None) -> None:
+        with contextlib.suppress(RuntimeError):  # that loop has ended, and with it whoever waited
+            self._loop.call_soon_threadsafe(self._come.put_nowait, item)
+
+    def __aiter__(self) -> AsyncStream:
+        return self
+
+    async def __anext__(self) -> Response:
+        """The next response. Raises InferenceError, and StopAsyncIteration behind the last."""
+        if self._is_closed:
+            raise StopAsyncIteration
+        found = await self._come.get()
+        if found is None:
+            self._is_closed = True
+            raise StopAsyncIteration
+        self._credits.add(is_waiting=self._come.empty())
+        if isinstance(found, InferenceError):
+            raise found
+        return opened(self._thread, found)
+
+    async def aclose(self) -> None:
+        """Cancel the request, unless it has ended."""
+        self._close()
+
+    def _close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._thread.post_if_alive(self._call.give_up)
+            while not self._come.empty():
+                item = self._come.get_nowait()
+                if isinstance(item, list):
+                    drop(self._thread, item)
+                del item
+            self._put(None)
+
+    async def __aenter__(self) -> AsyncStream:
+        return self
+
+    async def __aexit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_is_closed", True):
+            self._close()

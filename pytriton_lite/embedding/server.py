@@ -1,0 +1,588 @@
+"""`Server`: load, infer, stream, stop, from any thread and from any event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import contextlib
+import json
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, TypeVar
+
+from pytriton_lite import logs
+from pytriton_lite.app import Composition
+from pytriton_lite.core.request import ParameterValue
+from pytriton_lite.embedding.loop_thread import LoopThread
+from pytriton_lite.embedding.options import read_options, writes_log
+from pytriton_lite.embedding.requests import AsyncStream, Calls, Response, SingleCall, Stream, Wanted, opened
+from pytriton_lite.engine.server import Server as Engine
+from pytriton_lite.engine.views import IndexEntry, ModelMetadata
+from pytriton_lite.frontends.http.view_json import statistics_json
+
+__all__ = ["IndexEntry", "ModelMetadata", "Server", "Waiting"]
+
+logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+Self = TypeVar("Self", bound="Server")
+
+_LAST_S = 5.0
+"""What the thread may take beyond the exit timeout: workers are killed, and what still runs is cancelled."""
+
+
+class Waiting(NamedTuple):
+    """Numbers of requests."""
+
+    queued: int
+    """In the queues of models, in no worker's hands."""
+    unanswered: int
+    """Accepted and not answered: those, and what workers have."""
+
+
+class Server:
+    """A model server in a thread of this process. Make it, start it once, stop it; or use it as a context manager.
+
+    It installs no signal handlers, ends no process, leaves ``logging`` as it is, and listens to nobody unless a port is given.
+    Models run in processes of their own, as always. Every method may be called from any thread, also where an event loop
+    runs (a notebook); those that begin with ``a`` are for coroutines, of any loop. In a process that was forked from this one
+    they raise RuntimeError.
+
+    Methods raise `InferenceError`, with Triton's texts and an ``ErrorCode``, for whatever the server refuses or a model fails
+    with, and RuntimeError before `start` and after `stop`.
+    """
+
+    def __init__(
+        self,
+        repository: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+        *,
+        http_port: int | None = None,
+        grpc_port: int | None = None,
+        metrics_port: int | None = None,
+        **options: Any,
+    ) -> None:
+        """Read the options; nothing is started.
+
+        *repository* is a folder of models, or several, or URLs (docs/remote-repositories.md); None for no folder at all. All
+        models in it are loaded at the start, unless ``load_model`` names those that are.
+
+        A port has the server listen there; 0 chooses one, which the attribute of the same name says then. *options* are those
+        of ``pytriton-lite serve`` by the names that its flags have, with underscores: ``strict_readiness=False``,
+        ``cache_config="local,size=1000000"``. A value is the option's own or its text. Other defaults than those of the
+        command: ``model_control_mode="explicit"`` with all models loaded, addresses of 127.0.0.1, no console; and where an
+        option of the log is given (``log_verbose``, ``log_file``, …) the server writes its log as the command does, until it
+        is stopped. Otherwise its lines go to the loggers below ``pytriton_lite``.
+
+        Raises TypeError for a name that is no option's, ValueError for a value that an option does not take.
+        """
+        given = {"http_port": http_port, "grpc_port": grpc_port, "metrics_port": metrics_port, **options}
+        self._settings = read_options(repository, given)
+        self._writes_log = writes_log(options)
+        self._pid = os.getpid()
+        self._thread: LoopThread | None = None
+        self._log: logs.Log | None = None
+        self._parts: Composition | None = None
+        self._calls: Calls | None = None
+        self._lock = threading.Lock()
+        """Held by whoever starts or stops."""
+        self._has_started = False
+        self._has_stopped = False
+        self._ended_in_time = True
+        self._at_exit: Callable[[], None] = _nothing
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._has_stopped else "running" if self._calls is not None else "not started"
+        ports = {name: self._port(name) for name in ("http", "grpc", "metrics")}
+        told = ", ".join(f"{name}_port={port}" for name, port in ports.items() if port is not None)
+        return f"<pytriton_lite.Server {state}{', ' if told else ''}{told}>"
+
+    # ------------------------------------------------------------------------------------------ life
+
+    def start(self: Self) -> Self:
+        """Load the models of the start, and listen where that is wanted; the server serves when this returns, which is itself.
+
+        Raises StartError, whose ``causes`` say what is to be mended, where a model does not load (``exit_on_error=False``
+        serves the others) or a port is taken; nothing is left running then.
+        """
+        with self._lock:
+            self._begin_start()
+            assert self._thread is not None
+            try:
+                self._thread.begin(self._start()).result()
+            except BaseException:
+                self._stop(0.0)
+                raise
+        return self
+
+    async def astart(self: Self) -> Self:
+        """`start`, for a coroutine."""
+        await asyncio.get_running_loop().run_in_executor(None, self.start)
+        return self
+
+    def _begin_start(self) -> None:
+        self._check_process()
+        if self._has_started:
+            raise RuntimeError("a Server is started once; make another one")
+        self._has_started = True
+        self._log = logs.configure(self._settings) if self._writes_log else logs.pass_on(self._settings)
+        self._thread = LoopThread("pytriton-lite")
+        self._at_exit = _stop_at_exit(self)
+
+    async def _start(self) -> None:
+        assert self._log is not None and self._thread is not None
+        self._parts = parts = Composition(self._settings, self._log)
+        engine = await parts.open()
+        await parts.prepare()
+        await parts.load()
+        await parts.listen()
+        self._calls = Calls(self._thread, engine)
+
+    def stop(self, timeout_s: float | None = None) -> bool:
+        """Serve what has been accepted, end every model and process, and the thread. Whether all ended by itself in time.
+
+        *timeout_s* is ``exit_timeout_secs`` by default; what has not ended by then is killed. Requests that are still open
+        end with an error. Nothing happens when it has been stopped, or never started.
+        """
+        self._check_process()
+        if self._thread is not None and self._thread.is_current:
+            raise RuntimeError("stop waits for the server's own thread, and was called in it")
+        with self._lock:
+            if not self._has_started or self._has_stopped:
+                return self._ended_in_time
+            return self._stop(self._settings.exit_timeout_secs if timeout_s is None else timeout_s)
+
+    async def astop(self, timeout_s: float | None = None) -> bool:
+        """`stop`, for a coroutine."""
+        return await asyncio.get_running_loop().run_in_executor(None, self.stop, timeout_s)
+
+    def _stop(self, timeout_s: float) -> bool:
+        assert self._thread is not None and self._log is not None
+        self._has_stopped = True
+        self._at_exit()
+        in_time = False
+        try:
+            in_time = self._thread.begin(self._end(timeout_s)).result(timeout_s + _LAST_S)
+        except concurrent.futures.TimeoutError:
+            logger.error("the server did not end within %g s", timeout_s + _LAST_S)
+        except Exception:
+            logger.exception("the server did not end as it should")
+        if not self._thread.close(_LAST_S):
+            logger.error("the server's thread has not ended, and is left to itself")
+        if self._calls is not None:
+            self._calls.close()
+        self._log.detach()
+        self._ended_in_time = in_time
+        return in_time
+
+    async def _end(self, timeout_s: float) -> bool:
+        parts = self._parts
+        if parts is None:
+            return True
+        in_time = True
+        try:
+            if parts.has_engine:
+                in_time = await parts.end(asyncio.get_running_loop().time() + timeout_s)
+        finally:
+            await parts.close()
+        return in_time
+
+    def __enter__(self: Self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    async def __aenter__(self: Self) -> Self:
+        return await self.astart()
+
+    async def __aexit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.astop()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has started, and has not been stopped."""
+        return self._calls is not None and not self._has_stopped
+
+    # ------------------------------------------------------------------------------------------ infer
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, object],
+        *,
+        version: int | None = None,
+        outputs: Sequence[str] | None = None,
+        parameters: Mapping[str, ParameterValue] | None = None,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        sequence_start: bool = False,
+        sequence_end: bool = False,
+        priority: int = 0,
+        timeout_us: int = 0,
+        timeout_s: float | None = None,
+    ) -> Response:
+        """Ask *model*, and wait for its one response.
+
+        *inputs* are arrays of numpy by name, with the batch dimension in front where the model has one; numbers, lists and
+        texts become arrays of the type that the model wants. They must not change before the answer is there. *version* None
+        is the newest; *outputs* names those that are wanted, all by default; *parameters* are the request's own. *priority*
+        and *timeout_us*, microseconds in the queue, are as in Triton's protocol, and so is what belongs to sequences. The
+        request waits in the model's queue and is batched as any other.
+
+        *timeout_s* bounds the wait: then the request is cancelled, and TimeoutError raised. Raises InferenceError; a decoupled
+        model wants `stream`.
+        """
+        calls = self._running()
+        call = SingleCall(
+            calls,
+            Wanted(
+                model,
+                inputs,
+                version=version,
+                outputs=outputs,
+                parameters=parameters,
+                request_id=request_id,
+                correlation_id=correlation_id,
+                sequence_start=sequence_start,
+                sequence_end=sequence_end,
+                priority=priority,
+                timeout_us=timeout_us,
+            ),
+        )
+        calls.enter(call)
+        try:
+            box = call.future.result(timeout_s)
+        except concurrent.futures.TimeoutError:
+            call.abandon()
+            raise TimeoutError(f"model '{model}' has not answered within {timeout_s:g} s") from None
+        except BaseException:  # Ctrl-C, or the request's own end
+            call.abandon()
+            raise
+        return opened(calls.thread, box)
+
+    async def ainfer(
+        self,
+        model: str,
+        inputs: Mapping[str, object],
+        *,
+        version: int | None = None,
+        outputs: Sequence[str] | None = None,
+        parameters: Mapping[str, ParameterValue] | None = None,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        sequence_start: bool = False,
+        sequence_end: bool = False,
+        priority: int = 0,
+        timeout_us: int = 0,
+    ) -> Response:
+        """`infer`, for a coroutine. Cancelling it cancels the request."""
+        calls = self._running()
+        call = SingleCall(
+            calls,
+            Wanted(
+                model,
+                inputs,
+                version=version,
+                outputs=outputs,
+                parameters=parameters,
+                request_id=request_id,
+                correlation_id=correlation_id,
+                sequence_start=sequence_start,
+                sequence_end=sequence_end,
+                priority=priority,
+                timeout_us=timeout_us,
+            ),
+        )
+        calls.enter(call)
+        try:
+            box = await asyncio.wrap_future(call.future)
+        except asyncio.CancelledError:
+            call.abandon()
+            raise
+        return opened(calls.thread, box)
+
+    def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, object],
+        *,
+        version: int | None = None,
+        outputs: Sequence[str] | None = None,
+        parameters: Mapping[str, ParameterValue] | None = None,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        sequence_start: bool = False,
+        sequence_end: bool = False,
+        priority: int = 0,
+        timeout_us: int = 0,
+    ) -> Stream:
+        """Ask *model*, and iterate over its responses as they come; any model, of one response or of many.
+
+        Arguments are those of `infer`. The iterator is a context manager: leaving it cancels what has not ended, and who does
+        not take responses holds the model back.
+        """
+        return Stream(
+            self._running(),
+            Wanted(
+                model,
+                inputs,
+                version=version,
+                outputs=outputs,
+                parameters=parameters,
+                request_id=request_id,
+                correlation_id=correlation_id,
+                sequence_start=sequence_start,
+                sequence_end=sequence_end,
+                priority=priority,
+                timeout_us=timeout_us,
+            ),
+        )
+
+    def astream(
+        self,
+        model: str,
+        inputs: Mapping[str, object],
+        *,
+        version: int | None = None,
+        outputs: Sequence[str] | None = None,
+        parameters: Mapping[str, ParameterValue] | None = None,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        sequence_start: bool = False,
+        sequence_end: bool = False,
+        priority: int = 0,
+        timeout_us: int = 0,
+    ) -> AsyncStream:
+        """`stream`, for a coroutine: ``async for response in server.astream(...)``, in the loop that calls it."""
+        return AsyncStream(
+            self._running(),
+            Wanted(
+                model,
+                inputs,
+                version=version,
+                outputs=outputs,
+                parameters=parameters,
+                request_id=request_id,
+                correlation_id=correlation_id,
+                sequence_start=sequence_start,
+                sequence_end=sequence_end,
+                priority=priority,
+                timeout_us=timeout_us,
+            ),
+        )
+
+    # ------------------------------------------------------------------------------------------ models
+
+    def load(
+        self,
+        model: str,
+        *,
+        config: Mapping[str, Any] | str | None = None,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Load a model, or load it anew where something has changed; it serves when this returns.
+
+        *config* takes the place of its config.pbtxt: a dict, or the text of one in JSON. *files* are then the whole model:
+        their contents by path, ``{"1/model.py": b"…"}``. Raises InferenceError with the reason; what was served before is
+        served on.
+        """
+        self._do(self._load(model, config, files))
+
+    async def aload(
+        self,
+        model: str,
+        *,
+        config: Mapping[str, Any] | str | None = None,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """`load`, for a coroutine."""
+        await self._ado(self._load(model, config, files))
+
+    async def _load(
+        self, model: str, config: Mapping[str, Any] | str | None, files: Mapping[str, bytes] | None
+    ) -> None:
+        text = config if config is None or isinstance(config, str) else json.dumps(config)
+        await self._engine.load_model(model, text, dict(files or {}))
+
+    def unload(self, model: str, *, unload_dependents: bool = False) -> None:
+        """Have new requests not find a model any more; those inside are served. One that is not loaded is no error.
+
+        *unload_dependents* unloads what was loaded only because the model is made of it, too.
+        """
+        self._do(self._unload(model, unload_dependents))
+
+    async def aunload(self, model: str, *, unload_dependents: bool = False) -> None:
+        """`unload`, for a coroutine."""
+        await self._ado(self._unload(model, unload_dependents))
+
+    async def _unload(self, model: str, unload_dependents: bool) -> None:
+        await self._engine.unload_model(model, unload_dependents)
+
+    def models(self) -> list[str]:
+        """Names of the models that serve, sorted."""
+        return self._do(_soon(lambda: self._engine.served_names()))
+
+    def index(self, *, ready: bool = False) -> list[IndexEntry]:
+        """The repository index: every model that there is, each version with its state and the reason; *ready* ones only."""
+        return self._do(self._index(ready))
+
+    async def _index(self, ready: bool) -> list[IndexEntry]:
+        return await self._engine.repository_index(ready=ready)
+
+    def metadata(self, model: str, version: int | None = None) -> ModelMetadata:
+        """Names, types and shapes of what goes in and comes out. Raises InferenceError for what does not serve."""
+        return self._do(_soon(lambda: self._engine.model_metadata(model, version)))
+
+    def config(self, model: str, version: int | None = None) -> dict[str, Any]:
+        """The complete configuration of a model, in the JSON form of the protocol. The caller's own."""
+        return self._do(_soon(lambda: json.loads(self._engine.model_config(model, version).json_text)))
+
+    # ------------------------------------------------------------------------------------------ health
+
+    def is_ready(self, model: str = "", version: int | None = None) -> bool:
+        """Whether the server, or *model*, would serve a request now. False before `start` and after `stop`; never raises.
+
+        A model is asked itself where it has ``is_ready``, for which it has five seconds.
+        """
+        if not self.is_running:
+            return False
+        try:
+            return self._do(self._is_ready(model, version))
+        except RuntimeError:  # stopped at this moment
+            return False
+
+    async def ais_ready(self, model: str = "", version: int | None = None) -> bool:
+        """`is_ready`, for a coroutine."""
+        if not self.is_running:
+            return False
+        try:
+            return await self._ado(self._is_ready(model, version))
+        except RuntimeError:
+            return False
+
+    async def _is_ready(self, model: str, version: int | None) -> bool:
+        return await self._engine.is_model_ready(model, version) if model else self._engine.is_ready()
+
+    def statistics(self, model: str = "", version: int | None = None) -> list[dict[str, Any]]:
+        """What was counted, a row for each ready version, of *model* or of all, in the JSON form of the protocol's statistics.
+
+        Times are nanoseconds. Raises InferenceError for a model that has none.
+        """
+        return self._do(_soon(lambda: [statistics_json(row) for row in self._engine.statistics(model, version)]))
+
+    def waiting(self, model: str = "") -> Waiting:
+        """What has been accepted and not answered at this moment, of *model* or of all: what to scale by."""
+        return self._do(_soon(lambda: self._waiting(model)))
+
+    def _waiting(self, model: str) -> Waiting:
+        rows = [row for row in self._engine.loaded_statistics() if model in ("", row.name)]
+        return Waiting(sum(row.queued for row in rows), sum(row.unanswered for row in rows))
+
+    def metrics_text(self) -> str:
+        """The page for Prometheus, as the listener for metrics would answer with."""
+        return self._do(self._metrics_text())
+
+    async def _metrics_text(self) -> str:
+        assert self._parts is not None
+        return await self._parts.metrics_page().text()
+
+    # ------------------------------------------------------------------------------------------ listeners
+
+    @property
+    def http_port(self) -> int | None:
+        """The port of HTTP; None where nobody listens."""
+        return self._port("http")
+
+    @property
+    def grpc_port(self) -> int | None:
+        """The port of gRPC; None where nobody listens."""
+        return self._port("grpc")
+
+    @property
+    def metrics_port(self) -> int | None:
+        """The port of the metrics; None where nobody listens."""
+        return self._port("metrics")
+
+    def _port(self, name: str) -> int | None:
+        if self._parts is None or self._has_stopped or name not in self._parts.addresses:
+            return None
+        return self._parts.addresses[name][1] or None
+
+    # ------------------------------------------------------------------------------------------ into the loop
+
+    @property
+    def _engine(self) -> Engine:
+        assert self._parts is not None
+        return self._parts.engine
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "this Server is in another process, from which this one was forked: make one here, or ask it over HTTP or gRPC"
+            )
+
+    def _running(self) -> Calls:
+        self._check_process()
+        calls = self._calls
+        if calls is None or self._has_stopped:
+            text = (
+                "has been stopped" if self._has_stopped else "is not running: use it as a context manager, or start it"
+            )
+            raise RuntimeError(f"the server {text}")
+        return calls
+
+    def _begin(self, work: Coroutine[Any, Any, Answer]) -> concurrent.futures.Future[Answer]:
+        try:
+            calls = self._running()
+            if calls.thread.is_current:
+                raise RuntimeError("a method that waits for the server's own thread was called in it")
+            return calls.thread.begin(work)
+        except RuntimeError:
+            work.close()
+            raise
+
+    def _do(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+        """Do *work* in the loop, and wait. Raises what it raises."""
+        future = self._begin(work)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise RuntimeError("the server has been stopped") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def _ado(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+        return await asyncio.wrap_future(self._begin(work))
+
+
+async def _soon(read: Callable[[], Answer]) -> Answer:
+    """*read* the engine's state, in the loop that it belongs to."""
+    return read()
+
+
+def _nothing() -> None:
+    """Nothing is to be undone."""
+
+
+def _stop_at_exit(server: Server) -> Callable[[], None]:
+    """Have *server* stopped when the interpreter ends, while threads can still be started. What undoes it."""
+    reference = weakref.ref(server)
+
+    def stop() -> None:
+        found = reference()
+        if found is not None and os.getpid() == found._pid:
+            with contextlib.suppress(Exception):
+                found.stop()
+
+    atexit.register(stop)
+    return lambda: atexit.unregister(stop)

@@ -1,0 +1,522 @@
+"""A server in the test's own process: what goes in, what comes out, who may ask, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+
+from pytriton_lite import Server
+from pytriton_lite.embedding import ErrorCode, InferenceError, StartError
+from tests.harness import PROJECT, is_running, open_descriptors, write_model
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Return when *condition* holds, which it will: the test has a limit of its own."""
+    while not condition():
+        time.sleep(0.005)
+
+
+def children() -> set[int]:
+    """Processes that this one has started and that have not ended."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent = path.read_text().rpartition(")")[2].split()[:2]
+            if int(parent) == os.getpid() and state != "Z":
+                found.add(int(path.parent.name))
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[Server]:
+    with Server(repository, http_port=0, grpc_port=0, metrics_port=0) as running:
+        yield running
+
+
+# What goes in, and comes out --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("NUMBERS", np.array([1.5, -2], np.float32), [1.5, -2]),
+        ("NUMBERS", [1, 2, 3], [1, 2, 3]),
+        ("NUMBERS", np.arange(10, dtype=np.float32)[::2], [0, 2, 4, 6, 8]),
+        ("NUMBERS", np.array([1, 2], ">f4"), [1, 2]),
+        ("NUMBERS", np.zeros(0, np.float32), []),
+        ("TABLE", np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        ("TABLE", np.array([[1, 2], [3, 4]]).T, [[1, 3], [2, 4]]),
+        ("TEXTS", ["ä", b"\0b\0"], ["ä".encode(), b"\0b\0"]),
+        ("TEXTS", np.array(["abc", "d"]), [b"abc", b"d"]),
+        ("TEXTS", np.array([b"abc", b"d"], object), [b"abc", b"d"]),
+        ("FLAGS", [True, False], [True, False]),
+    ],
+)
+def test_arrays_lists_and_texts_go_in_and_arrays_come_out(
+    server: Server, name: str, value: object, expected: list[Any]
+) -> None:
+    response = server.infer("echo", {name: value})
+    assert list(response) == [f"{name}_OUT"]
+    assert response[f"{name}_OUT"].tolist() == expected
+
+
+def test_an_answer_says_whose_it_is_and_is_the_callers_own(server: Server) -> None:
+    response = server.infer("echo", {"NUMBERS": [1]}, request_id="mine", outputs=["NUMBERS_OUT"])
+    told = (response.model_name, response.version, response.request_id, response.parameters)
+    assert told == ("echo", 1, "mine", {"id": "mine"})
+    response["NUMBERS_OUT"][0] = 7  # nobody else's memory
+
+
+def test_large_tensors_come_back_whole_and_hold_nothing_of_the_models(server: Server) -> None:
+    table = np.arange(1 << 20).reshape(1024, 1024)
+    kept = [server.infer("echo", {"TABLE": table})["TABLE_OUT"] for _ in range(20)]
+    assert all(np.array_equal(array, table) for array in kept)
+
+    def held() -> list[str]:
+        lines = server.metrics_text().splitlines()
+        rows = [line for line in lines if "_slots{" in line and 'model="echo"' in line]
+        assert len(rows) == 2, lines
+        return [line for line in rows if not line.endswith(" 0")]
+
+    until(lambda: not held())
+
+
+@pytest.mark.parametrize(
+    ("inputs", "code", "text"),
+    [
+        ({"NUMBERS": np.array([1.0])}, ErrorCode.INVALID_ARG, "FP64"),
+        ({"NUMBERS": np.array([1j])}, ErrorCode.INVALID_ARG, "input 'NUMBERS': arrays of complex128 have no type"),
+        ({"NUMBERS": ["one"]}, ErrorCode.INVALID_ARG, "input 'NUMBERS': no array of FP32 can be made of it"),
+        ({"NUMBERS": [[1], [2, 3]]}, ErrorCode.INVALID_ARG, "input 'NUMBERS': no array of FP32 can be made of it"),
+        ({"OTHER": [1]}, ErrorCode.INVALID_ARG, "unexpected inference input 'OTHER'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(
+    server: Server, inputs: dict[str, Any], code: ErrorCode, text: str
+) -> None:
+    with pytest.raises(InferenceError, match=text) as failure:
+        server.infer("echo", inputs)
+    assert failure.value.code is code
+    assert server.infer("echo", {"NUMBERS": [1]})["NUMBERS_OUT"].tolist() == [1]
+
+
+def test_inputs_are_a_mapping(server: Server) -> None:
+    with pytest.raises(TypeError, match="inputs of model 'echo' are a dict of arrays by name, not list"):
+        server.infer("echo", [1])  # type: ignore[arg-type]
+
+
+def test_an_unknown_model_is_not_found(server: Server) -> None:
+    with pytest.raises(InferenceError, match="unknown model: 'nobody'") as failure:
+        server.infer("nobody", {})
+    assert failure.value.code is ErrorCode.NOT_FOUND
+
+
+# Waiting ------------------------------------------------------------------------------------------------------------------
+
+
+def test_whoever_waits_too_long_is_told_and_the_model_serves_on(server: Server, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with pytest.raises(TimeoutError, match=r"model 'echo' has not answered within 0\.01 s"):
+        server.infer("echo", {"WAIT_FOR": [str(gate)]}, timeout_s=0.01)
+    gate.touch()
+    assert server.infer("echo", {"NUMBERS": [1]})["NUMBERS_OUT"].tolist() == [1]
+    until(lambda: server.waiting("echo").unanswered == 0)
+
+
+def test_a_cancelled_coroutine_cancels_its_request(server: Server, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+
+    async def give_up() -> None:
+        asking = asyncio.ensure_future(server.ainfer("echo", {"WAIT_FOR": [str(gate)]}))
+        await asyncio.to_thread(until, gate.with_suffix(".begun").exists)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        other = await server.ainfer("echo", {"NUMBERS": [2]})
+        assert other["NUMBERS_OUT"].tolist() == [2]
+
+    asyncio.run(give_up())
+    gate.touch()
+    until(lambda: server.waiting("echo").unanswered == 0)
+
+
+def test_many_coroutines_and_threads_ask_at_once(server: Server) -> None:
+    async def ask(number: int) -> float:
+        return float((await server.ainfer("echo", {"NUMBERS": [number]}))["NUMBERS_OUT"][0])
+
+    async def ask_all() -> list[float]:
+        return await asyncio.gather(*map(ask, range(100)))
+
+    heard: dict[int, float] = {}
+
+    def ask_in_thread(number: int) -> None:
+        heard[number] = float(server.infer("echo", {"NUMBERS": [number]})["NUMBERS_OUT"][0])
+
+    threads = [threading.Thread(target=ask_in_thread, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    assert asyncio.run(ask_all()) == list(range(100))
+    for thread in threads:
+        thread.join()
+    assert heard == {number: number for number in range(20)}
+
+
+def test_methods_that_wait_may_be_called_where_a_loop_runs(server: Server) -> None:
+    async def as_in_a_notebook() -> list[float]:
+        return server.infer("echo", {"NUMBERS": [3]})["NUMBERS_OUT"].tolist()  # type: ignore[no-any-return]
+
+    assert asyncio.run(as_in_a_notebook()) == [3]
+
+
+# Streams ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_gives_every_response_in_order(server: Server) -> None:
+    assert [int(response["N"][0]) for response in server.stream("count", {"LIMIT": [300]})] == list(range(300))
+
+
+def test_a_model_of_one_response_streams_it(server: Server) -> None:
+    (response,) = server.stream("echo", {"NUMBERS": [1]})
+    assert response["NUMBERS_OUT"].tolist() == [1]
+
+
+def test_a_decoupled_model_is_not_asked_for_one_response(server: Server) -> None:
+    with pytest.raises(InferenceError, match=r"model 'count' is decoupled: .* use stream"):
+        server.infer("count", {"LIMIT": [1]})
+
+
+def test_an_error_within_a_stream_is_raised_in_its_place(server: Server) -> None:
+    stream = server.stream("count", {"LIMIT": [13]})
+    seen: list[int | str] = []
+    while True:
+        try:
+            seen.append(int(next(stream)["N"][0]))
+        except InferenceError as error:
+            seen.append(error.message)
+        except StopIteration:
+            break
+    assert seen == [0, 1, 2, 3, 4, "five is skipped", *range(6, 13)]
+
+
+def test_who_does_not_read_holds_the_model_back(server: Server, tmp_path: Path) -> None:
+    log = tmp_path / "sent"
+    ahead = []
+    with server.stream("count", {"LIMIT": [1000], "LOG": [str(log)]}) as stream:
+        for taken, _ in enumerate(stream, start=1):
+            text = log.read_text() if log.exists() else ""
+            ahead.append(int(text or 0) - taken)
+    assert len(ahead) == 1000
+    assert max(ahead) <= 64 + 16 + 1
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_closing_a_stream_cancels_the_request(server: Server, tmp_path: Path, is_async: bool) -> None:
+    log = tmp_path / "sent"
+    inputs = {"LIMIT": [1_000_000], "LOG": [str(log)]}
+
+    async def take_three() -> list[int]:
+        async with server.astream("count", inputs) as stream:
+            return [int((await stream.__anext__())["N"][0]) for _ in range(3)]
+
+    if is_async:
+        assert asyncio.run(take_three()) == [0, 1, 2]
+    else:
+        with server.stream("count", inputs) as stream:
+            assert [int(next(stream)["N"][0]) for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(StopIteration):
+            next(stream)
+    until(log.with_suffix(".cancelled").exists)
+    until(lambda: server.waiting("count").unanswered == 0)
+
+
+def test_a_stream_that_nobody_has_any_more_is_cancelled(server: Server, tmp_path: Path) -> None:
+    log = tmp_path / "sent"
+    stream = server.stream("count", {"LIMIT": [1_000_000], "LOG": [str(log)]})
+    next(stream)
+    del stream
+    gc.collect()
+    until(log.with_suffix(".cancelled").exists)
+
+
+def test_coroutines_iterate_over_streams(server: Server) -> None:
+    async def count() -> list[int]:
+        return [int(response["N"][0]) async for response in server.astream("count", {"LIMIT": [200]})]
+
+    assert asyncio.run(count()) == list(range(200))
+
+
+# Models and views ---------------------------------------------------------------------------------------------------------
+
+
+def test_models_are_loaded_unloaded_and_looked_at(server: Server, repository: Path) -> None:
+    assert server.models() == ["count", "echo"]
+    write_model(repository, "late", "class TritonPythonModel:\n    def execute(self, requests):\n        return []", "")
+    assert not server.is_ready("late")
+    server.load("late")
+    assert server.is_ready("late") and server.models() == ["count", "echo", "late"]
+    server.unload("late")
+    assert not server.is_ready("late")
+    states = {row.name: row.state and row.state.value for row in server.index()}
+    assert states["echo"] == "READY" and states["late"] != "READY"
+    with pytest.raises(InferenceError, match="failed to poll from model repository"):
+        server.load("nobody")
+    assert [tensor.name for tensor in server.metadata("count").inputs] == ["LIMIT", "LOG"]
+    assert server.config("count")["model_transaction_policy"] == {"decoupled": True}
+
+
+def test_a_load_may_bring_the_model(server: Server) -> None:
+    code = b"import triton_python_backend_utils as pb_utils\nimport numpy as np\nclass TritonPythonModel:\n" + (
+        b"    def execute(self, requests):\n"
+        b"        return [pb_utils.InferenceResponse([pb_utils.Tensor('Y', np.ones(1, np.float32))]) for _ in requests]\n"
+    )
+    config = {"name": "brought", "backend": "python", "output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": [1]}]}
+    server.load("brought", config=config, files={"1/model.py": code})
+    assert server.infer("brought", {})["Y"].tolist() == [1]
+    server.unload("brought")
+
+
+def test_what_is_counted_can_be_read(server: Server) -> None:
+    before = server.statistics("echo")[0]["inference_count"]
+    server.infer("echo", {"NUMBERS": [1]})
+    assert server.statistics("echo")[0]["inference_count"] == before + 1
+    assert {row["name"] for row in server.statistics()} >= {"echo", "count"}
+    assert 'nv_inference_request_success{model="echo",version="1"}' in server.metrics_text()
+    with pytest.raises(InferenceError, match="requested model 'nobody' is not available"):
+        server.statistics("nobody")
+
+
+def test_clients_reach_the_ports_that_were_chosen(server: Server) -> None:
+    for module, port in ((tritonclient.http, server.http_port), (tritonclient.grpc, server.grpc_port)):
+        client = module.InferenceServerClient(f"127.0.0.1:{port}")
+        tensor = module.InferInput("NUMBERS", [2], "FP32")
+        tensor.set_data_from_numpy(np.array([1, 2], np.float32))
+        assert client.infer("echo", [tensor]).as_numpy("NUMBERS_OUT").tolist() == [1, 2]
+        client.close()
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics") as page:
+        assert b"nv_inference_count" in page.read()
+    assert f"http_port={server.http_port}" in repr(server)
+
+
+# Life ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_left_behind_and_nothing_of_the_process_is_changed(repository: Path) -> None:
+    with Server(repository):  # what is imported and made once
+        pass
+    before = (open_descriptors(), set(threading.enumerate()), children())
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)]
+    logger, interval = logging.getLogger("pytriton_lite"), sys.getswitchinterval()
+    with Server(repository, http_port=0) as server:
+        server.infer("echo", {"TABLE": np.ones((512, 512), np.int64)})
+        pids = children() - before[2]
+        assert pids
+        assert [
+            signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+        ] == handlers
+        assert sys.getswitchinterval() == interval and logger.handlers == [] and logger.propagate
+    assert not server.is_running and server.http_port is None and not server.is_ready()
+    assert (open_descriptors(), set(threading.enumerate()), children()) == before
+    assert not any(map(is_running, pids))
+    assert server.stop()
+    with pytest.raises(RuntimeError, match="the server has been stopped"):
+        server.infer("echo", {"NUMBERS": [1]})
+    with pytest.raises(RuntimeError, match="a Server is started once"):
+        server.start()
+
+
+def test_two_at_a_time_do_not_know_each_other(repository: Path, server: Server) -> None:
+    with Server(repository, load_model="echo") as other:
+        assert other.models() == ["echo"]
+        server.infer("echo", {"NUMBERS": [1]})
+        before = other.statistics("echo")[0]["inference_count"]
+        other.infer("echo", {"NUMBERS": [1]})
+        assert (before, other.statistics("echo")[0]["inference_count"]) == (0, 1)
+    assert server.infer("echo", {"NUMBERS": [1]})["NUMBERS_OUT"].tolist() == [1]
+
+
+def test_it_starts_and_stops_in_a_coroutine(repository: Path) -> None:
+    async def live() -> list[float]:
+        async with Server(repository, load_model=["echo"]) as server:
+            assert await server.ais_ready() and await server.ais_ready("echo")
+            await server.aload("count")
+            assert [r["N"][0] async for r in server.astream("count", {"LIMIT": [2]})] == [0, 1]
+            await server.aunload("count")
+            return (await server.ainfer("echo", {"NUMBERS": [5]}))["NUMBERS_OUT"].tolist()  # type: ignore[no-any-return]
+
+    assert asyncio.run(live()) == [5]
+
+
+def test_stopping_under_load_ends_every_request(repository: Path) -> None:
+    ended: list[object] = []
+    server = Server(repository).start()
+
+    def ask_on() -> None:
+        while True:
+            try:
+                ended.append(server.infer("echo", {"NUMBERS": [1]})["NUMBERS_OUT"].tolist() == [1])
+            except (InferenceError, RuntimeError) as error:
+                ended.append(error)
+                return
+
+    threads = [threading.Thread(target=ask_on) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(ended) > 50)
+    assert server.stop()
+    for thread in threads:
+        thread.join()
+    errors = [outcome for outcome in ended if isinstance(outcome, Exception)]
+    assert len(errors) == 8 and all(outcome is True or outcome in errors for outcome in ended)
+    for error in errors:
+        assert isinstance(error, RuntimeError) or error.code is ErrorCode.UNAVAILABLE  # type: ignore[attr-defined]
+
+
+def test_what_does_not_end_in_time_is_killed_and_its_caller_is_told(repository: Path, tmp_path: Path) -> None:
+    gate = tmp_path / "never"
+    server = Server(repository, load_model="echo").start()
+    heard: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            server.infer("echo", {"WAIT_FOR": [str(gate)]})
+        except InferenceError as error:
+            heard.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    until(gate.with_suffix(".begun").exists)
+    assert server.stop(timeout_s=0.2) is False
+    asking.join()
+    assert len(heard) == 1
+    assert children() == set() or not any("echo" in Path(f"/proc/{pid}/comm").read_text() for pid in children())
+
+
+def test_a_model_that_does_not_load_ends_the_start_and_says_why(tmp_path: Path) -> None:
+    write_model(tmp_path, "broken", "raise RuntimeError('no weights')", "")
+    write_model(tmp_path, "fine", "class TritonPythonModel:\n    def execute(self, requests):\n        return []", "")
+    before = set(threading.enumerate())
+    with pytest.raises(StartError, match="failed to load all models") as failure:
+        Server(tmp_path).start()
+    assert "no weights" in "\n".join(failure.value.causes)
+    assert set(threading.enumerate()) == before
+    with Server(tmp_path, exit_on_error=False) as server:
+        assert server.models() == ["fine"] and not server.is_ready()
+
+
+def test_a_port_that_is_taken_ends_the_start(repository: Path, server: Server) -> None:
+    with pytest.raises(StartError, match="already in use"):
+        Server(repository, http_port=server.http_port).start()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"http_prot": 0}, TypeError, "'http_prot' is no option of the server; the nearest is 'http_port'"),
+        ({"watch": True}, TypeError, "watch is no option of an embedded server"),
+        ({"http_port": 70000}, ValueError, "option 'http_port': .* out of bound"),
+        ({"model_control_mode": "sometimes"}, ValueError, "expected one of none, poll, explicit"),
+        ({"http_port": 8000, "grpc_port": 8000}, ValueError, "cannot listen to HTTP requests and GRPC requests"),
+        ({"model_control_mode": "none", "load_model": "echo"}, ValueError, "'--load-model' requires"),
+    ],
+)
+def test_a_wrong_option_is_told_before_anything_starts(
+    repository: Path, options: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        Server(repository, **options)
+
+
+def test_a_repository_is_a_path() -> None:
+    with pytest.raises(TypeError, match="a repository is a path, a URL, or a list of them, not int"):
+        Server(5)  # type: ignore[arg-type]
+
+
+def test_it_has_to_be_started() -> None:
+    server = Server()
+    assert server.stop() and not server.is_ready()
+    with pytest.raises(RuntimeError, match="the server is not running"):
+        server.infer("echo", {})
+
+
+def test_a_forked_process_is_told_that_the_server_is_elsewhere(server: Server) -> None:
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            server.infer("echo", {"NUMBERS": [1]})
+        except RuntimeError as error:
+            status = 0 if "another process" in str(error) else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_its_own_log_is_written_while_it_runs(repository: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with Server(repository, load_model="echo", log_file=log, log_verbose=1):
+        pass
+    assert "successfully loaded 'echo'" in log.read_text()
+    logger = logging.getLogger("pytriton_lite")
+    assert logger.handlers == [] and logger.propagate and logger.level == logging.NOTSET
+
+
+def test_lines_go_to_the_programs_logging(repository: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="pytriton_lite"), Server(repository, load_model="echo"):
+        pass
+    assert "successfully loaded 'echo'" in caplog.text
+
+
+def test_requests_are_in_the_access_log_and_in_traces(repository: Path, tmp_path: Path) -> None:
+    log = tmp_path / "access"
+    with Server(repository, access_log_file=log) as server:
+        server.infer("echo", {"NUMBERS": [1]}, request_id="seven")
+        list(server.stream("count", {"LIMIT": [3]}))
+        with pytest.raises(InferenceError):
+            server.infer("echo", {"NUMBERS": np.array([1.0])})
+    one, many, wrong = log.read_text().splitlines()
+    assert "protocol=python method=infer" in one and "request_id=seven" in one and "status=0" in one
+    assert "method=stream" in many and "responses=3" in many
+    assert f"status={int(ErrorCode.INVALID_ARG)}" in wrong
+
+
+def test_a_program_that_forgets_to_stop_ends_and_leaves_nothing(repository: Path) -> None:
+    code = (
+        "import sys\nfrom pytriton_lite import Server\n"
+        f"server = Server({str(repository)!r}, http_port=0, load_model='count').start()\n"
+        "print([int(answer['N'][0]) for answer in server.stream('count', {'LIMIT': [1]})])\n"
+        "import subprocess\n"
+        "print(subprocess.run(['pgrep', '-P', str(__import__('os').getpid())], capture_output=True, text=True).stdout)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PROJECT, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    answer, *pids = ended.stdout.split()
+    assert answer == "[0]" and pids
+    until(lambda: not any(is_running(int(pid)) for pid in pids))
+
+
+def test_importing_the_package_imports_nothing_else() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import pytriton_lite; new = set(sys.modules) - before\n"
+        "assert new == {'pytriton_lite'}, new\n"
+        "assert 'Server' in dir(pytriton_lite)\n"
+        "from pytriton_lite import Server\n"
+        "assert not {'rich', 'fastapi', 'grpc'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PROJECT)
