@@ -15,6 +15,7 @@ from pytriton_lite.config.data_file import path_inside
 from pytriton_lite.config.errors import BrokenRule, cannot_open, invalid
 from pytriton_lite.config.regular_file import read_regular_file
 from pytriton_lite.core.errors import ErrorCode
+from pytriton_lite.core.sharing import InstanceSharing
 from pytriton_lite.proto import model_config_pb
 
 # The label is `_<key>`. Prometheus keeps names that begin with two underscores for itself.
@@ -55,6 +56,29 @@ def broken_parameters(message: model_config_pb.ModelConfig) -> Iterator[BrokenRu
             f"MAX_QUEUE_SIZE of model '{message.name}' is for models without dynamic_batching: use "
             "default_queue_policy.max_queue_size, or that of a priority level",
             parameters.MAX_QUEUE_SIZE.place,
+        )
+    yield from broken_sharing(message)
+
+
+def broken_sharing(message: model_config_pb.ModelConfig) -> Iterator[BrokenRule]:
+    """Instances that could not share what one ``initialize`` makes. Their groups have been filled in."""
+    sharing = parameters.INSTANCE_SHARING.given(message)
+    if sharing is None:
+        return
+    subject = f"INSTANCE_SHARING '{sharing.value}' of model '{message.name}'"
+    places = {(group.kind, gpu) for group in message.instance_group for gpu in group.gpus or (0,)}
+    if len(places) > 1:
+        kinds = model_config_pb.ModelInstanceGroup.Kind
+        listed = ", ".join(f"{kinds.Name(kind)} {gpu}" for kind, gpu in sorted(places))
+        yield invalid(
+            f"{subject}: initialize runs once, for one kind of instance and one device, and the instance groups have {listed}",
+            parameters.INSTANCE_SHARING.place,
+        )
+    if sharing is InstanceSharing.THREADS and message.HasField("sequence_batching"):
+        yield invalid(
+            f"{subject}: each instance of a model with sequence_batching keeps the states of its own sequences, and threads "
+            "would have one model object for all of them; use 'fork'",
+            parameters.INSTANCE_SHARING.place,
         )
 
 

@@ -40,6 +40,7 @@ from pytriton_lite.config.validate_tensors import broken_tensors, validate_tenso
 from pytriton_lite.config.warm_up import WarmUpSample, samples_from_message
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.dtypes import DataType
+from pytriton_lite.core.sharing import InstanceSharing
 from pytriton_lite.proto import model_config_pb
 
 __all__ = [
@@ -289,6 +290,11 @@ class ModelConfig:
         return parameters.KEEP_FREED_MEMORY.read(self.parameters) is not False
 
     @property
+    def instance_sharing(self) -> InstanceSharing:
+        """How its instances come by the model (docs/instances.md)."""
+        return parameters.INSTANCE_SHARING.read(self.parameters) or InstanceSharing.NONE
+
+    @property
     def execution_timeout_s(self) -> float | None:
         """Limit of one execution, 0 for none; None where the server's holds."""
         return parameters.EXECUTION_TIMEOUT_SECONDS.read(self.parameters)
@@ -353,7 +359,10 @@ def instance_names(config: ModelConfig) -> Iterator[InstanceSpec]:
 
 
 def with_one_instance(config: ModelConfig) -> ModelConfig:
-    """A *config* that `check_for_load` has returned, with the first of its instances that execute, and no other."""
+    """A *config* that `check_for_load` has returned, with the first of its instances that execute, and no other.
+
+    Which has nobody to share its model with.
+    """
     message = copy.deepcopy(config.message)
     groups = list(message.instance_group)
     single = copy.deepcopy(next((group for group in groups if not group.passive), groups[0]))
@@ -361,6 +370,8 @@ def with_one_instance(config: ModelConfig) -> ModelConfig:
     del single.gpus[1:]
     del message.instance_group[:]
     message.instance_group.append(single)
+    if parameters.INSTANCE_SHARING.name in message.parameters:
+        del message.parameters[parameters.INSTANCE_SHARING.name]
     return replace(ModelConfig.from_message(message), labels=config.labels, initial_states=config.initial_states)
 
 
@@ -375,6 +386,7 @@ def regrouped(served: ModelConfig, new: ModelConfig, *, gpu_ids: Sequence[int]) 
     message.instance_group.extend(new.message.instance_group)
     message.version_policy.CopyFrom(new.message.version_policy)
     resolve_instance_groups(message, gpu_ids)
+    raise_first(load_checks.broken_sharing(message))
     return replace(ModelConfig.from_message(message), labels=served.labels, initial_states=served.initial_states)
 
 

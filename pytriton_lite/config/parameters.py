@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
+from pytriton_lite.core.sharing import InstanceSharing
 from pytriton_lite.proto import model_config_pb
 
 Value = TypeVar("Value")
@@ -91,6 +92,13 @@ class Number(Parameter[int]):
         return number if number >= self._lowest else None
 
 
+class Sharing(Parameter[InstanceSharing]):
+    """A way for instances to share their model."""
+
+    def value_of(self, text: str) -> InstanceSharing | None:
+        return {each.value: each for each in InstanceSharing if each.value}.get(text)
+
+
 class Seconds(Parameter[float]):
     """A number of seconds, perhaps with a fraction."""
 
@@ -109,6 +117,7 @@ EXECUTION_TIMEOUT_SECONDS = Seconds("EXECUTION_TIMEOUT_SECONDS", "seconds, 0 for
 CANCEL_COROUTINES = YesNo("CANCEL_COROUTINES")
 SHARED_MEMORY_VIEWS = YesNo("SHARED_MEMORY_VIEWS")
 KEEP_FREED_MEMORY = YesNo("KEEP_FREED_MEMORY")
+INSTANCE_SHARING = Sharing("INSTANCE_SHARING", "'fork' or 'threads'")
 BATCH_ANY_SHAPES = YesNo("BATCH_ANY_SHAPES")
 BATCH_TENSORS = YesNo("BATCH_TENSORS")
 MAX_UNANSWERED_REQUESTS = Number("MAX_UNANSWERED_REQUESTS", _NO_LIMIT)
@@ -120,6 +129,7 @@ ALL: Mapping[str, Parameter[Any]] = {
     for parameter in (
         *(EXECUTION_ENV_PATH, REQUIREMENTS, TRITON_BATCH_STRATEGY_PATH, FORCE_CPU_ONLY_INPUT_TENSORS),
         *(EXECUTE_CONCURRENCY, EXECUTION_TIMEOUT_SECONDS, CANCEL_COROUTINES, SHARED_MEMORY_VIEWS, KEEP_FREED_MEMORY),
+        INSTANCE_SHARING,
         *(BATCH_ANY_SHAPES, BATCH_TENSORS, MAX_UNANSWERED_REQUESTS, MAX_UNANSWERED_BYTES, MAX_QUEUE_SIZE),
     )
 }

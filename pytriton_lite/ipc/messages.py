@@ -17,6 +17,8 @@ RECALL    give back what is not begun     TELL      news, not answered
 PROBE     does the model say it is ready  PROBED    its answer
                                           RETURNED  batches that a RECALL asked for
                                           COMPLETED what a process that serves nothing found (JSON)
+BRANCH    make an instance of yourself    BRANCHED  it is there: its pid, or why it is not
+                                          ENDED     an instance that was a thread, and how
 
 Numbers are little-endian. A tensor is a fixed head, a *spec* (data type, name, shape) and, for a small one, its bytes.
 Specs repeat from request to request, so both sides keep the encoded and the decoded form in a table.
@@ -45,7 +47,7 @@ from pytriton_lite.core.tensor import PackedForm, PackedTensors, Tensor
 from pytriton_lite.ipc.channel import LARGEST_FRAME, frame
 from pytriton_lite.ipc.segment import HAS_MEMORY_FILES
 
-VERSION = 5
+VERSION = 6
 """Raised with every change of a layout below; the handshake compares it."""
 
 INLINE_BYTES = 4096 if HAS_MEMORY_FILES or sys.platform != "linux" else LARGEST_FRAME // 2
@@ -69,6 +71,7 @@ class Kind(enum.IntEnum):
     ANSWER = 11
     RECALL = 12
     PROBE = 13
+    BRANCH = 14
     HELLO = 16
     READY = 17
     FAILED = 18
@@ -83,6 +86,8 @@ class Kind(enum.IntEnum):
     RETURNED = 27
     COMPLETED = 28
     PROBED = 29
+    BRANCHED = 30
+    ENDED = 31
 
 
 class Task(str, enum.Enum):
@@ -92,6 +97,8 @@ class Task(str, enum.Enum):
     """READY, then batches until STOP."""
     AUTO_COMPLETE = "auto_complete"
     """COMPLETED with what ``auto_complete_config`` returned, and the process ends."""
+    SHARE = "share"
+    """READY, then an instance of its model for each BRANCH (worker/shared_process.py), until STOP."""
     DEVICE_HELPER = "device_helper"
     """READY, then an ANSWER to each ASK of the engine (worker/device_helper.py), until the channel ends. There is no model."""
 
@@ -1005,6 +1012,40 @@ def ready_frame(*, has_is_ready: bool) -> bytes:
 
 def read_ready(body: bytes) -> bool:
     return body == b"\x01"
+
+
+_BRANCHED = struct.Struct("<Qi")
+
+
+def branch_frame(number: int) -> bytes:
+    """Make instance *number* with the five descriptors that were sent before (bootstrap.py lists them)."""
+    return frame(Kind.BRANCH, [_NUMBER.pack(number)])
+
+
+def read_branch(body: memoryview) -> int:
+    return int(_NUMBER.unpack(body)[0])
+
+
+def branched_frame(number: int, pid: int, refusal: str = "") -> bytes:
+    """Instance *number* lives in process *pid*; 0 where it does not, for which *refusal* is the reason."""
+    return frame(Kind.BRANCHED, [_BRANCHED.pack(number, pid), refusal.encode("utf-8", "replace")])
+
+
+def read_branched(body: memoryview) -> tuple[int, int, str]:
+    """(number, pid, refusal)"""
+    number, pid = _BRANCHED.unpack_from(body)
+    return number, pid, str(body[_BRANCHED.size :], "utf-8")
+
+
+def ended_frame(number: int, status: int) -> bytes:
+    """Instance *number*, a thread, has ended with *status*, which is that of wait."""
+    return frame(Kind.ENDED, [_BRANCHED.pack(number, status)])
+
+
+def read_ended(body: memoryview) -> tuple[int, int]:
+    """(number, status)"""
+    number, status = _BRANCHED.unpack(body)
+    return number, status
 
 
 def probed_frame(*, is_ready: bool) -> bytes:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pytriton_lite.core.sharing import InstanceSharing
 from pytriton_lite.ipc.channel import frame
 from pytriton_lite.ipc.messages import Kind, Task
 
@@ -62,6 +63,9 @@ class ModelStart:
     busy_poll_us: int = 0
     """Microseconds for which a process that has nothing to do looks for work before it sleeps."""
 
+    instance_sharing: InstanceSharing = InstanceSharing.NONE
+    """For `Task.SHARE`: what the instances will be, processes that are forked from it or its threads."""
+
     @property
     def initialize_args(self) -> dict[str, str]:
         """What ``initialize`` gets (model API, 1.4)."""
@@ -89,6 +93,7 @@ class ModelStart:
         """What the body of a START says."""
         fields = json.loads(bytes(body))
         fields["task"] = Task(fields["task"])
+        fields["instance_sharing"] = InstanceSharing(fields["instance_sharing"])
         for name in ("outputs", "state_outputs"):
             fields[name] = tuple(fields[name])
         return cls(**fields)

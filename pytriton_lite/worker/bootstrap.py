@@ -5,7 +5,8 @@ because the package need not be installed there. More words make it the worker o
 forked (foreground.py). On the control socket:
 
 * in: one byte ``f`` with five descriptors (channel, descriptors, control page, stdout, stderr), once per worker to fork;
-  ``k`` and a pid: kill that worker and everything it started; ``p``: say that it is here
+  ``k`` and a pid: kill that worker and everything it started; ``p``: say that it is here; ``a`` and a pid: tend a worker that
+  a process of the model has forked (shared_process.py), whose parent this has become, as those that are forked here
 * out: ``<kind:u8> <pid:i32> <status:i32>``: ``s`` spawned (in the order of the requests), ``x`` exited with a wait status,
   ``p`` in answer to ``p``
 
@@ -93,40 +94,16 @@ def _restore_blas_threads() -> None:
                 break
 
 
-_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+def _adopt_orphans() -> None:
+    """Become the parent of what processes below us leave behind: forked workers, and whatever else. Linux only."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 
-def _disregard_signals() -> None:
-    """Let SIGINT and SIGTERM do nothing here: the server alone decides when a worker ends (model API, 1.3).
-
-    By a handler, where the fork server has SIG_IGN: programs that the model starts would inherit that, and could not be
-    terminated. The processes that it forks can be, too, from their first moment on.
-    """
-    for number in _ENDING_SIGNALS:
-        signal.signal(number, lambda *_: None)
-        signal.siginterrupt(number, False)
-    os.register_at_fork(
-        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS),
-        after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS),
-        after_in_child=_regard_signals,
-    )
-
-
-def _regard_signals() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS)
-
-
-def _die_with(parent: int) -> None:
-    """Ask the kernel to kill us when *parent*, the fork server, dies, however it dies. Linux only."""
-    if sys.platform != "linux":
-        return
-    import ctypes
-
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        os._exit(1)
+_MOST_STRANGERS = 64
+"""Ends of processes that nobody has asked about that are remembered. Those of workers are asked about in milliseconds."""
 
 
 class ForkServer:
@@ -135,6 +112,9 @@ class ForkServer:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._children: set[int] = set()
+        self._strangers: dict[int, int] = {}
+        """How processes ended that came to us as orphans, by pid: one may be a worker that is still to be adopted."""
+        _adopt_orphans()
         self._wake_read, self._wake_write = socket.socketpair()
         for sock in (self._wake_read, self._wake_write):
             sock.setblocking(False)
@@ -170,6 +150,10 @@ class ForkServer:
             if pid in self._children:
                 _kill_group(pid)
             return True
+        if data == b"a":
+            (pid,) = struct.unpack("<i", self._control.recv(4, socket.MSG_WAITALL))
+            self._adopt(pid)
+            return True
         if data == b"p":
             self._report(b"p", 0, 0)
             return True
@@ -190,15 +174,26 @@ class ForkServer:
         self._children.add(pid)
         self._report(b"s", pid, 0)
 
+    def _adopt(self, pid: int) -> None:
+        try:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # it has ended, and was reaped
+            self._report(b"x", pid, self._strangers.pop(pid, signal.SIGKILL))
+        else:
+            self._children.add(pid)
+
     def _become_worker(self, parent: int, descriptors: list[int]) -> None:
         """Never returns. In the child: leave everything of the fork server behind and live as a worker."""
+        from pytriton_lite.worker import forked
+
         status = 1
         try:
             os.setpgid(0, 0)
-            _die_with(parent)
+            forked.die_with(parent)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _disregard_signals()
+            forked.disregard_signals()
+            forked.let_children_end()
             for sock in (self._control, self._wake_read, self._wake_write):
                 sock.close()
             _live_as_worker(descriptors)
@@ -208,20 +203,29 @@ class ForkServer:
 
             traceback.print_exc()
         finally:
-            from pytriton_lite.worker.main import exit_process
-
-            exit_process(status)
+            forked.exit_process(status)
 
     def _reap(self) -> None:
-        while self._children:
+        while True:
             # Seen before it is reaped, so that the number of its process group cannot be anybody else's yet.
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:  # there are none
+                return
             if found is None:
                 return
-            _kill_group(found.si_pid)
-            _, status = os.waitpid(found.si_pid, 0)
-            self._children.discard(found.si_pid)
-            self._report(b"x", found.si_pid, status)
+            pid = found.si_pid
+            is_ours = pid in self._children
+            if is_ours:
+                _kill_group(pid)
+            _, status = os.waitpid(pid, 0)
+            if is_ours:
+                self._children.discard(pid)
+                self._report(b"x", pid, status)
+            else:
+                self._strangers[pid] = status
+                if len(self._strangers) > _MOST_STRANGERS:
+                    del self._strangers[next(iter(self._strangers))]
 
     def _report(self, kind: bytes, pid: int, status: int) -> None:
         try:

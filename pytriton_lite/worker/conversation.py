@@ -31,7 +31,7 @@ Five of the quickest. A model that takes longer is one whose next execution may 
 
 
 class Work:
-    """What lies in the inbox of the main thread: a batch, or TRIM, or STOP."""
+    """What lies in the inbox of the main thread: a batch, or TRIM, STOP or, in a process that is shared, BRANCH."""
 
     __slots__ = ("kind", "number", "requests")
 

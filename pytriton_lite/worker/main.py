@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import socket
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from pytriton_lite.core import heap
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.ipc import messages
-from pytriton_lite.ipc.channel import RECEIVE_BYTES, FrameReader
-from pytriton_lite.ipc.messages import Kind, Task
+from pytriton_lite.ipc.messages import Task
 from pytriton_lite.ipc.start import ModelStart
 from pytriton_lite.worker import auto_complete
-from pytriton_lite.worker.loader import ModelFiles, construct, import_model, initialize, install_pb_utils
+from pytriton_lite.worker.beginning import greet, model_files
+from pytriton_lite.worker.loader import construct, import_model, initialize, install_pb_utils
 from pytriton_lite.worker.mailbox import EngineGone, Outbox
 from pytriton_lite.worker.process import Host, install
 from pytriton_lite.worker.serving import Worker
 from pytriton_lite.worker.tracebacks import describe
-
-_PR_SET_NAME = 15
 
 
 def run(channel: socket.socket, descriptors: socket.socket, control: memoryview) -> None:
@@ -34,11 +30,9 @@ def run(channel: socket.socket, descriptors: socket.socket, control: memoryview)
 
 
 def _live(channel: socket.socket, descriptors: socket.socket, control: memoryview) -> None:
-    channel.sendall(messages.hello_frame(os.getpid()))
-    start = _receive_start(channel)
+    start = greet(channel)
     if start is None:
         return
-    _name_process(start.instance)
     if start.keeps_freed_memory and not heap.is_tuned_by(os.environ):
         heap.keep_some()
     if start.task == Task.DEVICE_HELPER:
@@ -50,10 +44,22 @@ def _live(channel: socket.socket, descriptors: socket.socket, control: memoryvie
         outbox = Outbox(channel)
         outbox.send(_auto_complete(start, auto_complete.AutoCompleteHost(outbox.send, control)))
         return
-    worker = Worker(channel, descriptors, control, start, path=str(_model_files(start).path))
+    path = str(model_files(start).path)
+    if start.task == Task.SHARE:
+        from pytriton_lite.worker import shared_process  # what only few models have
+
+        shared = shared_process.SharedProcess(channel, descriptors, control, start, path=path)
+        _load_and_serve(shared, start, shared.check)
+        return
+    _load_and_serve(Worker(channel, descriptors, control, start, path=path), start)
+
+
+def _load_and_serve(worker: Worker, start: ModelStart, check: Callable[[], None] = lambda: None) -> None:
+    """*check* raises InferenceError where the model that was loaded cannot be served as it is to be."""
     install(worker)
     try:
         model = _load(start)
+        check()
     except InferenceError as error:
         worker.outbox.send(messages.failed_frame(error.code, error.message))
         return
@@ -66,54 +72,13 @@ def _live(channel: socket.socket, descriptors: socket.socket, control: memoryvie
     worker.serve(model)
 
 
-def _receive_start(channel: socket.socket) -> ModelStart | None:
-    """What the first frame says, after which the engine sends nothing before READY; None when the engine is gone."""
-    reader = FrameReader()
-    while True:
-        data = channel.recv(RECEIVE_BYTES)
-        if not data:
-            return None
-        for kind, body in reader.feed(data):
-            assert kind == Kind.START, f"expected START, got frame {kind}"
-            return ModelStart.parse(body)
-
-
-def _name_process(instance: str) -> None:
-    """What ``ps`` and ``top`` show: the instance, as far as the kernel's 15 characters go. Linux only."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, instance.encode("utf-8", "replace")[:15], 0, 0, 0)
-
-
-def _model_files(start: ModelStart) -> ModelFiles:
-    return ModelFiles(
-        Path(start.model_dir),
-        start.version,
-        start.filename,
-        backend_dir=Path(start.backend_dir) if start.backend_dir else None,
-        backend_settings=start.backend_settings,
-    )
-
-
 def _auto_complete(start: ModelStart, host: Host) -> bytes:
-    return auto_complete.complete(_model_files(start), name=start.model, model_config=start.model_config, host=host)
+    return auto_complete.complete(model_files(start), name=start.model, model_config=start.model_config, host=host)
 
 
 def _load(start: ModelStart) -> Any:
-    files = _model_files(start)
+    files = model_files(start)
     install_pb_utils(str(files.version_dir))
     model = construct(import_model(files))
     initialize(model, start.initialize_args)
     return model
-
-
-def exit_process(code: int) -> None:
-    """Run exit handlers, flush, and end without the interpreter's own teardown, which the fork parent will do."""
-    import atexit
-
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            pass
-    os._exit(code)

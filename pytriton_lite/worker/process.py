@@ -1,11 +1,13 @@
 """What ``pb_utils`` asks of whoever runs the model: a worker of the server, or nobody, in a test or a notebook.
 
 There is one host per process, because the API of a model is a module. The worker installs its own when it knows what it
-serves; `pytriton_lite.testing` installs one that answers without a server.
+serves; `pytriton_lite.testing` installs one that answers without a server. Where the threads of a process are instances, each
+of them has a host of its own (`enter`), and so has what runs in a copy of its context: coroutines, ``asyncio.to_thread``.
 """
 
 from __future__ import annotations
 
+import contextvars
 import enum
 import sys
 from typing import Any, NoReturn
@@ -59,14 +61,21 @@ class Host:
 
 
 _host = Host()
+_host_here: contextvars.ContextVar[Host | None] = contextvars.ContextVar("host", default=None)
 
 
 def host() -> Host:
-    return _host
+    """The host of the instance that runs here, where it is a thread; else that of the process."""
+    return _host_here.get() or _host
+
+
+def enter(host: Host) -> None:
+    """Make *host* that of this thread, and of what takes over its context."""
+    _host_here.set(host)
 
 
 def install(host: Host) -> Host:
-    """Make *host* the one of this process; the previous one."""
+    """Make *host* the one of this process; the previous one is returned."""
     global _host
     previous, _host = _host, host
     return previous

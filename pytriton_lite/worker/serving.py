@@ -71,6 +71,7 @@ class Worker(Host):
         self._pid = os.getpid()
         self._control = control
         self._model: Any = None
+        self._finalizes = True
         self._probe: ReadinessProbe | None = None
         self._batches = Batches()
         self._placement = Placement(start, descriptors, self._batches)
@@ -170,9 +171,10 @@ class Worker(Host):
         """Whether the main thread is in the model's ``execute``."""
         return self._executions.in_execute != 0
 
-    def serve(self, model: Any) -> None:
-        """Execute batches until STOP. Raises EngineGone on end-of-file."""
+    def serve(self, model: Any, *, finalizes: bool = True) -> None:
+        """Execute batches until STOP, and finalize the model where that is ours to do. Raises EngineGone on end-of-file."""
         self._model = model
+        self._finalizes = finalizes
         self.phase = Phase.SERVING
         if hasattr(model, "is_ready"):
             self._probe = ReadinessProbe(model, self.outbox.send, self._log.warn)
@@ -211,7 +213,7 @@ class Worker(Host):
     def _finalize(self) -> None:
         self.phase = Phase.FINALIZE
         self._executions.stop_loop()
-        finalize = getattr(self._model, "finalize", None)
+        finalize = getattr(self._model, "finalize", None) if self._finalizes else None
         if finalize is not None:
             try:
                 finalize()

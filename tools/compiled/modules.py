@@ -17,8 +17,8 @@ _ROOMS = {
     "engine/ensembles": "*",
     "engine/models": "incomplete",
     "engine/serving": "*",
-    "engine/workers": "asking device_helper execution_watch instance keeper memory outputs oversight process state_outputs "
-    "wire",
+    "engine/workers": "asking device_helper execution_watch instance keeper memory outputs oversight process shared_process "
+    "state_outputs wire",
     "frontends": "unread work_share",
     "frontends/process": "calls frames link peer",
     "frontends/grpc": "codec compression http2_* parameters parsing templates",

@@ -61,32 +61,23 @@ class WorkerServices(Protocol):
         """Forget *worker*, from which nothing more comes."""
 
 
-class OpenCalls:
-    """The calls and questions of one worker process that have not been answered: what is `Asking` to its instance."""
+class OpenQuestions:
+    """The questions of one worker process that have not been answered, and what it tells."""
 
-    def __init__(self, services: WorkerServices, instance: AskingInstance, worker: WorkerLink) -> None:
-        self._instance = instance
+    def __init__(self, services: WorkerServices, owner: object, name: str, worker: WorkerLink) -> None:
+        """*owner* is the version, *name* the instance's."""
+        self._owner = owner
+        self._name = name
         self._worker = worker
         self._services = services
-        self._calls: dict[int, _Call] = {}
         self._answering: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
     def on_frame(self, kind: int, body: memoryview) -> None:
-        if kind == Kind.CALL:
-            self._begin(body)
-        elif kind == Kind.TAKEN:
-            for number, count in messages.read_taken(body):
-                if number in self._calls:
-                    self._calls[number].taken(count)
-        elif kind == Kind.ABANDON:
-            call = self._calls.get(messages.read_abandon(body))
-            if call is not None:
-                call.abandon()
-        elif kind == Kind.ASK:
+        if kind == Kind.ASK:
             if len(self._answering) >= MOST_OPEN:
                 number, operation, _ = messages.read_ask(body)
-                text = f"instance '{self._instance.name}' has {MOST_OPEN} questions that are not answered, which is the limit"
+                text = f"instance '{self._name}' has {MOST_OPEN} questions that are not answered, which is the limit"
                 self._worker.send(
                     messages.answer_frame(number, InferenceError(ErrorCode.UNAVAILABLE, f"{operation}: {text}"))
                 )
@@ -102,12 +93,52 @@ class OpenCalls:
     def close(self) -> None:
         """The worker has ended: cancel what it waited for."""
         self._is_closed = True
-        calls, self._calls = self._calls, {}
-        for call in calls.values():
-            call.abandon()
         for task in self._answering:
             task.cancel()
         self._services.worker_gone(self._worker)
+
+    async def _answer(self, number: int, operation: str, arguments: dict[str, Any]) -> None:
+        answer: object
+        try:
+            answer = await self._services.answer(self._worker, self._owner, operation, arguments)
+        except InferenceError as error:
+            answer = error
+        except Exception as error:
+            logger.exception("'%s' of instance '%s' failed inside the server", operation, self._name)
+            answer = InferenceError(ErrorCode.INTERNAL, f"internal error of the server: {error!r}")
+        if not self._is_closed:
+            self._worker.send(messages.answer_frame(number, answer))
+
+
+class OpenCalls(OpenQuestions):
+    """The calls and questions of one worker process that have not been answered: what is `Asking` to its instance."""
+
+    def __init__(self, services: WorkerServices, instance: AskingInstance, worker: WorkerLink) -> None:
+        super().__init__(services, instance.owner, instance.name, worker)
+        self._instance = instance
+        self._calls: dict[int, _Call] = {}
+
+    def on_frame(self, kind: int, body: memoryview) -> None:
+        if kind == Kind.CALL:
+            self._begin(body)
+        elif kind == Kind.TAKEN:
+            for number, count in messages.read_taken(body):
+                if number in self._calls:
+                    self._calls[number].taken(count)
+        elif kind == Kind.ABANDON:
+            call = self._calls.get(messages.read_abandon(body))
+            if call is not None:
+                call.abandon()
+        else:
+            super().on_frame(kind, body)
+
+    def close(self) -> None:
+        """The worker has ended: cancel what it waited for."""
+        self._is_closed = True
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            call.abandon()
+        super().close()
 
     def blocking(self, batch: int) -> list[Ticket]:
         """The requests without whose answer ``execute`` of *batch* cannot end."""
@@ -119,20 +150,6 @@ class OpenCalls:
         Not where it has said something that the caller has not read: it is the caller's turn then.
         """
         return any(not call.is_unread for call in self._calls.values() if batch in (0, call.waiting_batch))
-
-    # ------------------------------------------------------------------------------------------ ASK
-
-    async def _answer(self, number: int, operation: str, arguments: dict[str, Any]) -> None:
-        answer: object
-        try:
-            answer = await self._services.answer(self._worker, self._instance.owner, operation, arguments)
-        except InferenceError as error:
-            answer = error
-        except Exception as error:
-            logger.exception("'%s' of instance '%s' failed inside the server", operation, self._instance.name)
-            answer = InferenceError(ErrorCode.INTERNAL, f"internal error of the server: {error!r}")
-        if not self._is_closed:
-            self._worker.send(messages.answer_frame(number, answer))
 
     # ------------------------------------------------------------------------------------------ CALL
 

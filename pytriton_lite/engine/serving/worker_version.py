@@ -14,27 +14,31 @@ from typing import Any
 from pytriton_lite.config.instances import InstanceKind
 from pytriton_lite.config.model_config import InstanceSpec, ModelConfig, instance_names
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.sharing import InstanceSharing
 from pytriton_lite.core.states import InstanceState, VersionState
 from pytriton_lite.core.timeline import Clock
 from pytriton_lite.engine.counting.latencies import LatencyMetrics
 from pytriton_lite.engine.counting.statistics import InstanceStatus, SharedMemory
 from pytriton_lite.engine.counting.unanswered import UnansweredTotal
 from pytriton_lite.engine.environments import Environment
-from pytriton_lite.engine.serving.calls import OpenCalls, WorkerServices
+from pytriton_lite.engine.serving.calls import OpenCalls, OpenQuestions, WorkerServices
 from pytriton_lite.engine.serving.dispatch import Dispatcher
 from pytriton_lite.engine.serving.regrouping import match, with_free_names
 from pytriton_lite.engine.serving.resource_grants import ResourceGrants
 from pytriton_lite.engine.serving.served_version import ServedVersion, next_stamp
 from pytriton_lite.engine.serving.warm_up import WarmUp
+from pytriton_lite.engine.workers.asking import WorkerLink
 from pytriton_lite.engine.workers.backends import Backend
 from pytriton_lite.engine.workers.device_helper import DeviceHelpers
 from pytriton_lite.engine.workers.fork_server import Spawners, WorkerExit
 from pytriton_lite.engine.workers.instance import Instance, Sent
 from pytriton_lite.engine.workers.keeper import DEATHS_BEFORE_NOT_READY
-from pytriton_lite.engine.workers.settings import WorkerSettings, model_start
+from pytriton_lite.engine.workers.settings import WorkerSettings, model_start, shared_start
+from pytriton_lite.engine.workers.shared_process import SharedSpawners
 from pytriton_lite.engine.workers.state_outputs import states_of
 from pytriton_lite.engine.workers.wire import ExecutionOutcome
 from pytriton_lite.ipc.messages import BatchResult
+from pytriton_lite.ipc.start import ModelStart
 from pytriton_lite.scheduling.default import DefaultScheduler
 from pytriton_lite.scheduling.dynamic_batch import DynamicBatchScheduler
 from pytriton_lite.scheduling.queue import Scheduler
@@ -100,6 +104,8 @@ class WorkerVersion(ServedVersion):
         self._backend = backend
         self._grants = grants
         self._environment: Environment | None = None
+        self._shared: SharedSpawners | None = None
+        """Where workers come from that share their model."""
         self._dispatcher = self._make_dispatcher()
         self._warm_up: WarmUp | None = None
         if config.warm_up:
@@ -230,6 +236,7 @@ class WorkerVersion(ServedVersion):
         """Start every instance in *environment*."""
         assert environment is not None, "workers run in one"
         self._environment = environment
+        failure: Exception | None = None
         try:
             if self._warm_up is not None:
                 await self._warm_up.check()
@@ -238,11 +245,19 @@ class WorkerVersion(ServedVersion):
             self.at_step("initialize")
             await self._start(instances)
         except Exception as error:
+            failure = error
+        except BaseException:
+            if self._shared is not None:
+                self._shared.kill()
+            raise
+        if failure is not None:
+            if self._shared is not None:
+                await self._shared.stop(_STOP_AFTER_FAILED_LOAD_S)
             self._instances.clear()
             self._passive.clear()
-            if not isinstance(error, InferenceError):
-                raise
-            self.fail_load(error)
+            if not isinstance(failure, InferenceError):
+                raise failure
+            self.fail_load(failure)
 
     def open(self) -> None:
         super().open()
@@ -260,13 +275,38 @@ class WorkerVersion(ServedVersion):
     ) -> list[Instance]:
         """Instances that were not started yet. Raises InferenceError when the rate limiter could never serve one.
 
-        *replaced* are going to leave.
+        Or when they were to share a model that is not for such instances. *replaced* are going to leave.
         """
+        self._see_to_sharing(config, plans)
         instances = [self._make_instance(config, plan, environment) for plan in plans]
         if self._grants is not None:
             self._grants.register(_claims(instances), replaced=_claims(replaced))
         self._plans.update(zip(instances, plans))
         return instances
+
+    def _see_to_sharing(self, config: ModelConfig, plans: Sequence[InstanceSpec]) -> None:
+        """Know where workers come from that share their model. Raises InferenceError where one could not share it."""
+        if config.instance_sharing is InstanceSharing.NONE or not plans:
+            return
+        first = plans[0]
+        if self._shared is None:
+            self._shared = SharedSpawners(
+                self._spawners,
+                shared_start(self._model_start(config, first), config),
+                self._workers,
+                self._begin_questions,
+            )
+        start = self._shared.start
+        if (start.instance_kind, start.device_id) != (first.kind.value, first.device_id):
+            raise InferenceError(
+                ErrorCode.UNAVAILABLE,
+                f"INSTANCE_SHARING of model '{self.name}': initialize has run for instances of kind {start.instance_kind} on "
+                f"device {start.device_id}, not {first.kind.value} on device {first.device_id}; unload the model first",
+            )
+
+    def _begin_questions(self, process: WorkerLink) -> OpenQuestions:
+        assert self._shared is not None, "whose process it is"
+        return OpenQuestions(self._services, self, self._shared.start.instance, process)
 
     async def _start(self, instances: Sequence[Instance]) -> None:
         """Start all of *instances*. Raises the first failure when those that did start have ended again."""
@@ -422,21 +462,13 @@ class WorkerVersion(ServedVersion):
             await asyncio.wait(tasks)
 
     def _make_instance(self, config: ModelConfig, plan: InstanceSpec, environment: Environment) -> Instance:
-        start = model_start(
-            config,
-            plan,
-            version=self.version,
-            directory=self._directory,
-            workers=self._workers,
-            backend=self._backend,
-        )
         capacity = 1 if self.config.decoupled else self.config.execute_concurrency
         return Instance(
-            start,
+            self._model_start(config, plan),
             self._workers,
             self.config,
             self,
-            self._spawners,
+            self._shared or self._spawners,
             environment,
             partial(OpenCalls, self._services),
             capacity=capacity,
@@ -444,6 +476,16 @@ class WorkerVersion(ServedVersion):
             claim=Claim.of(plan) if self._grants is not None and not plan.passive else None,
             limits=self._workers.execution_limits(self.config),
             clock=self._clock,
+        )
+
+    def _model_start(self, config: ModelConfig, plan: InstanceSpec) -> ModelStart:
+        return model_start(
+            config,
+            plan,
+            version=self.version,
+            directory=self._directory,
+            workers=self._workers,
+            backend=self._backend,
         )
 
     async def unload(self, timeout_s: float | None = None) -> bool:
@@ -461,6 +503,9 @@ class WorkerVersion(ServedVersion):
         remaining = None if deadline is None else max(0.0, deadline - self._loop.time())
         everybody = (*self._instances, *self._passive, *self._arriving, *self._leaving)
         stopped = await asyncio.gather(*(instance.keeper.stop(remaining) for instance in everybody))
+        if self._shared is not None:
+            remaining = None if deadline is None else max(0.0, deadline - self._loop.time())
+            stopped.append(await self._shared.stop(remaining))
         for instance in everybody:
             self._forget(instance)
         self._leaving.clear()

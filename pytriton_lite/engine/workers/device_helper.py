@@ -25,7 +25,7 @@ from typing import Any
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.environments import Environment
-from pytriton_lite.engine.workers.fork_server import Spawner, Spawners, WorkerExit
+from pytriton_lite.engine.workers.fork_server import ForkServers, Spawner, WorkerExit
 from pytriton_lite.engine.workers.process import _Process
 from pytriton_lite.engine.workers.settings import WorkerSettings
 from pytriton_lite.ipc import messages
@@ -261,7 +261,7 @@ class DeviceHelpers:
         self,
         uuids: Sequence[bytes],
         workers: WorkerSettings,
-        spawners: Spawners,
+        spawners: ForkServers,
         environment: Environment,
         *,
         answer_s: float = ANSWER_S,

@@ -18,9 +18,9 @@ import socket
 import struct
 
 from pytriton_lite.config.model_config import ModelConfig, with_one_instance
-from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.errors import BugError, ErrorCode, InferenceError
 from pytriton_lite.engine.environments import Environment
-from pytriton_lite.engine.workers.fork_server import Spawned, WorkerExit
+from pytriton_lite.engine.workers.fork_server import ShowsStacks, Spawned, WorkerExit
 
 _LENGTH = struct.Struct("<I")
 _STATUS = struct.Struct("<i")
@@ -33,6 +33,8 @@ _KILLED = WorkerExit(signal.SIGKILL)
 
 class Foreground:
     """Takes the place of the fork servers for the workers of *model*. It has one worker to give, once."""
+
+    whole: ShowsStacks | None = None
 
     def __init__(self, model: str, control: socket.socket) -> None:
         self.model = model
@@ -48,13 +50,13 @@ class Foreground:
         """*config*, with a single instance if it is the model's."""
         return with_one_instance(config) if config.name == self.model else config
 
-    def get(self, environment: Environment) -> Foreground:
+    async def prepared(self, environment: Environment) -> Foreground:
         self._environment = environment
         return self
 
     async def spawn(self, descriptors: list[int]) -> Spawned:
         """See `ForkServer.spawn`. Raises InferenceError(UNAVAILABLE) when there has been a worker."""
-        assert self._environment is not None, "get came first"
+        assert self._environment is not None, "prepared came first"
         if self._exited is not None:
             raise InferenceError(
                 ErrorCode.UNAVAILABLE,
@@ -76,6 +78,9 @@ class Foreground:
                 ErrorCode.UNAVAILABLE, f"the process in which model '{self.model}' was to be debugged has ended"
             ) from None
         return self._pid, self._exited
+
+    async def adopt(self, pid: int) -> asyncio.Future[WorkerExit]:
+        raise BugError("a model that is debugged has one worker, which nobody shares")
 
     def kill(self, pid: int) -> None:
         """End the worker, and the command with it, unless it says very soon that it has ended by itself."""

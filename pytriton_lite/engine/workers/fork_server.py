@@ -56,10 +56,23 @@ Spawned = tuple[int, "asyncio.Future[WorkerExit]"]
 """A worker's process id, and its end."""
 
 
+class ShowsStacks(Protocol):
+    """A process with threads that are workers."""
+
+    async def show_stacks(self) -> None:
+        """Have the stacks of all of them written to the log."""
+
+
 class Spawner(Protocol):
     """Starts workers of one environment, and ends them."""
 
+    whole: ShowsStacks | None
+    """The process of which its workers are threads; None where they are processes."""
+
     async def spawn(self, descriptors: list[int]) -> Spawned: ...
+
+    async def adopt(self, pid: int) -> asyncio.Future[WorkerExit]:
+        """Tend a worker that was forked from one of its own; its end."""
 
     def kill(self, pid: int) -> None: ...
 
@@ -67,9 +80,11 @@ class Spawner(Protocol):
 
 
 class Spawners(Protocol):
-    """Spawners by environment: fork servers, or the process in which a model is debugged (foreground.py)."""
+    """Spawners by environment: fork servers, a process that has loaded the model (shared_process.py), or the one in which
+    a model is debugged (foreground.py)."""
 
-    def get(self, environment: Environment) -> Spawner: ...
+    async def prepared(self, environment: Environment) -> Spawner:
+        """The one for the next worker, which has done what comes before that. Raises InferenceError where that fails."""
 
 
 class ForkServerStuck(InferenceError):
@@ -86,6 +101,8 @@ class ForkServer:
     the kernel tells us of workers' ends as well (pidfd). When it is *stuck* it is asked for nothing more; its workers, which
     need nothing of it, serve on.
     """
+
+    whole: ShowsStacks | None = None
 
     def __init__(
         self,
@@ -163,14 +180,27 @@ class ForkServer:
             self._expect_answer()
         return await spawned
 
-    def _ask(self, descriptors: list[int]) -> bool:
-        """Ask for a worker; False when so many were asked for that the socket is full."""
+    async def adopt(self, pid: int) -> asyncio.Future[WorkerExit]:
+        """Tend worker *pid*, which one of ours has forked and left to us, as one of our own; its end. Raises as `spawn`."""
+        async with self._asking:
+            try:
+                while not self._ask([], b"a" + struct.pack("<i", pid)):
+                    await self._wait_writable()
+            except (BrokenPipeError, ConnectionResetError):
+                raise self._is_gone() from None
+            exited = self._exits[pid] = self._loop.create_future()
+            self._watch_end(pid)
+            self._expect_answer()
+        return exited
+
+    def _ask(self, descriptors: list[int], order: bytes = b"f") -> bool:
+        """Ask for a worker, or another *order*; False when so much was asked for that the socket is full."""
         if not self.is_alive:
             raise BrokenPipeError
         if self.is_stuck:
             raise self._does_not_answer()
         try:
-            socket.send_fds(self._control, [b"f"], descriptors)
+            socket.send_fds(self._control, [order], descriptors)
         except (BlockingIOError, InterruptedError):
             return False
         return True
@@ -423,6 +453,9 @@ class ForkServers:
         process, self._head_start = self._head_start, None
         if process is not None:
             process.end()
+
+    async def prepared(self, environment: Environment) -> ForkServer:
+        return self.get(environment)
 
     def _put_aside(self, server: ForkServer) -> None:
         """Let *server*, which is stuck, go when its last worker has ended."""

@@ -193,10 +193,11 @@ class WorkerKeeper:
         return await self._launch_from_fork_server()  # another one
 
     async def _launch_from_fork_server(self) -> WorkerProcess:
+        spawner = await self._spawners.prepared(self._environment)
         return await WorkerProcess.launch(
             self._start,
             self._workers,
-            self._spawners.get(self._environment),
+            spawner,
             on_frame=self._instance.on_frame,
             on_gone=self._on_gone,
         )

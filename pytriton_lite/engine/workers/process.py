@@ -54,6 +54,7 @@ class _Goal(NamedTuple):
 
 _GOALS = {
     Task.SERVE: _Goal(Kind.READY, "initialize the model", "the model was ready"),
+    Task.SHARE: _Goal(Kind.READY, "initialize the model", "the model was ready"),
     Task.AUTO_COMPLETE: _Goal(Kind.COMPLETED, "return from auto_complete_config", "auto_complete_config returned"),
     Task.DEVICE_HELPER: _Goal(Kind.READY, "open its device", "it had its device"),
 }
@@ -121,6 +122,10 @@ class _Process:
         It takes no part of the interpreter's; but a process that is stopped does nothing at all.
         """
         if self._has_ended:
+            return
+        whole = self._spawner.whole
+        if whole is not None:
+            await whole.show_stacks()
             return
         if _is_stopped(self.pid):
             logger.warning(

@@ -90,3 +90,8 @@ def model_start(
         takes_device_inputs=config.takes_device_inputs,
         keeps_freed_memory=config.keeps_freed_memory,
     )
+
+
+def shared_start(start: ModelStart, config: ModelConfig) -> ModelStart:
+    """What the process is told that loads the model for all instances of *config*, of which *start* is that of one."""
+    return replace(start, task=Task.SHARE, instance=f"{config.name}_shared", instance_sharing=config.instance_sharing)

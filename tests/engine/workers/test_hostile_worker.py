@@ -56,8 +56,13 @@ class HostileWorker:
         self._exited: asyncio.Future[WorkerExit] = self._loop.create_future()
         self._fds: list[int] = []
 
-    def get(self, environment: object) -> HostileWorker:
+    whole = None
+
+    async def prepared(self, environment: object) -> HostileWorker:
         return self
+
+    async def adopt(self, pid: int) -> asyncio.Future[WorkerExit]:
+        raise NotImplementedError
 
     async def spawn(self, descriptors: list[int]) -> Spawned:
         if self._fds:

@@ -1,0 +1,88 @@
+"""What every process and thread that serves as a worker begins with: HELLO, START, and how one goes on that has its model."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pytriton_lite.ipc import messages
+from pytriton_lite.ipc.channel import RECEIVE_BYTES, FrameReader
+from pytriton_lite.ipc.messages import Kind
+from pytriton_lite.ipc.start import ModelStart
+from pytriton_lite.worker.loader import ModelFiles
+from pytriton_lite.worker.mailbox import EngineGone
+from pytriton_lite.worker.process import Host
+from pytriton_lite.worker.serving import Worker
+
+_PR_SET_NAME = 15
+
+
+def greet(channel: socket.socket) -> ModelStart | None:
+    """Say that this process, or thread, is there; what it is to be, None when the engine is gone."""
+    channel.sendall(messages.hello_frame(os.getpid()))
+    start = _receive_start(channel)
+    if start is not None:
+        _name_thread(start.instance)
+    return start
+
+
+def _receive_start(channel: socket.socket) -> ModelStart | None:
+    """What the first frame says, after which the engine sends nothing before READY; None when the engine is gone."""
+    reader = FrameReader()
+    while True:
+        data = channel.recv(RECEIVE_BYTES)
+        if not data:
+            return None
+        for kind, body in reader.feed(data):
+            assert kind == Kind.START, f"expected START, got frame {kind}"
+            return ModelStart.parse(body)
+
+
+def _name_thread(instance: str) -> None:
+    """What ``ps`` and ``top`` show: the instance, as far as the kernel's 15 characters go. Linux only.
+
+    The main thread's name is the process's.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, instance.encode("utf-8", "replace")[:15], 0, 0, 0)
+
+
+def model_files(start: ModelStart) -> ModelFiles:
+    return ModelFiles(
+        Path(start.model_dir),
+        start.version,
+        start.filename,
+        backend_dir=Path(start.backend_dir) if start.backend_dir else None,
+        backend_settings=start.backend_settings,
+    )
+
+
+def run_branch(
+    channel: socket.socket,
+    descriptors: socket.socket,
+    control: memoryview,
+    model: Any,
+    *,
+    enter: Callable[[Host], object],
+    finalizes: bool,
+) -> None:
+    """Live as an instance whose *model* is loaded already (shared_process.py). *enter* makes its host the one here.
+
+    *finalizes*: whether the model is its own, and to be finalized by it.
+    """
+    try:
+        start = greet(channel)
+        if start is None:
+            return
+        worker = Worker(channel, descriptors, control, start, path=str(model_files(start).path))
+        worker.model_dir = str(model_files(start).version_dir)
+        enter(worker)
+        worker.outbox.send(messages.ready_frame(has_is_ready=hasattr(model, "is_ready")))
+        worker.serve(model, finalizes=finalizes)
+    except (EngineGone, BrokenPipeError, ConnectionResetError):
+        return
