@@ -82,6 +82,7 @@ from pytriton_lite.settings import (
 
 if TYPE_CHECKING:
     from pytriton_lite.cloud_listeners import CloudListeners
+    from pytriton_lite.frontends.grpc.carried import CarriedCalls
     from pytriton_lite.frontends.grpc.server import GrpcListener
     from pytriton_lite.remote.repositories import RemoteRepositories
     from pytriton_lite.remote.url import RemoteUrl
@@ -261,6 +262,16 @@ class Composition:
         if self._page is None:
             self._page = MetricsPage(self.engine, self._metrics_options())
         return self._page
+
+    def http_application(self) -> AsgiApp:
+        """What the listener for HTTP answers with, but for the console; there need not be one. For the loop of the engine."""
+        return http_app(self.engine, http_options(self._settings, self._on_admin), LargeDocuments())
+
+    def grpc_calls(self) -> CarriedCalls:
+        """The methods of gRPC for a transport that is none of ours. Raises ImportError without grpcio."""
+        from pytriton_lite.frontends.grpc.carried import CarriedCalls
+
+        return CarriedCalls(self.engine, grpc_options(self._settings))
 
     @property
     def addresses(self) -> Mapping[str, tuple[str, int]]:

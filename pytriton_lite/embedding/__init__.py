@@ -8,14 +8,19 @@ from pytriton_lite.app import StartError
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.embedding.requests import AsyncStream, Response, Stream
 from pytriton_lite.embedding.server import IndexEntry, ModelMetadata, Server, Waiting
+from pytriton_lite.embedding.transports import GrpcMethods, HttpApplication
+from pytriton_lite.frontends.grpc.errors import RpcError
 
 __all__ = [
     "AsyncStream",
     "ErrorCode",
+    "GrpcMethods",
+    "HttpApplication",
     "IndexEntry",
     "InferenceError",
     "ModelMetadata",
     "Response",
+    "RpcError",
     "Server",
     "StartError",
     "Stream",

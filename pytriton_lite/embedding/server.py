@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pytriton_lite import logs
 from pytriton_lite.app import Composition
@@ -21,9 +21,14 @@ from pytriton_lite.core.request import ParameterValue
 from pytriton_lite.embedding.loop_thread import LoopThread
 from pytriton_lite.embedding.options import read_options, writes_log
 from pytriton_lite.embedding.requests import AsyncStream, Calls, Response, SingleCall, Stream, Wanted, opened
+from pytriton_lite.embedding.transports import GrpcMethods, HttpApplication, OpenWork
 from pytriton_lite.engine.server import Server as Engine
 from pytriton_lite.engine.views import IndexEntry, ModelMetadata
 from pytriton_lite.frontends.http.view_json import statistics_json
+
+if TYPE_CHECKING:
+    from pytriton_lite.frontends.grpc.carried import CarriedCalls
+    from pytriton_lite.frontends.listener import AsgiApp
 
 __all__ = ["IndexEntry", "ModelMetadata", "Server", "Waiting"]
 
@@ -88,6 +93,10 @@ class Server:
         self._log: logs.Log | None = None
         self._parts: Composition | None = None
         self._calls: Calls | None = None
+        self._work: OpenWork | None = None
+        """What the program's transports have begun."""
+        self._http_app: AsgiApp | None = None
+        self._grpc_calls: CarriedCalls | None = None
         self._lock = threading.Lock()
         """Held by whoever starts or stops."""
         self._has_started = False
@@ -131,6 +140,7 @@ class Server:
         self._has_started = True
         self._log = logs.configure(self._settings) if self._writes_log else logs.pass_on(self._settings)
         self._thread = LoopThread("pytriton-lite")
+        self._work = OpenWork(self._thread)
         self._at_exit = _stop_at_exit(self)
 
     async def _start(self) -> None:
@@ -184,9 +194,15 @@ class Server:
         if parts is None:
             return True
         in_time = True
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
         try:
             if parts.has_engine:
-                in_time = await parts.end(asyncio.get_running_loop().time() + timeout_s)
+                in_time = await parts.end(deadline)
+                if (
+                    self._work is not None
+                ):  # every request is answered; what of it is on its way to clients may get there
+                    await self._work.wait(max(0.0, deadline - loop.time()))
         finally:
             await parts.close()
         return in_time
@@ -516,6 +532,43 @@ class Server:
         if self._parts is None or self._has_stopped or name not in self._parts.addresses:
             return None
         return self._parts.addresses[name][1] or None
+
+    # ------------------------------------------------------------------------------------------ transports of the program
+
+    def asgi(self) -> HttpApplication:
+        """The HTTP front end as an ASGI application, for a web server or a framework of the program's own, of any event loop.
+
+        It answers what the listener of HTTP would. It may be mounted before `start`, and says 503 while the server does not
+        run; a stop waits for the answers that it has begun.
+        """
+        return HttpApplication(self._http_work)
+
+    def grpc_methods(self) -> GrpcMethods:
+        """The methods of the gRPC front end as functions from bytes to bytes, for a transport of the program's own.
+
+        Raises ImportError without grpcio (``pip install 'pytriton-lite[grpcio]'``), whose status codes it needs.
+        """
+        try:
+            import grpc  # noqa: F401
+        except ImportError:
+            raise ImportError(
+                "grpc_methods needs the package grpcio; install it with: pip install 'pytriton-lite[grpcio]'"
+            ) from None
+        return GrpcMethods(self._grpc_work)
+
+    def _http_work(self) -> tuple[OpenWork, AsgiApp]:
+        self._running()
+        assert self._work is not None and self._parts is not None
+        if self._http_app is None:
+            self._http_app = self._parts.http_application()
+        return self._work, self._http_app
+
+    def _grpc_work(self) -> tuple[OpenWork, CarriedCalls]:
+        self._running()
+        assert self._work is not None and self._parts is not None
+        if self._grpc_calls is None:
+            self._grpc_calls = self._parts.grpc_calls()
+        return self._work, self._grpc_calls
 
     # ------------------------------------------------------------------------------------------ into the loop
 

@@ -65,6 +65,25 @@ class Failure(NamedTuple):
     rich_details: bytes = b""
 
 
+Metadata = tuple[tuple[str, "str | bytes"], ...]
+"""Keys and values, those of keys with ``-bin`` as bytes."""
+
+
+class RpcError(Exception):
+    """How a call fails that a transport of the program carries: a status, a text, and trailing metadata."""
+
+    def __init__(self, code: int, name: str, text: str, trailers: Metadata = ()) -> None:
+        super().__init__(text)
+        self.code = code
+        """The number of the status: 14."""
+        self.name = name
+        """Its name: UNAVAILABLE."""
+        self.text = text
+        """Details of the status, which fit into a trailer."""
+        self.trailers = trailers
+        """What clients may read beside it: ``grpc-status-details-bin``."""
+
+
 def failure_of(method: str, error: BaseException) -> Failure:
     """What an RPC fails with that ended with *error*. It is the edge: what nobody expected is logged, and INTERNAL."""
     if isinstance(error, InferenceError):

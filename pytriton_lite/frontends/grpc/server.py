@@ -131,7 +131,10 @@ async def start_grpc(server: Server, options: GrpcOptions, bound: BoundSocket | 
     servicer = Servicer(server, ControlMethods(server))
     interceptors = [_RestrictionInterceptor(restrictions, servicer.counts)] if restrictions else []
     transport = grpc.aio.server(options=channel_arguments(options), interceptors=interceptors)
-    transport.add_generic_rpc_handlers(_rpc_handlers(servicer, calls, options))
+    by_service = rpc_handlers(servicer, calls, options)
+    transport.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler(service, methods) for service, methods in by_service.items()]
+    )
     credentials = None if options.tls is None else _credentials(options.tls)
     host = bare_host(options.address)
     port = _bind(transport, host, bound if bound is not None else await bind_grpc(options), credentials)
@@ -239,14 +242,17 @@ class _RestrictionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     async def intercept_service(self, continuation: Any, details: Any) -> grpc.RpcMethodHandler:
         restriction = self._restrictions.get(details.method)
-        if restriction is None or restriction.permits(_value_of(restriction, details.invocation_metadata)):
+        if restriction is None or restriction.permits(value_of(restriction, details.invocation_metadata)):
             return await continuation(details)
         handler = _refusing_handler(details.method, self._counts, refusal(restriction))
         return grpc.stream_stream_rpc_method_handler(handler)  # refuses unary calls as well
 
 
-def _value_of(restriction: Restriction, metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:
-    """None, too, for a key that is there twice: a proxy in front may have looked at the other one."""
+def value_of(restriction: Restriction, metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:
+    """What *metadata* have for the key of *restriction*.
+
+    None, too, for a key that is there twice: a proxy in front may have looked at the other one.
+    """
     name = restriction.name.decode()
     values = [value for key, value in metadata if key == name]
     if len(values) != 1:
@@ -255,14 +261,17 @@ def _value_of(restriction: Restriction, metadata: Iterable[tuple[str, str | byte
     return value.encode() if isinstance(value, str) else value
 
 
-def _rpc_handlers(servicer: Servicer, calls: CallsInFlight, options: GrpcOptions) -> list[grpc.GenericRpcHandler]:
+def rpc_handlers(
+    servicer: Servicer, calls: CallsInFlight, options: GrpcOptions
+) -> dict[str, dict[str, grpc.RpcMethodHandler]]:
+    """Handlers of all methods by service and name. They take and return bytes, and a context as grpc.aio has it."""
     pattern = options.header_forward_pattern
     pick = HeaderForwarding(pattern).pick if pattern else None
     counts = servicer.counts
     inference = {name: _unary(name, method, counts) for name, method in servicer.methods.inference_methods().items()}
     inference["ModelInfer"] = grpc.unary_unary_rpc_method_handler(_infer_handler(servicer, calls, pick))
     inference[STREAM_METHOD] = grpc.stream_stream_rpc_method_handler(_stream_handler(servicer, calls, pick))
-    by_service = {INFERENCE_SERVICE: inference}
+    by_service: dict[str, dict[str, grpc.RpcMethodHandler]] = {INFERENCE_SERVICE: inference}
     by_service[HEALTH_SERVICE] = {
         name: _unary(name, method, counts) for name, method in servicer.methods.health_methods().items()
     }
@@ -271,7 +280,7 @@ def _rpc_handlers(servicer: Servicer, calls: CallsInFlight, options: GrpcOptions
             (name, grpc.stream_stream_rpc_method_handler(_service_stream_handler(name, opener, calls, counts)))
             for name, opener in openers.items()
         )
-    return [grpc.method_handlers_generic_handler(service, methods) for service, methods in by_service.items()]
+    return by_service
 
 
 # The handlers take and return bytes, for two reasons: grpcio reports a message that it cannot parse as UNKNOWN, and the
