@@ -10,7 +10,7 @@ TEST_PROCESSES ?= 4
 LOWEST        := $(VENV)-lowest
 LOWEST_PYTHON ?= $(if $(shell python3.10 -c 'print(1)' 2>/dev/null),python3.10,$(PYTHON))
 # Extras whose lower bounds count, and of `dev` what has to fit the others.
-LOWEST_BOUNDS := examples infer grpcio redis otel s3 https dev:grpcio-tools
+LOWEST_BOUNDS := examples infer openai grpcio redis otel s3 https dev:grpcio-tools
 
 # PyTorch, JAX and ONNX Runtime take 2 GB, so they have an environment of their own.
 FRAMEWORKS  := $(VENV)-frameworks

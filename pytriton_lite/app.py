@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from pytriton_lite.console.lines import RecentLines
 from pytriton_lite.console.options import ConsoleOptions
 from pytriton_lite.core import heap
 from pytriton_lite.core.build import build_kind
+from pytriton_lite.core.custom_metrics import Family
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.garbage import keep_what_is_there
 from pytriton_lite.core.log_settings import LogSettings
@@ -58,7 +59,7 @@ from pytriton_lite.frontends.grpc.http2 import Http2Listener, start_http2
 from pytriton_lite.frontends.grpc.options import bind_grpc
 from pytriton_lite.frontends.http.bodies import LargeDocuments
 from pytriton_lite.frontends.http.hot_path import hot_path
-from pytriton_lite.frontends.http.server import MakePages, control_app, http_app
+from pytriton_lite.frontends.http.server import MakeApp, control_app, http_app
 from pytriton_lite.frontends.listener import AsgiApp, Listener, start_listener
 from pytriton_lite.frontends.metrics import MetricsOptions, MetricsPage, metrics_app
 from pytriton_lite.frontends.process import frames
@@ -70,7 +71,7 @@ from pytriton_lite.frontends.tls import TlsOptions
 from pytriton_lite.frontends.unread import UnreadBudget
 from pytriton_lite.ipc import device
 from pytriton_lite.ipc.segment import DEFAULT_PREFIX, HAS_MEMORY_FILES
-from pytriton_lite.listening import connection_limits, grpc_options, http_options, tls_context
+from pytriton_lite.listening import connection_limits, grpc_options, http_options, openai_options, tls_context
 from pytriton_lite.repository.mistakes import advice_on_repository
 from pytriton_lite.settings import (
     GrpcTransport,
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     from pytriton_lite.cloud_listeners import CloudListeners
     from pytriton_lite.frontends.grpc.carried import CarriedCalls
     from pytriton_lite.frontends.grpc.server import GrpcListener
+    from pytriton_lite.openai.app import OpenAiApp
     from pytriton_lite.remote.repositories import RemoteRepositories
     from pytriton_lite.remote.url import RemoteUrl
 
@@ -221,6 +223,8 @@ class Composition:
         """Listening sockets whose connections go to processes of front ends."""
         self._clouds: CloudListeners | None = None
         """What SageMaker and Vertex AI ask; None where neither is wanted."""
+        self._openai: OpenAiApp | None = None
+        """OpenAI's routes, once somebody has asked for one."""
         self._access: AccessLog | None = None
         self._lines = RecentLines() if settings.allow_console and settings.allow_http else None
         """What the console shows of the log; None without one."""
@@ -311,6 +315,8 @@ class Composition:
             bound.close()
         if self._clouds is not None:
             self._clouds.close()
+        if self._openai is not None:
+            self._openai.close()
         if self._remote is not None:
             # In a thread: s3fs would close its connections on the loop that it finds running. A host may say nothing.
             with contextlib.suppress(asyncio.TimeoutError):
@@ -590,7 +596,7 @@ class Composition:
                 options = http_options(settings, self._on_admin)
                 large = LargeDocuments()
                 self._http = await start_listener(
-                    http_app(engine, options, large, self._pages(engine)),
+                    http_app(engine, options, large, self._pages(engine), self._openai_routes(engine, large)),
                     host=settings.http_address,
                     port=settings.http_port,
                     reuse_port=settings.reuse_http_port,
@@ -625,7 +631,7 @@ class Composition:
         """The port of a listener; None where there is none, as of a Unix socket."""
         return self._addresses.get(name, ("", 0))[1] or None
 
-    def _pages(self, engine: Server) -> MakePages | None:
+    def _pages(self, engine: Server) -> MakeApp | None:
         """What makes the application of the console; None without one."""
         lines = self._lines
         if lines is None:
@@ -645,6 +651,29 @@ class Composition:
             return console_app(engine, options, lines)
 
         return make
+
+    def _openai_routes(self, engine: Server, large: LargeDocuments) -> MakeApp | None:
+        """What makes the application of OpenAI's routes; None where there is to be none. Raises StartError."""
+        if not self._settings.allow_openai:
+            return None
+        try:
+            options = openai_options(self._settings, self._on_admin)
+        except ValueError as error:
+            raise StartError(str(error)) from None
+
+        def make() -> AsgiApp:
+            from pytriton_lite.openai.app import openai_app  # when somebody asks
+
+            self._openai = openai_app(engine, options, large)
+            return self._openai
+
+        return make
+
+    def _openai_families(self) -> Iterable[Family]:
+        """Metrics of OpenAI's routes; none before they were asked for anything."""
+        if self._openai is None or self._engine is None:
+            return ()
+        return self._openai.families(family.name for family in self._engine.custom_metrics.families())
 
     @property
     def _on_admin(self) -> TimelineListener | None:
@@ -681,8 +710,10 @@ class Composition:
             overload_code=_OVERLOAD_CODES[settings.overload_status],
             tells_refused=self._on_admin is not None,
         )
+        large = LargeDocuments()
+        of_http = http_options(settings, self._on_admin)
         answers = Answers(
-            app=control_app(engine, http_options(settings, self._on_admin), LargeDocuments(), self._pages(engine)),
+            app=control_app(engine, of_http, large, self._pages(engine), self._openai_routes(engine, large)),
             methods=methods_by_path(ControlMethods(engine)),
             questions={"metric_families": engine.metric_families},
             settle=self._settle,
@@ -728,6 +759,7 @@ class Composition:
             has_cpu=settings.allow_cpu_metrics,
             gpu_uuids=device.visible_device_uuids if settings.allow_gpu_metrics else None,
             front_ends=self._front_ends,
+            more=self._openai_families,
         )
 
     async def _listen_grpc(self, engine: Server, unread: UnreadBudget) -> Http2Listener | GrpcListener:

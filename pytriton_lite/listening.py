@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import resource
+from pathlib import Path
 
 from pytriton_lite.core.timeline import Listener as TimelineListener
 from pytriton_lite.frontends.grpc.options import GrpcOptions
 from pytriton_lite.frontends.http.options import HttpOptions
 from pytriton_lite.frontends.listener import ConnectionLimits
 from pytriton_lite.frontends.tls import RenewedContext, TlsOptions
-from pytriton_lite.settings import MOST_CONNECTIONS, Settings
+from pytriton_lite.openai.options import OpenAiOptions
+from pytriton_lite.settings import MOST_CONNECTIONS, Settings, parse_api_key
 
 _HTTP_1 = "http/1.1"
 
@@ -49,6 +51,31 @@ def http_options(settings: Settings, on_admin: TimelineListener | None) -> HttpO
         cors_allow_origins=settings.http_cors_allow_origin,
         on_admin=on_admin,
     )
+
+
+def openai_options(settings: Settings, on_admin: TimelineListener | None) -> OpenAiOptions:
+    """Options of OpenAI's routes; *on_admin* as for `http_options`. Reads the file of keys.
+
+    Raises ValueError with a sentence about one that has no keys, or cannot be read.
+    """
+    keys = [*settings.openai_api_key, *_keys_in(settings.openai_api_key_file)]
+    return OpenAiOptions(tuple(keys), settings.http_max_input_size, on_admin)
+
+
+def _keys_in(file: Path | None) -> list[str]:
+    if file is None:
+        return []
+    try:
+        lines = file.read_text("utf-8").splitlines()
+        keys = [parse_api_key(line.strip()) for line in lines if line.strip()]
+    except OSError as error:
+        raise ValueError(f"--openai-api-key-file {file} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"--openai-api-key-file {file}: {error}") from None
+    if not keys:
+        # An empty file would let everybody in.
+        raise ValueError(f"--openai-api-key-file {file} has no keys")
+    return keys
 
 
 def grpc_options(settings: Settings) -> GrpcOptions:

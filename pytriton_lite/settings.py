@@ -261,6 +261,13 @@ def _parse_origin(text: str) -> str:
     return text.lower()
 
 
+def parse_api_key(text: str) -> str:
+    """A key is what can stand in a header."""
+    if not text or not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError("an API key is letters, digits and signs of ASCII, without blanks")
+    return text
+
+
 def _parse_key_prefix(text: str) -> str:
     """Key without slashes in front; one that holds another slash would allow nothing at all."""
     prefix = text.lstrip("/")
@@ -824,6 +831,31 @@ class Settings:
             "it no header of CORS is sent.",
             repeatable=True,
         ),
+    )
+
+    allow_openai: bool = field(
+        default=True,
+        metadata=_option(
+            Group.HTTP,
+            BOOL,
+            "Serve the routes of OpenAI's API on the HTTP port, for the models that declare themselves with OPENAI. See "
+            "docs/openai.md.",
+        ),
+    )
+    openai_api_key: tuple[str, ...] = field(
+        default=(),
+        repr=False,
+        metadata=_option(
+            Group.HTTP,
+            Kind("<key>", parse_api_key),
+            "A key that requests of OpenAI's API must have; with several, one of them. Other users of the machine can see it: "
+            "better use --openai-api-key-file. Without a key nobody is asked for one.",
+            repeatable=True,
+        ),
+    )
+    openai_api_key_file: Path | None = field(
+        default=None,
+        metadata=_option(Group.HTTP, PATH, "File with more such keys, one on a line; read when the server starts."),
     )
 
     allow_console: bool = field(

@@ -71,7 +71,7 @@ execution-timeout-secs slow-execution-warning-secs
     client-shm-key-prefix client-shm-max-byte-size
     access-log access-log-file
     accept-before-load frontends busy-poll-us drain-delay-secs http-max-connections grpc-max-connections
-    watch allow-console
+    watch allow-console allow-openai openai-api-key openai-api-key-file
     max-receiving-bytes max-unread-bytes max-unanswered-requests max-unanswered-bytes overload-status
 """
 

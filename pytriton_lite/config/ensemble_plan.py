@@ -17,6 +17,7 @@ from pytriton_lite.config import load_checks
 from pytriton_lite.config.ensemble import EnsembleScheduling, EnsembleStep
 from pytriton_lite.config.errors import BrokenRule, invalid, raise_first
 from pytriton_lite.config.model_config import ModelConfig, TensorSpec
+from pytriton_lite.config.openai import broken_openai
 from pytriton_lite.config.validate_tensors import validate_tensors
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import BugError
@@ -142,6 +143,7 @@ def check_ensemble_for_load(config: ModelConfig, *, model_dir: Path) -> ModelCon
     validate_tensors(config.message)
     labels = load_checks.read_labels(config.message, model_dir)
     raise_first(load_checks.broken_metric_tags(config.message))
+    raise_first(broken_openai(config.message, model_dir))
     return replace(config, labels=labels)
 
 

@@ -18,6 +18,7 @@ from pytriton_lite.config.errors import BrokenRule, PollError, invalid
 from pytriton_lite.config.instances import broken_instance_groups, fill_instance_groups
 from pytriton_lite.config.model_config import broken_agents, broken_name
 from pytriton_lite.config.normalise import normalise
+from pytriton_lite.config.openai import broken_openai
 from pytriton_lite.config.sequence_state import broken_states
 from pytriton_lite.config.validate import broken_model
 from pytriton_lite.config.validate_tensors import broken_tensors
@@ -76,6 +77,7 @@ def broken_after_completion(message: model_config_pb.ModelConfig, around: Surrou
         yield broken
     if is_whole:
         yield from broken_batch_tensors(message)
+        yield from broken_openai(message, around.model_dir)
     yield from load_checks.broken_labels(message, around.model_dir)
 
 

@@ -32,6 +32,7 @@ from pytriton_lite.config.instances import (
 )
 from pytriton_lite.config.json_form import json_form
 from pytriton_lite.config.normalise import normalise
+from pytriton_lite.config.openai import Declaration, broken_openai, declaration_of
 from pytriton_lite.config.regular_file import read_regular_file
 from pytriton_lite.config.sequence_state import SequenceState, initial_states, repeated_states, states_from_message
 from pytriton_lite.config.text import parse_model_config
@@ -324,6 +325,11 @@ class ModelConfig:
         """The batch inputs and outputs of a model that asks for them; None for all others."""
         return batch_tensors_from_message(self.message)
 
+    @cached_property
+    def openai(self) -> Declaration | None:
+        """What it is to clients of OpenAI's API; None for a model that says nothing of it (docs/openai.md)."""
+        return declaration_of(self.message)
+
     @property
     def first_response_buckets(self) -> tuple[float, ...]:
         """Milliseconds: ``model_metrics`` for the histogram of first responses, or Triton's (metrics spec, section 2)."""
@@ -455,6 +461,7 @@ def check_for_load(
     labels = load_checks.read_labels(config.message, model_dir)
     raise_first(load_checks.broken_batching_library(config.message))
     raise_first(load_checks.broken_metric_tags(config.message))
+    raise_first(broken_openai(config.message, model_dir))
     return replace(config, labels=labels, initial_states=initial_states(config.message, model_dir))
 
 

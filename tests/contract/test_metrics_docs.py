@@ -19,6 +19,7 @@ from pytriton_lite.settings import OPTIONS, Settings
 from tests.contract.wire_models import IDENTITY, identity_config, wait_until
 from tests.frontends.metrics.fake_nvml import FakeNvml
 from tests.harness import PROJECT, RunningServer, tensor, write_model
+from tests.openai.openai_models import COMPLETION_CONFIG, SCRIBE
 from tests.prometheus_text import PageFamily, read_page
 
 DOCS = PROJECT / "docs"
@@ -34,7 +35,7 @@ ROWS = {
 }
 _RECIPES = PAGE.partition("## Recipes")[2].partition("## Statistics")[0]
 RECIPES = re.findall(r"\| `([^`]+)` \|$", _RECIPES, re.MULTILINE)
-FAMILY = re.compile(r"\b(?:nv|pytriton_lite|process)_[a-z0-9_]+")
+FAMILY = re.compile(r"\b(?:(?:nv|pytriton_lite|process)_|vllm:)[a-z0-9_]+")
 _KINDS = {"counter", "gauge", "histogram", "summary"}
 
 
@@ -47,6 +48,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pag
     write_model(repository, "with_levels", IDENTITY, identity_config("FP32", "-1", more=levels))
     cached = identity_config("FP32", "-1", more="response_cache { enable: true }")
     write_model(repository, "cached", IDENTITY, cached)
+    write_model(repository, "scribe", SCRIBE, COMPLETION_CONFIG)
     flags = (
         "--cache-config=local,size=1000000",
         "--metrics-config=summary_latencies=true",
@@ -56,6 +58,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pag
     )
     with RunningServer(repository, flags=flags) as server:
         assert server.infer("served", [tensor("INPUT0", "FP32", [1], [1.0])]).status == 200
+        assert server.post("/v1/completions", {"model": "scribe", "prompt": "a b c"}).status == 200
 
         def page() -> dict[str, PageFamily]:
             return read_page(server.get(server.metrics_url).body.decode())

@@ -20,7 +20,7 @@ def begin_timeline(observation: Observation, scope: Scope, model: str) -> Timeli
         model,
         headers=headers,
         receiving_ns=time.monotonic_ns(),
-        peer=_peer_of(scope),
+        peer=peer_of(scope),
         method=scope["path"].rpartition("/")[2],
     )
 
@@ -32,7 +32,7 @@ def admin_told(app: AsgiApp, listener: Listener) -> AsgiApp:
         timeline = Timeline("http", "", time.monotonic_ns)
         timeline.receiving_ns = time.monotonic_ns()
         timeline.method = f"{scope['method']} {scope['path']}"
-        timeline.peer = _peer_of(scope)
+        timeline.peer = peer_of(scope)
         timeline.on_finish = (listener,)
         observed = Observed(timeline, scope, receive, send)
         try:
@@ -43,7 +43,8 @@ def admin_told(app: AsgiApp, listener: Listener) -> AsgiApp:
     return told_app
 
 
-def _peer_of(scope: Scope) -> str:
+def peer_of(scope: Scope) -> str:
+    """The address of the client; empty for one that has none, on a Unix socket."""
     client = scope.get("client")
     return format_address(*client) if client else ""
 

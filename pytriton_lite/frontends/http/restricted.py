@@ -14,14 +14,18 @@ _ROUTES = (
     ("health", rf"/v2/health/(?:live|ready)|{_MODEL}/ready"),
     ("statistics", rf"/v2/models/stats|{_MODEL}/stats|/console/statistics"),
     ("model-config", rf"{_MODEL}/config|/console/given/[^/]+"),
-    ("inference", rf"{_MODEL}/(?:infer|generate|generate_stream)"),
+    (
+        "inference",
+        rf"{_MODEL}/(?:infer|generate|generate_stream)|/(?:v1/)?rerank"
+        r"|/v1/(?:chat/completions|completions|responses|embeddings|audio/transcriptions)",
+    ),
     ("trace", rf"/v2/trace/setting|{_MODEL}/trace/setting"),
     ("logging", r"/v2/logging|/console/(?:lines|errors)"),
     ("model-repository", r"/v2/repository/(?:[^/]+/)?(?:index|models/[^/]+/(?:load|unload))"),
     ("shared-memory", r"/v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?/(?:status|register|unregister)"),
     # Ours are the list of models, the document of all routes, and what the console asks for. Its pages are the same for
     # everybody, and a browser sends no header of ours when it opens one: they are in no category.
-    ("metadata", rf"/v2|/v2/models|{_MODEL}|/openapi\.json|/console/about"),
+    ("metadata", rf"/v2|/v2/models|{_MODEL}|/openapi\.json|/console/about|/v1/models(?:/.*)?"),
 )
 """Patterns in the order of the route table: the first that is the whole path wins."""
 

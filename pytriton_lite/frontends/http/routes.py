@@ -10,6 +10,8 @@ READY = "/v2/health/ready"
 INFER = "/infer"
 GENERATE = "/generate"
 GENERATE_STREAM = "/generate_stream"
+_OPENAI_BELOW = "/v1/"
+_RERANK = "/rerank"
 _PAGES = ("/", "/docs")
 _PAGES_BELOW = "/console/"
 _INT64_MAX = (1 << 63) - 1
@@ -33,6 +35,11 @@ def split_ready_path(path: str) -> tuple[str, str | None] | None:
 def is_page(path: str) -> bool:
     """Whether *path* is for people: a page, or what one is made of."""
     return path in _PAGES or path.startswith(_PAGES_BELOW)
+
+
+def is_openai(path: str) -> bool:
+    """Whether *path* belongs to OpenAI's API, whether or not there is something."""
+    return path.startswith(_OPENAI_BELOW) or path == _RERANK
 
 
 def _split(path: str, action: str) -> tuple[str, str | None] | None:

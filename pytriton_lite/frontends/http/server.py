@@ -16,7 +16,7 @@ from pytriton_lite.frontends.http.late_app import LateApp
 from pytriton_lite.frontends.http.observed import admin_told
 from pytriton_lite.frontends.http.options import HttpOptions
 from pytriton_lite.frontends.http.restricted import restricted_app
-from pytriton_lite.frontends.http.routes import is_page, split_generate_path, split_infer_path
+from pytriton_lite.frontends.http.routes import is_openai, is_page, split_generate_path, split_infer_path
 from pytriton_lite.frontends.listener import AsgiApp, Message, Receive, Scope, Send
 from pytriton_lite.frontends.restriction import restrictions
 
@@ -29,23 +29,37 @@ _REFUSED_CODES = re.compile(rb"%(?:2f|0a)", re.IGNORECASE)
 __all__ = ["HttpOptions", "http_app"]
 
 
-MakePages = Callable[[], AsgiApp]
-"""Makes the application of the pages for people, when the first of them is asked for."""
+MakeApp = Callable[[], AsgiApp]
+"""Makes an application when the first request for it comes: that of the pages for people, say."""
 
 
 def http_app(
-    server: Server, options: HttpOptions, large: LargeDocuments | None = None, pages: MakePages | None = None
+    server: Server,
+    options: HttpOptions,
+    large: LargeDocuments | None = None,
+    pages: MakeApp | None = None,
+    openai: MakeApp | None = None,
 ) -> AsgiApp:
     """The ASGI application that serves *server*. With a header pattern, its listener should keep header names.
 
-    *large* is shared with `hot_path`; *pages* is as for `control_app`. Raises ValueError for options that cannot be honoured.
+    *large* is shared with `hot_path`; *pages* and *openai* are as for `control_app`. Raises ValueError for options that cannot
+    be honoured.
     """
     large = large or LargeDocuments()
-    return door_app(server, options, large, control_app(server, options, large, pages))
+    return door_app(server, options, large, control_app(server, options, large, pages, openai))
 
 
-def control_app(server: Server, options: HttpOptions, large: LargeDocuments, pages: MakePages | None = None) -> AsgiApp:
-    """The application of all routes but those of inference. Without *pages* nothing is at ``/`` nor below ``/console``."""
+def control_app(
+    server: Server,
+    options: HttpOptions,
+    large: LargeDocuments,
+    pages: MakeApp | None = None,
+    openai: MakeApp | None = None,
+) -> AsgiApp:
+    """The application of all routes but those of inference by the protocol.
+
+    Without *pages* nothing is at ``/`` nor below ``/console``, without *openai* nothing is below ``/v1``.
+    """
 
     def framework() -> AsgiApp:
         # FastAPI and pydantic: half of what a server imports, a quarter of its memory, and few ask for its routes.
@@ -54,15 +68,18 @@ def control_app(server: Server, options: HttpOptions, large: LargeDocuments, pag
         return admin_app(server, options, large)
 
     behind: AsgiApp = LateApp(framework)
-    app = health_app(server, behind if pages is None else _with_pages(LateApp(pages), behind))
-    return app if options.on_admin is None else admin_told(app, options.on_admin)
+    app = health_app(server, behind if pages is None else _before(is_page, LateApp(pages), behind))
+    if options.on_admin is not None:
+        app = admin_told(app, options.on_admin)
+    # Not told with the others: requests to models are inference, and have timelines of their own.
+    return app if openai is None else _before(is_openai, LateApp(openai), app)
 
 
-def _with_pages(pages: AsgiApp, other: AsgiApp) -> AsgiApp:
-    """*pages* for the paths that are theirs, and *other* for all else."""
+def _before(is_own: Callable[[str], bool], own: AsgiApp, other: AsgiApp) -> AsgiApp:
+    """*own* for the paths of which *is_own* says so, and *other* for all else."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await (pages if is_page(scope["path"]) else other)(scope, receive, send)
+        await (own if is_own(scope["path"]) else other)(scope, receive, send)
 
     return app
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -47,6 +47,8 @@ class MetricsOptions:
     """What tells the GPUs to show, without ``GPU-`` in front; asked once, at the start. None to show none."""
     front_ends: FrontEndCounts | None = None
     """Front ends in processes of their own; None where there are none."""
+    more: Callable[[], Iterable[Family]] = tuple
+    """What other rooms count."""
 
 
 class MetricsPage:
@@ -56,12 +58,13 @@ class MetricsPage:
         self._server = server
         self._has_counters = options.has_latency_counters
         self._families = _ServerFamilies(server, options, clock)
+        self._more = options.more
         self._turn = asyncio.Lock()
 
     async def text(self) -> str:
         """The page of now, in the text format 0.0.4."""
         async with self._turn:
-            others = [*self._families.now(), *self._server.custom_metrics.families()]
+            others = [*self._families.now(), *self._more(), *self._server.custom_metrics.families()]
             page = metrics_page(self._server.loaded_statistics(), others, has_counters=self._has_counters)
             # A page takes a millisecond and more: the next one is made in another turn of the loop.
             await asyncio.sleep(0)

@@ -1,0 +1,143 @@
+"""The process that renders the chat template of one model: nothing else runs here, and it ends with its server.
+
+A template is the model author's, what it works on is the client's, and Jinja2's sandbox bounds neither time nor memory. So
+this process has limits of its own: processor time of one rendering, memory, no files to open, no environment variables. What
+goes over them ends it, and `templates` starts another one.
+
+Frames in both directions are four bytes of length, little-endian, and JSON. The first brings the template; then one answer
+follows each frame.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any, BinaryIO
+
+CPU_S = 1.0
+"""Processor time that one rendering may take. The largest templates take some milliseconds."""
+_MEMORY_BYTES = 1 << 30
+_MOST_CHARACTERS = 16 << 20
+_LENGTH = struct.Struct("<I")
+_PR_SET_PDEATHSIG = 1
+
+Json = dict[str, Any]
+
+
+class _Raised(Exception):
+    """What a template says with ``raise_exception``: the conversation is not one that it can write down."""
+
+
+def main() -> None:
+    """Answer frames on stdin until it ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # they are for the server, whose end is ours
+    os.environ.clear()
+    channel = sys.stdin.buffer
+    out = os.fdopen(os.dup(1), "wb")
+    given = _read(channel)
+    if given is None:
+        return
+    try:
+        render = _compiled(given["template"], given["tokens"])
+    except _Raised as error:
+        _write(out, {"broken": str(error)})
+        return
+    _write(out, {"text": ""})
+    _bound()
+    while (job := _read(channel)) is not None:
+        # The default of SIGPROF ends the process.
+        signal.setitimer(signal.ITIMER_PROF, CPU_S)
+        answer = _rendered(render, job)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _write(out, answer)
+
+
+def _compiled(template: str, tokens: Json) -> Callable[[Json], Iterator[str]]:
+    """What renders *template*, piece by piece. Raises _Raised where it is none, or Jinja2 is missing."""
+    try:
+        import jinja2
+        import jinja2.debug  # imports it when something goes wrong, and no file can be opened then
+        import jinja2.ext
+        import jinja2.sandbox
+    except ImportError:
+        raise _Raised(
+            "chat templates need Jinja2, which is not installed: pip install 'pytriton-lite[openai]'"
+        ) from None
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    try:
+        compiled = environment.from_string(template)
+    except jinja2.TemplateSyntaxError as error:
+        raise _Raised(f"the chat template is none: line {error.lineno}: {error.message}") from None
+    return lambda values: compiled.generate(**{**tokens, **values})
+
+
+def _to_json(value: object, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    """As Hugging Face's templates expect it: not for HTML, and without escapes."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _raise(message: str) -> None:
+    raise _Raised(message)
+
+
+def _rendered(render: Callable[[Json], Iterator[str]], job: Json) -> Json:
+    pieces: list[str] = []
+    length = 0
+    try:
+        for piece in render(job):
+            pieces.append(piece)
+            length += len(piece)
+            if length > _MOST_CHARACTERS:
+                return {"failed": f"it writes more than {_MOST_CHARACTERS} characters"}
+        return {"text": "".join(pieces)}
+    except _Raised as error:
+        return {"raised": str(error)}
+    except MemoryError:
+        pieces.clear()
+        return {"failed": "it takes too much memory"}
+    except Exception as error:
+        return {"failed": f"{type(error).__name__}: {error}"[:1000]}
+
+
+def _bound() -> None:
+    """Limit this process to what rendering takes."""
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    datetime.now().strftime("%c")  # reads the locale and the time zone, once
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))  # those that are open stay
+
+
+def _read(channel: BinaryIO) -> Json | None:
+    head = channel.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    data = channel.read(length)
+    found: Json | None = json.loads(data) if len(data) == length else None
+    return found
+
+
+def _write(channel: BinaryIO, answer: Json) -> None:
+    data = json.dumps(answer).encode()
+    channel.write(_LENGTH.pack(len(data)) + data)
+    channel.flush()

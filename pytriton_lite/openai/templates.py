@@ -1,0 +1,154 @@
+"""Chat templates: conversations as the prompts that a model was trained with.
+
+Each model's template is rendered in a process of its own (`renderer`), which is started when the first conversation comes, so
+that one that loops or grows takes nobody else's time or memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import struct
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from pytriton_lite.config.openai import ChatTemplate, read_chat_template
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.daemon_threads import in_daemon_thread
+from pytriton_lite.frontends.process.supervisor import command_of
+from pytriton_lite.openai.errors import ApiError
+from pytriton_lite.openai.renderer import CPU_S
+
+if TYPE_CHECKING:
+    from pytriton_lite.engine.server import ServedVersion
+
+logger = logging.getLogger(__name__)
+
+Json = dict[str, Any]
+
+_MOST = 16
+"""Processes at a time; of more models the one that was asked longest ago ends."""
+_WALL_S = 60.0
+"""For a process that does nothing at all, which takes no processor time either."""
+_LENGTH = struct.Struct("<I")
+
+
+class _Renderer:
+    """One process. Whoever uses it has its turn."""
+
+    def __init__(self, stamp: int) -> None:
+        self.stamp = stamp
+        """Of the version that the template belongs to."""
+        self.turn = asyncio.Lock()
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self, template: ChatTemplate) -> None:
+        """Raises InferenceError where the template is none."""
+        self._process = await asyncio.create_subprocess_exec(
+            *command_of("pytriton_lite.openai.renderer"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=1 << 20,
+            start_new_session=True,
+        )
+        answer = await self.ask({"template": template.text, "tokens": dict(template.tokens)})
+        if "broken" in answer:
+            self.kill()
+            raise InferenceError(ErrorCode.INTERNAL, str(answer["broken"]))
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a process to ask."""
+        return self._process is not None and self._process.returncode is None
+
+    async def ask(self, job: Json) -> Json:
+        """The process's answer. Raises InferenceError where it has ended, because *job* takes too much."""
+        process = self._process
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        data = orjson.dumps(job)
+        try:
+            process.stdin.write(_LENGTH.pack(len(data)) + data)
+            return await asyncio.wait_for(self._answer(process.stdin, process.stdout), _WALL_S)
+        except (OSError, EOFError, asyncio.TimeoutError):  # EOFError: a part of an answer, and none
+            self.kill()
+            status = await process.wait()
+            if status == -signal.SIGPROF:
+                text = f"the chat template took more than {CPU_S:g} s of processor time"
+            else:
+                text = f"the chat template's process ended with status {status}"
+            raise InferenceError(ErrorCode.INTERNAL, text) from None
+        except asyncio.CancelledError:
+            self.kill()  # its answer would be taken for the next one's
+            raise
+
+    @staticmethod
+    async def _answer(stdin: asyncio.StreamWriter, stdout: asyncio.StreamReader) -> Json:
+        await stdin.drain()
+        (length,) = _LENGTH.unpack(await stdout.readexactly(_LENGTH.size))
+        answer: Json = orjson.loads(await stdout.readexactly(length))
+        return answer
+
+    def kill(self) -> None:
+        """End the process, if there is one."""
+        process = self._process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+
+
+class Templates:
+    """The renderers of all models, by name. They end with the server."""
+
+    def __init__(self) -> None:
+        self._renderers: dict[str, _Renderer] = {}
+
+    async def render(self, served: ServedVersion, job: Json) -> str:
+        """The prompt that the template of *served* makes of *job*, its variables.
+
+        Raises ApiError for a conversation that the template refuses, InferenceError for a template that fails.
+        """
+        renderer = self._renderer(str(served.id), served.stamp)
+        async with renderer.turn:
+            try:
+                if not renderer.is_there:
+                    await self._start(renderer, served)
+                answer = await renderer.ask(job)
+            except InferenceError as error:
+                raise InferenceError(error.code, f"model '{served.name}': {error.message}") from None
+        if "raised" in answer:
+            raise ApiError(f"The chat template of the model refuses the messages: {answer['raised']}", param="messages")
+        if "failed" in answer:
+            text = f"model '{served.name}': the chat template failed: {answer['failed']}"
+            raise InferenceError(ErrorCode.INTERNAL, text)
+        return str(answer["text"])
+
+    def close(self) -> None:
+        """End all processes."""
+        for renderer in self._renderers.values():
+            renderer.kill()
+        self._renderers.clear()
+
+    def _renderer(self, name: str, stamp: int) -> _Renderer:
+        renderer = self._renderers.pop(name, None)
+        if renderer is None or renderer.stamp != stamp:
+            if renderer is not None:
+                renderer.kill()  # whoever waits for it is told; the model has just been loaded anew
+            renderer = _Renderer(stamp)
+        self._renderers[name] = renderer  # the last one asked is the last in the dict
+        if len(self._renderers) > _MOST:
+            self._renderers.pop(next(iter(self._renderers))).kill()
+        return renderer
+
+    @staticmethod
+    async def _start(renderer: _Renderer, served: ServedVersion) -> None:
+        directory = served.directory
+        try:
+            template = None if directory is None else await in_daemon_thread(read_chat_template, directory)
+        except ValueError as error:
+            raise InferenceError(ErrorCode.INTERNAL, str(error)) from None
+        if template is None:
+            raise InferenceError(ErrorCode.INTERNAL, "its chat template is not there any more")
+        await renderer.start(template)

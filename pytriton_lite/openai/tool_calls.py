@@ -1,0 +1,59 @@
+"""Calls of tools that a model writes, in the form of OpenAI's API; no I/O."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+
+Json = dict[str, Any]
+
+
+class ToolCalls:
+    """The calls of one choice, as they come.
+
+    A model says ``{"name": "f", "arguments": {...}}``, or the form of the API, whole or in parts with an ``index``; arguments
+    are an object or a text. Whoever gives no index begins a call with each of them.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Calls that have begun."""
+
+    def parts(self, said: Iterable[Json]) -> list[Json]:
+        """What *said* is in a stream: with an index, and with an id and a name where a call begins."""
+        return [self._part(one) for one in said]
+
+    def _part(self, said: Json) -> Json:
+        index = said.get("index")
+        if type(index) is not int or index < 0:
+            index = self.count
+        is_new = index >= self.count
+        self.count = max(self.count, index + 1)
+        function = said.get("function")
+        source: Json = function if isinstance(function, dict) else said
+        part: Json = {"index": index}
+        if is_new:
+            part["id"] = str(said.get("id") or f"call_{uuid.uuid4().hex[:24]}")
+            part["type"] = "function"
+        arguments = source.get("arguments", source.get("parameters", ""))
+        of_function: Json = {"arguments": arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()}
+        if is_new:
+            of_function["name"] = str(source.get("name", ""))
+        part["function"] = of_function
+        return part
+
+    @staticmethod
+    def joined(parts: Iterable[Json]) -> list[Json]:
+        """The whole calls of *parts*, without an index."""
+        calls: dict[int, Json] = {}
+        for part in parts:
+            call = calls.get(part["index"])
+            if call is None:
+                function = {"name": part["function"].get("name", ""), "arguments": part["function"]["arguments"]}
+                calls[part["index"]] = {"id": part["id"], "type": "function", "function": function}
+            else:
+                call["function"]["arguments"] += part["function"]["arguments"]
+        return [call for _, call in sorted(calls.items())]

@@ -1,0 +1,221 @@
+"""Models that declare themselves to clients of OpenAI's API, one for each way to do that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.harness import write_model
+
+TEMPLATE = """\
+{%- for message in messages -%}
+{%- if message.role not in ["system", "user", "assistant"] -%}{{ raise_exception("unknown role " ~ message.role) }}{%- endif -%}
+<{{ message.role }}> {{ message.content }}
+{% endfor -%}
+{%- if add_generation_prompt -%}<assistant>{%- endif -%}
+"""
+
+SCRIBE = """
+    import time
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    def value(request, name, default):
+        tensor = pb_utils.get_input_tensor_by_name(request, name)
+        return default if tensor is None else tensor.as_numpy().ravel()[0]
+
+    def text(name, value):
+        return pb_utils.Tensor(name, np.array([value], np.object_))
+
+    def count(name, value):
+        return pb_utils.Tensor(name, np.array([value], np.int32))
+
+    class TritonPythonModel:
+        '''Writes the words of the prompt, one for each response: all of them, or max_tokens.'''
+        def execute(self, requests):
+            for request in requests:
+                prompt = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy()[0].decode()
+                words, most = prompt.split(" "), value(request, "max_tokens", 1000)
+                if prompt == "fail":
+                    error = pb_utils.TritonError("this prompt fails", pb_utils.TritonError.INVALID_ARG)
+                    sender = request.get_response_sender()
+                    sender.send(pb_utils.InferenceResponse(error=error), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                    continue
+                sender = request.get_response_sender()
+                written = words[:most]
+                for at, word in enumerate(written):
+                    if word == "break":
+                        error = pb_utils.TritonError("it broke in the middle", pb_utils.TritonError.INTERNAL)
+                        sender.send(pb_utils.InferenceResponse(error=error))
+                        break
+                    piece = word if at == 0 else " " + word
+                    sender.send(pb_utils.InferenceResponse([
+                        text("text_output", piece.encode()),
+                        count("prompt_tokens", len(words)),
+                        count("completion_tokens", at + 1),
+                    ]))
+                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+SCRIBE_CONFIG = """
+    backend: "python"
+    model_transaction_policy { decoupled: true }
+    input [
+      { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] },
+      { name: "max_tokens" data_type: TYPE_INT32 dims: [ 1 ] optional: true }
+    ]
+    output [
+      { name: "text_output" data_type: TYPE_STRING dims: [ 1 ] },
+      { name: "prompt_tokens" data_type: TYPE_INT32 dims: [ 1 ] },
+      { name: "completion_tokens" data_type: TYPE_INT32 dims: [ 1 ] }
+    ]
+    parameters { key: "OPENAI" value { string_value: "chat, completion" } }
+"""
+
+AGENT = """
+    import json
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    def given(request, name):
+        tensor = pb_utils.get_input_tensor_by_name(request, name)
+        return None if tensor is None else tensor.as_numpy().ravel()[0]
+
+    def text(name, value):
+        return pb_utils.Tensor(name, np.array([value.encode()], np.object_))
+
+    class TritonPythonModel:
+        '''Says what it was given, or calls the first tool.'''
+        def execute(self, requests):
+            return [self.answer(request) for request in requests]
+
+        def answer(self, request):
+            messages = json.loads(given(request, "messages"))
+            tools = given(request, "tools")
+            logprobs = given(request, "logprobs")
+            said, calls, probabilities = messages[-1]["content"], [], []
+            if tools is not None and messages[-1]["role"] == "user":
+                said, calls = "", [{"name": json.loads(tools)[0]["function"]["name"], "arguments": {"city": "Oslo"}}]
+            if given(request, "response_format") is not None:
+                said = given(request, "response_format").decode()
+            if logprobs is not None:
+                others = [{"token": str(n), "logprob": -float(n)} for n in range(logprobs)]
+                probabilities = [{"token": word, "logprob": -0.5, "top_logprobs": others} for word in said.split()]
+            return pb_utils.InferenceResponse([
+                text("text", said), text("tool_calls", json.dumps(calls)), text("logprobs", json.dumps(probabilities)),
+            ])
+"""
+AGENT_CONFIG = """
+    backend: "python"
+    input [
+      { name: "messages" data_type: TYPE_STRING dims: [ 1 ] },
+      { name: "tools" data_type: TYPE_STRING dims: [ 1 ] optional: true },
+      { name: "tool_choice" data_type: TYPE_STRING dims: [ 1 ] optional: true },
+      { name: "response_format" data_type: TYPE_STRING dims: [ 1 ] optional: true },
+      { name: "logprobs" data_type: TYPE_INT32 dims: [ 1 ] optional: true }
+    ]
+    output [
+      { name: "text" data_type: TYPE_STRING dims: [ 1 ] },
+      { name: "tool_calls" data_type: TYPE_STRING dims: [ 1 ] },
+      { name: "logprobs" data_type: TYPE_STRING dims: [ 1 ] }
+    ]
+    parameters { key: "OPENAI" value { string_value: "chat" } }
+"""
+
+MIRROR = """
+    import json
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        '''Says what it was given beside the prompt.'''
+        def execute(self, requests):
+            answers = []
+            for request in requests:
+                said = json.loads(request.parameters())
+                for name in ("TEMPERATURE", "seed", "stop", "bias"):
+                    tensor = pb_utils.get_input_tensor_by_name(request, name)
+                    if tensor is not None:
+                        value = tensor.as_numpy().ravel().tolist()
+                        said[name] = [one.decode() if isinstance(one, bytes) else one for one in value]
+                said["id"] = request.request_id()
+                text = np.array([[json.dumps(said).encode()]], np.object_)
+                answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("ANSWER", text)]))
+            return answers
+"""
+MIRROR_CONFIG = """
+    backend: "python"
+    max_batch_size: 4
+    dynamic_batching { priority_levels: 2 default_priority_level: 2 }
+    input [
+      { name: "QUESTION" data_type: TYPE_STRING dims: [ 1 ] },
+      { name: "TEMPERATURE" data_type: TYPE_FP32 dims: [ 1 ] },
+      { name: "seed" data_type: TYPE_INT64 dims: [ 1 ] optional: true },
+      { name: "stop" data_type: TYPE_STRING dims: [ -1 ] optional: true },
+      { name: "bias" data_type: TYPE_INT32 dims: [ -1 ] optional: true }
+    ]
+    output [ { name: "ANSWER" data_type: TYPE_STRING dims: [ 1 ] } ]
+    parameters { key: "OPENAI" value { string_value: "completion" } }
+    parameters { key: "OPENAI_TENSORS" value { string_value: "prompt=QUESTION, text=ANSWER" } }
+    parameters { key: "OPENAI_DEFAULTS" value { string_value: "temperature=0.25, max_tokens=77" } }
+"""
+
+ENDLESS = """
+    import threading
+    import time
+    from pathlib import Path
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        '''Writes until nobody wants more, and says so in a file whose name is the prompt.'''
+        def execute(self, requests):
+            for request in requests:
+                prompt = pb_utils.get_input_tensor_by_name(request, "prompt").as_numpy()[0].decode()
+                threading.Thread(target=self.write, args=(request.get_response_sender(), prompt)).start()
+
+        def write(self, sender, prompt):
+            at = 0
+            if Path(prompt + ".begun").exists():
+                Path(prompt + ".begun").write_text("begun")
+            while not sender.is_cancelled():
+                text = pb_utils.Tensor("text", np.array([f"{at} ".encode()], np.object_))
+                sender.send(pb_utils.InferenceResponse([text]))
+                at += 1
+                time.sleep(0.001)
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            if prompt.startswith("/"):
+                Path(prompt).write_text("cancelled")
+"""
+ENDLESS_CONFIG = """
+    backend: "python"
+    model_transaction_policy { decoupled: true }
+    input [ { name: "prompt" data_type: TYPE_STRING dims: [ 1 ] } ]
+    output [ { name: "text" data_type: TYPE_STRING dims: [ 1 ] } ]
+    parameters { key: "OPENAI" value { string_value: "completion" } }
+"""
+
+COMPLETION_CONFIG = SCRIBE_CONFIG.replace("chat, completion", "completion")
+UNDECLARED_CONFIG = SCRIBE_CONFIG.rpartition("    parameters")[0]
+
+_FOR = "{% for a in range(99999) %}"
+_END = "{% endfor %}"
+BAD_TEMPLATES = {
+    "looping": _FOR * 3 + _END * 3,
+    "reading": "{% include '/etc/passwd' %}",
+    "escaping": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "growing": "{% set all = namespace(text='x' * 1000000) %}" + _FOR + "{% set all.text = all.text * 2 %}" + _END,
+    "endless_text": _FOR + "{{ 'x' * 100000 }}" + _END,
+    "wrong": "{{ messages.nothing.at_all }}",
+}
+
+
+def write_openai_models(repository: Path) -> None:
+    """All of these."""
+    scribe = write_model(repository, "scribe", SCRIBE, SCRIBE_CONFIG)
+    (scribe / "chat_template.jinja").write_text(TEMPLATE)
+    write_model(repository, "undeclared", SCRIBE, UNDECLARED_CONFIG)
+    write_model(repository, "agent", AGENT, AGENT_CONFIG)
+    write_model(repository, "mirror", MIRROR, MIRROR_CONFIG)
+    write_model(repository, "endless", ENDLESS, ENDLESS_CONFIG)
+    for name, template in BAD_TEMPLATES.items():
+        folder = write_model(repository, name, SCRIBE, SCRIBE_CONFIG)
+        (folder / "chat_template.jinja").write_text(template)

@@ -1,0 +1,393 @@
+"""Texts by way of OpenAI's routes (docs/openai.md): what goes to the model, what comes back, and what is refused."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness import Reply, RunningServer
+from tests.openai.openai_models import BAD_TEMPLATES
+from tests.openai.sse import END, events, text_of
+
+HELLO = [{"role": "user", "content": "hello there"}]
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+def complete(server: RunningServer, model: str = "scribe", prompt: object = "a b c d", **members: Any) -> Reply:
+    return server.post("/v1/completions", {"model": model, "prompt": prompt, **members})
+
+
+def chat(server: RunningServer, model: str = "scribe", messages: object = HELLO, **members: Any) -> Reply:
+    return server.post("/v1/chat/completions", {"model": model, "messages": messages, **members})
+
+
+def mirrored(server: RunningServer, **members: Any) -> dict[str, Any]:
+    """What the model 'mirror' was given beside the prompt."""
+    reply = complete(server, "mirror", "q", **members)
+    assert reply.status == 200, reply.body
+    found: dict[str, Any] = json.loads(reply.json["choices"][0]["text"])
+    return found
+
+
+def header(reply: Reply, name: str) -> str:
+    return {key.lower(): value for key, value in reply.headers.items()}.get(name, "")
+
+
+# ------------------------------------------------------------------------------------------- models
+
+
+def test_the_list_has_the_models_that_declare_themselves(server: RunningServer) -> None:
+    listed = server.get("/v1/models").json
+    assert listed["object"] == "list"
+    names = {model["id"] for model in listed["data"]}
+    assert {"scribe", "agent", "mirror", "endless"} <= names and "undeclared" not in names
+    assert server.get("/v1/models/scribe").json == next(one for one in listed["data"] if one["id"] == "scribe")
+
+
+@pytest.mark.parametrize("path", ["/v1/models/undeclared", "/v1/models/nobody", "/v1/models/"])
+def test_a_model_that_declares_nothing_is_not_found(server: RunningServer, path: str) -> None:
+    reply = server.get(path)
+    assert (reply.status, reply.json["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/nothing", 404),
+        ("POST", "/v1/nothing", 404),
+        ("GET", "/v1/completions", 405),
+        ("POST", "/v1/models", 405),
+    ],
+)
+def test_what_is_no_route_is_refused_in_the_form_of_the_api(
+    server: RunningServer, method: str, path: str, status: int
+) -> None:
+    reply = server.request(method, path)
+    assert reply.status == status
+    assert set(reply.json["error"]) == {"message", "type", "param", "code"}
+
+
+# ------------------------------------------------------------------------------------------- completions
+
+
+def test_a_completion_is_what_a_decoupled_model_sent_with_its_counts(server: RunningServer) -> None:
+    document = complete(server).json
+    assert document["object"] == "text_completion" and document["model"] == "scribe"
+    assert document["choices"] == [{"index": 0, "text": "a b c d", "logprobs": None, "finish_reason": "stop"}]
+    assert document["usage"] == {"prompt_tokens": 4, "completion_tokens": 4, "total_tokens": 8}
+
+
+def test_an_answer_as_long_as_it_may_be_ended_for_its_length(server: RunningServer) -> None:
+    choice = complete(server, max_tokens=2).json["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("a b", "length")
+
+
+def test_a_stream_has_a_piece_for_each_response_and_the_counts_at_its_end(server: RunningServer) -> None:
+    reply = complete(server, stream=True, stream_options={"include_usage": True})
+    assert header(reply, "content-type").startswith("text/event-stream")
+    *pieces, counts, end = events(reply)
+    assert [piece["choices"][0]["text"] for piece in pieces] == ["a", " b", " c", " d", ""]
+    assert [piece["choices"][0]["finish_reason"] for piece in pieces] == [None, None, None, None, "stop"]
+    assert all(piece["usage"] is None for piece in pieces)
+    assert (counts["choices"], counts["usage"]["total_tokens"], end) == ([], 8, END)
+
+
+def test_without_being_asked_for_a_stream_has_no_counts(server: RunningServer) -> None:
+    *pieces, end = events(complete(server, stream=True))
+    assert end == END and all("usage" not in piece for piece in pieces)
+
+
+def test_several_prompts_have_several_choices_each_in_their_order(server: RunningServer) -> None:
+    document = complete(server, prompt=["a b", "c d e"], n=2).json
+    assert [(one["index"], one["text"]) for one in document["choices"]] == [
+        (0, "a b"), (1, "a b"), (2, "c d e"), (3, "c d e"),
+    ]  # fmt: skip
+    assert document["usage"] == {"prompt_tokens": 5, "completion_tokens": 10, "total_tokens": 15}
+    streamed = events(complete(server, prompt=["a b", "c d e"], n=2, stream=True))
+    assert [text_of(streamed, index) for index in range(4)] == ["a b", "a b", "c d e", "c d e"]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_stop_text_that_comes_in_two_pieces_ends_the_answer_before_it(server: RunningServer, streams: bool) -> None:
+    reply = complete(server, stop=["b c", "zzz"], stream=streams)
+    if streams:
+        found = events(reply)
+        assert text_of(found) == "a "
+        assert found[-2]["choices"][0]["finish_reason"] == "stop"
+    else:
+        assert reply.json["choices"][0]["text"] == "a "
+
+
+def test_a_stop_text_that_only_begins_is_part_of_the_answer(server: RunningServer) -> None:
+    assert complete(server, stop="d e").json["choices"][0]["text"] == "a b c d"
+
+
+def test_echo_puts_the_prompt_in_front(server: RunningServer) -> None:
+    assert complete(server, echo=True, max_tokens=1).json["choices"][0]["text"] == "a b c da"
+    assert text_of(events(complete(server, echo=True, max_tokens=1, stream=True))) == "a b c da"
+
+
+def test_what_has_no_tensor_becomes_a_parameter_of_the_request(server: RunningServer) -> None:
+    given = mirrored(server, temperature=0.5, top_k=3, presence_penalty=1, user="u", seed=4, mine=True, stop=["x", "y"])
+    assert given["TEMPERATURE"] == [0.5] and given["seed"] == [4] and given["stop"] == ["x", "y"]
+    assert (given["top_k"], given["presence_penalty"], given["user"], given["mine"]) == (3, 1.0, "u", True)
+
+
+def test_a_member_that_is_called_like_an_input_is_that_tensor(server: RunningServer) -> None:
+    assert mirrored(server, bias=[1, 2, 3])["bias"] == [1, 2, 3]
+
+
+def test_defaults_of_the_configuration_stand_where_the_client_says_nothing(server: RunningServer) -> None:
+    given = mirrored(server)
+    assert (given["TEMPERATURE"], given["max_tokens"]) == ([0.25], 77)
+    assert mirrored(server, max_tokens=5)["max_tokens"] == 5
+
+
+def test_choices_of_one_seed_differ_and_are_the_same_each_time(server: RunningServer) -> None:
+    choices = complete(server, "mirror", "q", n=3, seed=10).json["choices"]
+    assert [json.loads(choice["text"])["seed"] for choice in choices] == [[10], [11], [12]]
+
+
+# ------------------------------------------------------------------------------------------- ids
+
+
+def test_the_clients_id_is_the_id_of_the_engines_request_and_of_the_answer(server: RunningServer) -> None:
+    body = {"model": "mirror", "prompt": "q", "n": 2}
+    reply = server.post("/v1/completions", body, {"X-Request-Id": "from-client"})
+    assert header(reply, "x-request-id") == "from-client" and reply.json["id"] == "cmpl-from-client"
+    assert [json.loads(one["text"])["id"] for one in reply.json["choices"]] == ["from-client", "from-client-1"]
+
+
+@pytest.mark.parametrize("given", ["with blank", "x" * 129])
+def test_an_id_that_is_none_is_not_taken(server: RunningServer, given: str) -> None:
+    reply = server.post("/v1/completions", {"model": "mirror", "prompt": "q"}, {"X-Request-Id": given})
+    assert reply.status == 200 and len(header(reply, "x-request-id")) == 32
+
+
+# ------------------------------------------------------------------------------------------- chat
+
+
+def test_a_chat_template_makes_the_prompt_of_the_messages(server: RunningServer) -> None:
+    messages = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]},
+    ]
+    document = chat(server, messages=messages).json
+    message = document["choices"][0]["message"]
+    assert document["object"] == "chat.completion"
+    assert message == {
+        "role": "assistant", "content": "<system> be brief\n<user> hello\n<assistant>", "refusal": None,
+    }  # fmt: skip
+
+
+def test_a_streamed_chat_begins_with_the_role_and_ends_with_the_reason(server: RunningServer) -> None:
+    first, *pieces, last, end = events(chat(server, stream=True))
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(piece["choices"][0]["delta"]["content"] for piece in pieces) == "<user> hello there\n<assistant>"
+    assert (last["choices"][0]["delta"], last["choices"][0]["finish_reason"], end) == ({}, "stop", END)
+
+
+def test_a_model_with_an_input_for_messages_gets_them_as_they_came(server: RunningServer) -> None:
+    assert chat(server, "agent").json["choices"][0]["message"]["content"] == "hello there"
+
+
+def test_tools_go_to_the_model_and_its_calls_come_back(server: RunningServer) -> None:
+    choice = chat(server, "agent", tools=[WEATHER], tool_choice="auto").json["choices"][0]
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": '{"city":"Oslo"}'}
+    assert call["id"].startswith("call_") and call["type"] == "function"
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
+    said = [*HELLO, choice["message"], {"role": "tool", "tool_call_id": call["id"], "content": "rain"}]
+    assert chat(server, "agent", said, tools=[WEATHER]).json["choices"][0]["message"]["content"] == "rain"
+
+
+def test_streamed_tool_calls_have_an_index(server: RunningServer) -> None:
+    found = events(chat(server, "agent", tools=[WEATHER], stream=True))
+    (call,) = found[1]["choices"][0]["delta"]["tool_calls"]
+    assert (call["index"], call["function"]["name"]) == (0, "weather")
+    assert found[-2]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_json_mode_is_passed_on(server: RunningServer) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+    content = chat(server, "agent", response_format=wanted).json["choices"][0]["message"]["content"]
+    assert json.loads(content) == wanted
+
+
+def test_logprobs_of_the_model_come_in_the_form_of_the_route(server: RunningServer) -> None:
+    logprobs = chat(server, "agent", logprobs=True, top_logprobs=2).json["choices"][0]["logprobs"]
+    assert [one["token"] for one in logprobs["content"]] == ["hello", "there"]
+    assert logprobs["content"][0]["logprob"] == -0.5 and len(logprobs["content"][0]["top_logprobs"]) == 2
+    assert logprobs["content"][1]["bytes"] == list(b"there")
+
+
+# ------------------------------------------------------------------------------------------- refusals
+
+
+def user(content: object) -> list[dict[str, object]]:
+    return [{"role": "user", "content": content}]
+
+
+@pytest.mark.parametrize(
+    ("members", "param"),
+    [
+        ({"messages": None}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hello"}, "messages"),
+        ({"messages": ["hello"]}, "messages[0]"),
+        ({"messages": HELLO * 2049}, "messages"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "pirate", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": user(7)}, "messages[0].content"),
+        ({"messages": user([])}, "messages[0].content"),
+        ({"messages": user([{"type": "text"}])}, "messages[0].content[0].text"),
+        ({"messages": user([{"type": "image_url", "image_url": {"url": "x"}}])}, "messages[0].content"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": []}]}, "messages[0].tool_calls"),
+        ({"tools": [WEATHER]}, "tools"),
+        ({"tools": [{"type": "browser"}]}, "tools[0].type"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": -0.1}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": 1.5}, "max_completion_tokens"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"seed": 1 << 63}, "seed"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": 5}, "stop"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"logit_bias": {"50256": -100}}, "logit_bias"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"audio": {"voice": "alloy"}}, "audio"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"something": {"else": 1}}, "something"),
+        ({"model": 5}, "model"),
+        ({"model": None}, "model"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_with_the_name_of_the_member(
+    server: RunningServer, members: dict[str, Any], param: str
+) -> None:
+    reply = server.post("/v1/chat/completions", {"model": "scribe", "messages": HELLO, **members})
+    assert (reply.status, reply.json["error"]["type"]) == (400, "invalid_request_error")
+    assert reply.json["error"]["param"] == param
+    assert reply.json["error"]["message"]
+
+
+@pytest.mark.parametrize("tool_choice", ["perhaps", {"type": "function", "function": {"name": "other"}}, {}], ids=str)
+def test_a_choice_of_a_tool_that_is_not_there_is_refused(server: RunningServer, tool_choice: object) -> None:
+    reply = chat(server, "agent", tools=[WEATHER], tool_choice=tool_choice)
+    assert (reply.status, reply.json["error"]["param"]) == (
+        400,
+        "tool_choice" if tool_choice else "tool_choice.function",
+    )
+
+
+@pytest.mark.parametrize("prompt", [None, [], 5, ["a", 5], [[]], [1, 2], {"a": 1}, ["a"] * 129], ids=str)
+def test_a_prompt_that_is_none_is_refused(server: RunningServer, prompt: object) -> None:
+    reply = complete(server, prompt=prompt)
+    assert (reply.status, reply.json["error"]["param"]) == (400, "prompt")
+
+
+def test_a_model_is_not_asked_for_what_it_does_not_declare(server: RunningServer) -> None:
+    reply = chat(server, "mirror")
+    assert (reply.status, reply.json["error"]["param"]) == (400, "model")
+    assert reply.json["error"]["message"] == "The model 'mirror' serves completion, and not chat."
+    for name in ("undeclared", "nobody"):
+        reply = chat(server, name)
+        assert (reply.status, reply.json["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"null", b'{"model": "\xff"}', b'{"model": "\\ud800"}', b"[" * 5000]
+)
+def test_a_body_that_is_no_object_is_refused(server: RunningServer, body: bytes) -> None:
+    reply = server.post("/v1/chat/completions", body)
+    assert (reply.status, reply.json["error"]["type"]) == (400, "invalid_request_error")
+
+
+def test_a_value_that_does_not_fit_the_tensor_is_refused(server: RunningServer) -> None:
+    reply = complete(server, "mirror", "q", bias=[1 << 40])
+    assert (reply.status, reply.json["error"]["param"]) == (400, "bias")
+
+
+def test_what_the_model_says_is_wrong_has_its_own_status(server: RunningServer) -> None:
+    for streams in (False, True):
+        reply = complete(server, prompt="fail", stream=streams)
+        assert (reply.status, reply.json["error"]["message"]) == (400, "this prompt fails")
+
+
+def test_an_error_in_the_middle_of_a_stream_is_its_last_event(server: RunningServer) -> None:
+    first, second, error = events(complete(server, prompt="a b break c", stream=True))
+    assert text_of([first, second]) == "a b"
+    assert error["error"] == {"message": "it broke in the middle", "type": "server_error", "param": None, "code": None}
+    assert complete(server, prompt="a b break c").status == 500
+
+
+# ------------------------------------------------------------------------------------------- clients that leave
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_client_that_leaves_cancels_the_models_request(server: RunningServer, tmp_path: Path, streams: bool) -> None:
+    told = tmp_path / "told"
+    begun = tmp_path / "told.begun"
+    os.mkfifo(told)
+    os.mkfifo(begun)
+    host, port = server.http_url.split(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=60)
+    connection.request(
+        "POST", "/v1/completions", json.dumps({"model": "endless", "prompt": str(told), "stream": streams})
+    )
+    assert begun.read_text() == "begun"  # waits for it
+    if streams:
+        response = connection.getresponse()
+        assert response.readline().startswith(b"data: ")
+        response.close()
+    else:
+        assert connection.sock is not None
+        connection.sock.shutdown(socket.SHUT_RDWR)
+    connection.close()
+    assert told.read_text() == "cancelled"
+
+
+def test_a_stop_text_cancels_what_the_model_would_go_on_with(server: RunningServer, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    os.mkfifo(told)
+    choice = complete(server, "endless", str(told), stop="3 4").json["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("0 1 2 ", "stop")
+    assert told.read_text() == "cancelled"
+
+
+# ------------------------------------------------------------------------------------------- templates
+
+
+@pytest.mark.parametrize("name", BAD_TEMPLATES)
+def test_a_template_that_loops_grows_or_reads_files_fails_alone(server: RunningServer, name: str) -> None:
+    reply = chat(server, name)
+    assert (reply.status, reply.json["error"]["type"]) == (500, "server_error")
+    assert reply.json["error"]["message"].startswith(f"model '{name}': the chat template")
+    assert "root:" not in reply.json["error"]["message"]
+    assert chat(server).status == 200
+
+
+def test_what_a_template_refuses_is_the_clients_to_mend(server: RunningServer) -> None:
+    messages = [{"role": "tool", "content": "x", "tool_call_id": "1"}]
+    reply = chat(server, messages=messages)
+    assert (reply.status, reply.json["error"]["param"]) == (400, "messages")
+    assert reply.json["error"]["message"].endswith("refuses the messages: unknown role tool")
