@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Rolling restarts behind haproxy and nginx, and without either: nothing that a client sent may be lost.
+"""Rolling restarts behind haproxy, nginx and Envoy, and without any of them: nothing that a client sent may be lost.
 
     python benchmarks/rolling_restart.py --restarts 20
+    python benchmarks/rolling_restart.py --restarts 20 --servers 4 --through haproxy envoy
 
-Two servers are restarted in turn, the next one when the last is ready again, while clients send requests all the time: over
-HTTP and gRPC, unary and in streams, through haproxy, through nginx, and gRPC channels that know both servers themselves.
+The servers are restarted in turn, the next one when the last is ready again, while clients send requests all the time: over
+HTTP and gRPC, unary and in streams, through each balancer, and gRPC channels that know all servers themselves.
 tritonclient is the client; nothing tries a unary request again but the proxies, and what a channel does by itself. A stream
 that the server ends is opened anew, and what had no answer is sent again: the server promises that it was not begun, which
 the model's own count of executions is held against. Printed are requests, lost ones, and errors by kind. The exit code is 1
 when something was lost, and 2 when the run could not be made.
 
-The proxies are the programs in Debian's packages haproxy and nginx-light. They run as processes of this user, on free ports
-of 127.0.0.1, with configurations that are written to a temporary folder and printed by --show-configuration.
+The balancers run as processes of this user, on free ports of 127.0.0.1, with the files of deploy/balancers (balancers.py).
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import queue
-import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc
 import tritonclient.http
+from balancers import NAMES, PACKAGES, balancer, find_program
 from benchmark_error import BenchmarkError
 from measured_server import Ports, free_ports
 from tritonclient.utils import InferenceServerException
@@ -69,87 +69,6 @@ class TritonPythonModel:
         return responses
 """
 
-HAPROXY = """
-global
-    log stdout format raw local0 warning
-defaults
-    mode http
-    timeout connect 2s
-    timeout check 2s
-    timeout client 60s
-    timeout server 60s
-    option redispatch
-    retries 3
-    # A connection that was refused or closed before an answer: nothing was begun.
-    retry-on conn-failure empty-response
-frontend http
-    bind 127.0.0.1:{http_port}
-    default_backend http_servers
-frontend grpc
-    bind 127.0.0.1:{grpc_port} proto h2
-    default_backend grpc_servers
-backend http_servers
-    option httpchk GET /v2/health/ready
-    default-server check inter 300ms fall 2 rise 1
-    server a 127.0.0.1:{a.http}
-    server b 127.0.0.1:{b.http}
-backend grpc_servers
-    # What the check over HTTP says goes for gRPC, too.
-    server a 127.0.0.1:{a.grpc} proto h2 track http_servers/a
-    server b 127.0.0.1:{b.grpc} proto h2 track http_servers/b
-"""
-
-NGINX = """
-daemon off;
-worker_processes 1;
-pid {folder}/nginx.pid;
-error_log {folder}/nginx-error.log warn;
-events {{ worker_connections 1024; }}
-http {{
-    access_log off;
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
-    client_max_body_size 0;
-    upstream http_servers {{
-        server 127.0.0.1:{a.http} max_fails=1 fail_timeout=1s;
-        server 127.0.0.1:{b.http} max_fails=1 fail_timeout=1s;
-        keepalive 32;
-    }}
-    upstream grpc_servers {{
-        server 127.0.0.1:{a.grpc} max_fails=1 fail_timeout=1s;
-        server 127.0.0.1:{b.grpc} max_fails=1 fail_timeout=1s;
-        keepalive 32;
-    }}
-    server {{
-        listen 127.0.0.1:{http_port};
-        location / {{
-            proxy_pass http://http_servers;
-            proxy_http_version 1.1;
-            proxy_set_header Connection "";
-            # nginx asks nobody for readiness. A server that stops to listen is left out by the connection that it refuses,
-            # and inference may be sent once more: leave non_idempotent out where models must not see a request twice.
-            proxy_next_upstream error timeout non_idempotent;
-            proxy_next_upstream_tries 3;
-        }}
-    }}
-    server {{
-        listen 127.0.0.1:{grpc_port} http2;
-        http2_max_concurrent_streams 1024;
-        keepalive_requests 1000000;
-        location / {{
-            grpc_pass grpc://grpc_servers;
-            grpc_next_upstream error timeout non_idempotent;
-            grpc_next_upstream_tries 3;
-            grpc_read_timeout 60s;
-        }}
-    }}
-}}
-"""
-
-PACKAGES = {"haproxy": "haproxy", "nginx": "nginx-light"}
 _SERVE = (
     "-m", "pytriton_lite", "serve", "--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--metrics-address=127.0.0.1",
     "--exit-timeout-secs=30",
@@ -324,52 +243,6 @@ def _talk(
         _check(tally, result, number)
 
 
-# ------------------------------------------------------------------------------------------------ proxies
-
-
-@contextlib.contextmanager
-def proxy(name: str, servers: Sequence[Server], folder: Path) -> Iterator[Ports]:
-    """A proxy in front of *servers*; its ports."""
-    ports = free_ports()
-    text = (HAPROXY if name == "haproxy" else NGINX).format(
-        a=servers[0].ports, b=servers[1].ports, http_port=ports.http, grpc_port=ports.grpc, folder=folder
-    )
-    file = folder / f"{name}.conf"
-    file.write_text(text)
-    program = _program(name)
-    command = [program, "-f", str(file)] if name == "haproxy" else [program, "-p", str(folder), "-c", str(file)]
-    with (folder / f"{name}.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-    try:
-        client = tritonclient.http.InferenceServerClient(f"127.0.0.1:{ports.http}")
-        deadline = time.monotonic() + _START_S
-        while not _is_ready(client):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise BenchmarkError(f"{name} did not start: {(folder / f'{name}.log').read_text(errors='replace')}")
-            time.sleep(_LOOK_AGAIN_S)
-        client.close()
-        yield ports
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _is_ready(client: Any) -> bool:
-    try:
-        return bool(client.is_server_ready())
-    except Exception:
-        return False
-
-
-def _program(name: str) -> str:
-    found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin")
-    if found is None:
-        raise BenchmarkError(
-            f"{name} is not installed: on Debian apt-get install {PACKAGES[name]}; or leave it out with --through"
-        )
-    return found
-
-
 # ------------------------------------------------------------------------------------------------ the run
 
 
@@ -380,7 +253,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> int:
     (models / "counted" / "config.pbtxt").write_text(CONFIG.replace("LOG", str(executed)))
     (models / "counted" / "1" / "model.py").write_text(CODE)
     flags = [f"--drain-delay-secs={arguments.drain_delay}", *arguments.flag]
-    servers = [Server(name, models, free_ports(), folder, flags) for name in ("a", "b")]
+    servers = [Server(name, models, free_ports(), folder, flags) for name in map(str, range(1, arguments.servers + 1))]
     numbers, over = Numbers(), threading.Event()
     tallies: list[Tally] = []
     threads: list[threading.Thread] = []
@@ -397,9 +270,9 @@ def run(arguments: argparse.Namespace, folder: Path) -> int:
         for server in servers:
             server.start()
         with contextlib.ExitStack() as stack:
-            for name in ("haproxy", "nginx"):
+            for name in NAMES:
                 if name in arguments.through:
-                    ports = stack.enter_context(proxy(name, servers, folder))
+                    ports = stack.enter_context(balancer(name, [server.ports for server in servers], folder))
                     begin(f"{name}, HTTP", arguments.clients, http_client, f"127.0.0.1:{ports.http}")
                     begin(f"{name}, gRPC", arguments.clients, grpc_client, f"127.0.0.1:{ports.grpc}")
                     begin(f"{name}, streams", arguments.clients, stream_client, f"127.0.0.1:{ports.grpc}")
@@ -414,7 +287,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> int:
             began_s = time.monotonic()
             for number in range(arguments.restarts):
                 time.sleep(arguments.pause)
-                server = servers[number % 2]
+                server = servers[number % len(servers)]
                 codes[server.stop()] += 1
                 server.start()
             time.sleep(arguments.pause)
@@ -456,19 +329,14 @@ def main() -> int:
     parser.add_argument("--pause", type=float, default=1.0, help="seconds between a restart and the next one")
     parser.add_argument("--drain-delay", type=int, default=2, help="--drain-delay-secs of the servers")
     parser.add_argument("--flag", action="append", default=[], help="another flag of the servers")
-    parser.add_argument("--through", nargs="+", choices=["haproxy", "nginx", "direct"],
-                        default=["haproxy", "nginx", "direct"])  # fmt: skip
+    parser.add_argument("--servers", type=int, default=2)
+    parser.add_argument("--through", nargs="+", choices=[*NAMES, "direct"], default=["haproxy", "nginx", "direct"])
     parser.add_argument("--keep", type=Path, help="folder for logs and configurations, which then stay")
-    parser.add_argument("--show-configuration", action="store_true", help="print the proxies' configurations")
     arguments = parser.parse_args()
-    if arguments.show_configuration:
-        ports = Ports(8000, 8001, 8002), Ports(8010, 8011, 8012)
-        for text in (HAPROXY, NGINX):
-            print(text.format(a=ports[0], b=ports[1], http_port=80, grpc_port=8081, folder="/run/nginx"))
-        return 0
     try:
         for name in set(arguments.through) - {"direct"}:
-            _program(name)
+            if find_program(name) is None:
+                raise BenchmarkError(f"{name} is not installed: {PACKAGES[name]}; or leave it out with --through")
         if arguments.keep is not None:
             arguments.keep.mkdir(parents=True)
             return run(arguments, arguments.keep)
