@@ -26,9 +26,13 @@ from pytriton_lite.frontends.http.observed import admin_told
 from pytriton_lite.frontends.listener import AsgiApp, Receive, Scope, Send
 from pytriton_lite.openai.chat import chat
 from pytriton_lite.openai.completions import completions
+from pytriton_lite.openai.embeddings import embeddings
 from pytriton_lite.openai.errors import ApiError, bug, of_engine, unknown_model
 from pytriton_lite.openai.exchange import Exchange, Surroundings
 from pytriton_lite.openai.options import OpenAiOptions
+from pytriton_lite.openai.rerank import rerank
+from pytriton_lite.openai.responses import responses
+from pytriton_lite.openai.transcriptions import transcriptions
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import Server
@@ -41,6 +45,11 @@ _MODELS = "/v1/models"
 _ROUTES: Mapping[str, Callable[[Exchange], Awaitable[None]]] = {
     "/v1/chat/completions": chat,
     "/v1/completions": completions,
+    "/v1/responses": responses,
+    "/v1/embeddings": embeddings,
+    "/v1/rerank": rerank,
+    "/rerank": rerank,
+    "/v1/audio/transcriptions": transcriptions,
 }
 _BEARER = b"bearer "
 

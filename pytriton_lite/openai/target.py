@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -117,8 +117,19 @@ class Values:
             raise ApiError(f"more than {_MOST_PARAMETERS} members that are no fields of the model", param=name)
         self.parameters[name] = value
 
-    def request(self, request_id: str, changed: Mapping[str, object], *, seed: int | None = None) -> InferenceRequest:
-        """The engine's request: these values, and *changed* in the place of some. Raises ApiError where one does not fit."""
+    def request(
+        self,
+        request_id: str,
+        changed: Mapping[str, object],
+        *,
+        seed: int | None = None,
+        rows: int = 1,
+        without: Collection[str] = (),
+    ) -> InferenceRequest:
+        """The engine's request: these values, and *changed* in the place of some. Raises ApiError where one does not fit.
+
+        It has a batch of *rows*, where the model batches. The fields of *without* are left to the caller.
+        """
         declared, config = self.target.declared, self.target.config
         values: dict[str, object] = {**declared.defaults, **self.fields, **changed}
         if seed is not None and "seed" in declared.inputs:
@@ -127,11 +138,13 @@ class Values:
         inputs: list[Tensor] = []
         for spec in config.inputs:
             name = by_tensor.get(spec.name)
+            if name in without:
+                continue
             value = self.extra.get(spec.name) if name is None else values.get(name)
             if value is None and not spec.optional and name is not None:
                 value = _needed(name)
             if value is not None:
-                inputs.append(input_tensor(config, spec, value, param=name or spec.name))
+                inputs.append(input_tensor(config, spec, value, rows=rows, param=name or spec.name))
         parameters = dict(self.parameters)
         if seed is not None and "seed" not in declared.inputs:
             parameters["seed"] = seed

@@ -18,11 +18,16 @@ from pytriton_lite.openai.errors import ApiError
 Array = np.ndarray[Any, Any]
 
 
-def input_tensor(config: ModelConfig, spec: TensorSpec, value: object, *, param: str) -> Tensor:
-    """*value*, an element or a list of them, for one batch element. Raises ApiError about *param* where it does not fit."""
+def input_tensor(config: ModelConfig, spec: TensorSpec, value: object, *, rows: int = 1, param: str) -> Tensor:
+    """*value*, an element or a list of them, for each of *rows* batch elements.
+
+    Raises ApiError about *param* where it does not fit.
+    """
     elements = value if isinstance(value, (list, np.ndarray)) else [value]
     dims = _fitted(spec, len(elements), param)
-    return _tensor(spec, elements, (1, *dims) if config.max_batch_size else dims, param)
+    if not config.max_batch_size:
+        return _tensor(spec, elements, dims, param)
+    return _tensor(spec, [*elements] * rows if rows > 1 else elements, (rows, *dims), param)
 
 
 def row_tensor(config: ModelConfig, spec: TensorSpec, rows: Sequence[object], *, param: str) -> Tensor:

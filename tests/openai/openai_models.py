@@ -196,6 +196,141 @@ ENDLESS_CONFIG = """
 COMPLETION_CONFIG = SCRIBE_CONFIG.replace("chat, completion", "completion")
 UNDECLARED_CONFIG = SCRIBE_CONFIG.rpartition("    parameters")[0]
 
+EMBEDDER = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        '''The length of a text, how many a's it has, and how many dimensions are wanted; zeros behind them.'''
+        def execute(self, requests):
+            return [self.answer(request) for request in requests]
+
+        def answer(self, request):
+            texts = pb_utils.get_input_tensor_by_name(request, "text").as_numpy().ravel()
+            if b"fail" in texts:
+                return pb_utils.InferenceResponse(error=pb_utils.TritonError("no", pb_utils.TritonError.UNAVAILABLE))
+            wanted = pb_utils.get_input_tensor_by_name(request, "dimensions")
+            vectors = np.zeros((len(texts), 4 if wanted is None else int(wanted.as_numpy().max())), np.float32)
+            vectors[:, 0] = [len(text) for text in texts]
+            vectors[:, 1] = [text.count(b"a") for text in texts]
+            vectors[:, 2] = len(texts)
+            counts = np.array([[len(text.split())] for text in texts], np.int32)
+            return pb_utils.InferenceResponse(
+                [pb_utils.Tensor("embedding", vectors), pb_utils.Tensor("prompt_tokens", counts)]
+            )
+"""
+EMBEDDER_CONFIG = """
+    backend: "python"
+    max_batch_size: 4
+    dynamic_batching {}
+    input [
+      { name: "text" data_type: TYPE_STRING dims: [ 1 ] },
+      { name: "dimensions" data_type: TYPE_INT32 dims: [ 1 ] optional: true }
+    ]
+    output [
+      { name: "embedding" data_type: TYPE_FP32 dims: [ -1 ] },
+      { name: "prompt_tokens" data_type: TYPE_INT32 dims: [ 1 ] }
+    ]
+    parameters { key: "OPENAI" value { string_value: "embedding" } }
+"""
+SINGLE_CONFIG = """
+    backend: "python"
+    input [ { name: "text" data_type: TYPE_STRING dims: [ 1 ] } ]
+    output [ { name: "embedding" data_type: TYPE_FP32 dims: [ -1, -1 ] } ]
+    parameters { key: "OPENAI" value { string_value: "embedding" } }
+"""
+
+RANKER = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        '''A document fits a query by the letters that they share.'''
+        def execute(self, requests):
+            return [self.answer(request) for request in requests]
+
+        def answer(self, request):
+            queries, documents = (
+                pb_utils.get_input_tensor_by_name(request, name).as_numpy().ravel() for name in ("query", "documents")
+            )
+            scores = [len(set(query) & set(document)) for query, document in zip(queries, documents)]
+            return pb_utils.InferenceResponse([pb_utils.Tensor("score", np.array(scores, np.float32))])
+"""
+RANKER_CONFIG = """
+    backend: "python"
+    input [
+      { name: "query" data_type: TYPE_STRING dims: [ -1 ] },
+      { name: "documents" data_type: TYPE_STRING dims: [ -1 ] }
+    ]
+    output [ { name: "score" data_type: TYPE_FP32 dims: [ -1 ] } ]
+    parameters { key: "OPENAI" value { string_value: "rerank" } }
+"""
+
+LISTENER = """
+    import json
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    def text(name, value):
+        return pb_utils.Tensor(name, np.array([value.encode()], np.object_))
+
+    class TritonPythonModel:
+        '''Says how loud the first and the second half of the audio are, a response for each.'''
+        def execute(self, requests):
+            for request in requests:
+                audio = pb_utils.get_input_tensor_by_name(request, "audio").as_numpy()
+                rate = pb_utils.get_input_tensor_by_name(request, "sample_rate").as_numpy()[0]
+                language = pb_utils.get_input_tensor_by_name(request, "language")
+                sender = request.get_response_sender()
+                half = len(audio) // 2
+                for at, part in enumerate((audio[:half], audio[half:])):
+                    said = f"{np.abs(part).max():.2f} "
+                    segment = {"start": at * half / rate, "end": (at + 1) * half / rate, "text": said}
+                    sender.send(pb_utils.InferenceResponse([
+                        text("text", said),
+                        text("segments", json.dumps([segment])),
+                        text("language", "en" if language is None else language.as_numpy()[0].decode()),
+                        pb_utils.Tensor("duration", np.array([len(audio) / rate], np.float32)),
+                    ]))
+                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+LISTENER_CONFIG = """
+    backend: "python"
+    model_transaction_policy { decoupled: true }
+    input [
+      { name: "audio" data_type: TYPE_FP32 dims: [ -1 ] },
+      { name: "sample_rate" data_type: TYPE_INT32 dims: [ 1 ] },
+      { name: "language" data_type: TYPE_STRING dims: [ 1 ] optional: true }
+    ]
+    output [
+      { name: "text" data_type: TYPE_STRING dims: [ 1 ] },
+      { name: "segments" data_type: TYPE_STRING dims: [ 1 ] },
+      { name: "language" data_type: TYPE_STRING dims: [ 1 ] },
+      { name: "duration" data_type: TYPE_FP32 dims: [ 1 ] }
+    ]
+    parameters { key: "OPENAI" value { string_value: "transcription" } }
+"""
+FILE_READER = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        '''Says how many bytes the file has.'''
+        def execute(self, requests):
+            answers = []
+            for request in requests:
+                data = pb_utils.get_input_tensor_by_name(request, "file").as_numpy()[0]
+                said = np.array([str(len(data)).encode()], np.object_)
+                answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("text", said)]))
+            return answers
+"""
+FILE_READER_CONFIG = """
+    backend: "python"
+    input [ { name: "file" data_type: TYPE_STRING dims: [ 1 ] } ]
+    output [ { name: "text" data_type: TYPE_STRING dims: [ 1 ] } ]
+    parameters { key: "OPENAI" value { string_value: "transcription" } }
+"""
+
 _FOR = "{% for a in range(99999) %}"
 _END = "{% endfor %}"
 BAD_TEMPLATES = {
@@ -216,6 +351,11 @@ def write_openai_models(repository: Path) -> None:
     write_model(repository, "agent", AGENT, AGENT_CONFIG)
     write_model(repository, "mirror", MIRROR, MIRROR_CONFIG)
     write_model(repository, "endless", ENDLESS, ENDLESS_CONFIG)
+    write_model(repository, "embedder", EMBEDDER, EMBEDDER_CONFIG)
+    write_model(repository, "single", EMBEDDER, SINGLE_CONFIG)
+    write_model(repository, "ranker", RANKER, RANKER_CONFIG)
+    write_model(repository, "listener", LISTENER, LISTENER_CONFIG)
+    write_model(repository, "file_reader", FILE_READER, FILE_READER_CONFIG)
     for name, template in BAD_TEMPLATES.items():
         folder = write_model(repository, name, SCRIBE, SCRIBE_CONFIG)
         (folder / "chat_template.jinja").write_text(template)

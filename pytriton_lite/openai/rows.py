@@ -1,0 +1,109 @@
+"""Requests that are rows of tensors, embeddings and scores: cut into requests of the engine, and their answers put together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.tensor import format_shape
+from pytriton_lite.frontends.pending_answer import PendingAnswer
+from pytriton_lite.openai.answers import while_connected
+from pytriton_lite.openai.exchange import Exchange
+from pytriton_lite.openai.target import Values
+from pytriton_lite.openai.tensors import Array, Outputs, row_tensor, rows_of_one_request
+from pytriton_lite.openai.usage import Usage
+
+MOST_ROWS = 2048
+"""As many as OpenAI's API allows of embeddings."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A row of numbers for each row that was asked; ``usage`` where the model counts its tokens."""
+
+    rows: list[Array]
+    usage: Usage | None
+
+
+async def ask_rows(
+    exchange: Exchange, values: Values, rows: Mapping[str, Sequence[str]], output: str, *, param: str
+) -> Found:
+    """What the model says in the field *output* of *rows*, texts by field and as many of each.
+
+    *param* is the member that they came in. Raises ApiError, InferenceError and Disconnected.
+    """
+    requests = _requests(exchange, values, rows, param)
+    counted = exchange.counted(values.target.name)
+    counted.begun()
+    usage: Usage | None = None
+    unfinished = 1
+    try:
+        responses = await _answers(exchange, values, [request for request, _ in requests])
+        counted.wrote(0)
+        parts = [Outputs(response, values.target.declared.outputs) for response in responses]
+        found = [row for part, (_, count) in zip(parts, requests) for row in _rows(part, output, count)]
+        usage = _usage(parts)
+        counted.finished("stop")
+        unfinished = 0
+    finally:
+        counted.ended(usage, unfinished)
+    return Found(found, usage)
+
+
+def _requests(
+    exchange: Exchange, values: Values, rows: Mapping[str, Sequence[str]], param: str
+) -> list[tuple[InferenceRequest, int]]:
+    """The engine's requests, and how many rows each has."""
+    target = values.target
+    specs = {name: target.config.inputs_by_name[target.declared.inputs[name]] for name in rows}
+    most = min(rows_of_one_request(target.config, spec) for spec in specs.values())
+    count = len(next(iter(rows.values())))
+    found: list[tuple[InferenceRequest, int]] = []
+    for begin in range(0, count, most):
+        end = min(begin + most, count)
+        request_id = exchange.request_id if begin == 0 else f"{exchange.request_id}-{len(found)}"
+        request = values.request(request_id, {}, rows=end - begin, without=frozenset(rows))
+        for name, texts in rows.items():
+            request.inputs.append(row_tensor(target.config, specs[name], texts[begin:end], param=param))
+        found.append((request, end - begin))
+    found[0][0].timeline = exchange.timeline
+    return found
+
+
+async def _answers(exchange: Exchange, values: Values, requests: list[InferenceRequest]) -> list[InferenceResponse]:
+    """The responses to *requests*, all of which are given up with the first error, and when the client goes away."""
+    answers: list[PendingAnswer] = []
+    try:
+        for request in requests:
+            answers.append(PendingAnswer.to(exchange.server, values.target.served, request))
+        return await while_connected(asyncio.gather(*answers), exchange.receive)
+    finally:
+        for answer in answers:
+            answer.cancel()
+
+
+def _rows(outputs: Outputs, name: str, count: int) -> list[Array]:
+    """The rows of an output, *count* of them."""
+    array = outputs.numbers(name)
+    if array is None:
+        raise outputs.wrong(f"the response has no output for '{name}'")
+    if array.ndim == 0 or (array.shape[0] != count and count == 1):
+        array = array[np.newaxis]
+    if array.shape[0] != count:
+        raise outputs.wrong(f"the output for '{name}' has the shape {format_shape(array.shape)}, expected {count} rows")
+    return [row.ravel() for row in array]
+
+
+def _usage(parts: list[Outputs]) -> Usage | None:
+    totals = [part.total("prompt_tokens") for part in parts]
+    return None if None in totals else Usage(sum(filter(None, totals)), 0)
+
+
+def listed(rows: list[Array]) -> list[list[Any]]:
+    """*rows* as JSON has them."""
+    return [row.tolist() for row in rows]

@@ -1,0 +1,226 @@
+"""POST /v1/audio/transcriptions: a form with a file."""
+
+from __future__ import annotations
+
+import io
+import wave
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+from pytriton_lite.config.openai import Task
+from pytriton_lite.core import dtypes
+from pytriton_lite.openai.answers import AllResponses, while_connected
+from pytriton_lite.openai.errors import ApiError
+from pytriton_lite.openai.exchange import Exchange
+from pytriton_lite.openai.forms import Form, read_form
+from pytriton_lite.openai.members import Members, refuse_unsupported, refuse_value
+from pytriton_lite.openai.sampling import take_unused
+from pytriton_lite.openai.target import Values, find_target
+from pytriton_lite.openai.tensors import Array, Outputs
+from pytriton_lite.openai.usage import Usage
+
+Json = dict[str, Any]
+
+_FORMATS = ("json", "text", "verbose_json", "srt", "vtt")
+_FILE = "file"
+
+
+async def transcriptions(exchange: Exchange) -> None:
+    """Answer a request."""
+    body = await exchange.read_body()
+    form = read_form(body, exchange.headers.get(b"content-type", b""))
+    exchange.observe(form.texts.get("model", ""))
+    members = _members(form)
+    values = Values(find_target(exchange.server, members, Task.TRANSCRIPTION))
+    members.take(_FILE)
+    if _FILE not in form.files:
+        raise ApiError("Missing required parameter: 'file'.", param=_FILE, code="missing_required_parameter")
+    changed = _audio(form.files[_FILE], values)
+    form_of_answer = members.choice("response_format", *_FORMATS) or "json"
+    if form_of_answer in ("verbose_json", "srt", "vtt") and "segments" not in values.target.declared.outputs:
+        refuse_unsupported(
+            "response_format", f"'{form_of_answer}' needs segments, which '{values.target.name}' does not give."
+        )
+    for name in ("language", "prompt", "user"):
+        text = members.text(name)
+        if text is not None:
+            values.put(name, text)
+    temperature = members.number("temperature", 0, 1)
+    if temperature is not None:
+        values.put("temperature", temperature)
+    if members.truth("stream"):
+        refuse_unsupported("stream", "Transcriptions are not streamed here.")
+    for name in ("timestamp_granularities[]", "include[]", "chunking_strategy"):
+        members.take(name)
+    take_unused(members, values)
+    await _answer(exchange, values, changed, form_of_answer)
+
+
+async def _answer(exchange: Exchange, values: Values, changed: Json, form: str) -> None:
+    request = values.request(exchange.request_id, changed)
+    request.timeline = exchange.timeline
+    counted = exchange.counted(values.target.name)
+    counted.begun()
+    usage: Usage | None = None
+    unfinished = 1
+    try:
+        pending = AllResponses.to(exchange.server, values.target.served, request)
+        found = await while_connected(pending, exchange.receive)
+        parts = [Outputs(response, values.target.declared.outputs) for response in found]
+        heard = _Heard.of(parts)
+        counted.wrote(0)
+        usage = heard.usage
+        counted.finished("stop")
+        unfinished = 0
+    finally:
+        counted.ended(usage, unfinished)
+    if form == "text":
+        await exchange.send_text(heard.text + "\n", b"text/plain; charset=utf-8")
+    elif form == "json":
+        await exchange.send_json(_with_usage({"text": heard.text}, usage))
+    elif form == "verbose_json":
+        await exchange.send_json(_verbose(heard, str(values.fields.get("language", ""))))
+    else:
+        await exchange.send_text(_subtitles(heard.segments, form), b"text/plain; charset=utf-8")
+
+
+@dataclass
+class _Heard:
+    """What the model says of the audio."""
+
+    text: str
+    segments: list[Json]
+    usage: Usage | None
+    language: str
+    duration: float | None
+
+    @classmethod
+    def of(cls, parts: list[Outputs]) -> _Heard:
+        """Of all responses: a decoupled model sends texts and segments as it goes. Raises InferenceError."""
+        found = cls("", [], None, "", None)
+        texts: list[bytes] = []
+        tokens: int | None = None
+        written: int | None = None
+        for part in parts:
+            texts.append(part.content("text") or b"")
+            found.segments += _segments(part)
+            found.language = part.text("language") or found.language
+            seconds = part.numbers("duration")
+            if seconds is not None and seconds.size:
+                found.duration = float(seconds.ravel()[0])
+            tokens = part.total("prompt_tokens") if part.total("prompt_tokens") is not None else tokens
+            written = part.total("completion_tokens") if part.total("completion_tokens") is not None else written
+        found.text = b"".join(texts).decode("utf-8", "replace")
+        found.usage = None if tokens is None or written is None else Usage(tokens, written)
+        return found
+
+
+def _with_usage(document: Json, usage: Usage | None) -> Json:
+    if usage is not None:
+        document["usage"] = {
+            "type": "tokens",
+            "input_tokens": usage.prompt_tokens,
+            "output_tokens": usage.completion_tokens,
+            "total_tokens": usage.total,
+        }
+    return document
+
+
+def _verbose(heard: _Heard, language: str) -> Json:
+    ends = [float(one["end"]) for one in heard.segments]
+    return {
+        "task": "transcribe",
+        "language": heard.language or language,
+        "duration": heard.duration if heard.duration is not None else max(ends, default=0.0),
+        "text": heard.text,
+        "segments": [
+            {
+                "id": at, "seek": 0, "start": one["start"], "end": one["end"], "text": str(one["text"]),
+                "tokens": one.get("tokens", []), "temperature": one.get("temperature", 0.0),
+                "avg_logprob": one.get("avg_logprob", 0.0), "compression_ratio": one.get("compression_ratio", 1.0),
+                "no_speech_prob": one.get("no_speech_prob", 0.0),
+            }
+            for at, one in enumerate(heard.segments)
+        ],
+    }  # fmt: skip
+
+
+def _segments(outputs: Outputs) -> list[Json]:
+    """What the model said of its segments: each has ``start``, ``end`` and ``text``. Raises InferenceError."""
+    try:
+        found = orjson.loads(outputs.content("segments") or b"[]")
+        for one in found:
+            float(one["start"]), float(one["end"]), one["text"]
+    except (orjson.JSONDecodeError, TypeError, KeyError, ValueError):
+        raise outputs.wrong("the output for 'segments' is no list of objects with start, end and text") from None
+    segments: list[Json] = found
+    return segments
+
+
+def _subtitles(segments: list[Json], form: str) -> str:
+    mark = "," if form == "srt" else "."
+    parts = ["WEBVTT\n"] if form == "vtt" else []
+    for at, one in enumerate(segments, 1):
+        times = f"{_clock(float(one['start']), mark)} --> {_clock(float(one['end']), mark)}"
+        head = f"{at}\n{times}" if form == "srt" else times
+        parts.append(f"{head}\n{str(one['text']).strip()}\n")
+    return "\n".join(parts) + ("\n" if form == "srt" else "")
+
+
+def _clock(seconds: float, mark: str) -> str:
+    whole = round(seconds * 1000)
+    return f"{whole // 3_600_000:02}:{whole // 60_000 % 60:02}:{whole // 1000 % 60:02}{mark}{whole % 1000:03}"
+
+
+def _members(form: Form) -> Members:
+    """The texts of *form* as JSON would have them."""
+    values: Json = dict(form.texts)
+    for name in ("temperature",):
+        if name in values:
+            try:
+                values[name] = float(values[name])
+            except ValueError:
+                refuse_value(name, f"expected a number, but got '{values[name]}' instead.")
+    if "stream" in values:
+        words = {"true": True, "false": False}
+        values["stream"] = words.get(values["stream"].lower(), values["stream"])
+    return Members(values)
+
+
+# Audio --------------------------------------------------------------------------------------------------------------
+
+
+def _audio(data: bytes, values: Values) -> Json:
+    """The values of the fields that the model takes audio by: the file, or the samples in it."""
+    spec = values.target.spec("audio")
+    assert spec is not None, "the declaration was checked"
+    if not data:
+        refuse_value(_FILE, "the file is empty.")
+    if spec.datatype is dtypes.BYTES:
+        return {"audio": [data]}
+    samples, rate = _samples(data)
+    return {"audio": samples, "sample_rate": rate}
+
+
+def _samples(data: bytes) -> tuple[Array, int]:
+    """The samples of a WAV file as one channel from -1 to 1, and how many there are in a second. Raises ApiError."""
+    try:
+        with wave.open(io.BytesIO(data)) as file:
+            channels, width, rate, frames = file.getparams()[:4]
+            raw = file.readframes(frames)
+    except (wave.Error, EOFError, ValueError):
+        refuse_value(_FILE, "the model takes samples, which the server reads from WAV files with PCM; this is none.")
+    if width == 1:
+        samples = np.frombuffer(raw, np.uint8).astype(np.float32) / 128 - 1
+    elif width in (2, 4):
+        samples = np.frombuffer(raw[: len(raw) // width * width], f"<i{width}").astype(np.float32) / 2.0 ** (
+            8 * width - 1
+        )
+    else:
+        refuse_value(_FILE, f"expected samples of 1, 2 or 4 bytes, but these have {width}.")
+    if not len(samples) or channels < 1:
+        refuse_value(_FILE, "the file has no samples.")
+    return samples[: len(samples) // channels * channels].reshape(-1, channels).mean(axis=1, dtype=np.float32), rate
