@@ -35,7 +35,19 @@ _pass_over_compiled()
 
 _PUBLIC = {
     "InferenceError": "pytriton_lite.embedding",
+    "DynamicBatcher": "pytriton_lite.binding.specification",
+    "QueuePolicy": "pytriton_lite.binding.specification",
+    "Request": "pytriton_lite.binding.request",
     "Server": "pytriton_lite.embedding",
+    "Tensor": "pytriton_lite.binding.specification",
+    "batch": "pytriton_lite.binding.decorators",
+    "fill_optionals": "pytriton_lite.binding.decorators",
+    "first_value": "pytriton_lite.binding.decorators",
+    "group_by_keys": "pytriton_lite.binding.decorators",
+    "group_by_values": "pytriton_lite.binding.decorators",
+    "model": "pytriton_lite.binding.specification",
+    "pad_batch": "pytriton_lite.binding.decorators",
+    "sample": "pytriton_lite.binding.decorators",
 }
 """Where the public names come from."""
 

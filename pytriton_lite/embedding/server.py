@@ -17,6 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pytriton_lite import logs
 from pytriton_lite.app import Composition
+from pytriton_lite.binding.in_process import InProcess
+from pytriton_lite.binding.specification import DynamicBatcher, Said, Specification, Tensor, specify
+from pytriton_lite.binding.template import Template
+from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import ParameterValue
 from pytriton_lite.embedding.loop_thread import LoopThread
 from pytriton_lite.embedding.options import read_options, writes_log
@@ -24,7 +28,9 @@ from pytriton_lite.embedding.requests import AsyncStream, Calls, Response, Singl
 from pytriton_lite.embedding.transports import GrpcMethods, HttpApplication, OpenWork
 from pytriton_lite.engine.server import Server as Engine
 from pytriton_lite.engine.views import IndexEntry, ModelMetadata
+from pytriton_lite.engine.workers.fork_server import BoundSource
 from pytriton_lite.frontends.http.view_json import statistics_json
+from pytriton_lite.repository.definition import Definition
 
 if TYPE_CHECKING:
     from pytriton_lite.frontends.grpc.carried import CarriedCalls
@@ -97,10 +103,13 @@ class Server:
         """What the program's transports have begun."""
         self._http_app: AsgiApp | None = None
         self._grpc_calls: CarriedCalls | None = None
+        self._waiting_to_bind: dict[str, tuple[Definition, BoundSource]] = {}
+        """Models that were bound and wait for the start, by name."""
         self._lock = threading.Lock()
         """Held by whoever starts or stops."""
         self._has_started = False
         self._has_stopped = False
+        self._stopped = threading.Event()
         self._ended_in_time = True
         self._at_exit: Callable[[], None] = _nothing
 
@@ -147,6 +156,8 @@ class Server:
         assert self._log is not None and self._thread is not None
         self._parts = parts = Composition(self._settings, self._log)
         engine = await parts.open()
+        for name in list(self._waiting_to_bind):
+            await engine.bind_model(*self._waiting_to_bind.pop(name))
         await parts.prepare()
         await parts.load()
         await parts.listen()
@@ -162,6 +173,7 @@ class Server:
         if self._thread is not None and self._thread.is_current:
             raise RuntimeError("stop waits for the server's own thread, and was called in it")
         with self._lock:
+            self._forget_bound()
             if not self._has_started or self._has_stopped:
                 return self._ended_in_time
             return self._stop(self._settings.exit_timeout_secs if timeout_s is None else timeout_s)
@@ -173,6 +185,7 @@ class Server:
     def _stop(self, timeout_s: float) -> bool:
         assert self._thread is not None and self._log is not None
         self._has_stopped = True
+        self._forget_bound()
         self._at_exit()
         in_time = False
         try:
@@ -187,7 +200,12 @@ class Server:
             self._calls.close()
         self._log.detach()
         self._ended_in_time = in_time
+        self._stopped.set()
         return in_time
+
+    def _forget_bound(self) -> None:
+        while self._waiting_to_bind:
+            self._waiting_to_bind.popitem()[1][1].close()
 
     async def _end(self, timeout_s: float) -> bool:
         parts = self._parts
@@ -206,6 +224,12 @@ class Server:
         finally:
             await parts.close()
         return in_time
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until somebody stops the server; whether that was within *timeout_s*. Ctrl-C passes through."""
+        if not self._has_stopped:
+            self._running()
+        return self._stopped.wait(timeout_s)
 
     def __enter__(self: Self) -> Self:
         return self.start()
@@ -395,6 +419,89 @@ class Server:
                 timeout_us=timeout_us,
             ),
         )
+
+    # ------------------------------------------------------------------------------------------ functions
+
+    def bind(
+        self,
+        function: Any,
+        *,
+        name: str | None = None,
+        inputs: Sequence[Tensor] | None = None,
+        outputs: Sequence[Tensor] | None = None,
+        max_batch_size: int | None = None,
+        batcher: DynamicBatcher | bool | None = None,
+        decoupled: bool | None = None,
+        response_cache: bool | None = None,
+        instances: int | None = None,
+        parameters: Mapping[str, str] | None = None,
+        warm_up: Sequence[Mapping[str, Any]] | None = None,
+        strict: bool | None = None,
+        in_process: bool | None = None,
+    ) -> None:
+        """Serve a function, a class or a callable object as a model, which serves when this returns; before `start`, then.
+
+        A list of functions is one for each instance. Arguments are those of `pytriton_lite.model`, and count more than what
+        that has said; the name is the function's by default. Workers are forked from a process that is forked from this one
+        here and now, so they have the function as it is, and all that it refers to. A class is made into an object in each
+        worker. With *in_process* they are threads of this process, which nobody can kill and which share its interpreter.
+
+        Raises TypeError or ValueError for what cannot be a model, ValueError for a name that there is, RuntimeError where no
+        process can be forked or the server has been stopped, and InferenceError where the model does not load.
+        """
+        said = Said(
+            name,
+            inputs,
+            outputs,
+            max_batch_size,
+            batcher,
+            decoupled,
+            response_cache,
+            instances,
+            parameters,
+            warm_up,
+            strict,
+            in_process,
+        )
+        self.bind_specification(specify(function, said))
+
+    def bind_specification(self, specification: Specification) -> None:
+        """`bind` what `pytriton_lite.binding.specification.specify` has returned."""
+        self._check_process()
+        definition = Definition(specification.message())
+        if self._has_stopped:
+            raise RuntimeError("the server has been stopped")
+        if specification.name in self._waiting_to_bind:
+            raise ValueError(f"there is a model '{specification.name}' already; unbind it, or choose another name")
+        source: BoundSource = InProcess(specification) if specification.in_process else Template(specification)
+        if self._calls is None:
+            self._waiting_to_bind[specification.name] = (definition, source)
+            return
+        try:
+            self._do(self._bind(definition, source))
+        except InferenceError as error:
+            if error.code is ErrorCode.ALREADY_EXISTS:
+                raise ValueError(error.message) from None
+            raise
+
+    async def _bind(self, definition: Definition, source: BoundSource) -> None:
+        await self._engine.bind_model(definition, source)
+
+    def unbind(self, name: str) -> None:
+        """Unload a model that was bound, and forget it; requests inside it are served. Raises ValueError for another name."""
+        self._check_process()
+        if self._calls is None and name in self._waiting_to_bind:
+            self._waiting_to_bind.pop(name)[1].close()
+            return
+        try:
+            self._do(self._unbind(name))
+        except InferenceError as error:
+            if error.code is ErrorCode.NOT_FOUND:
+                raise ValueError(error.message) from None
+            raise
+
+    async def _unbind(self, name: str) -> None:
+        await self._engine.unbind_model(name)
 
     # ------------------------------------------------------------------------------------------ models
 

@@ -54,11 +54,12 @@ from pytriton_lite.engine.workers.backends import Backends
 from pytriton_lite.engine.workers.device_helper import DeviceHelpers
 from pytriton_lite.engine.workers.foreground import Foreground
 from pytriton_lite.engine.workers.fork_process import ForkProcess
-from pytriton_lite.engine.workers.fork_server import ForkServers
+from pytriton_lite.engine.workers.fork_server import BoundSource, ForkServers
 from pytriton_lite.engine.workers.regions import RegionLimits, Regions
 from pytriton_lite.engine.workers.settings import WorkerSettings
 from pytriton_lite.ipc import device
 from pytriton_lite.ipc.segment import DEFAULT_PREFIX
+from pytriton_lite.repository.definition import Definition
 from pytriton_lite.repository.index import ModelId
 from pytriton_lite.repository.reader import Override, RepositoryOptions
 from pytriton_lite.repository.scratch import sweep
@@ -239,6 +240,8 @@ class Server:
         )
         self._store = ModelStore(store, factory)
         self._models = self._store.models
+        self._sources: dict[str, BoundSource] = {}
+        """Where workers come from of models that are not folders, by name."""
         self._not_loaded: dict[str, str] = {}
         """Why a model was not loaded at the start; the table at start-up shows it of those that nobody can see."""
         self._poller: Poller | None = None
@@ -350,7 +353,8 @@ class Server:
             raise InferenceError(ErrorCode.NOT_FOUND, f"model '{name}' is not loaded: its configuration was not read")
         directory = found[0].directory
         if directory is None:
-            text = f"the files of model '{name}' came with a load request, and lie in no repository"
+            told = "is bound by a program" if name in self._sources else "came with a load request"
+            text = f"model '{name}' {told}, and its files lie in no repository"
             raise InferenceError(ErrorCode.UNAVAILABLE, text)
         return await in_daemon_thread(_read_given, directory.path, self._options.config_name)
 
@@ -601,6 +605,48 @@ class Server:
         finally:
             self.receive_budget.give_back(nbytes)
 
+    async def bind_model(self, definition: Definition, source: BoundSource) -> None:
+        """Serve a model that is not a folder, whose workers come from *source*, which is the server's from now on.
+
+        Before `load_all`: it is loaded there. Afterwards it serves when this returns. Raises InferenceError: ALREADY_EXISTS
+        for a name that is known, and the reason where it does not load; *source* is closed then.
+        """
+        name = definition.id.name
+        try:
+            if self._state in (ServerState.FAILED, ServerState.DRAINING) or self.is_exiting():
+                raise InferenceError(ErrorCode.UNAVAILABLE, f"Server is stopping, model '{name}' is not bound")
+            self._store.define(definition, source)
+        except InferenceError:
+            source.close()
+            raise
+        self._sources[name] = source
+        if self._state is ServerState.STARTING:
+            return
+        try:
+            await self._store.load(name, Override())
+        except BaseException:
+            await self.unbind_model(name)
+            raise
+
+    async def unbind_model(self, name: str) -> None:
+        """Unload a model that was bound, and forget it: new requests do not find it, those inside are served.
+
+        Raises InferenceError(NOT_FOUND) for another name.
+        """
+        source = self._sources.get(name)
+        if source is None:
+            raise InferenceError(ErrorCode.NOT_FOUND, f"no model '{name}' is bound")
+        await self._store.unload(name)
+        if self._sources.get(name) is source:
+            del self._sources[name]
+            self._store.undefine(name)
+            source.close_when_idle()
+
+    @property
+    def bound_names(self) -> list[str]:
+        """Names of the models that are not folders, sorted."""
+        return sorted(self._sources)
+
     async def unload_model(self, name: str, unload_dependents: bool, *, asked_by: str = "") -> None:
         """Begin to unload a model: new requests do not find it, those inside are served. An unknown one is no error.
 
@@ -652,6 +698,8 @@ class Server:
             if self.device_helpers is not None:
                 await self.device_helpers.close()
             self._fork_servers.close()
+            for source in self._sources.values():
+                source.close()
             if self._foreground is not None:
                 self._foreground.close()
             await self._environments.close()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from pytriton_lite.config.regular_file import read_regular_file
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.proto import model_config_pb
 from pytriton_lite.repository.changes import NEVER, ChangeTimes, change_times, is_bytecode
+from pytriton_lite.repository.definition import Definition
 from pytriton_lite.repository.index import (
     Listing,
     ModelDirectory,
@@ -146,13 +147,28 @@ class LoadPlan:
 
 
 class ModelReader:
-    """Reads what the options say. It remembers nothing, and any thread may use it."""
+    """Reads what the options say, and what programs have defined. It remembers nothing else, and any thread may use it."""
 
     def __init__(self, options: RepositoryOptions) -> None:
         self._options = options
+        self._definitions: Mapping[str, Definition] = {}
+        """Models that are not folders, by name. A name that is here means no folder."""
         self._remote = options.remote
         self._namespaces = _namespaces(options) if options.namespacing else None
         self._is_passed_over = is_passed_over if options.is_edited else is_bytecode
+
+    @property
+    def definitions(self) -> Mapping[str, Definition]:
+        """Models that programs have defined, by name."""
+        return self._definitions
+
+    def define(self, definition: Definition) -> None:
+        """Have a name mean *definition* from now on."""
+        self._definitions = {**self._definitions, definition.id.name: definition}
+
+    def undefine(self, name: str) -> None:
+        """Forget what was defined as *name*."""
+        self._definitions = {known: one for known, one in self._definitions.items() if known != name}
 
     def refresh(self) -> Refreshed:
         """Bring the copies of remote repositories up to date; what could not be."""
@@ -167,7 +183,15 @@ class ModelReader:
     def listing(self) -> Listing:
         """The models that there are, remote ones included. Raises InferenceError(INTERNAL) for one that cannot be asked."""
         self._show()
-        return list_models(self._options.roots, namespaces=self._namespaces)
+        listing = list_models(self._options.roots, namespaces=self._namespaces)
+        if not self._definitions:
+            return listing
+        defined = {one.id: one.directory.repository for one in self._definitions.values()}
+        return replace(listing, models=dict(sorted({**listing.models, **defined}.items())))
+
+    def has_folder(self, name: str) -> bool:
+        """Whether a model of that name lies in the repositories."""
+        return bool(find_model(self._options.roots, name, namespaces=self._namespaces))
 
     def scan_as_shown(self) -> Scan:
         """`listing` with versions."""
@@ -200,6 +224,12 @@ class ModelReader:
 
     def plan(self, name: str, override: Override) -> LoadPlan:
         """What a request to load *name* is about. Raises PollError."""
+        if name in self._definitions:
+            if override.files:
+                raise NotPolled(
+                    f"failed to load model '{name}': it is bound by a program, and a load cannot bring its files"
+                )
+            return self._plan({self._definitions[name].id: None}, Override())
         if override.files:
             if override.config is None:
                 raise PollError("Load parameter 'config' must be specified for model file override")
@@ -210,12 +240,17 @@ class ModelReader:
             return self._plan({ModelId(namespace, name): None}, override)
         return self._plan({directory.id: directory for directory in self.find(name)}, override)
 
-    def plan_all(self, directories: Iterable[ModelDirectory], *, is_fresh: bool) -> LoadPlan:
-        """What loading *directories* is about. *is_fresh*: all copies of remote models have just been brought up to date.
+    def plan_all(
+        self, directories: Iterable[ModelDirectory], *, is_fresh: bool, with_defined: bool = False
+    ) -> LoadPlan:
+        """What loading *directories* is about, and with *with_defined* all that is defined.
 
-        Raises PollError.
+        *is_fresh*: all copies of remote models have just been brought up to date. Raises PollError.
         """
-        return self._plan({directory.id: directory for directory in directories}, Override(), is_fresh=is_fresh)
+        wanted: dict[ModelId, ModelDirectory | None] = {directory.id: directory for directory in directories}
+        if with_defined:
+            wanted.update((one.id, None) for one in self._definitions.values())
+        return self._plan(wanted, Override(), is_fresh=is_fresh)
 
     def _plan(
         self, wanted: Mapping[ModelId, ModelDirectory | None], override: Override, *, is_fresh: bool = False
@@ -274,6 +309,9 @@ class ModelReader:
         *earlier* are the times of what is loaded, None for nothing. Raises PollError.
         """
         message = None if override.config is None else parse_config_override(override.config)
+        definition = self._definitions.get(model.name) if directory is None else None
+        if definition is not None:
+            return self._poll_defined(definition, message, unless)
         files: HeldFiles | None = TemporaryModel(model.name, override.files) if override.files else None
         try:
             found = files.directory if files is not None else directory and read_again(directory)
@@ -299,6 +337,17 @@ class ModelReader:
             raise
         selection = select_versions(config, found.versions)
         return Polled(model, found, config, selection, _times_to_remember(times, override, earlier), files)
+
+    def _poll_defined(
+        self, definition: Definition, override: model_config_pb.ModelConfig | None, unless: ChangeTimes | None
+    ) -> Polled | None:
+        if unless is not None and override is None and definition.times.model_ns <= unless.model_ns:
+            return None
+        directory = definition.directory
+        message = copy.deepcopy(definition.message) if override is None else override
+        config = read_model_config(directory.path, versions=directory.versions, override=message)
+        selection = select_versions(config, directory.versions)
+        return Polled(definition.id, directory, config, selection, definition.times, None)
 
     def changed(
         self, directories: Iterable[ModelDirectory], remembered: Mapping[ModelId, ChangeTimes]

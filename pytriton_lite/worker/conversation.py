@@ -71,6 +71,7 @@ class Conversation:
         self._asked: dict[int, Waiter] = {}
         self._answers: dict[int, Any] = {}
         self._has_reading_thread = False
+        self._reading_thread: threading.Thread | None = None
 
     def is_main_thread(self) -> bool:
         """Whether this is the thread that executes."""
@@ -133,7 +134,14 @@ class Conversation:
         """Have a thread that always reads, at the price of a hand-over between threads for each message."""
         if not self._has_reading_thread:
             self._has_reading_thread = True
-            threading.Thread(target=self._keep_reading, name="channel", daemon=True).start()
+            self._reading_thread = threading.Thread(target=self._keep_reading, name="channel", daemon=True)
+            self._reading_thread.start()
+
+    def close(self) -> None:
+        """Free what the end of a process would. The channel was shut down, and nothing more is read or sent."""
+        if self._reading_thread is not None:
+            self._reading_thread.join()
+        self.mailbox.close()
 
     def _keep_reading(self) -> None:
         try:

@@ -390,6 +390,10 @@ class Executions:
         """Stop the loop of coroutines, before ``finalize``."""
         self._loop.stop()
 
+    def close_loop(self) -> None:
+        """Free what it has, in a process that lives on."""
+        self._loop.close()
+
 
 def _result_of(task: asyncio.Task[Any]) -> object:
     """What the coroutine returned. Raises ExecuteFailed for what it raised."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -45,12 +45,25 @@ def install_pb_utils(model_dir: str) -> None:
     sys.modules["c_python_backend_utils"] = pb_utils
 
 
+_given: ModuleType | None = None
+"""The module of a model that is not a file."""
+
+
+def give(make_model: Callable[[], Any]) -> None:
+    """Have models of this process, and of those that are forked from it, be what *make_model* returns, and no files."""
+    global _given
+    _given = ModuleType("model")
+    vars(_given)["TritonPythonModel"] = make_model
+
+
 def import_model(files: ModelFiles) -> ModuleType:
     """Import the model's file as ``<version>.<stem>``, so that ``from . import helper`` works, or its backend's as ``model``.
 
     A backend's module has ``BACKEND_SETTINGS``, a dict of texts, from its first line on. Triton's has not.
     Raises InferenceError(INTERNAL) for a file that cannot be one; whatever the file itself raises passes through.
     """
+    if _given is not None:
+        return _given
     if not files.path.name.endswith(".py"):
         raise InferenceError(ErrorCode.INTERNAL, f"Model name must end with '.py'. Model name is \"{files.filename}\".")
     if not files.path.is_file():

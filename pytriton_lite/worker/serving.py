@@ -221,6 +221,12 @@ class Worker(Host):
                 self._log.say(0, f"finalize of the model failed: {describe(error)}")
         self._model = None
 
+    def close(self) -> None:
+        """Free what the end of a process would, in one that lives on. The channel was shut down, and the model has ended."""
+        self._executions.close_loop()
+        self._conversation.close()
+        self._placement.outputs.arena.close()
+
     # ------------------------------------------------------------------------------------------ frames
 
     def _on_frame(self, kind: int, body: memoryview) -> None:

@@ -388,6 +388,17 @@ def test_stopping_under_load_ends_every_request(repository: Path) -> None:
         assert isinstance(error, RuntimeError) or error.code is ErrorCode.UNAVAILABLE  # type: ignore[attr-defined]
 
 
+def test_whoever_waits_is_told_of_the_end(repository: Path) -> None:
+    with Server(repository, load_model="echo") as server:
+        assert server.wait(timeout_s=0.01) is False
+        stopping = threading.Thread(target=server.stop)
+        stopping.start()
+        assert server.wait()
+        stopping.join()
+    with pytest.raises(RuntimeError, match="the server is not running"):
+        Server(repository).wait()
+
+
 def test_what_does_not_end_in_time_is_killed_and_its_caller_is_told(repository: Path, tmp_path: Path) -> None:
     gate = tmp_path / "never"
     server = Server(repository, load_model="echo").start()

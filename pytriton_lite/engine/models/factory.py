@@ -82,6 +82,16 @@ class VersionFactory:
         self._total = total
         self._devices = devices
         self._gpu_ids = device.visible_device_ids()
+        self._defined: dict[str, Spawners] = {}
+        """Where the workers come from of models that are not folders, by name."""
+
+    def define(self, name: str, spawners: Spawners) -> None:
+        """Have the workers of model *name* come from *spawners*, and its configuration be complete."""
+        self._defined[name] = spawners
+
+    def undefine(self, name: str) -> None:
+        """Forget `define`. Generations that there are keep their spawners."""
+        self._defined.pop(name, None)
 
     async def complete(
         self, config: ModelConfig, *, version: int, directory: Path, at_step: Callable[[str], None] = _nowhere
@@ -98,7 +108,7 @@ class VersionFactory:
         config = resolve_for_load(config, model_dir=directory, gpu_ids=self._gpu_ids, backends=folders)
         at_step("environment")
         environment = await self._environments.prepare(config, directory)
-        if self._auto_completes:
+        if self._auto_completes and config.name not in self._defined:
             at_step("auto_complete_config")
             config = await completed_config(
                 config,
@@ -189,4 +199,4 @@ class VersionFactory:
         """Where the workers of *model* come from."""
         if self._foreground is not None and self._foreground.model == model:
             return self._foreground
-        return self._fork_servers
+        return self._defined.get(model, self._fork_servers)

@@ -31,7 +31,9 @@ from pytriton_lite.engine.models.generations import Generations
 from pytriton_lite.engine.models.load_failure import advice
 from pytriton_lite.engine.models.loader import LoadFailed, ModelLoader
 from pytriton_lite.engine.models.turns import Turns
+from pytriton_lite.engine.workers.fork_server import Spawners
 from pytriton_lite.repository.changes import ChangeTimes
+from pytriton_lite.repository.definition import Definition
 from pytriton_lite.repository.dependencies import load_levels, no_longer_needed
 from pytriton_lite.repository.index import (
     Listing,
@@ -97,6 +99,7 @@ class ModelStore:
         self.models = Models()
         self._options = options
         self._reader = ModelReader(options.repositories)
+        self._factory = factory
         self._generations = Generations()
         self._loader = ModelLoader(
             self.models,
@@ -116,6 +119,34 @@ class ModelStore:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._operations: list[_Operation] = []
         self._asking: list[_Asking] = []
+
+    def define(self, definition: Definition, spawners: Spawners) -> None:
+        """Have a model that is not a folder, whose workers come from *spawners*. `load` loads it, as any other.
+
+        Raises InferenceError(ALREADY_EXISTS) for a name that is known. Reads directories' names, and takes a moment.
+        """
+        name = definition.id.name
+        if name in self._reader.definitions or self.models.known_as(name):
+            raise InferenceError(
+                ErrorCode.ALREADY_EXISTS, f"there is a model '{name}' already; unbind it, or choose another name"
+            )
+        if self._reader.has_folder(name):
+            raise InferenceError(
+                ErrorCode.ALREADY_EXISTS,
+                f"there is a model '{name}' in the model repository already; choose another name",
+            )
+        self._reader.define(definition)
+        self._factory.define(name, spawners)
+
+    def undefine(self, name: str) -> None:
+        """Forget what was defined as *name*, which must have been unloaded."""
+        self._reader.undefine(name)
+        self._factory.undefine(name)
+
+    @property
+    def defined(self) -> Collection[str]:
+        """Names of models that are not folders."""
+        return self._reader.definitions
 
     async def scan(self) -> Scan:
         """What lies in the repositories now. Raises InferenceError(INTERNAL) for a remote one that cannot be asked."""
@@ -285,14 +316,16 @@ class ModelStore:
                 directories += await self._in_thread(self._reader.find, name)
             except PollError as error:
                 reasons[name] = self._log_poll_error(name, None, error)
-        failures = await self._load_directories(directories, is_fresh=names is None)
+        failures = await self._load_directories(directories, is_fresh=names is None, with_defined=True)
         return {**reasons, **{str(model): _detail(error) for model, error in failures.items()}}
 
     async def _load_directories(
-        self, directories: Collection[ModelDirectory], *, is_fresh: bool
+        self, directories: Collection[ModelDirectory], *, is_fresh: bool, with_defined: bool = False
     ) -> dict[ModelId, InferenceError]:
         try:
-            plan = await self._in_thread(self._reader.plan_all, directories, is_fresh=is_fresh)
+            plan = await self._in_thread(
+                self._reader.plan_all, directories, is_fresh=is_fresh, with_defined=with_defined
+            )
         except PollError as error:
             raise InferenceError(ErrorCode.INTERNAL, error.detail) from None
         with self._operating(set()) as operation:

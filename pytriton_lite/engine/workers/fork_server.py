@@ -87,6 +87,43 @@ class Spawners(Protocol):
         """The one for the next worker, which has done what comes before that. Raises InferenceError where that fails."""
 
 
+class BoundSource(Spawners, Protocol):
+    """Where the workers of one model come from that is not a folder, because a program has its code."""
+
+    def close(self) -> None:
+        """End it, and every worker that it still has."""
+
+    def close_when_idle(self) -> None:
+        """`close` as soon as it has no worker any more."""
+
+
+class ServerProcess(Protocol):
+    """The process of a fork server, as far as its owner needs one: a `subprocess.Popen`, or one that was forked."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Its exit code, if it has ended."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end. Raises subprocess.TimeoutExpired."""
+
+    def kill(self) -> None: ...
+
+
+class BegunProcess(Protocol):
+    """A process that is or becomes a fork server, and the ends of what leads there: `ForkProcess`, or one that was forked."""
+
+    executable: str
+    """What to call it."""
+    control: socket.socket
+    errors_fd: int
+    """The reading end of what it writes."""
+
+    @property
+    def process(self) -> ServerProcess: ...
+
+
 class ForkServerStuck(InferenceError):
     """A fork server does not answer any more. Another one may."""
 
@@ -106,7 +143,7 @@ class ForkServer:
 
     def __init__(
         self,
-        process: ForkProcess,
+        process: BegunProcess,
         *,
         answer_s: float = _ANSWER_S,
         report_s: float = _REPORT_S,

@@ -1,0 +1,246 @@
+"""A process that is forked from a program when it binds a function, and forks the workers of that model.
+
+    program ── fork, in the thread that binds ──▶ template ── fork ──▶ worker
+       │                                             ▲    reaps
+       └──────────────── control socket ─────────────┘    worker/bootstrap.py, ForkServer
+
+The template has the function, and all that it refers to, as they were then: weights are pages that all workers share. It has
+one thread and runs nothing but the loop of a fork server, so that what is forked from it is clean. It lets go of the program's
+sockets and pipes, so that none of them is kept open, and ends with the program, or with the model.
+
+A template that dies takes its workers along; the engine's thread forks another one from the program as that is then.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from pytriton_lite.binding.adapter import BoundModel
+from pytriton_lite.binding.specification import Specification
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.engine.environments import Environment
+from pytriton_lite.engine.workers.fork_server import ForkServer
+from pytriton_lite.ipc.segment import DEFAULT_PREFIX
+from pytriton_lite.worker import bootstrap, loader
+
+_LOOK_S = 0.002
+_CUDA_NOT_INITIALIZED = 3
+"""CUDA_ERROR_NOT_INITIALIZED"""
+_PR_SET_NAME = 15
+
+_PASSING = ("socket:", "pipe:", "anon_inode:", f"/memfd:{DEFAULT_PREFIX}")
+"""What descriptors lead to that are of no use in another process, and keep something open if they are there."""
+
+
+def check_can_fork() -> None:
+    """Raises RuntimeError, with what to do, where a process that is forked from this one would not work."""
+    if sys.platform != "linux":
+        raise RuntimeError(
+            f"a process cannot be forked safely on {sys.platform}: bind with in_process=True, or make the model a folder"
+        )
+    user = _cuda_user()
+    if user:
+        raise RuntimeError(
+            f"CUDA has been initialised in this process ({user}), and does not work in processes that are forked afterwards: "
+            "bind before it is used, for instance a class, which is made in the worker, or bind with in_process=True"
+        )
+
+
+def _cuda_user() -> str:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "torch.cuda"
+    try:
+        with open("/proc/self/maps") as maps:
+            is_loaded = "libcuda.so" in maps.read()
+        if is_loaded:
+            count = ctypes.c_int()
+            if ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(count)) != _CUDA_NOT_INITIALIZED:
+                return "libcuda.so"
+    except (OSError, AttributeError):
+        pass
+    return ""
+
+
+class ForkedProcess:
+    """A child that was forked, as `subprocess.Popen` would have it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._code: int | None = None
+        self._lock = threading.Lock()
+
+    def poll(self) -> int | None:
+        """Its exit code, if it has ended."""
+        with self._lock:
+            if self._code is None:
+                try:
+                    found, status = os.waitpid(self.pid, os.WNOHANG)
+                except ChildProcessError:  # the program reaps its children itself
+                    found, status = self.pid, 0
+                if found:
+                    self._code = os.waitstatus_to_exitcode(status)
+            return self._code
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end. Raises subprocess.TimeoutExpired."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if end is not None and time.monotonic() > end:
+                raise subprocess.TimeoutExpired(f"template {self.pid}", timeout or 0)
+            time.sleep(_LOOK_S)
+        return code
+
+    def kill(self) -> None:
+        """End it at once. Harmless when it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class _Begun:
+    """What a fork server is made of (`engine.workers.fork_server.BegunProcess`)."""
+
+    def __init__(self, name: str, make_model: Callable[[], Any]) -> None:
+        """Fork it, here and now. Raises OSError where there can be no more processes or descriptors."""
+        self.executable = f"of bound model '{name}'"
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()  # what lies there would be written by both
+        self.control, theirs = socket.socketpair()
+        self.errors_fd, errors_write = os.pipe()
+        try:
+            with warnings.catch_warnings():
+                # Python 3.12 warns of threads. Nothing but a loop that uses none of their locks runs in the child.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+        except OSError:
+            self.control.close()
+            os.close(self.errors_fd)
+            raise
+        else:
+            if pid == 0:
+                _become_template(name, theirs, errors_write, make_model)
+        finally:
+            theirs.close()
+            os.close(errors_write)
+        self.process = ForkedProcess(pid)
+
+    def end(self) -> None:
+        """End it, which nobody has taken over."""
+        self.process.kill()
+        self.control.close()
+        os.close(self.errors_fd)
+        self.process.wait()
+
+
+def _become_template(name: str, control: socket.socket, errors_fd: int, make_model: Callable[[], Any]) -> None:
+    """Never returns. In the child: leave what is the program's behind, and be a fork server."""
+    try:
+        atexit._clear()
+        gc.freeze()  # objects of the program are never collected here: that would run code of theirs, and copy their pages
+        os.dup2(errors_fd, 1)
+        os.dup2(errors_fd, 2)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        _let_go(control.fileno(), null)
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)) and number not in (signal.SIGKILL, signal.SIGSTOP):
+                signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, f"bound {name}".encode("utf-8", "replace")[:15], 0, 0, 0)
+        loader.give(make_model)
+        bootstrap.ForkServer(control).serve()
+    except BaseException:
+        import traceback
+
+        os.write(2, traceback.format_exc().encode("utf-8", "replace"))
+    finally:
+        os._exit(0)
+
+
+def _let_go(control_fd: int, null: int) -> None:
+    """Have what is open here for the program's sake lead nowhere.
+
+    The numbers stay taken: objects that are still there know them, and libuv closes some of its own in every child.
+    """
+    for entry in os.listdir("/proc/self/fd"):
+        fd = int(entry)
+        if fd <= 2 or fd == control_fd:
+            continue
+        try:
+            if os.readlink(f"/proc/self/fd/{entry}").startswith(_PASSING):
+                os.dup2(null, fd, inheritable=False)
+        except OSError:
+            pass  # the one that has listed them
+
+
+class Template:
+    """Where the workers of a bound model come from: `engine.workers.fork_server.BoundSource`.
+
+    Made in the thread that binds, and then used in the engine's loop.
+    """
+
+    def __init__(self, specification: Specification) -> None:
+        """Fork it. Raises RuntimeError where that cannot be done."""
+        check_can_fork()
+        self._name = specification.name
+        self._make_model = lambda: BoundModel(specification)
+        self._is_closed = False
+        self._server: ForkServer | None = None
+        try:
+            self._begun: _Begun | None = _Begun(self._name, self._make_model)
+        except OSError as error:
+            raise RuntimeError(f"no process can be forked for model '{self._name}': {error}") from error
+
+    async def prepared(self, environment: Environment) -> ForkServer:
+        """The fork server; another one where it has ended. Raises InferenceError where there can be none."""
+        server = self._server
+        if server is not None and server.is_alive and not server.is_stuck:
+            return server
+        if self._is_closed:
+            raise InferenceError(ErrorCode.UNAVAILABLE, f"model '{self._name}' is not bound any more")
+        if server is not None:
+            server.close()
+        begun, self._begun = self._begun, None
+        if begun is None:
+            try:
+                begun = _Begun(self._name, self._make_model)
+            except OSError as error:
+                text = f"no process can be forked for model '{self._name}': {error}"
+                raise InferenceError(ErrorCode.UNAVAILABLE, text) from error
+        self._server = ForkServer(begun)
+        return self._server
+
+    def close(self) -> None:
+        """End it, and every worker that it still has."""
+        self._is_closed = True
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.end()
+        server, self._server = self._server, None
+        if server is not None:
+            server.on_idle = _nothing
+            server.close()
+
+    def close_when_idle(self) -> None:
+        """`close` as soon as it has no worker any more."""
+        if self._server is None or self._server.is_idle:
+            self.close()
+        else:
+            self._server.on_idle = self.close
+
+
+def _nothing() -> None:
+    """Nobody listens."""
