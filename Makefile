@@ -25,10 +25,13 @@ EXAMPLE_STAMP      := $(if $(filter $(NAME),$(FRAMEWORK_EXAMPLES)),$(FRAMEWORKS)
 # Where test-deploy keeps packages whose types are read, and nothing of which is run.
 SCHEMAS := $(VENV)/schemas
 
+# Clients of OpenAI's API bring half a hundred packages, which the other tests do without.
+OPENAI := $(VENV)-openai
+
 # The copy of the project with compiled modules beside the source.
 COMPILED := build/compiled
 
-.PHONY: serve example test test-compiled test-front-ends test-lowest test-console test-deploy test-frameworks fuzz fuzz-decoders torture siege mutants check format protos bench \
+.PHONY: serve example test test-compiled test-front-ends test-lowest test-console test-deploy test-frameworks test-openai fuzz fuzz-decoders torture siege mutants check format protos bench \
 	bench-peers plots docs wheel compiled-wheel clean
 
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
@@ -111,6 +114,18 @@ test-deploy: $(VENV)/.deployable  ## install Helm, Envoy and schemas, then try d
 test-frameworks: $(FRAMEWORKS)/.installed  ## install PyTorch, JAX and ONNX Runtime, then run the tests that need them
 	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks $(ARGS)
 
+# Tests skip what cannot be imported: the last step makes sure that nothing is.
+$(OPENAI)/.installed: pyproject.toml
+	test -x $(OPENAI)/bin/python || $(PYTHON) -m venv $(OPENAI)
+	$(OPENAI)/bin/python $(PIP_INSTALL) 'pip>=25.1'
+	$(OPENAI)/bin/python $(PIP_INSTALL) --editable '.[openai]' --group openai
+	LITELLM_LOCAL_MODEL_COST_MAP=True $(OPENAI)/bin/python -c 'import langchain_openai, litellm, openai'
+	touch $@
+
+# What clients warn of is theirs.
+test-openai: $(OPENAI)/.installed  ## install the openai package, LangChain and LiteLLM, then have them talk to a server
+	$(OPENAI)/bin/python -m pytest -W default tests/openai_clients $(ARGS)
+
 fuzz: $(VENV)/.installed  ## 100,000 bad requests to a real server, in minutes: make fuzz ARGS="--seed 1 --requests 20000"
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
@@ -170,4 +185,4 @@ compiled-wheel: $(VENV)/.installed  ## the same with a wheel for this Python and
 	$(BIN)/python tools/try_wheel.py dist $(TAG)
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) $(LOWEST) .peers dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(LOWEST) $(OPENAI) .peers dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
