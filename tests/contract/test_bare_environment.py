@@ -193,8 +193,14 @@ CONFIG = """
 """
 
 
+SHARING = ("fork", "threads") if sys.platform == "linux" else ("threads",)
+
+
 def make_server(repository: Path, python: str) -> Server:
     write_model(repository, "facts", MODEL, CONFIG)
+    for sharing in SHARING:
+        parameter = f'parameters {{ key: "INSTANCE_SHARING" value {{ string_value: "{sharing}" }} }}\n'
+        write_model(repository, f"facts_{sharing}", MODEL, f"{CONFIG}{parameter} instance_group {{ count: 2 }}\n")
     workers = WorkerSettings(
         executable=python,
         shm_prefix="bare_environment_test_",
@@ -206,15 +212,16 @@ def make_server(repository: Path, python: str) -> Server:
 
 
 async def ask(server: Server, arrays: list[np.ndarray]) -> list[InferenceResponse]:
-    """Load, infer once for each array, stop."""
+    """Load, have each model infer once for each array, stop."""
     try:
         assert await server.load_all(), server.load_table()
         server.start_serving()
-        served = server.find("facts", None)
         answers = []
-        for array in arrays:
-            tensor = Tensor("X", dtypes.FP32, array.shape, array.tobytes())
-            answers.append(await PendingAnswer.to(server, served, InferenceRequest("facts", None, inputs=[tensor])))
+        for name in ("facts", *(f"facts_{sharing}" for sharing in SHARING)):
+            served = server.find(name, None)
+            for array in arrays:
+                tensor = Tensor("X", dtypes.FP32, array.shape, array.tobytes())
+                answers.append(await PendingAnswer.to(server, served, InferenceRequest(name, None, inputs=[tensor])))
         return answers
     finally:
         assert await server.stop(timeout_s=30)
@@ -224,7 +231,8 @@ def test_a_worker_serves_where_there_is_numpy_alone(bare_python: str, tmp_path: 
     """Tensors in the message, in slots and in segments of their own cross between the two Pythons."""
     arrays = [np.arange(count, dtype=np.float32) for count in (4, 5_000, 6_000_000)]
     answers = asyncio.run(ask(make_server(tmp_path, bare_python), arrays))
-    for array, answer in zip(arrays, answers):
+    assert len(answers) == len(arrays) * (1 + len(SHARING))
+    for array, answer in zip(arrays * (1 + len(SHARING)), answers):
         doubled, facts = answer.outputs
         assert doubled.data is not None
         assert np.array_equal(np.frombuffer(doubled.data, np.float32), array * 2)
@@ -242,7 +250,7 @@ def test_an_interpreter_without_numpy_is_told_in_the_reason(tmp_path: Path) -> N
         server = make_server(tmp_path / "repository", python)
         try:
             assert not await server.load_all()
-            (entry,) = await server.repository_index()
+            entry, *_ = await server.repository_index()
             return entry.state, entry.reason
         finally:
             await server.stop(timeout_s=30)
@@ -260,7 +268,7 @@ def test_an_interpreter_that_is_not_there_is_told_in_the_reason(tmp_path: Path) 
         server = make_server(tmp_path / "repository", python)
         try:
             assert not await server.load_all()
-            (entry,) = await server.repository_index()
+            entry, *_ = await server.repository_index()
             return entry.reason
         finally:
             await server.stop(timeout_s=30)
