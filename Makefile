@@ -168,7 +168,7 @@ $(VENV)/.documented: $(VENV)/.installed
 
 docs: $(VENV)/.documented  ## check every link and snippet, follow the tutorial, make the site in build/site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	$(BIN)/python -m pytest --numprocesses=2 tests/pages tests/convert $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=2 tests/pages tests/convert tests/formats $(ARGS)
 
 plots: $(VENV)/.installed  ## draw docs/plots/ and the tables of docs/performance.md anew from benchmarks/results/
 	$(BIN)/python $(PIP_INSTALL) --group plots

@@ -3,9 +3,10 @@
 
     python benchmarks/shared_weights.py --mb 500 --seconds 5
 
-A model multiplies what it gets with a part of a matrix of so many megabytes, with one thread of BLAS for each instance, while as many
-clients as it has instances send requests one after the other. Memory is the proportional set size (PSS) of all processes of
-the model together, read from /proc when all of them have executed: a page that two processes have counts half in each.
+A model multiplies what it gets with a part of a matrix of so many megabytes, with one thread of BLAS for each instance, while
+as many clients as it has instances send requests one after the other. Memory is the proportional set size (PSS)
+of all processes of the model together, read from /proc when all of them have executed: a page that two processes have counts
+half in each.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Backends for models of tables: ``sklearn``, ``xgboost``, ``lightgbm``. Folders whose model.py workers import by path."""
