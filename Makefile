@@ -28,10 +28,13 @@ SCHEMAS := $(VENV)/schemas
 # Clients of OpenAI's API bring half a hundred packages, which the other tests do without.
 OPENAI := $(VENV)-openai
 
+# Ray and what comes with it: 850 MB, which take minutes to install.
+RAY := $(VENV)-ray
+
 # The copy of the project with compiled modules beside the source.
 COMPILED := build/compiled
 
-.PHONY: serve example test test-compiled test-front-ends test-lowest test-console test-deploy test-frameworks test-openai fuzz fuzz-decoders torture siege mutants check format protos bench \
+.PHONY: serve example test test-compiled test-front-ends test-lowest test-console test-deploy test-frameworks test-openai test-ray fuzz fuzz-decoders torture siege mutants check format protos bench \
 	bench-peers plots docs wheel compiled-wheel clean
 
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
@@ -65,6 +68,13 @@ $(FRAMEWORKS)/.installed: pyproject.toml
 	$(FRAMEWORKS)/bin/python $(PIP_INSTALL) --no-deps --index-url $(TORCH_INDEX) '$(TORCH)'
 	$(FRAMEWORKS)/bin/python $(PIP_INSTALL) --editable '.[examples]' --group frameworks '$(TORCH)'
 	$(FRAMEWORKS)/bin/python -c 'import jax, onnx, onnxruntime, torch'
+	touch $@
+
+# In one step: what satisfies Ray and tritonclient, of which one wants a protobuf that the other's packages may be too new for.
+$(RAY)/.installed: pyproject.toml
+	test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
+	$(RAY)/bin/python $(PIP_INSTALL) 'pip>=25.1'
+	$(RAY)/bin/python $(PIP_INSTALL) --editable '.[examples,ray]' --group ray
 	touch $@
 
 serve: $(VENV)/.serving  ## install, then serve model_repository/
@@ -126,6 +136,9 @@ $(OPENAI)/.installed: pyproject.toml
 test-openai: $(OPENAI)/.installed  ## install the openai package, LangChain and LiteLLM, then have them talk to a server
 	$(OPENAI)/bin/python -m pytest -W default tests/openai_clients $(ARGS)
 
+test-ray: $(RAY)/.installed  ## install Ray, then run applications on a cluster of this machine alone, in minutes
+	$(RAY)/bin/python -m pytest tests/ray_serve $(ARGS)
+
 fuzz: $(VENV)/.installed  ## 100,000 bad requests to a real server, in minutes: make fuzz ARGS="--seed 1 --requests 20000"
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
@@ -185,4 +198,4 @@ compiled-wheel: $(VENV)/.installed  ## the same with a wheel for this Python and
 	$(BIN)/python tools/try_wheel.py dist $(TAG)
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) $(LOWEST) $(OPENAI) .peers dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(LOWEST) $(OPENAI) $(RAY) .peers dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

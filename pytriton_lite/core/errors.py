@@ -53,11 +53,19 @@ class InferenceError(Exception):
         self.message = message
         self.retry_after_s = retry_after_s
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return _inference_error, (self.code, self.message, self.retry_after_s)
+
     def __str__(self) -> str:
         return self.message
 
     def __repr__(self) -> str:
         return f"InferenceError({self.code.name}, {self.message!r})"
+
+
+def _inference_error(code: ErrorCode, message: str, retry_after_s: float | None) -> InferenceError:
+    """What a pickled one becomes: programs hand it from process to process."""
+    return InferenceError(code, message, retry_after_s=retry_after_s)
 
 
 class BugError(Exception):

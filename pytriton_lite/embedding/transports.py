@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytriton_lite.embedding.loop_thread import LoopThread
@@ -204,7 +204,7 @@ class GrpcMethods:
         *,
         metadata: Iterable[tuple[str, str | bytes]] = (),
         peer: str = "",
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """The answers to a call of any number of messages, as they come: ModelStreamInfer, Watch, reflection.
 
         Who does not take them holds the model back. Closing the iterator cancels what has not been answered.

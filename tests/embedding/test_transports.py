@@ -230,7 +230,7 @@ def test_who_does_not_read_a_stream_holds_the_model_back_and_closing_it_cancels(
         while not before or before != log.read_text():  # until the model does not go on
             before = log.read_text() if log.exists() else ""
             await asyncio.sleep(0.1)
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
         return int(before)
 
     assert asyncio.run(ask()) < 1000

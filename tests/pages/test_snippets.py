@@ -83,7 +83,7 @@ def test_python_compiles_with_names_that_are_known(snippet: Snippet) -> None:
                 check_import(alias.name, [])
 
 
-FRAMEWORKS = {"skops", "torch", "sklearn", "xgboost", "joblib", "pytriton", "mlserver", "ts", "skl2onnx"}
+FRAMEWORKS = {"ray", "skops", "torch", "sklearn", "xgboost", "joblib", "pytriton", "mlserver", "ts", "skl2onnx"}
 """Packages that the tests' environment need not have; what a page's own files define is none of them."""
 
 
