@@ -18,7 +18,7 @@ TORCH       ?= torch==2.13.0
 # PyPI's torch for Linux brings CUDA along, 3 GB more; this index has the builds for the CPU.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Examples that need it.
-FRAMEWORK_EXAMPLES := jax_add_sub pytorch_add_sub
+FRAMEWORK_EXAMPLES := chat jax_add_sub pytorch_add_sub
 EXAMPLE_VENV       := $(if $(filter $(NAME),$(FRAMEWORK_EXAMPLES)),$(FRAMEWORKS),$(VENV))
 EXAMPLE_STAMP      := $(if $(filter $(NAME),$(FRAMEWORK_EXAMPLES)),$(FRAMEWORKS)/.installed,$(VENV)/.serving)
 
@@ -66,8 +66,8 @@ $(FRAMEWORKS)/.installed: pyproject.toml
 	test -x $(FRAMEWORKS)/bin/python || $(PYTHON) -m venv $(FRAMEWORKS)
 	$(FRAMEWORKS)/bin/python $(PIP_INSTALL) 'pip>=25.1'
 	$(FRAMEWORKS)/bin/python $(PIP_INSTALL) --no-deps --index-url $(TORCH_INDEX) '$(TORCH)'
-	$(FRAMEWORKS)/bin/python $(PIP_INSTALL) --editable '.[examples]' --group frameworks '$(TORCH)'
-	$(FRAMEWORKS)/bin/python -c 'import jax, onnx, onnxruntime, torch'
+	$(FRAMEWORKS)/bin/python $(PIP_INSTALL) --editable '.[examples,openai]' --group frameworks '$(TORCH)'
+	$(FRAMEWORKS)/bin/python -c 'import jax, jinja2, onnx, onnxruntime, openai, torch'
 	touch $@
 
 # In one step: what satisfies Ray and tritonclient, of which one wants a protobuf that the other's packages may be too new for.

@@ -60,10 +60,18 @@ ALL = {
     "auto_complete": folder("auto_complete", "--url", HTTP, about="models without config.pbtxt"),
     "bls": folder("bls", "--url", HTTP, about="models that call models, one or two at once", shipped=True),
     "bls_decoupled": folder("bls_decoupled", "--url", HTTP, about="models that call a decoupled model"),
+    "chat": folder(
+        "chat",
+        "--url",
+        HTTP,
+        about="a transformer that is chatted with through OpenAI's API, word by word",
+        needs=("torch", "openai", "jinja2"),
+    ),
     "custom_metrics": folder(
         "custom_metrics", "--url", HTTP, "--metrics-url", METRICS, about="a counter, a gauge and a histogram of a model"
     ),
     "decoupled": folder("decoupled", "--url", GRPC, about="any number of responses to a request"),
+    "embeddings": folder("embeddings", "--url", HTTP, about="vectors of texts through OpenAI's API"),
     "ensemble": folder("ensemble", "--url", HTTP, about="three models as one, put together by configuration alone"),
     "generate": folder("generate", "--url", HTTP, about="texts over plain HTTP and JSON, word by word"),
     "gpu_chain": Example(

@@ -48,6 +48,7 @@ def http_options(settings: Settings, on_admin: TimelineListener | None) -> HttpO
         max_compression_ratio=settings.http_max_compression_ratio,
         header_forward_pattern=settings.http_header_forward_pattern,
         restricted=settings.http_restricted_api,
+        has_openai=settings.allow_openai,
         cors_allow_origins=settings.http_cors_allow_origin,
         on_admin=on_admin,
     )

@@ -25,6 +25,7 @@ LIGHT = {
     "bls_decoupled": "sum_async: [4, 0, 10, 100] → [10, 0, 55, 5050]",
     "custom_metrics": 'example_last_text_bytes{model="metered",version="1"} 5',
     "decoupled": "square of -1: input 'N' of model 'square': expected 0 or more, got -1",
+    "embeddings": "cats on roofs  →  The cat sleeps on the warm roof.",
     "ensemble": "1 + 1 = 2: in ensemble 'language', there is a text without letters",
     "generate": "max_tokens 0: status 400, max_tokens: expected 1 or more, got 0",
     "image_preprocessing": "  blue  min -0.749  max +0.569  mean +0.037",
@@ -35,7 +36,7 @@ LIGHT = {
     "text_classification": "positive (class 1, probability 0.697): An instant classic, brilliantly acted.",
     "text_pipeline": "text_pipeline_bls agrees",
 }
-HEAVY = {"jax_add_sub", "pytorch_add_sub"}
+HEAVY = {"chat", "jax_add_sub", "pytorch_add_sub"}
 ON_A_GPU = {"gpu_chain"}
 """Run by tests/gpu/test_gpu_examples.py."""
 

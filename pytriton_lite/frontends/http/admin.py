@@ -43,9 +43,10 @@ logger = logging.getLogger(__name__)
 class _Api(FastAPI):
     """FastAPI, with the routes of inference and health, which it does not serve, and the models of now in its document."""
 
-    def __init__(self, server: Server, **options: Any) -> None:
+    def __init__(self, server: Server, *, has_openai: bool, **options: Any) -> None:
         super().__init__(**options)
         self._server = server
+        self._has_openai = has_openai
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -53,13 +54,14 @@ class _Api(FastAPI):
                 title=self.title, version=self.version, description=self.description, routes=self.routes
             )
             self.openapi_schema = openapi.with_the_rest(document)
-        return served_openapi.with_served(self.openapi_schema, self._server)
+        return served_openapi.with_served(self.openapi_schema, self._server, has_openai=self._has_openai)
 
 
 def admin_app(server: Server, options: HttpOptions, large: LargeDocuments) -> FastAPI:
     """The FastAPI application of all routes but those of inference and health."""
     app = _Api(
         server,
+        has_openai=options.has_openai,
         title="pytriton-lite",
         version=pytriton_lite.__version__,
         description="A model server that speaks the KServe v2 protocol with Triton's extensions.",

@@ -468,7 +468,7 @@ def complete(path: str, operation: Json) -> None:
     """Add what is so on every route: FastAPI's 422 is never answered, and a route may be restricted."""
     responses = operation["responses"]
     responses.pop("422", None)
-    responses["403"] = _RESTRICTED
+    responses["403"] = RESTRICTED
     success = responses.get("200", {})
     if success.get("content", {}).get("application/json") == {
         "schema": {}
@@ -491,7 +491,7 @@ def complete(path: str, operation: Json) -> None:
                 parameter["schema"] = {"type": "string", "pattern": "^[0-9]+$"}
 
 
-_RESTRICTED = _error("The route is restricted (--http-restricted-api), and the header that opens it is not there")
+RESTRICTED = _error("The route is restricted (--http-restricted-api), and the header that opens it is not there")
 _NO_PATH = _error("A name that is empty or has a slash, or a version that is no number: another path")
 _NAME = re.compile(r"\{(\w+)\}")
 _EXAMPLES = {"model": "add_sub", "version": "1", "region": "example", "repository": "models"}

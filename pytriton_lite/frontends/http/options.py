@@ -21,6 +21,8 @@ class HttpOptions:
     ignores case unless it starts with ``(?-i)``. Empty forwards none."""
     restricted: tuple[RestrictedGroup, ...] = ()
     """Groups of APIs whose callers must send a header; no category is in two of them."""
+    has_openai: bool = False
+    """Whether OpenAI's routes are served, too, and belong into the document of all routes."""
     on_admin: Listener | None = None
     """Is given the timeline of every request that is not one for inference, or was refused for its path, method or header
     before it could be one, when it was answered. None costs nothing."""

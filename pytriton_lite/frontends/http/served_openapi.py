@@ -6,10 +6,11 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from pytriton_lite.config.openai import Task
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.engine.views import TensorMetadata
-from pytriton_lite.frontends.http import generate_openapi, openapi
+from pytriton_lite.frontends.http import generate_openapi, openai_openapi, openapi
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import Server
@@ -25,15 +26,30 @@ _WHOLE_SEQUENCE: Json = {"sequence_id": 1, "sequence_start": True, "sequence_end
 _WITHOUT_JSON = (dtypes.FP16, dtypes.BF16)
 
 
-def with_served(document: Json, server: Server) -> Json:
-    """*document*, which stays as it is, with an entry for each of the first `MOST_MODELS` models that are served now."""
+def with_served(document: Json, server: Server, *, has_openai: bool) -> Json:
+    """*document*, which stays as it is, with an entry for each of the first `MOST_MODELS` models that are served now.
+
+    With *has_openai* OpenAI's routes are in it, as far as these models declare themselves.
+    """
     paths = dict(document["paths"])
+    declared: dict[str, frozenset[Task]] = {}
     for name in server.served_names()[:MOST_MODELS]:
         try:
             paths.update(_entry(name, server))
+            of_openai = server.model_config(name, None).openai
         except InferenceError:
             continue  # it was unloaded a moment ago
-    return {**document, "paths": paths}
+        if of_openai is not None:
+            declared[name] = of_openai.tasks
+    if not declared or not has_openai:
+        return {**document, "paths": paths}
+    for path, methods in openai_openapi.paths(declared).items():
+        for operation in methods.values():
+            operation["responses"]["403"] = openapi.RESTRICTED
+        paths[path] = methods
+    components = document["components"]
+    schemas = {**components["schemas"], **openai_openapi.SCHEMAS}
+    return {**document, "paths": paths, "components": {**components, "schemas": schemas}}
 
 
 def _entry(name: str, server: Server) -> Json:
