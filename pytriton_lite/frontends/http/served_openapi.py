@@ -36,12 +36,12 @@ def with_served(document: Json, server: Server, *, has_openai: bool) -> Json:
     for name in server.served_names()[:MOST_MODELS]:
         try:
             paths.update(_entry(name, server))
-            of_openai = server.model_config(name, None).openai
+            of_openai = server.model_config(name, None).openai if has_openai else None
         except InferenceError:
             continue  # it was unloaded a moment ago
         if of_openai is not None:
             declared[name] = of_openai.tasks
-    if not declared or not has_openai:
+    if not declared:
         return {**document, "paths": paths}
     for path, methods in openai_openapi.paths(declared).items():
         for operation in methods.values():
