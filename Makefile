@@ -67,7 +67,7 @@ $(FRAMEWORKS)/.installed: pyproject.toml
 	$(FRAMEWORKS)/bin/python $(PIP_INSTALL) 'pip>=25.1'
 	$(FRAMEWORKS)/bin/python $(PIP_INSTALL) --no-deps --index-url $(TORCH_INDEX) '$(TORCH)'
 	$(FRAMEWORKS)/bin/python $(PIP_INSTALL) --editable '.[examples,openai]' --group frameworks '$(TORCH)'
-	$(FRAMEWORKS)/bin/python -c 'import jax, jinja2, onnx, onnxruntime, openai, torch'
+	$(FRAMEWORKS)/bin/python -c 'import jax, jinja2, onnx, onnxruntime, openai, torch, transformers'
 	touch $@
 
 # In one step: what satisfies Ray and tritonclient, of which one wants a protobuf that the other's packages may be too new for.

@@ -1,0 +1,267 @@
+"""The backend ``transformers``: serves a folder that ``save_pretrained`` has written, as the model's version.
+
+The task follows from the architecture in config.json, or from the parameter ``task``: text-classification,
+feature-extraction (embeddings) or text-generation. Weights are safetensors; no code of the folder is run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+
+BACKEND_SETTINGS: Mapping[str, str] = globals().get("BACKEND_SETTINGS", {})
+
+Config = dict[str, Any]
+"""A model configuration in its JSON form."""
+
+_CLASSIFICATION = "text-classification"
+_EMBEDDING = "feature-extraction"
+_GENERATION = "text-generation"
+_TASKS = (_CLASSIFICATION, _EMBEDDING, _GENERATION)
+
+_MAX_BATCH_SIZE = 32
+_NEW_TOKENS = 64
+"""Tokens that are generated at most, where neither the folder nor the request says otherwise."""
+
+_GENERATED = {"max_new_tokens": int, "temperature": float, "top_p": float, "top_k": int, "do_sample": bool}
+"""Parameters of a request for text-generation."""
+
+
+class Folder:
+    """What a folder of ``save_pretrained`` says of its model, without loading it."""
+
+    def __init__(self, config: Config) -> None:
+        self._model: str = config["name"]
+        self.path = Path(pb_utils.get_model_dir())
+        parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
+        try:
+            self.config: Config = json.loads((self.path / "config.json").read_text())
+        except (OSError, ValueError) as error:
+            raise self.refusal(f"expected the folder of a model of transformers in '{self.path}': {error}") from None
+        self.task = parameters.get("task") or self._task()
+        if self.task not in _TASKS:
+            raise self.refusal(f"task '{self.task}' is not served, expected {', '.join(_TASKS)}")
+        self.pooling = parameters.get("pooling") or self._pooling()
+        self.normalizes = parameters.get("normalize", "yes" if self._has_module("Normalize") else "no") == "yes"
+        if self.pooling not in ("mean", "cls"):
+            raise self.refusal(f"pooling '{self.pooling}' is not known, expected 'mean' or 'cls'")
+        self.allows_pickle = BACKEND_SETTINGS.get("allow-pickle", "false").lower() in ("true", "1")
+        if not self.allows_pickle and not any(self.path.glob("*.safetensors")):
+            raise self.refusal(
+                f"no *.safetensors is in '{self.path}'. Other weights are pickles, which are code: write it anew with "
+                "save_pretrained, or allow it, if you know who has made it: --backend-config=transformers,allow-pickle=true"
+            )
+
+    def refusal(self, text: str) -> InferenceError:
+        return InferenceError(ErrorCode.INVALID_ARG, f"model '{self._model}': {text}")
+
+    def _task(self) -> str:
+        (architecture, *_) = self.config.get("architectures") or [""]
+        if architecture.endswith("ForSequenceClassification"):
+            return _CLASSIFICATION
+        if architecture.endswith(("ForCausalLM", "LMHeadModel")):
+            return _GENERATION
+        if architecture.endswith(("Model", "ForMaskedLM")):
+            return _EMBEDDING
+        raise self.refusal(
+            f"its architecture is '{architecture}', which says nothing of a task that is served; expected parameter 'task' "
+            f"with one of {', '.join(_TASKS)}"
+        )
+
+    def _pooling(self) -> str:
+        """As sentence-transformers writes it; the mean elsewhere."""
+        try:
+            pooling = json.loads((self.path / "1_Pooling" / "config.json").read_text())
+        except (OSError, ValueError):
+            return "mean"
+        return "cls" if pooling.get("pooling_mode_cls_token") else "mean"
+
+    def _has_module(self, name: str) -> bool:
+        try:
+            modules = json.loads((self.path / "modules.json").read_text())
+        except (OSError, ValueError):
+            return False
+        return any(module.get("type", "").endswith(name) for module in modules)
+
+    def outputs(self) -> list[tuple[str, str, int]]:
+        """(name, type, size)"""
+        if self.task == _CLASSIFICATION:
+            labels = len(self.config.get("id2label") or {0: "", 1: ""})
+            return [("label", "TYPE_STRING", 1), ("score", "TYPE_FP32", 1), ("probabilities", "TYPE_FP32", labels)]
+        if self.task == _EMBEDDING:
+            names = ("hidden_size", "dim", "d_model", "n_embd")
+            return [("embedding", "TYPE_FP32", next((self.config[name] for name in names if name in self.config), -1))]
+        return [("generated_text", "TYPE_STRING", 1)]
+
+
+class TritonPythonModel:
+    """What the worker calls."""
+
+    @staticmethod
+    def auto_complete_config(completion: Any) -> Any:
+        """Fill in inputs, outputs, max_batch_size and dynamic batching by config.json, where they are missing."""
+        config: Config = completion.as_dict()
+        folder = Folder(config)
+        if not config["max_batch_size"] and not (config["input"] and config["output"]):
+            completion.set_max_batch_size(_MAX_BATCH_SIZE)
+            completion.set_dynamic_batching()
+        if not config["input"]:
+            completion.add_input({"name": "text", "data_type": "TYPE_STRING", "dims": [1]})
+        if not config["output"]:
+            for name, data_type, size in folder.outputs():
+                completion.add_output({"name": name, "data_type": data_type, "dims": [size]})
+        return completion
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        config: Config = json.loads(args["model_config"])
+        folder = self._folder = Folder(config)
+        known = [name for name, _, _ in folder.outputs()]
+        for tensor in config["output"]:
+            if tensor["name"] not in known:
+                raise folder.refusal(f"it has no output '{tensor['name']}', expected {' or '.join(known)}")
+        if [(tensor["name"], tensor["data_type"]) for tensor in config["input"]] != [("text", "TYPE_STRING")]:
+            raise folder.refusal("expected one input, 'text' of TYPE_STRING")
+        try:
+            import torch
+            import transformers
+        except ImportError as error:
+            raise InferenceError(
+                ErrorCode.UNAVAILABLE,
+                f"backend 'transformers' cannot be imported ({error}): pip install 'pytriton-lite[transformers]'",
+            ) from None
+        self._torch = torch
+        _tell_version(folder.config.get("transformers_version", ""), transformers.__version__, args["model_name"])
+        kind, device_id = args["model_instance_kind"], args["model_instance_device_id"]
+        self._device = torch.device(f"cuda:{device_id}" if kind == "GPU" else "cpu")
+        options = {"local_files_only": True, "trust_remote_code": False}
+        classes = {
+            _CLASSIFICATION: transformers.AutoModelForSequenceClassification,
+            _EMBEDDING: transformers.AutoModel,
+            _GENERATION: transformers.AutoModelForCausalLM,
+        }
+        try:
+            self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder.path, **options)
+            self._model = classes[folder.task].from_pretrained(
+                folder.path, use_safetensors=None if folder.allows_pickle else True, **options
+            )
+        except Exception as error:
+            lines = str(error).strip().splitlines() or ["no text"]
+            raise folder.refusal(f"transformers cannot load it: {type(error).__name__}: {lines[0]}") from None
+        self._model.eval().to(self._device)
+        if self._tokenizer.pad_token is None:
+            self._tokenizer.pad_token = self._tokenizer.eos_token
+        if folder.task == _GENERATION:
+            self._tokenizer.padding_side = "left"  # what is generated follows the text itself
+        self._labels = {int(key): value for key, value in (self._model.config.id2label or {}).items()}
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        return [each for group in self._groups(requests) for each in self._answer(group)]
+
+    def _groups(self, requests: Sequence[Any]) -> list[list[Any]]:
+        """Requests that run together, in order: all of them, but for generation only neighbours with the same parameters."""
+        groups: list[list[Any]] = []
+        last = None
+        for request in requests:
+            parameters = request.parameters() if self._folder.task == _GENERATION else ""
+            if groups and parameters == last:
+                groups[-1].append(request)
+            else:
+                groups.append([request])
+            last = parameters
+        return groups
+
+    def _answer(self, requests: Sequence[Any]) -> list[Any]:
+        try:
+            with self._torch.inference_mode():
+                return self._run(requests)
+        except Exception as error:
+            if len(requests) > 1:  # one may be at fault
+                return [response for request in requests for response in self._answer([request])]
+            text = error.message if isinstance(error, InferenceError) else f"{type(error).__name__}: {error}"
+            is_callers = isinstance(error, (InferenceError, ValueError))
+            code = pb_utils.TritonError.INVALID_ARG if is_callers else pb_utils.TritonError.INTERNAL
+            return [pb_utils.InferenceResponse(error=pb_utils.TritonError(text, code))]
+
+    def _run(self, requests: Sequence[Any]) -> list[Any]:
+        arrays = [request.inputs()[0].as_numpy() for request in requests]
+        texts = [data.decode() for array in arrays for data in array.flat]
+        whole = self._classify(texts) if self._folder.task == _CLASSIFICATION else self._other(texts, requests[0])
+        ends = np.cumsum([array.size for array in arrays]).tolist()
+        return [
+            pb_utils.InferenceResponse(
+                [
+                    pb_utils.Tensor(name, values[start:end].reshape(*array.shape[:-1], values.shape[1]))
+                    for name, values in whole.items()
+                    if name in request.requested_output_names()
+                ]
+            )
+            for request, array, start, end in zip(requests, arrays, [0, *ends], ends)
+        ]
+
+    def _other(self, texts: list[str], request: Any) -> dict[str, Any]:
+        if self._folder.task == _EMBEDDING:
+            return self._embed(texts)
+        return self._generate(texts, _generation(request.parameters()))
+
+    def _encode(self, texts: list[str]) -> Any:
+        return self._tokenizer(texts, padding=True, truncation=True, return_tensors="pt").to(self._device)
+
+    def _classify(self, texts: list[str]) -> dict[str, Any]:
+        logits = self._model(**self._encode(texts)).logits.float()
+        is_multi = self._model.config.problem_type == "multi_label_classification" or logits.shape[1] == 1
+        probabilities = (logits.sigmoid() if is_multi else logits.softmax(-1)).cpu().numpy()
+        best = probabilities.argmax(axis=1)
+        labels = [self._labels.get(int(each), str(each)).encode() for each in best]
+        return {
+            "label": np.array(labels, object).reshape(-1, 1),
+            "score": probabilities[np.arange(len(best)), best].reshape(-1, 1),
+            "probabilities": probabilities,
+        }
+
+    def _embed(self, texts: list[str]) -> dict[str, Any]:
+        encoded = self._encode(texts)
+        states = self._model(**encoded).last_hidden_state.float()
+        if self._folder.pooling == "cls":
+            pooled = states[:, 0]
+        else:
+            mask = encoded["attention_mask"].unsqueeze(-1).float()
+            pooled = (states * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
+        if self._folder.normalizes:
+            pooled = self._torch.nn.functional.normalize(pooled, dim=1)
+        return {"embedding": pooled.cpu().numpy()}
+
+    def _generate(self, texts: list[str], options: Mapping[str, Any]) -> dict[str, Any]:
+        encoded = self._encode(texts)
+        encoded.pop("token_type_ids", None)
+        made = self._model.generate(**encoded, pad_token_id=self._tokenizer.pad_token_id, **options)
+        new = self._tokenizer.batch_decode(made[:, encoded["input_ids"].shape[1] :], skip_special_tokens=True)
+        return {"generated_text": np.array([text.encode() for text in new], object).reshape(-1, 1)}
+
+
+def _generation(text: str) -> dict[str, Any]:
+    """The options of generate in the parameters of a request. Raises InferenceError for one of another type."""
+    given = json.loads(text) if text else {}
+    options: dict[str, Any] = {"max_new_tokens": _NEW_TOKENS, "do_sample": False}
+    for name, kind in _GENERATED.items():
+        if name in given:
+            value = given[name]
+            if not isinstance(value, (int, float) if kind is float else kind):
+                raise InferenceError(
+                    ErrorCode.INVALID_ARG, f"parameter '{name}' must be a {kind.__name__}, got {json.dumps(value)}"
+                )
+            options[name] = value
+    if "do_sample" not in given and {"temperature", "top_p", "top_k"} & given.keys():
+        options["do_sample"] = True
+    return options
+
+
+def _tell_version(written: str, here: str, model: str) -> None:
+    if written and written.split(".")[0] != here.split(".")[0]:
+        pb_utils.Logger.log_warn(f"model '{model}' was written by transformers {written}, and is read by {here}")

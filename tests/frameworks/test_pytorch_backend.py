@@ -1,0 +1,132 @@
+"""The shipped backend ``pytorch``: TorchScript and torch.export. Needs PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.testing import ModelUnderTest, Request
+from tests.harness import RunningServer, tensor, write_model
+
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.filterwarnings(r"ignore:.torch\.jit\.:DeprecationWarning")  # it is still what people have
+
+
+class Net(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 2)
+
+    def forward(self, x: Any, scale: Any) -> Any:
+        return self.linear(x) * scale, x + 1
+
+
+NET = Net().eval()
+GIVEN = (torch.ones(2, 3), torch.ones(2, 1))
+BATCHED = """max_batch_size: 8 instance_group { kind: KIND_CPU }
+    input [ { name: "x" data_type: TYPE_FP32 dims: 3 }, { name: "scale" data_type: TYPE_FP32 dims: 1 } ]
+    output [ { name: "OUTPUT__0" data_type: TYPE_FP32 dims: 2 }, { name: "OUTPUT__1" data_type: TYPE_FP32 dims: 3 } ]"""
+
+
+def write(repository: Path, name: str, config: str = BATCHED) -> Path:
+    return write_model(repository, name, config=config) / "1"
+
+
+def scripted(path: Path) -> None:
+    torch.jit.trace(NET, GIVEN).save(str(path))
+
+
+def rows(count: int) -> dict[str, Any]:
+    x = np.arange(3 * count, dtype=np.float32).reshape(count, 3)
+    return {"x": x, "scale": np.full((count, 1), 2, np.float32)}
+
+
+def expected(given: dict[str, Any]) -> tuple[Any, Any]:
+    with torch.no_grad():
+        first, second = NET(torch.from_numpy(given["x"]), torch.from_numpy(given["scale"]))
+    return first.numpy(), second.numpy()
+
+
+def test_torchscript_is_found_by_its_file_and_batches(tmp_path: Path) -> None:
+    scripted(write(tmp_path, "m") / "model.pt")
+    with ModelUnderTest(tmp_path / "m") as model:
+        assert model.config["backend"] == "pytorch"
+        parts = [rows(1), rows(4), rows(2)]
+        for part, outcome in zip(parts, model.execute([Request(part) for part in parts])):
+            first, second = expected(part)
+            assert np.allclose(outcome.response["OUTPUT__0"], first, atol=1e-6)
+            assert np.array_equal(outcome.response["OUTPUT__1"], second)
+
+
+def test_names_with_indices_are_those_of_triton(tmp_path: Path) -> None:
+    config = BATCHED.replace('"x"', '"IN__0"').replace('"scale"', '"IN__1"')
+    scripted(write(tmp_path, "m", config) / "model.pt")
+    with ModelUnderTest(tmp_path / "m") as model:
+        given = rows(2)
+        found = model.infer({"IN__1": given["scale"], "IN__0": given["x"]})
+        assert np.allclose(found["OUTPUT__0"], expected(given)[0], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ('"OUTPUT__1"', '"OUTPUT__2"', "output names end with __<index>, and the indices are [0, 2], expected 0 to 1"),
+        ('"OUTPUT__1"', '"other"', "some output names end with __<index>, expected all or none of them"),
+        (
+            "TYPE_FP32 dims: 2",
+            "TYPE_STRING dims: 2",
+            "'OUTPUT__0' of model 'm' is TYPE_STRING, expected one of TYPE_BOOL",
+        ),
+    ],
+)
+def test_configurations_that_cannot_be_meant_are_refused(tmp_path: Path, old: str, new: str, text: str) -> None:
+    scripted(write(tmp_path, "m", BATCHED.replace(old, new)) / "model.pt")
+    with pytest.raises(InferenceError) as refused:
+        ModelUnderTest(tmp_path / "m")
+    assert text in refused.value.message
+
+
+def test_a_pickle_is_no_torchscript(tmp_path: Path) -> None:
+    torch.save(NET, write(tmp_path, "m") / "model.pt")
+    with pytest.raises(InferenceError, match=r"is no TorchScript .* write it with torch\.jit\.save"):
+        ModelUnderTest(tmp_path / "m")
+
+
+def test_torchscript_without_inputs_in_its_configuration_says_what_is_missing(tmp_path: Path) -> None:
+    scripted(write(tmp_path, "m", 'backend: "pytorch"') / "model.pt")
+    with pytest.raises(InferenceError, match="TorchScript says nothing of shapes"):
+        ModelUnderTest(tmp_path / "m")
+
+
+def test_an_exported_program_is_code_and_is_completed_where_it_is_allowed(tmp_path: Path) -> None:
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(NET, GIVEN, dynamic_shapes={"x": {0: batch}, "scale": {0: batch}})
+    torch.export.save(program, write(tmp_path, "m", 'backend: "pytorch"') / "model.pt2")
+    with pytest.raises(InferenceError, match="--backend-config=pytorch,allow-pickle=true"):
+        ModelUnderTest(tmp_path / "m")
+    with RunningServer(tmp_path, flags=("--backend-config=pytorch,allow-pickle=true",)) as server:
+        given = rows(3)
+        inputs = [tensor(name, "FP32", list(array.shape), array.ravel().tolist()) for name, array in given.items()]
+        reply = server.infer("m", inputs)
+        assert reply.status == 200, reply.body
+        found = {each["name"]: np.array(each["data"]).reshape(each["shape"]) for each in reply.json["outputs"]}
+        assert np.allclose(found["OUTPUT__0"], expected(given)[0], atol=1e-5)
+        assert np.allclose(found["OUTPUT__1"], expected(given)[1])
+        assert server.get("/v2/models/m/config").json["max_batch_size"] == 4
+
+
+def test_what_pytorch_raises_is_the_error_of_its_request(tmp_path: Path) -> None:
+    scripted(
+        write(tmp_path, "m", BATCHED.replace('dims: 3 }, { name: "scale"', 'dims: -1 }, { name: "scale"')) / "model.pt"
+    )
+    with ModelUnderTest(tmp_path / "m") as model:
+        wrong = {"x": np.zeros((1, 5), np.float32), "scale": np.ones((1, 1), np.float32)}
+        bad, good = model.execute([Request(wrong), Request(rows(1))])
+        assert bad.response.error is not None
+        assert "PyTorch execute failure: " in bad.response.error.message()
+        assert np.allclose(good.response["OUTPUT__0"], expected(rows(1))[0], atol=1e-6)

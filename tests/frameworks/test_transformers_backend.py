@@ -1,0 +1,150 @@
+"""The shipped backend ``transformers``, with tiny models that are made here. Needs transformers and PyTorch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.testing import ModelUnderTest, Request
+from tests.harness import RunningServer, tensor, write_model
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "good", "bad", "day", "night"]
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+TEXTS = ["a good day", "bad", "a night", "good good good"]
+
+
+def save(folder: Path, model: Any) -> Any:
+    """Write *model* with a tokenizer; the tokenizer."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]", eos_token="[SEP]", model_max_length=32
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    model.eval().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def classifier() -> Any:
+    labels = {0: "NEGATIVE", 1: "POSITIVE", 2: "NEUTRAL"}
+    config = transformers.BertConfig(vocab_size=len(WORDS), id2label=labels, **SMALL)
+    return transformers.BertForSequenceClassification(config)
+
+
+def embedder() -> Any:
+    return transformers.BertModel(transformers.BertConfig(vocab_size=len(WORDS), **SMALL))
+
+
+def generator() -> Any:
+    config = transformers.GPT2Config(
+        vocab_size=len(WORDS), n_embd=16, n_layer=1, n_head=2, n_positions=64, bos_token_id=3, eos_token_id=3
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+def write(repository: Path, model: Any, config: str = "") -> Any:
+    folder = write_model(repository, "m", config=f'backend: "transformers"\n{config}')
+    return save(folder / "1", model)
+
+
+def texts(*given: str) -> dict[str, Any]:
+    return {"text": np.array([[text.encode()] for text in given], object)}
+
+
+def test_a_classifier_is_completed_and_gives_labels_and_scores(tmp_path: Path) -> None:
+    made = classifier()
+    tokenizer = write(tmp_path, made)
+    with ModelUnderTest(tmp_path / "m") as model:
+        assert [each["name"] for each in model.config["output"]] == ["label", "score", "probabilities"]
+        assert model.config["max_batch_size"] == 32
+        found = [outcome.response for outcome in model.execute([Request(texts(*TEXTS[:3])), Request(texts(TEXTS[3]))])]
+    with torch.no_grad():
+        logits = made(**tokenizer(TEXTS, padding=True, return_tensors="pt")).logits
+    probabilities = logits.softmax(-1).numpy()
+    assert np.allclose(np.concatenate([each["probabilities"] for each in found]), probabilities, atol=1e-5)
+    labels = [made.config.id2label[int(each)].encode() for each in probabilities.argmax(1)]
+    assert np.concatenate([each["label"] for each in found]).ravel().tolist() == labels
+
+
+def test_embeddings_are_pooled_as_the_folder_says(tmp_path: Path) -> None:
+    made = embedder()
+    tokenizer = write(tmp_path, made)
+    encoded = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        states = made(**encoded).last_hidden_state
+    mask = encoded["attention_mask"].unsqueeze(-1)
+    with ModelUnderTest(tmp_path / "m") as model:
+        found = model.infer(texts(*TEXTS))["embedding"]
+    assert np.allclose(found, ((states * mask).sum(1) / mask.sum(1)).numpy(), atol=1e-5)
+    version = tmp_path / "m" / "1"
+    (version / "1_Pooling").mkdir()
+    (version / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
+    (version / "modules.json").write_text(json.dumps([{"type": "sentence_transformers.models.Normalize"}]))
+    with ModelUnderTest(tmp_path / "m") as model:
+        found = model.infer(texts(*TEXTS))["embedding"]
+    first = states[:, 0]
+    assert np.allclose(found, (first / first.norm(dim=1, keepdim=True)).numpy(), atol=1e-5)
+
+
+def test_a_server_generates_by_the_parameters_of_the_request(tmp_path: Path) -> None:
+    made = generator()
+    tokenizer = write(tmp_path, made)
+    with torch.no_grad():
+        ids = made.generate(
+            **tokenizer("a good", return_tensors="pt"), max_new_tokens=5, do_sample=False, pad_token_id=0
+        )
+    wanted = tokenizer.decode(ids[0, 2:], skip_special_tokens=True)
+    with RunningServer(tmp_path) as server:
+        given = [tensor("text", "BYTES", [1, 1], ["a good"])]
+        reply = server.infer("m", given, parameters={"max_new_tokens": 5})
+        assert reply.status == 200, reply.body
+        assert reply.json["outputs"][0]["data"] == [wanted]
+        refused = server.infer("m", given, parameters={"max_new_tokens": "many"})
+        assert (refused.status, "parameter 'max_new_tokens' must be a int, got \"many\"" in refused.error) == (
+            400,
+            True,
+        )
+        generate = server.post("/v2/models/m/generate", {"text": "a good", "max_new_tokens": 5})
+        assert generate.json["generated_text"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ('parameters { key: "task" value { string_value: "summarization" } }', "task 'summarization' is not served"),
+        ('parameters { key: "pooling" value { string_value: "max" } }', "pooling 'max' is not known"),
+        (
+            'max_batch_size: 1 output { name: "y" data_type: TYPE_FP32 dims: 1 }',
+            "it has no output 'y', expected embedding",
+        ),
+    ],
+)
+def test_what_cannot_be_served_is_refused(tmp_path: Path, config: str, text: str) -> None:
+    write(tmp_path, embedder(), config)
+    with pytest.raises(InferenceError, match=text):
+        ModelUnderTest(tmp_path / "m")
+
+
+def test_pickled_weights_are_refused_and_code_is_not_run(tmp_path: Path) -> None:
+    made = embedder()
+    write(tmp_path, made)
+    version = tmp_path / "m" / "1"
+    torch.save(made.state_dict(), version / "pytorch_model.bin")
+    (version / "model.safetensors").unlink()
+    with pytest.raises(InferenceError, match=r"no \*.safetensors is in .*allow-pickle=true"):
+        ModelUnderTest(tmp_path / "m")
+    (tmp_path / "empty" / "1").mkdir(parents=True)
+    (tmp_path / "empty" / "config.pbtxt").write_text('backend: "transformers"')
+    with pytest.raises(InferenceError, match="expected the folder of a model of transformers in"):
+        ModelUnderTest(tmp_path / "empty")
