@@ -19,7 +19,7 @@ from pytriton_lite.settings import OPTIONS, Settings
 from tests.contract.wire_models import IDENTITY, identity_config, wait_until
 from tests.frontends.metrics.fake_nvml import FakeNvml
 from tests.harness import PROJECT, RunningServer, tensor, write_model
-from tests.openai.openai_models import COMPLETION_CONFIG, SCRIBE
+from tests.openai_routes.openai_models import COMPLETION_CONFIG, SCRIBE
 from tests.prometheus_text import PageFamily, read_page
 
 DOCS = PROJECT / "docs"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import RunningServer, write_model
-from tests.openai.openai_models import COMPLETION_CONFIG, SCRIBE, write_openai_models
+from tests.openai_routes.openai_models import COMPLETION_CONFIG, SCRIBE, write_openai_models
 
 KEY = "a-key"
 

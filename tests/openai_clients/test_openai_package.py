@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.openai.test_vectors_and_audio import sound
 from tests.openai_clients.conftest import KEY
+from tests.openai_routes.test_vectors_and_audio import sound
 
 WHY = "clients of OpenAI's API, installed only by `make test-openai`"
 openai: Any = pytest.importorskip("openai", reason=WHY)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.harness import Reply, RunningServer, write_model
-from tests.openai.openai_models import COMPLETION_CONFIG, SCRIBE, UNDECLARED_CONFIG
-from tests.openai.sse import END, events, text_of
+from tests.openai_routes.openai_models import COMPLETION_CONFIG, SCRIBE, UNDECLARED_CONFIG
+from tests.openai_routes.sse import END, events, text_of
 from tests.prometheus_text import PageFamily, read_page
 
 KEYS = {"Authorization": "Bearer second-key"}

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import content_type_conformance, response_schema_conformance, status_code_conformance
 
 from tests.harness import RunningServer
-from tests.openai.openai_models import BAD_TEMPLATES
+from tests.openai_routes.openai_models import BAD_TEMPLATES
 
 ROUTES = """
 GET  /v1/models

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.harness import Reply, RunningServer
-from tests.openai.openai_models import BAD_TEMPLATES
-from tests.openai.sse import END, events, text_of
+from tests.openai_routes.openai_models import BAD_TEMPLATES
+from tests.openai_routes.sse import END, events, text_of
 
 HELLO = [{"role": "user", "content": "hello there"}]
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}

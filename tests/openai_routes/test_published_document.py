@@ -1,6 +1,6 @@
 """Answers against the OpenAPI document that OpenAI publishes.
 
-OPENAI_DOCUMENT=openapi.json make test ARGS=tests/openai/test_published_document.py
+OPENAI_DOCUMENT=openapi.json make test ARGS=tests/openai_routes/test_published_document.py
 
 The document, of github.com/openai/openai-openapi, is 3 MB and not ours: without the path to one, these tests are skipped.
 """
@@ -17,8 +17,8 @@ import jsonschema_rs
 import pytest
 
 from tests.harness import RunningServer
-from tests.openai.sse import END, events
-from tests.openai.test_vectors_and_audio import form, sound
+from tests.openai_routes.sse import END, events
+from tests.openai_routes.test_vectors_and_audio import form, sound
 
 DOCUMENT = os.environ.get("OPENAI_DOCUMENT")
 pytestmark = pytest.mark.skipif(DOCUMENT is None, reason="OPENAI_DOCUMENT is not the path of OpenAI's document")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import RunningServer
-from tests.openai.openai_models import write_openai_models
+from tests.openai_routes.openai_models import write_openai_models
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.harness import Reply, RunningServer
-from tests.openai.sse import events
+from tests.openai_routes.sse import events
 
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
 
