@@ -106,9 +106,13 @@ class BoundModel:
         return result
 
     def _end_if_hopeless(self, error: BaseException) -> None:
-        if isinstance(error, Unrecoverable) and not self._is_in_process:
+        if not isinstance(error, Unrecoverable):
+            return
+        if not self._is_in_process:
             print(f"unrecoverable: {error}", file=sys.stderr, flush=True)
             os._exit(_UNRECOVERABLE)
+        if self._specification.on_unrecoverable is not None:
+            self._specification.on_unrecoverable()
 
     # ------------------------------------------------------------------------------------------ streams
 
@@ -171,12 +175,11 @@ class BoundModel:
     def _all(self, data: Any) -> Outputs:
         name = self._specification.name
         outputs = named(data, self._specification)
-        if self._specification.strict:
-            unknown = [each for each in outputs if each not in self._outputs]
-            if unknown:
-                raise ValueError(
-                    f"model '{name}' returned {', '.join(map(repr, unknown))}, and its outputs are {', '.join(self._outputs)}"
-                )
+        unknown = [each for each in outputs if each not in self._outputs]
+        if unknown:  # nobody could ask for it, so it would be lost without a word
+            raise ValueError(
+                f"model '{name}' returned {', '.join(map(repr, unknown))}, and its outputs are {', '.join(self._outputs)}"
+            )
         return outputs
 
     def _checked(self, name: str, array: Any, request: Request) -> Any:
@@ -186,9 +189,9 @@ class BoundModel:
             raise TypeError(f"{where} is {type(array).__name__}, expected an array of numpy")
         if array.dtype.kind == "U":
             array = np.char.encode(array, "utf-8").astype(object)
-        tensor = self._outputs.get(name)
-        if tensor is None or not model.strict:
+        if not model.strict:
             return array
+        tensor = self._outputs[name]
         wanted = tensor.datatype
         found = dtypes.from_numpy(array.dtype)
         if found is not wanted and not (wanted is dtypes.BF16 and array.dtype.name == "bfloat16"):
@@ -198,7 +201,12 @@ class BoundModel:
         if len(dims) != len(tensor.shape) or any(want not in (-1, dim) for want, dim in zip(tensor.shape, dims)):
             of_row = " for each row" if model.batching else ""
             raise ValueError(f"{where} has shape {list(dims)}{of_row}, and is declared as {list(tensor.shape)}")
-        if model.batching and len(request) and len(array) != (rows := len(next(iter(request.values())))):
+        if (
+            model.compares_rows
+            and model.batching
+            and len(request)
+            and len(array) != (rows := len(next(iter(request.values()))))
+        ):
             raise ValueError(f"{where} has {len(array)} rows, and its request {rows}")
         return array
 

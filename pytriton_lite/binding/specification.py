@@ -145,11 +145,17 @@ class Specification:
     warm_up: tuple[Mapping[str, Any], ...] = ()
     """As ``model_warmup`` in the configuration's JSON form."""
     strict: bool = True
-    """Whether outputs are compared with what is declared."""
+    """Whether types and shapes of outputs are compared with what is declared."""
     takes_requests: bool = False
     """Whether it is given a list of requests, and not arrays by name."""
     in_process: bool = False
     """Whether its instances are threads of the program."""
+    version: int = 1
+    """The version that clients see."""
+    compares_rows: bool = True
+    """Whether an output has as many rows as its request."""
+    on_unrecoverable: Callable[[], None] | None = None
+    """Called in the program when a function that is a thread of it has said that it cannot go on."""
 
     # What decorators may ask, under the names that PyTriton has for it.
     @property
@@ -159,8 +165,8 @@ class Specification:
 
     @property
     def model_version(self) -> int:
-        """A function has one version."""
-        return 1
+        """Its version, of which a function has one."""
+        return self.version
 
     @property
     def batching(self) -> bool:

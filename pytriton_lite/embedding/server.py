@@ -468,7 +468,7 @@ class Server:
     def bind_specification(self, specification: Specification) -> None:
         """`bind` what `pytriton_lite.binding.specification.specify` has returned."""
         self._check_process()
-        definition = Definition(specification.message())
+        definition = Definition(specification.message(), specification.version)
         if self._has_stopped:
             raise RuntimeError("the server has been stopped")
         if specification.name in self._waiting_to_bind:

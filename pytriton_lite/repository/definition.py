@@ -18,9 +18,10 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, eq=False)
 class Definition:
-    """A model by its configuration, with one version, 1. Its code is with whoever starts its workers. Nobody changes it."""
+    """A model by its configuration, with one version. Its code is with whoever starts its workers. Nobody changes it."""
 
     message: model_config_pb.ModelConfig
+    version: int = 1
     number: int = field(default_factory=lambda: next(_numbers))
     """Later definitions have larger ones: what files have times for."""
 
@@ -32,9 +33,9 @@ class Definition:
     @property
     def directory(self) -> ModelDirectory:
         """The directory that it would have."""
-        return ModelDirectory(self.message.name, _NOWHERE / self.message.name, _NOWHERE, (1,))
+        return ModelDirectory(self.message.name, _NOWHERE / self.message.name, _NOWHERE, (self.version,))
 
     @property
     def times(self) -> ChangeTimes:
         """Times as files would have them: a later definition is newer."""
-        return ChangeTimes(self.number, {1: self.number})
+        return ChangeTimes(self.number, {self.version: self.number})

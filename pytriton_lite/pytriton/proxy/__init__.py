@@ -1,0 +1,1 @@
+"""What PyTriton calls its proxy: here only the types that functions see."""
