@@ -3,8 +3,8 @@
     python benchmarks/pytriton.py --pytriton-python DIR/bin/python [--python DIR/bin/python] [--seconds 3]
 
 Each interpreter needs PyTorch; the first has ``nvidia-pytriton`` 0.7, the second pytriton-lite, or this checkout on its path.
-The server's ports are PyTriton's: 8000 to 8002 have to be free. ``pytriton-lite bench`` of this checkout asks, one row of 20
-numbers in each request.
+The server's ports are PyTriton's: 8000 to 8002 have to be free. wrk asks over HTTP, ``pytriton-lite bench`` of this
+checkout over gRPC, one row of 20 numbers in each request.
 """
 
 from __future__ import annotations
@@ -13,13 +13,18 @@ import argparse
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
+import tempfile
 import time
 import typing
 import urllib.error
 import urllib.request
 from pathlib import Path
+
+from load_generators import run_wrk_with
+from measured_server import Ports
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -136,21 +141,15 @@ def wait_ready(server: subprocess.Popen[bytes]) -> None:
 
 
 def rate(load: Load, seconds: int) -> float:
-    """Answers per second, over windows that are steady, or the last of at most five."""
-    port = 8000 if load.protocol == "http" else 8001
+    """Answers per second: of HTTP by wrk, which leaves most of the machine to the server; of gRPC by ``bench``."""
+    if load.protocol == "http":
+        with tempfile.TemporaryDirectory() as folder:
+            ports = Ports(8000, 8001, 8002)
+            for length in (1, 3 * seconds):  # to warm up, and to count
+                found = run_wrk_with([infer_request()], Path(folder), ports, callers=load.callers, seconds=length)
+        return found.per_second
     command = [
-        *(
-            sys.executable,
-            "-m",
-            "pytriton_lite",
-            "bench",
-            "-m",
-            "Linear",
-            "-u",
-            f"127.0.0.1:{port}",
-            "-i",
-            load.protocol,
-        ),
+        *(sys.executable, "-m", "pytriton_lite", "bench", "-m", "Linear", "-u", "127.0.0.1:8001", "-i", "grpc"),
         *("--concurrency-range", str(load.callers), "--shape", "INPUT_1:20", "--json", "-", "--processes", "1"),
         *("--measurement-interval", str(1000 * seconds), "--max-trials", "5"),
     ]
@@ -158,6 +157,21 @@ def rate(load: Load, seconds: int) -> float:
     if done.returncode not in (0, 2):  # 2: not steady
         raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
     return read_rate(json.loads(done.stdout))
+
+
+def infer_request() -> bytes:
+    """A whole request over HTTP/1.1, its one row of 20 numbers in binary, as PyTriton's client sends it."""
+    row = struct.pack("<20f", *range(20))
+    tensor = {"name": "INPUT_1", "shape": [1, 20], "datatype": "FP32", "parameters": {"binary_data_size": len(row)}}
+    output = {"name": "OUTPUT_1", "parameters": {"binary_data": True}}
+    head = json.dumps({"inputs": [tensor], "outputs": [output]}).encode()
+    lines = [
+        "POST /v2/models/Linear/infer HTTP/1.1",
+        "Host: 127.0.0.1:8000",
+        f"Inference-Header-Content-Length: {len(head)}",
+        f"Content-Length: {len(head) + len(row)}",
+    ]
+    return "\r\n".join([*lines, "", ""]).encode() + head + row
 
 
 def read_rate(report: dict[str, typing.Any]) -> float:

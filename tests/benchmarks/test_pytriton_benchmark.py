@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from benchmarks.pytriton import PROGRAM, read_rate, table
+from pytriton import PROGRAM, infer_request, read_rate, table
 
 
 def test_a_rate_is_read_and_wrong_answers_are_none() -> None:
@@ -24,3 +23,10 @@ def test_both_programs_are_the_same_but_for_the_import() -> None:
     assert programs[0] == programs[1].replace("pytriton_lite.pytriton", "pytriton")
     for program in programs:
         compile(program, "linear", "exec")
+
+
+def test_the_request_is_whole() -> None:
+    head, _, body = infer_request().partition(b"\r\n\r\n")
+    assert f"Content-Length: {len(body)}".encode() in head
+    length = int(head.partition(b"Inference-Header-Content-Length: ")[2].split(b"\r\n")[0])
+    assert body[:length].endswith(b"}") and len(body) - length == 80
