@@ -331,6 +331,30 @@ FILE_READER_CONFIG = """
     parameters { key: "OPENAI" value { string_value: "transcription" } }
 """
 
+ENSEMBLE_CONFIG = """
+    platform: "ensemble"
+    input [ { name: "QUESTION" data_type: TYPE_STRING dims: [ 1 ] } ]
+    output [
+      { name: "ANSWER" data_type: TYPE_STRING dims: [ 1 ] },
+      { name: "completion_tokens" data_type: TYPE_INT32 dims: [ 1 ] },
+      { name: "prompt_tokens" data_type: TYPE_INT32 dims: [ 1 ] }
+    ]
+    ensemble_scheduling {
+      step [
+        {
+          model_name: "scribe"
+          model_version: -1
+          input_map { key: "text_input" value: "QUESTION" }
+          output_map { key: "text_output" value: "ANSWER" }
+          output_map { key: "prompt_tokens" value: "prompt_tokens" }
+          output_map { key: "completion_tokens" value: "completion_tokens" }
+        }
+      ]
+    }
+    parameters { key: "OPENAI" value { string_value: "completion" } }
+    parameters { key: "OPENAI_TENSORS" value { string_value: "prompt=QUESTION, text=ANSWER" } }
+"""
+
 _FOR = "{% for a in range(99999) %}"
 _END = "{% endfor %}"
 BAD_TEMPLATES = {
@@ -351,6 +375,7 @@ def write_openai_models(repository: Path) -> None:
     write_model(repository, "agent", AGENT, AGENT_CONFIG)
     write_model(repository, "mirror", MIRROR, MIRROR_CONFIG)
     write_model(repository, "endless", ENDLESS, ENDLESS_CONFIG)
+    write_model(repository, "ensemble", config=ENSEMBLE_CONFIG)
     write_model(repository, "embedder", EMBEDDER, EMBEDDER_CONFIG)
     write_model(repository, "single", EMBEDDER, SINGLE_CONFIG)
     write_model(repository, "ranker", RANKER, RANKER_CONFIG)

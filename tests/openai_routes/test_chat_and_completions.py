@@ -98,6 +98,12 @@ def test_a_stream_has_a_piece_for_each_response_and_the_counts_at_its_end(server
     assert (counts["choices"], counts["usage"]["total_tokens"], end) == ([], 8, END)
 
 
+def test_an_ensemble_of_a_decoupled_model_is_a_model_like_any(server: RunningServer) -> None:
+    document = complete(server, "ensemble").json
+    assert (document["choices"][0]["text"], document["usage"]["completion_tokens"]) == ("a b c d", 4)
+    assert text_of(events(complete(server, "ensemble", stream=True))) == "a b c d"
+
+
 def test_without_being_asked_for_a_stream_has_no_counts(server: RunningServer) -> None:
     *pieces, end = events(complete(server, stream=True))
     assert end == END and all("usage" not in piece for piece in pieces)
