@@ -47,8 +47,10 @@ def find_program(name: str) -> str | None:
     return shutil.which(name) or shutil.which(name, path=f"{beside}:/usr/local/bin:/usr/sbin:/usr/local/sbin")
 
 
-def configuration(name: str, servers: Sequence[Ports], ports: Ports, folder: Path) -> str:
-    """The file of *name* for *servers* of this machine, at *ports*."""
+def configuration(
+    name: str, servers: Sequence[Ports], ports: Ports, folder: Path, hosts: Sequence[str] | None = None
+) -> str:
+    """The file of *name* for *servers*, on this machine unless *hosts* has their addresses, at *ports*."""
     lines: list[str] = []
     for line in (FILES / NAMES[name]).read_text().splitlines():
         if "10.0.0.2" in line:
@@ -57,7 +59,9 @@ def configuration(name: str, servers: Sequence[Ports], ports: Ports, folder: Pat
             lines.append(line)
             continue
         for number, server in enumerate(servers, 1):
-            changed = line.replace("pod1", f"pod{number}").replace("10.0.0.1", "127.0.0.1")
+            changed = line.replace("pod1", f"pod{number}").replace(
+                "10.0.0.1", hosts[number - 1] if hosts else "127.0.0.1"
+            )
             lines.append(re.sub(r"\b8000\b", str(server.http), re.sub(r"\b8001\b", str(server.grpc), changed)))
     text = "\n".join(lines) + "\n"
     for written, here in _LISTENS:
@@ -82,23 +86,34 @@ def command(name: str, file: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def balancer(name: str, servers: Sequence[Ports], folder: Path) -> Iterator[Ports]:
+def balancer(name: str, servers: Sequence[Ports], folder: Path, hosts: Sequence[str] | None = None) -> Iterator[Ports]:
     """A balancer in front of *servers*, which must be ready; its ports. Raises BenchmarkError where it does not start."""
+    with running_balancer(name, servers, folder, hosts) as (_, ports):
+        yield ports
+
+
+@contextlib.contextmanager
+def running_balancer(
+    name: str, servers: Sequence[Ports], folder: Path, hosts: Sequence[str] | None = None
+) -> Iterator[tuple[int, Ports]]:
+    """The same, with its pid, that of the leader of a session of its own."""
     ports = free_ports()
     folder = folder / f"{name}-{ports.http}"
     folder.mkdir(parents=True)
     file = folder / NAMES[name]
-    file.write_text(configuration(name, servers, ports, folder))
+    file.write_text(configuration(name, servers, ports, folder, hosts))
     log = folder / "log"
     with log.open("wb") as written:
-        process = subprocess.Popen(command(name, file), stdout=written, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command(name, file), stdout=written, stderr=subprocess.STDOUT, start_new_session=True
+        )
     try:
         deadline = time.monotonic() + _START_S
         while not _is_ready(ports.http):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise BenchmarkError(f"{name} did not start: {log.read_text(errors='replace')}")
             time.sleep(_LOOK_AGAIN_S)
-        yield ports
+        yield process.pid, ports
     finally:
         process.terminate()
         try:

@@ -1,0 +1,108 @@
+"""The drawings of benchmarks/capacity.py, with the settings of plots.py: the same files give the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from capacity_model import Cost, Costs
+from plots import _DRAWING, _figure, _panels, _saved, _ticker
+
+_COLOURS = {"CPU": "#0072B2", "queue time": "#D55E00", "pending": "#009E73"}
+_RATES = [10**exponent for exponent in range(3, 7)]
+_NBYTES = 8192
+
+
+def draw(measured: Mapping[str, Any], simulated: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write the plots of both result files to *folder*; their paths."""
+    import matplotlib
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context(_DRAWING):
+        return [
+            _saved(_forecasts(measured["rows"]), folder / "capacity-forecasts.svg"),
+            _saved(_layers(costs_in(measured)), folder / "capacity-layers.svg"),
+            _saved(_scaling(simulated["runs"]), folder / "capacity-autoscaling.svg"),
+        ]
+
+
+def costs_in(measured: Mapping[str, Any]) -> Costs:
+    """The costs of a result file, of requests that come one by one."""
+    costs = measured["costs_alone"]
+    parts = {name: Cost(**costs[name]) for name in ("server", "worker", "client")}
+    return Costs(**parts, balancers={name: Cost(**cost) for name, cost in costs["balancers"].items()})
+
+
+def _forecasts(rows: Sequence[Mapping[str, Any]]) -> Any:
+    figure = _figure(8, 3.4)
+    (axes,) = _panels(figure, 1)
+    places = range(len(rows))
+    axes.barh(
+        [place - 0.2 for place in places],
+        [row["measured"] for row in rows],
+        height=0.38,
+        color="#7F7F7F",
+        label="measured",
+    )
+    axes.barh(
+        [place + 0.2 for place in places],
+        [row["forecast"] for row in rows],
+        height=0.38,
+        color="#D55E00",
+        label="forecast",
+    )
+    axes.set_yticks(list(places), [row["case"] for row in rows])
+    axes.invert_yaxis()
+    axes.set_xlabel("requests/s")
+    axes.legend()
+    return figure
+
+
+def layers(costs: Costs, per_second: float) -> dict[str, float]:
+    """Cores, by layer, for *per_second* requests of 8 KiB that take a model 2 ms of a core each."""
+    return {
+        "models (2 ms each)": per_second * 2e3 / 1e6,
+        "servers": per_second * costs.server.of(_NBYTES) / 1e6,
+        "workers, around the model": per_second * costs.worker.of(_NBYTES) / 1e6,
+        "balancer": per_second * costs.balancers["haproxy"].of(_NBYTES) / 1e6,
+    }
+
+
+def _layers(costs: Costs) -> Any:
+    figure = _figure(8, 3.4)
+    (axes,) = _panels(figure, 1)
+    for name, colour in zip(layers(costs, 1.0), ("#7F7F7F", "#D55E00", "#009E73", "#0072B2")):
+        axes.plot(_RATES, [layers(costs, rate)[name] for rate in _RATES], marker="o", color=colour, label=name)
+    axes.axhline(1.0, color="#000000", linewidth=0.8, linestyle="--")
+    axes.text(_RATES[0], 1.1, "one core: the most of one server process, and of one balancer's thread", fontsize=8)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter(_ticker().FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.yaxis.set_major_formatter(_ticker().FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.set_xlabel("requests/s")
+    axes.set_ylabel("cores")
+    axes.legend()
+    return figure
+
+
+def _scaling(runs: Sequence[Mapping[str, Any]]) -> Any:
+    names = list(dict.fromkeys(run["name"] for run in runs))
+    figure = _figure(9, 5.6)
+    grid = figure.subplots(2, len(names), squeeze=False, sharex="col")
+    for column, name in enumerate(names):
+        for run in runs:
+            if run["name"] != name:
+                continue
+            minutes = [seconds / 60 for seconds in run["seconds"]]
+            colour = _COLOURS[run["signal"]]
+            grid[0][column].plot(minutes, run["pods"], color=colour, label=f"by {run['signal']}")
+            grid[1][column].plot(minutes, run["p99_ms"], color=colour)
+        grid[0][column].set_title(name)
+        grid[0][column].set_yscale("log" if column else "linear")
+        grid[1][column].set_yscale("log")
+        grid[1][column].set_xlabel("minutes")
+        grid[0][column].legend()
+    grid[0][0].set_ylabel("pods")
+    grid[1][0].set_ylabel("p99, ms")
+    return figure
