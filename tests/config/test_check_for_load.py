@@ -16,6 +16,7 @@ from pytriton_lite.config.model_config import (
     with_one_instance,
 )
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.sharing import InstanceSharing
 
 Load = Callable[..., ModelConfig]
 WriteModel = Callable[..., Path]
@@ -458,3 +459,22 @@ def test_ensemble_has_no_backend_and_no_instances(load: Load) -> None:
     )
     assert config.instance_groups == ()
     assert config.json["model_transaction_policy"] == {"decoupled": False}
+
+
+SHARING = parameter("INSTANCE_SHARING", "fork")
+
+
+def test_instances_on_several_devices_do_not_share_a_model(load: Load) -> None:
+    with pytest.raises(InferenceError) as refused:
+        load(SHARING + "instance_group { kind: KIND_GPU }", gpu_ids=(0, 1))
+    assert refused.value.message == (
+        "INSTANCE_SHARING 'fork' of model 'm': initialize runs once, for one kind of instance and one device, and the instance "
+        "groups have KIND_GPU 0, KIND_GPU 1"
+    )
+    shared = load(SHARING + "instance_group { kind: KIND_GPU gpus: 1 count: 3 }", gpu_ids=(0, 1))
+    assert shared.instance_sharing is InstanceSharing.FORK
+
+
+def test_a_single_instance_has_nobody_to_share_with(load: Load) -> None:
+    single = with_one_instance(load(SHARING + "instance_group { count: 3 }"))
+    assert single.instance_sharing is InstanceSharing.NONE
