@@ -646,7 +646,7 @@ class Server:
         """The HTTP front end as an ASGI application, for a web server or a framework of the program's own, of any event loop.
 
         It answers what the listener of HTTP would. It may be mounted before `start`, and says 503 while the server does not
-        run; a stop waits for the answers that it has begun.
+        run; a stop cuts off none of the answers that have begun.
         """
         return HttpApplication(self._http_work)
 

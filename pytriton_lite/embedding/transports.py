@@ -112,11 +112,15 @@ class HttpApplication:
         exchange = _Exchange(receive, send)
         try:
             work, app = self._work()
+            await exchange.begin(work.thread)
             await _outcome(work.begin(app, _below_root(scope), exchange.receive, exchange.send))
+            await exchange.finish()
         except RuntimeError as error:
             if exchange.has_begun:
                 raise
             await send_error(send, 503, str(error))
+        finally:
+            exchange.close()
 
 
 async def _live(receive: Receive, send: Send) -> None:
@@ -139,7 +143,11 @@ def _below_root(scope: Scope) -> Scope:
 
 
 class _Exchange:
-    """One request: its methods are awaited in the server's loop, and do their work in the caller's."""
+    """One request. `receive` and `send` are awaited in the server's loop, everything else in the caller's.
+
+    Each wake-up of a thread costs as much as a small request. So the first message goes with the request, and the last one
+    comes with its end; in between there is one for each.
+    """
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self.has_begun = False
@@ -147,30 +155,72 @@ class _Exchange:
         self._caller = _Caller()
         self._receive = receive
         self._send = send
+        self._thread: LoopThread | None = None
+        self._first: Message | None = None
+        self._is_whole = False
+        """The request's body has come to its end: what may come now is that the client goes."""
+        self._gone = asyncio.Event()
+        self._watching: asyncio.Task[None] | None = None
         self._start: Message | None = None
+        self._last: Message | None = None
+
+    async def begin(self, thread: LoopThread) -> None:
+        """Wait for the first message."""
+        self._thread = thread
+        self._first = await self._received()
 
     async def receive(self) -> Message:
-        return await self._caller.do(self._received())
+        first, self._first = self._first, None
+        if first is not None:
+            return first
+        if not self._is_whole:
+            return await self._caller.do(self._received())
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
 
     async def _received(self) -> Message:
-        return await self._receive()
+        message = await self._receive()
+        if not message.get("more_body") and not self._is_whole:
+            self._is_whole = True
+            self._watching = asyncio.ensure_future(self._watch(message))
+        return message
+
+    async def _watch(self, message: Message) -> None:
+        """Tell the server's loop when the client has gone."""
+        while message["type"] != "http.disconnect":
+            message = await self._receive()
+        assert self._thread is not None
+        self._thread.post_if_alive(self._gone.set)
 
     async def send(self, message: Message) -> None:
         """Send *message*; the beginning goes with the first of the body, which comes at once."""
         if message["type"] == "http.response.start":
             self._start = message
             return
-        start, self._start = self._start, None
         body = message.get("body", b"")
         if not isinstance(body, bytes):
             message = {**message, "body": bytes(body)}
-        await self._caller.do(self._sent(start, message))
+        if message.get("more_body"):
+            await self._caller.do(self._sent(message))
+        else:
+            self._last = message
 
-    async def _sent(self, start: Message | None, message: Message) -> None:
+    async def _sent(self, message: Message) -> None:
+        start, self._start = self._start, None
         if start is not None:
             self.has_begun = True
             await self._send(start)
         await self._send(message)
+
+    async def finish(self) -> None:
+        """Send what comes last, which is nothing where the client has gone."""
+        if self._last is not None:
+            await self._sent(self._last)
+
+    def close(self) -> None:
+        """Nobody is interested any more in whether the client goes."""
+        if self._watching is not None:
+            self._watching.cancel()
 
 
 class GrpcMethods:

@@ -10,6 +10,7 @@ controller                 ──▶   check_health, record_autoscaling_stats, s
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
@@ -25,6 +26,8 @@ ONE_OF_MANY = (
     "one replica of several would load or unload the model: change the repository and deploy the application again, "
     "or have replicas follow it with model_control_mode='poll'"
 )
+_SWITCH_INTERVAL_S = 0.0001
+"""As where the engine has a process for itself; Python's is fifty times that."""
 _UNIMPLEMENTED = 12
 _NO_REASON = "its workers are being restarted, or the model says so itself"
 
@@ -38,6 +41,8 @@ class Replica:
         Raises RuntimeError, with everything that is to be mended, where a model does not load; Ray tries again, and then
         fails the deployment with that text.
         """
+        # Three event loops share this process, Ray's two and the engine's: each hands a request to the next.
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         self._server = Server(repository, **options)
         try:
             await self._server.astart()
