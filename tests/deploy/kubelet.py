@@ -57,7 +57,7 @@ class Pod:
     """One pod of a workload: a process, and the thread of the kubelet that looks after it."""
 
     def __init__(
-        self, workload: Document, models: Path, *, haste: float, environ: Mapping[str, str] | None = None
+        self, workload: Document, models: Path | str, *, haste: float, environ: Mapping[str, str] | None = None
     ) -> None:
         spec = workload["spec"].get("template", workload)["spec"]
         (self._container,) = containers(spec)
@@ -73,7 +73,7 @@ class Pod:
         self.log = b""
         self._thread = threading.Thread(target=self._look_after, daemon=True)
 
-    def _localized(self, models: Path) -> list[str]:
+    def _localized(self, models: Path | str) -> list[str]:
         """The container's arguments, with ports of this machine, and *models* where it has them in the container."""
         first, *flags = (str(argument) for argument in self._container["args"])
         assert first.startswith("/")
@@ -224,7 +224,7 @@ class _Probe:
 class Cluster:
     """Pods of one workload, and their endpoints as a kube-proxy has them: a look behind what the kubelets say."""
 
-    def __init__(self, workload: Document, models: Path, *, haste: float = 20, lag_s: float = 0.3) -> None:
+    def __init__(self, workload: Document, models: Path | str, *, haste: float = 20, lag_s: float = 0.3) -> None:
         self._workload = workload
         self._models = models
         self._haste = haste

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import socketserver
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +20,8 @@ import tritonclient.grpc
 
 from tests.deploy.kubelet import Cluster, Pod, QueueProxy, clients, initialize_storage, post
 from tests.deploy.manifests import DEPLOY, Document, documents, of_kind, render
-from tests.harness import write_model
+from tests.harness import free_ports, write_model
+from tests.remote_servers import ACCESS, running_s3
 
 CONFIG = """
     backend: "python"
@@ -273,6 +276,54 @@ def test_a_pod_that_dies_in_the_middle_of_streams_says_so_at_once(
     pod.wait_ready()
     ask(pod.ports.http)
     assert pod.seen.exit_codes[0] == -signal.SIGKILL
+
+
+class Relay(socketserver.ThreadingTCPServer):
+    """A port behind which there is another one, once this is made."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int, target: tuple[str, int]) -> None:
+        def forward(request: socket.socket, address: object, server: object) -> None:
+            with socket.create_connection(target) as behind:
+                back = threading.Thread(target=_copy, args=(behind, request), daemon=True)
+                back.start()
+                _copy(request, behind)
+                back.join()
+
+        super().__init__(("127.0.0.1", port), forward)  # type: ignore[arg-type]  # a function that handles
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    try:
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass  # the other end has gone
+
+
+def test_storage_that_is_away_at_the_start_and_comes_back(
+    tmp_path: Path, deployment: Document, gate: Path, pods: list[Pod]
+) -> None:
+    """The container ends, is started again, and again, and serves when the storage is there."""
+    gate.touch()
+    write_model(tmp_path / "bucket", "m", SLOW.replace("GATE", str(gate)), CONFIG)
+    (port,) = free_ports(1)
+    pod = Pod(deployment, f"s3://http://127.0.0.1:{port}/models/bucket", haste=20, environ=ACCESS).start()
+    pods.append(pod)
+    while pod.seen.restarts < 2:
+        time.sleep(0.01)
+    assert set(pod.seen.exit_codes) == {1}
+    assert not pod.is_ready
+    with running_s3() as s3:
+        s3.put_folder("bucket", tmp_path / "bucket")
+        host, _, s3_port = s3.endpoint.rpartition(":")
+        with Relay(port, (host, int(s3_port))) as relay:
+            threading.Thread(target=relay.serve_forever, daemon=True).start()
+            pod.wait_ready(120)
+            ask(pod.ports.http)
+            relay.shutdown()
 
 
 def test_two_versions_of_a_model_behind_one_balancer(tmp_path: Path, deployment: Document, gate: Path) -> None:
