@@ -36,7 +36,9 @@ class LoopThread:
             try:
                 self._end_tasks()
                 self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-                self._loop.run_until_complete(self._loop.shutdown_default_executor())
+                # At the end of Python 3.12.0 and 3.12.1 there are no new threads.
+                with contextlib.suppress(RuntimeError):
+                    self._loop.run_until_complete(self._loop.shutdown_default_executor())
             finally:
                 asyncio.set_event_loop(None)
                 self._loop.close()

@@ -709,6 +709,9 @@ class Server:
             if self._cache is not None:
                 await self._cache.close()
             # No executor's thread: an interpreter that is about to end has none any more, and a server may end with it.
-            await in_daemon_thread(self.tracer.close)
+            try:
+                await in_daemon_thread(self.tracer.close)
+            except RuntimeError:  # nor, in Python 3.12.0 and 3.12.1, any new one
+                self.tracer.close()
             self.regions.close()
             self._move(ServerState.STOPPED)
