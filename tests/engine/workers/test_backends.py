@@ -11,7 +11,11 @@ from pytriton_lite.engine.workers.fork_process import BOOTSTRAP
 from pytriton_lite.proto import model_config_pb
 from tests.harness import PROJECT
 
-ONNXRUNTIME = PROJECT / "pytriton_lite/plugins/onnxruntime"
+_PLUGINS = PROJECT / "pytriton_lite/plugins"
+SHIPPED = {
+    **{name: _PLUGINS / name for name in ("onnxruntime", "pytorch", "transformers")},
+    **{name: _PLUGINS / "tabular" / name for name in ("lightgbm", "sklearn", "xgboost")},
+}
 
 
 def write(directory: Path, name: str, *files: str) -> Path:
@@ -30,7 +34,7 @@ def test_a_folder_with_a_model_py_is_a_backend(tmp_path: Path) -> None:
     mine = write(tmp_path, "mine", "model.py")
     write(tmp_path, "native", "libtriton_native.so")
     (tmp_path / "model.py").touch()
-    assert Backends(tmp_path).folders() == {"mine": mine, "onnxruntime": ONNXRUNTIME}
+    assert Backends(tmp_path).folders() == {**SHIPPED, "mine": mine}
 
 
 def test_a_native_library_beside_a_model_py_is_passed_over(tmp_path: Path) -> None:
@@ -40,12 +44,12 @@ def test_a_native_library_beside_a_model_py_is_passed_over(tmp_path: Path) -> No
 
 def test_a_backend_of_the_operator_goes_before_one_that_comes_with_the_server(tmp_path: Path) -> None:
     theirs = write(tmp_path, "onnxruntime", "model.py")
-    assert Backends(tmp_path).folders() == {"onnxruntime": theirs}
+    assert Backends(tmp_path).folders() == {**SHIPPED, "onnxruntime": theirs}
 
 
 def test_a_native_backend_of_the_operator_leaves_the_one_that_comes_with_the_server(tmp_path: Path) -> None:
     write(tmp_path, "onnxruntime", "libtriton_onnxruntime.so")
-    assert Backends(tmp_path).folders() == {"onnxruntime": ONNXRUNTIME}
+    assert Backends(tmp_path).folders() == SHIPPED
 
 
 def test_python_is_no_python_based_backend(tmp_path: Path) -> None:
@@ -54,7 +58,7 @@ def test_python_is_no_python_based_backend(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_not_there_holds_no_backends(tmp_path: Path) -> None:
-    assert Backends(tmp_path / "missing").folders() == {"onnxruntime": ONNXRUNTIME}
+    assert Backends(tmp_path / "missing").folders() == SHIPPED
 
 
 def test_a_backend_may_come_while_the_server_runs(tmp_path: Path) -> None:
