@@ -76,7 +76,10 @@ class HubRepository:
             info = self._api.model_info(self._id, revision=self._revision, files_metadata=True)
         except Exception as error:
             raise self._source_error(error) from None
-        files = {each.rfilename: self._file(info.sha, each) for each in info.siblings or ()}
+        commit = info.sha
+        if not commit:  # what is listed could be of one commit, and what is fetched of another
+            raise SourceError(f"the Hub does not say of which commit the files of {self._id} are")
+        files = {each.rfilename: self._file(commit, each) for each in info.siblings or ()}
         return _models(self._id.partition("/")[2], files)
 
     @staticmethod
