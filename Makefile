@@ -91,7 +91,7 @@ test: $(VENV)/.installed  ## install, then run every test
 
 # Python finds the copy first: it is the current directory, and where servers are started elsewhere it is on the path.
 test-compiled: $(VENV)/.installed  ## compile the modules of the hot ways in a copy of the project, then run every test there
-	$(BIN)/python -m tools.compiled.build $(COMPILED)
+	$(BIN)/python -m tools.compiled.build $(COMPILED) 0
 	$(BIN)/python -m compileall -q -j 0 $(COMPILED)
 	cd $(COMPILED) && PYTHONPATH="$$PWD" PYTHONHASHSEED=0 $(abspath $(BIN))/python -m pytest \
 		--numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder $(ARGS)

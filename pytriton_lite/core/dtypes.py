@@ -32,23 +32,38 @@ def _fixed(name: str, number: int, numpy_name: str) -> DataType:
     return DataType(name, f"TYPE_{name}", number, dtype.itemsize, dtype)
 
 
-INVALID = DataType("<invalid>", "TYPE_INVALID", 0, 0, None)
-BOOL = _fixed("BOOL", 1, "bool")
-UINT8 = _fixed("UINT8", 2, "uint8")
-UINT16 = _fixed("UINT16", 3, "uint16")
-UINT32 = _fixed("UINT32", 4, "uint32")
-UINT64 = _fixed("UINT64", 5, "uint64")
-INT8 = _fixed("INT8", 6, "int8")
-INT16 = _fixed("INT16", 7, "int16")
-INT32 = _fixed("INT32", 8, "int32")
-INT64 = _fixed("INT64", 9, "int64")
-FP16 = _fixed("FP16", 10, "float16")
-FP32 = _fixed("FP32", 11, "float32")
-FP64 = _fixed("FP64", 12, "float64")
-BYTES = DataType("BYTES", "TYPE_STRING", 13, 0, np.dtype(object))
-BF16 = DataType("BF16", "TYPE_BF16", 14, 2, None)
+INVALID: DataType = DataType("<invalid>", "TYPE_INVALID", 0, 0, None)
+BOOL: DataType = _fixed("BOOL", 1, "bool")
+UINT8: DataType = _fixed("UINT8", 2, "uint8")
+UINT16: DataType = _fixed("UINT16", 3, "uint16")
+UINT32: DataType = _fixed("UINT32", 4, "uint32")
+UINT64: DataType = _fixed("UINT64", 5, "uint64")
+INT8: DataType = _fixed("INT8", 6, "int8")
+INT16: DataType = _fixed("INT16", 7, "int16")
+INT32: DataType = _fixed("INT32", 8, "int32")
+INT64: DataType = _fixed("INT64", 9, "int64")
+FP16: DataType = _fixed("FP16", 10, "float16")
+FP32: DataType = _fixed("FP32", 11, "float32")
+FP64: DataType = _fixed("FP64", 12, "float64")
+BYTES: DataType = DataType("BYTES", "TYPE_STRING", 13, 0, np.dtype(object))
+BF16: DataType = DataType("BF16", "TYPE_BF16", 14, 2, None)
 
-ALL = (BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, FP16, FP32, FP64, BYTES, BF16)
+ALL: tuple[DataType, ...] = (
+    BOOL,
+    UINT8,
+    UINT16,
+    UINT32,
+    UINT64,
+    INT8,
+    INT16,
+    INT32,
+    INT64,
+    FP16,
+    FP32,
+    FP64,
+    BYTES,
+    BF16,
+)
 
 BY_NAME = {datatype.name: datatype for datatype in ALL}
 BY_NUMBER = {datatype.number: datatype for datatype in ALL}

@@ -1,7 +1,7 @@
 """The build of the compiled modules, with mypyc and the C compiler that Python was built with. Needs mypy and setuptools.
 
 As a command it makes a copy of the project and puts the modules beside their source there, for ``make test-compiled``:
-``python -m tools.compiled.build FOLDER``.
+``python -m tools.compiled.build FOLDER [LEVEL]``. LEVEL is the compiler's: 3, as in wheels, or less for what is not measured.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _PYTHON = ".".join(map(str, sys.version_info[:2]))
 _SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))
 
 
-def compile_modules(root: Path, target: Path) -> list[Path]:
-    """Compile the modules of the project in *root* into *target*; the files, as paths in *target*.
+def compile_modules(root: Path, target: Path, *, level: str = "3") -> list[Path]:
+    """Compile the modules of the project in *root* into *target*; the files, as paths in *target*. *level* is the C compiler's.
 
     The process must have *root* as its current directory. Raises SystemExit, as mypyc does, with the errors on stderr.
     """
@@ -37,7 +37,7 @@ def compile_modules(root: Path, target: Path) -> list[Path]:
         extensions = mypycify(
             # For this Python: what stands behind an `if` of another version is left out.
             [f"--python-version={_PYTHON}", f"--cache-dir={temporary}/cache", *modules(root)],
-            opt_level="3",
+            opt_level=level,
             debug_level="0",
             # A file of C for each module, for several cores to compile, and all of them in one library: calls from one library
             # to another go the interpreter's way.
@@ -87,11 +87,11 @@ def copy_project(root: Path, copy: Path) -> None:
             shutil.copy2(root / name, copy / name, follow_symlinks=False)
 
 
-def main(folder: str) -> None:
+def main(folder: str, level: str = "3") -> None:
     copy = Path(folder).resolve()
     copy_project(Path.cwd(), copy)
     os.chdir(copy)
-    print(f"{len(compile_modules(copy, copy))} files of the compiled build are in {folder}")
+    print(f"{len(compile_modules(copy, copy, level=level))} files of the compiled build are in {folder}")
 
 
 if __name__ == "__main__":
