@@ -275,6 +275,9 @@ def test_the_code_of_an_image_runs(server: RunningServer, open_page: OpenPage, t
     page.get_by_label("Image file").set_input_files(write_photo(tmp_path))
     expect(page.get_by_role("img", name="photo.png, 40 by 30 pixels")).to_be_visible()
     expect(page.locator("pre:visible").first).to_contain_text("comes from a file")
+    # What is shown follows the picture a moment later, and what is copied before that is of another one.
+    page.get_by_role("region", name="The request as code").get_by_role("tab", name="Python, HTTP").click()
+    expect(page.locator("pre:visible").first).to_contain_text("photo.png")
     assert "MEAN [ 63.75   0.   191.2 ]" in run_code("Python, HTTP", code_of(page, "Python, HTTP"), tmp_path)
 
 
