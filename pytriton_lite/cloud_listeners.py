@@ -35,7 +35,7 @@ class CloudError(Exception):
 
 
 class CloudListeners:
-    """Those of both services that are wanted. Raises CloudError for an environment that lacks something."""
+    """The listeners of SageMaker and Vertex AI that are wanted. Raises CloudError for an environment that lacks something."""
 
     def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
         self._settings = settings

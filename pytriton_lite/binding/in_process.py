@@ -147,7 +147,7 @@ class InProcess:
     def __init__(self, specification: Specification) -> None:
         self.specification = specification
         self.threads: set[_Thread] = set()
-        """Those that the engine has."""
+        """Instances that have begun and that the engine has not let go of."""
         self._closes_when_idle = False
         self._is_closed = False
 

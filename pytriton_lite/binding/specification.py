@@ -143,7 +143,7 @@ class Specification:
     instances: int = 1
     parameters: Mapping[str, str] = field(default_factory=dict)
     warm_up: tuple[Mapping[str, Any], ...] = ()
-    """As ``model_warmup`` in the configuration's JSON form."""
+    """Samples to execute before the model serves, each like an entry of ``model_warmup`` in a configuration's JSON form."""
     strict: bool = True
     """Whether types and shapes of outputs are compared with what is declared."""
     takes_requests: bool = False

@@ -14,7 +14,6 @@ A template that dies takes its workers along; the engine's thread forks another 
 from __future__ import annotations
 
 import atexit
-import ctypes
 import gc
 import os
 import signal
@@ -31,14 +30,13 @@ from pytriton_lite.binding.adapter import BoundModel
 from pytriton_lite.binding.specification import Specification
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.environments import Environment
+from pytriton_lite.engine.workers.fork_process import BegunProcess
 from pytriton_lite.engine.workers.fork_server import ForkServer
+from pytriton_lite.ipc import cuda
 from pytriton_lite.ipc.segment import DEFAULT_PREFIX
-from pytriton_lite.worker import bootstrap, loader
+from pytriton_lite.worker import beginning, bootstrap, loader
 
 _LOOK_S = 0.002
-_CUDA_NOT_INITIALIZED = 3
-"""CUDA_ERROR_NOT_INITIALIZED"""
-_PR_SET_NAME = 15
 
 _PASSING = ("socket:", "pipe:", "anon_inode:", f"/memfd:{DEFAULT_PREFIX}")
 """What descriptors lead to that are of no use in another process, and keep something open if they are there."""
@@ -50,28 +48,12 @@ def check_can_fork() -> None:
         raise RuntimeError(
             f"a process cannot be forked safely on {sys.platform}: bind with in_process=True, or make the model a folder"
         )
-    user = _cuda_user()
+    user = cuda.user_here()
     if user:
         raise RuntimeError(
             f"CUDA has been initialised in this process ({user}), and does not work in processes that are forked afterwards: "
             "bind before it is used, for instance a class, which is made in the worker, or bind with in_process=True"
         )
-
-
-def _cuda_user() -> str:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return "torch.cuda"
-    try:
-        with open("/proc/self/maps") as maps:
-            is_loaded = "libcuda.so" in maps.read()
-        if is_loaded:
-            count = ctypes.c_int()
-            if ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(count)) != _CUDA_NOT_INITIALIZED:
-                return "libcuda.so"
-    except (OSError, AttributeError):
-        pass
-    return ""
 
 
 class ForkedProcess:
@@ -109,8 +91,8 @@ class ForkedProcess:
             os.kill(self.pid, signal.SIGKILL)
 
 
-class _Begun:
-    """What a fork server is made of (`engine.workers.fork_server.BegunProcess`)."""
+class _Begun(BegunProcess):
+    """A template that nobody has asked for a worker yet."""
 
     def __init__(self, name: str, make_model: Callable[[], Any]) -> None:
         """Fork it, here and now. Raises OSError where there can be no more processes or descriptors."""
@@ -137,13 +119,6 @@ class _Begun:
             os.close(errors_write)
         self.process = ForkedProcess(pid)
 
-    def end(self) -> None:
-        """End it, which nobody has taken over."""
-        self.process.kill()
-        self.control.close()
-        os.close(self.errors_fd)
-        self.process.wait()
-
 
 def _become_template(name: str, control: socket.socket, errors_fd: int, make_model: Callable[[], Any]) -> None:
     """Never returns. In the child: leave what is the program's behind, and be a fork server."""
@@ -159,7 +134,7 @@ def _become_template(name: str, control: socket.socket, errors_fd: int, make_mod
             if callable(signal.getsignal(number)) and number not in (signal.SIGKILL, signal.SIGSTOP):
                 signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, f"bound {name}".encode("utf-8", "replace")[:15], 0, 0, 0)
+        beginning.name_thread(f"bound {name}")
         loader.give(make_model)
         bootstrap.ForkServer(control).serve()
     except BaseException:

@@ -131,7 +131,7 @@ _NEEDED_INPUTS: Mapping[Task, tuple[tuple[str, ...], ...]] = {
     Task.RERANK: (("query",), ("document",)),
     Task.TRANSCRIPTION: (("audio",),),
 }
-"""Of each group one must be there."""
+"""What a model must have for a task: of each group of fields a tensor for one of them."""
 _NEEDED_OUTPUTS: Mapping[Task, str] = {
     Task.CHAT: "text",
     Task.COMPLETION: "text",

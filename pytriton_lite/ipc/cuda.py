@@ -33,6 +33,7 @@ from pytriton_lite.ipc.device_protocol import (
 _LIBRARY = "libcuda.so.1"
 _SUCCESS = 0
 _OUT_OF_MEMORY = 2
+_NOT_INITIALIZED = 3
 _STREAM_NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING: such a stream does not wait for the legacy default stream, nor that for it."""
 _ALLOCATION_PINNED = 1
@@ -76,6 +77,24 @@ class _IpcHandle(ctypes.Structure):
     """CUipcMemHandle, which is passed by value."""
 
     _fields_ = (("reserved", ctypes.c_char * HANDLE_BYTES),)
+
+
+def user_here() -> str:
+    """Who has initialised CUDA in this process, so that it would not work in processes forked from it; empty if nobody has.
+
+    Initialises nothing, and loads the driver only where somebody has loaded it.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "torch.cuda"
+    try:
+        with open("/proc/self/maps") as maps:
+            is_loaded = "libcuda.so" in maps.read()
+        if is_loaded and ctypes.CDLL(_LIBRARY).cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _NOT_INITIALIZED:
+            return "libcuda.so"
+    except (OSError, AttributeError):
+        pass  # no such library after all
+    return ""
 
 
 def device_count() -> int:

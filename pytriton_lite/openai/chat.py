@@ -11,7 +11,7 @@ from pytriton_lite.openai.members import Members, refuse_unsupported
 from pytriton_lite.openai.messages import check_tool_choice, read_messages, read_tools, with_plain_texts
 from pytriton_lite.openai.sampling import Sampling, read_sampling, take_unused, want_logprobs
 from pytriton_lite.openai.target import Values, find_target
-from pytriton_lite.openai.writing import Piece, Writing, Written, now, written
+from pytriton_lite.openai.writing import Piece, Writing, Written, now, write, written
 
 Json = dict[str, Any]
 
@@ -26,16 +26,8 @@ async def chat(exchange: Exchange) -> None:
     sampling, messages, variables = _read(members, values)
     changed = await conversation(exchange, values, messages, variables)
     requests = requests_of(exchange, values, sampling, changed)
-    writing = Writing(values.target, sampling, exchange.counted(values.target.name))
     answer = _Answer(exchange, values.target.name, sampling)
-    try:
-        writing.begin(exchange.server, requests, exchange.receive)
-        if sampling.streams:
-            await answer.stream(writing)
-        else:
-            await answer.whole(writing)
-    finally:
-        writing.close()
+    await write(exchange, values.target, sampling, requests, answer)
 
 
 def _read(members: Members, values: Values) -> tuple[Sampling, list[Json], Json]:

@@ -11,7 +11,7 @@ from pytriton_lite.openai.exchange import Exchange
 from pytriton_lite.openai.members import Members, refuse_type, refuse_unsupported, refuse_value
 from pytriton_lite.openai.sampling import MOST_CHOICES, Sampling, read_sampling, take_unused, want_logprobs
 from pytriton_lite.openai.target import Values, find_target
-from pytriton_lite.openai.writing import Piece, Writing, now, written
+from pytriton_lite.openai.writing import Piece, Writing, now, write, written
 
 Json = dict[str, Any]
 
@@ -33,16 +33,8 @@ async def completions(exchange: Exchange) -> None:
         refuse_value("prompt", text)
     requests = _requests(exchange, values, sampling, prompts)
     heads = [str(prompt) if echo else "" for prompt in prompts for _ in range(sampling.count)]
-    writing = Writing(values.target, sampling, exchange.counted(values.target.name))
     answer = _Answer(exchange, values.target.name, sampling, heads)
-    try:
-        writing.begin(exchange.server, requests, exchange.receive)
-        if sampling.streams:
-            await answer.stream(writing)
-        else:
-            await answer.whole(writing)
-    finally:
-        writing.close()
+    await write(exchange, values.target, sampling, requests, answer)
 
 
 def _read(members: Members, values: Values) -> Sampling:

@@ -14,7 +14,7 @@ from pytriton_lite.openai.messages import MOST_MESSAGES, read_messages
 from pytriton_lite.openai.sampling import Sampling, read_response_format, read_sampling, take_unused
 from pytriton_lite.openai.target import Values, find_target
 from pytriton_lite.openai.tool_calls import ToolCalls
-from pytriton_lite.openai.writing import Piece, Writing, Written, now, written
+from pytriton_lite.openai.writing import Piece, Writing, Written, now, write, written
 
 Json = dict[str, Any]
 
@@ -37,16 +37,8 @@ async def responses(exchange: Exchange) -> None:
     variables = {"tools": said["chat_tools"]} if said["chat_tools"] and said["tool_choice"] != "none" else {}
     changed = await conversation(exchange, values, messages, variables)
     requests = requests_of(exchange, values, sampling, changed)
-    writing = Writing(values.target, sampling, exchange.counted(values.target.name))
     answer = _Answer(exchange, values.target.name, said)
-    try:
-        writing.begin(exchange.server, requests, exchange.receive)
-        if sampling.streams:
-            await answer.stream(writing)
-        else:
-            await answer.whole(writing)
-    finally:
-        writing.close()
+    await write(exchange, values.target, sampling, requests, answer)
 
 
 # In -----------------------------------------------------------------------------------------------------------------

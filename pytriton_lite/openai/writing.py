@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
@@ -26,6 +26,7 @@ from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse, PendingRequest
 from pytriton_lite.frontends.http.bodies import Disconnected, wait_disconnected
 from pytriton_lite.frontends.listener import Receive
+from pytriton_lite.openai.exchange import Exchange
 from pytriton_lite.openai.metrics import Counted
 from pytriton_lite.openai.sampling import Sampling
 from pytriton_lite.openai.target import Target
@@ -251,6 +252,31 @@ class Writing:
                 choice.end()
         self._arrivals.clear()
         self._counted.ended(self.usage(), unfinished)
+
+
+class Answer(Protocol):
+    """The form that a route gives to what is written."""
+
+    async def stream(self, writing: Writing) -> None:
+        """Send pieces as they come."""
+
+    async def whole(self, writing: Writing) -> None:
+        """Send one document when all is written."""
+
+
+async def write(
+    exchange: Exchange, target: Target, sampling: Sampling, requests: Sequence[InferenceRequest], answer: Answer
+) -> None:
+    """Have the model of *target* write a choice for each of *requests*, and answer with them. Raises as `Writing.next`."""
+    writing = Writing(target, sampling, exchange.counted(target.name))
+    try:
+        writing.begin(exchange.server, requests, exchange.receive)
+        if sampling.streams:
+            await answer.stream(writing)
+        else:
+            await answer.whole(writing)
+    finally:
+        writing.close()
 
 
 @dataclass

@@ -27,7 +27,7 @@ def greet(channel: socket.socket) -> ModelStart | None:
     channel.sendall(messages.hello_frame(os.getpid()))
     start = _receive_start(channel)
     if start is not None:
-        _name_thread(start.instance)
+        name_thread(start.instance)
     return start
 
 
@@ -43,13 +43,13 @@ def _receive_start(channel: socket.socket) -> ModelStart | None:
             return ModelStart.parse(body)
 
 
-def _name_thread(instance: str) -> None:
-    """What ``ps`` and ``top`` show: the instance, as far as the kernel's 15 characters go. Linux only.
+def name_thread(name: str) -> None:
+    """What ``ps`` and ``top`` show: *name*, as far as the kernel's 15 characters go. Linux only.
 
     The main thread's name is the process's.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, instance.encode("utf-8", "replace")[:15], 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode("utf-8", "replace")[:15], 0, 0, 0)
 
 
 def model_files(start: ModelStart) -> ModelFiles:

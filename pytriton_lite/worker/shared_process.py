@@ -21,7 +21,6 @@ import mmap
 import os
 import socket
 import struct
-import sys
 import threading
 import time
 from pathlib import Path
@@ -29,7 +28,7 @@ from typing import Any
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.sharing import InstanceSharing
-from pytriton_lite.ipc import messages
+from pytriton_lite.ipc import cuda, messages
 from pytriton_lite.ipc.channel import wait_descriptor
 from pytriton_lite.ipc.line_mark import LineMark
 from pytriton_lite.ipc.messages import CONTROL_BYTES, CONTROL_LINE_MARK, STACKS_SIGNAL, Kind
@@ -43,9 +42,6 @@ from pytriton_lite.worker.serving import Worker
 
 _DESCRIPTORS = 5
 _PID = struct.Struct("<i")
-
-_CUDA_NOT_INITIALIZED = 3
-"""CUDA_ERROR_NOT_INITIALIZED"""
 
 _THREAD_ENDS_S = 0.5
 """How long a thread that Python has joined may still be seen by the kernel. Microseconds, on a machine that has time."""
@@ -250,7 +246,7 @@ def _close(descriptors: list[int] | tuple[int, ...]) -> None:
 
 def _why_not_fork() -> str:
     """Why an instance that is forked from this process, as ``initialize`` has left it, would not work; empty if it would."""
-    user = _cuda_user()
+    user = cuda.user_here()
     if user:
         return (
             f"CUDA was initialised by initialize ({user}), and does not work in processes that are forked afterwards. "
@@ -262,23 +258,6 @@ def _why_not_fork() -> str:
             f"threads are running after initialize, which processes that are forked afterwards lack: {', '.join(names)}. "
             "End them in initialize and start them in execute, or use 'threads'"
         )
-    return ""
-
-
-def _cuda_user() -> str:
-    """Who has initialised CUDA in this process; empty if nobody has."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return "torch.cuda"
-    try:
-        is_loaded = "libcuda.so" in Path("/proc/self/maps").read_text()
-        if (
-            is_loaded
-            and ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _CUDA_NOT_INITIALIZED
-        ):
-            return "libcuda.so"
-    except (OSError, AttributeError):
-        pass  # no such library after all
     return ""
 
 

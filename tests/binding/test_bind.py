@@ -6,8 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,11 @@ import tritonclient.http
 from pytriton_lite import Request, Server, Tensor, batch, first_value, group_by_values, model
 from pytriton_lite.binding import template
 from pytriton_lite.embedding import ErrorCode, InferenceError
-from tests.harness import is_running, open_descriptors, write_model
+from tests.harness import is_running, open_descriptors, until, write_model
 
 WEIGHTS = np.arange(1 << 20, dtype=np.float32)
 ROWS = Tensor((-1,), np.float32, "x")
 SUMS = Tensor((1,), np.float32, "sum")
-
-
-def until(condition: Callable[[], object]) -> None:
-    while not condition():
-        time.sleep(0.005)
 
 
 def children() -> set[str]:
@@ -361,7 +355,7 @@ def test_instances_may_share_what_one_has_made(server: Server, sharing: str) -> 
 
 
 def test_what_cannot_be_forked_is_refused(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template, "_cuda_user", lambda: "torch.cuda")
+    monkeypatch.setattr(template.cuda, "user_here", lambda: "torch.cuda")
     with pytest.raises(RuntimeError, match=r"CUDA has been initialised in this process \(torch.cuda\)"):
         server.bind(double, name="late")
     monkeypatch.setattr(template.sys, "platform", "darwin")

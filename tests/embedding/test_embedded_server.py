@@ -11,9 +11,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,7 @@ import tritonclient.http
 
 from pytriton_lite import Server
 from pytriton_lite.embedding import ErrorCode, InferenceError, StartError
-from tests.harness import PROJECT, is_running, open_descriptors, write_model
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Return when *condition* holds, which it will: the test has a limit of its own."""
-    while not condition():
-        time.sleep(0.005)
+from tests.harness import PROJECT, is_running, open_descriptors, until, write_model
 
 
 def children() -> set[int]:

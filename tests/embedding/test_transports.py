@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,10 @@ from tritonclient.grpc import service_pb2 as pb
 
 from pytriton_lite import Server
 from pytriton_lite.embedding import RpcError
+from tests.harness import until
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
-
-
-def until(condition: Any) -> None:
-    """Return when *condition* holds, which it will: the test has a limit of its own."""
-    while not condition():
-        time.sleep(0.005)
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -41,7 +40,7 @@ from pytriton_lite.pytriton.decorators import (
 )
 from pytriton_lite.pytriton.model_config.common import ModelWarmup, WarmupInput
 from pytriton_lite.pytriton.proxy.types import Response
-from tests.harness import PROJECT, free_ports, is_running
+from tests.harness import PROJECT, free_ports, is_running, until
 
 ANY_PORTS = {
     "http_address": "127.0.0.1",
@@ -50,11 +49,6 @@ ANY_PORTS = {
     "grpc_port": 0,
     "metrics_port": 0,
 }
-
-
-def until(condition: Callable[[], object]) -> None:
-    while not condition():
-        time.sleep(0.005)
 
 
 @batch

@@ -13,15 +13,50 @@ import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Protocol
 
 BOOTSTRAP = Path(__file__).resolve().parents[2] / "worker" / "bootstrap.py"
 
 
-class ForkProcess:
-    """A process of *executable* that is importing what workers need, with our ends of its sockets.
+class ServerProcess(Protocol):
+    """The process of a fork server, as far as its owner needs one: a `subprocess.Popen`, or one that was forked."""
 
-    Owned by whoever started it, until a `ForkServer` takes it over or `end` is called. It ends when ``control`` is closed, so
-    with this process at the latest.
+    pid: int
+
+    def poll(self) -> int | None:
+        """Its exit code, if it has ended."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end. Raises subprocess.TimeoutExpired."""
+
+    def kill(self) -> None: ...
+
+
+class BegunProcess:
+    """A process that is or becomes a fork server, and the ends of what leads there.
+
+    Owned by whoever has begun it, until a `ForkServer` takes it over or `end` is called.
+    """
+
+    executable: str
+    """What to call it."""
+    control: socket.socket
+    errors_fd: int
+    """The reading end of what it writes to stdout and stderr."""
+    process: ServerProcess
+
+    def end(self) -> None:
+        """End it, which has no workers yet."""
+        self.process.kill()
+        self.control.close()
+        os.close(self.errors_fd)
+        self.process.wait()
+
+
+class ForkProcess(BegunProcess):
+    """One that was started, and imports what workers need.
+
+    It ends when ``control`` is closed, so with this process at the latest.
     """
 
     def __init__(self, executable: str, variables: Mapping[str, str], libraries: str = "") -> None:
@@ -34,7 +69,6 @@ class ForkProcess:
             kept.callback(self.control.close)
             given.callback(theirs.close)
             self.errors_fd, errors_write = os.pipe()
-            """What it writes to stdout and stderr."""
             kept.callback(os.close, self.errors_fd)
             given.callback(os.close, errors_write)
             self.process = subprocess.Popen(
@@ -54,10 +88,3 @@ class ForkProcess:
             return cls(sys.executable, dict(os.environ))
         except OSError:
             return None
-
-    def end(self) -> None:
-        """End it, which has no workers yet."""
-        self.process.kill()
-        self.control.close()
-        os.close(self.errors_fd)
-        self.process.wait()

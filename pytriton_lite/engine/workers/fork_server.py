@@ -16,7 +16,7 @@ from typing import Protocol
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.line_pipe import LinePipe
-from pytriton_lite.engine.workers.fork_process import ForkProcess
+from pytriton_lite.engine.workers.fork_process import BegunProcess, ForkProcess
 
 logger = logging.getLogger(__name__)
 
@@ -95,33 +95,6 @@ class BoundSource(Spawners, Protocol):
 
     def close_when_idle(self) -> None:
         """`close` as soon as it has no worker any more."""
-
-
-class ServerProcess(Protocol):
-    """The process of a fork server, as far as its owner needs one: a `subprocess.Popen`, or one that was forked."""
-
-    pid: int
-
-    def poll(self) -> int | None:
-        """Its exit code, if it has ended."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end. Raises subprocess.TimeoutExpired."""
-
-    def kill(self) -> None: ...
-
-
-class BegunProcess(Protocol):
-    """A process that is or becomes a fork server, and the ends of what leads there: `ForkProcess`, or one that was forked."""
-
-    executable: str
-    """What to call it."""
-    control: socket.socket
-    errors_fd: int
-    """The reading end of what it writes."""
-
-    @property
-    def process(self) -> ServerProcess: ...
 
 
 class ForkServerStuck(InferenceError):

@@ -78,7 +78,7 @@ class SharedProcess(_Process):
         self._asked: dict[int, asyncio.Future[int]] = {}
         self._threads: dict[int, asyncio.Future[WorkerExit]] = {}
         self._instances = 0
-        """Those that live."""
+        """How many instances of this process live."""
         self._has_loaded = False
         self._is_reported = False
         self.is_to_end = False

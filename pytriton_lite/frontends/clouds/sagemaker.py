@@ -44,7 +44,7 @@ _MODEL = re.compile(r"/models/([^/]+)(/invoke)?")
 _INDEX = "/v2/repository/index"
 """A path of the category that restricts what these routes do with models."""
 _MOST_BYTES = 64 * 1024
-"""Of a request to load a model, which has two short texts."""
+"""Largest body of a request to load a model, which has two short texts."""
 _INSUFFICIENT_STORAGE = 507
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|out_of_memory|MemoryError|OutOfMemory|\bOOM\b|failed to allocate memory|CUDNN_STATUS_NOT_INITIALIZED"
