@@ -214,12 +214,15 @@ def test_without_a_valid_context_the_rate_decides(
     assert not any(span.attributes.get("triton.request_id") == body["id"] for span in collector.spans)
 
 
-def test_a_rate_of_one_traces_requests_without_a_context(running: RunningServer, collector: OtlpReceiver) -> None:
+def test_a_rate_of_one_traces_requests_without_a_context(
+    running: RunningServer, collector: OtlpReceiver, trace: str
+) -> None:
+    request_id = f"sampled-{trace}"  # of this test only: both servers send to one collector
     path = "/v2/models/other/trace/setting"
     assert running.post(path, {"trace_rate": "1"}).json["trace_rate"] == "1"
     try:
-        run(running, "answer(1)", model="other", id="sampled")
-        spans = by_name(collector.wait_request("sampled", OF_ONE_REQUEST))
+        run(running, "answer(1)", model="other", id=request_id)
+        spans = by_name(collector.wait_request(request_id, OF_ONE_REQUEST))
         assert spans["InferRequest"].parent == ""
     finally:
         assert running.post(path, {"trace_rate": None}).json["trace_rate"] == "0"
