@@ -38,8 +38,11 @@ from pytriton_lite.worker import beginning, bootstrap, loader
 
 _LOOK_S = 0.002
 
-_PASSING = ("socket:", "pipe:", "anon_inode:", f"/memfd:{DEFAULT_PREFIX}")
-"""What descriptors lead to that are of no use in another process, and keep something open if they are there."""
+_PASSING = ("socket:", "pipe:", f"/memfd:{DEFAULT_PREFIX}")
+"""What descriptors lead to that are of no use in another process, and keep something open if they are there.
+
+No ``anon_inode:``: gRPC's handlers of a fork make new pollers and events in the child, and abort it when these fail.
+"""
 
 
 def check_can_fork() -> None:

@@ -142,6 +142,20 @@ def test_clients_reach_them(server: Server) -> None:
         client.close()
 
 
+def test_a_program_that_uses_grpc_binds_and_goes_on_with_it(server: Server) -> None:
+    """gRPC's handlers make threads and pollers anew in each child that is forked; they must find them as they were made."""
+    client = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}")
+    try:
+        assert client.is_model_ready("double")
+        for name in ("first", "second"):
+            server.bind(lambda x: x + 1, name=name, inputs=[ROWS], outputs=[Tensor((-1,), np.float32, "y")])
+            assert server.infer(name, {"x": [1]})["y"].tolist() == [2]
+            assert client.is_model_ready(name)
+            server.unbind(name)
+    finally:
+        client.close()
+
+
 def test_requests_that_come_together_are_one_batch(server: Server) -> None:
     heard: list[float] = []
 
