@@ -44,6 +44,12 @@ _PASSING = ("socket:", "pipe:", f"/memfd:{DEFAULT_PREFIX}")
 No ``anon_inode:``: gRPC's handlers of a fork make new pollers and events in the child, and abort it when these fail.
 """
 
+# In some of a hundred children of a program with a busy grpc.aio, threads that gRPC 1.85 makes anew there end them by SIGSEGV.
+_GRPC_ADVICE = (
+    "; gRPC may end processes that are forked while this program uses it: set GRPC_ENABLE_FORK_SUPPORT=0 before it is "
+    "imported, or bind before it is used"
+)
+
 
 def check_can_fork() -> None:
     """Raises RuntimeError, with what to do, where a process that is forked from this one would not work."""
@@ -100,6 +106,8 @@ class _Begun(BegunProcess):
     def __init__(self, name: str, make_model: Callable[[], Any]) -> None:
         """Fork it, here and now. Raises OSError where there can be no more processes or descriptors."""
         self.executable = f"of bound model '{name}'"
+        if "grpc" in sys.modules and os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "").lower() not in ("0", "false", "no"):
+            self.advice = _GRPC_ADVICE
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()  # what lies there would be written by both

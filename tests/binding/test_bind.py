@@ -17,7 +17,7 @@ import tritonclient.http
 
 from pytriton_lite import Request, Server, Tensor, batch, first_value, group_by_values, model
 from pytriton_lite.binding import template
-from pytriton_lite.embedding import ErrorCode, InferenceError
+from pytriton_lite.embedding import ErrorCode, InferenceError, StartError
 from tests.harness import is_running, open_descriptors, until, write_model
 
 WEIGHTS = np.arange(1 << 20, dtype=np.float32)
@@ -375,6 +375,30 @@ def test_what_cannot_be_forked_is_refused(server: Server, monkeypatch: pytest.Mo
     monkeypatch.setattr(template.sys, "platform", "darwin")
     with pytest.raises(RuntimeError, match="a process cannot be forked safely on darwin"):
         server.bind(double, name="late")
+
+
+def test_a_program_that_uses_grpc_is_told_what_may_have_ended_a_template(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failed_start() -> str:
+        before = children()
+        server = Server()
+        server.bind(double)
+        (template_pid,) = children() - before
+        os.kill(int(template_pid), signal.SIGKILL)
+        caplog.clear()
+        with pytest.raises(StartError, match="failed to load all models"):
+            server.start()
+        server.stop()
+        (text,) = (
+            message for message in caplog.messages if "'of bound model 'double'' ended without a word" in message
+        )
+        return text
+
+    monkeypatch.delenv("GRPC_ENABLE_FORK_SUPPORT", raising=False)
+    assert failed_start().endswith("set GRPC_ENABLE_FORK_SUPPORT=0 before it is imported, or bind before it is used")
+    monkeypatch.setenv("GRPC_ENABLE_FORK_SUPPORT", "0")
+    assert failed_start().endswith("without a word")
 
 
 def test_nothing_is_left_behind() -> None:

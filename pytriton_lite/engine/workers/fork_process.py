@@ -44,6 +44,8 @@ class BegunProcess:
     errors_fd: int
     """The reading end of what it writes to stdout and stderr."""
     process: ServerProcess
+    advice: str = ""
+    """What to do when it ends by itself, if that is known; a sentence's part that begins with a semicolon."""
 
     def end(self) -> None:
         """End it, which has no workers yet."""

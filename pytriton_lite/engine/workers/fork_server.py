@@ -123,6 +123,7 @@ class ForkServer:
     ) -> None:
         """Take over *process*."""
         self.executable = process.executable
+        self._advice = process.advice
         self._process = process.process
         control = self._control = process.control
         self._loop = asyncio.get_running_loop()
@@ -337,7 +338,7 @@ class ForkServer:
         words = "\n".join(self._last_words)
         return InferenceError(
             ErrorCode.INTERNAL,
-            f"the worker interpreter '{self.executable}' ended" + (f": {words}" if words else " without a word"),
+            f"the worker interpreter '{self.executable}' ended{f': {words}' if words else ' without a word'}{self._advice}",
         )
 
     def _read(self) -> None:
