@@ -1,19 +1,28 @@
 """The `linear` example of PyTriton beside PyTriton itself: one program, two imports, the same load in the same run.
 
-    python benchmarks/pytriton.py --pytriton-python DIR/bin/python [--python DIR/bin/python] [--seconds 3]
+    python benchmarks/pytriton.py --pytriton-python DIR/bin/python --python DIR/bin/python \\
+        --build interpreted=. --build compiled=build/compiled --rounds 5 --seconds 2
 
-Each interpreter needs PyTorch; the first has ``nvidia-pytriton`` 0.7, the second pytriton-lite, or this checkout on its path.
-The server's ports are PyTriton's: 8000 to 8002 have to be free. wrk asks over HTTP, ``pytriton-lite bench`` of this
-checkout over gRPC, one row of 20 numbers in each request.
+Each interpreter needs PyTorch; the first has ``nvidia-pytriton`` 0.7, the second what pytriton-lite needs. A build is a folder
+with the package ``pytriton_lite``, this checkout or the copy that ``make test-compiled`` has made.
+
+All servers run from the begin to the end, each on ports of its own. In a round every load is measured on one after the other,
+so that what disturbs the machine for a while disturbs all. Requests are one row of 20 numbers each, and differ in their ids
+and numbers; wrk asks over HTTP, `grpc_load` over gRPC. Before anything is measured, the answers of all servers are compared.
+
+Shown are medians: requests per second and how many times PyTriton's, rows in a call of the function, and with ``--profile``
+CPU time for each request, of each thread with a name of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import re
 import signal
-import struct
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,10 +30,16 @@ import time
 import typing
 import urllib.error
 import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from load_generators import run_wrk_with
-from measured_server import Ports
+import numpy as np
+from calls import HEADER_LENGTH, Call, Protocol, http_path, http_request
+from load_generators import GrpcLoad, Wrk, require_tools
+from machine_facts import machine_facts
+from measured_server import Ports, free_ports
+from process_tree import PROC, ProcessTree
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -35,9 +50,10 @@ import numpy as np
 import torch
 from {package}.decorators import batch
 from {package}.model_config import ModelConfig, Tensor
-from {package}.triton import Triton
+from {package}.triton import Triton, TritonConfig
 
 torch.manual_seed(0)
+{threads}
 layer = torch.nn.Linear(20, 30).eval()
 
 
@@ -47,10 +63,10 @@ def infer(**inputs):
     return [layer(torch.from_numpy(rows)).detach().numpy()]
 
 
-with Triton() as triton:
+with Triton(config=TritonConfig(http_port={http_port}, grpc_port={grpc_port}, metrics_port={metrics_port})) as triton:
     triton.bind(
         model_name="Linear",
-        infer_func=infer,
+        infer_func={functions},
         inputs=[Tensor(dtype=np.float32, shape=(-1,))],
         outputs=[Tensor(dtype=np.float32, shape=(-1,))],
         config=ModelConfig(max_batch_size=128),
@@ -59,8 +75,13 @@ with Triton() as triton:
     )
     triton.serve()
 """
+"""PyTriton's examples/linear_random_pytorch/server.py on the CPU, with a layer that is the same in all servers, and ports."""
+
+CALL = Call("Linear", {"INPUT_1": np.arange(20, dtype=np.float32).reshape(1, 20)}, ())
+_COMPARED = 16
 _READY_S = 120.0
 _END_S = 40.0
+_WARM_UP_S = 1
 
 
 class Candidate(typing.NamedTuple):
@@ -69,45 +90,109 @@ class Candidate(typing.NamedTuple):
     name: str
     python: str
     package: str
+    path: str = ""
+    """The folder that has the package, "" where the interpreter finds it."""
     more: str = ""
+    """Further arguments of `bind`."""
+    functions: str = "infer"
 
 
 class Load(typing.NamedTuple):
     """What is asked: a protocol, and how many requests at a time."""
 
-    protocol: str
+    protocol: Protocol
     callers: int
 
+    def __str__(self) -> str:
+        return f"{'gRPC' if self.protocol is Protocol.GRPC else 'HTTP'}, {self.callers}"
 
-LOADS = [Load(protocol, callers) for callers in (1, 32) for protocol in ("http", "grpc")]
+
+LOADS = [Load(protocol, callers) for callers in (1, 32) for protocol in (Protocol.HTTP_BINARY, Protocol.GRPC)]
+
+
+class Window(typing.NamedTuple):
+    """What one server did under one load."""
+
+    per_second: float
+    rows: float
+    """Requests in a call of the function."""
+    cpu_us: dict[str, float]
+    """CPU time for each request, by thread; that of the load generator is ``load``."""
 
 
 def main() -> int:
-    """Measure, and print a table."""
+    """Measure, and print tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pytriton-python", required=True, help="interpreter that has nvidia-pytriton and torch")
     parser.add_argument("--python", default=sys.executable, help="interpreter that has torch, for this server")
-    parser.add_argument("--seconds", type=int, default=3, help="length of a window")
+    parser.add_argument(
+        "--build", action="append", metavar="NAME=FOLDER", help="a folder with pytriton_lite; repeatable"
+    )
+    parser.add_argument("--ways", default="threads,processes", help="of threads, processes, two-threads, two-processes")
+    parser.add_argument(
+        "--torch-threads", type=int, help="torch.set_num_threads in every program; else PyTorch's default"
+    )
+    parser.add_argument("--callers", default="1,32")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=int, default=2, help="length of a window")
+    parser.add_argument("--profile", action="store_true", help="print CPU time by thread, too")
     parser.add_argument("--json", type=Path, help="write the figures there, too")
     options = parser.parse_args()
+    require_tools(["wrk"])
+    builds = [build.split("=", 1) for build in options.build or [f"interpreted={PROJECT}"]]
     candidates = [
         Candidate("PyTriton", options.pytriton_python, "pytriton"),
-        Candidate("one changed import", options.python, "pytriton_lite.pytriton"),
-        Candidate("the same, in_process=False", options.python, "pytriton_lite.pytriton", "in_process=False,"),
+        *(
+            Candidate(
+                f"{build}, {way}", options.python, "pytriton_lite.pytriton", str(Path(folder).resolve()), *_WAYS[way]
+            )
+            for build, folder in builds
+            for way in options.ways.split(",")
+        ),
     ]
-    found = {candidate.name: measure(candidate, options.seconds) for candidate in candidates}
+    callers = [int(count) for count in options.callers.split(",")]
+    loads = [load for load in LOADS if load.callers in callers]
+    threads = "" if options.torch_threads is None else f"torch.set_num_threads({options.torch_threads})"
+    with contextlib.ExitStack() as stack:
+        servers = {each.name: stack.enter_context(serving(each, threads)) for each in candidates}
+        compare(servers)
+        found = measure(servers, loads, rounds=options.rounds, seconds=options.seconds)
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
+    for name, fact in machine_facts().items():
+        print(f"* {name}: {fact}")
     print(table(found))
+    if options.profile:
+        print(profile(found))
     return 0
 
 
-def measure(candidate: Candidate, seconds: int) -> dict[str, float]:
-    """Requests per second under each load."""
-    program = PROGRAM.format(package=candidate.package, more=candidate.more)
-    environ = {**os.environ, "PYTHONPATH": str(PROJECT)} if candidate.package != "pytriton" else dict(os.environ)
+_WAYS = {
+    "threads": ("", "infer"),
+    "processes": ("in_process=False,", "infer"),
+    "two-threads": ("", "[infer, infer]"),
+    "two-processes": ("in_process=False,", "[infer, infer]"),
+}
+"""Further arguments of `bind`, and what is bound, by name of a way to serve."""
+
+
+class Served(typing.NamedTuple):
+    """A program that serves."""
+
+    ports: Ports
+    tree: ProcessTree
+
+
+@contextlib.contextmanager
+def serving(candidate: Candidate, threads: str) -> Iterator[Served]:
+    """The program of *candidate* with the statement *threads*, until the block ends.
+
+    Raises RuntimeError if it does not start.
+    """
+    ports = free_ports()
+    environ = {**os.environ, "PYTHONPATH": candidate.path} if candidate.path else dict(os.environ)
     server = subprocess.Popen(
-        [candidate.python, "-c", program],
+        [candidate.python, "-c", program(candidate, ports, threads)],
         env=environ,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -115,8 +200,8 @@ def measure(candidate: Candidate, seconds: int) -> dict[str, float]:
         cwd="/",
     )
     try:
-        wait_ready(server)
-        return {f"{load.protocol}, {load.callers}": rate(load, seconds) for load in LOADS}
+        wait_ready(server, ports)
+        yield Served(ports, ProcessTree(server.pid))
     finally:
         server.send_signal(signal.SIGINT)
         try:
@@ -126,73 +211,163 @@ def measure(candidate: Candidate, seconds: int) -> dict[str, float]:
             server.wait()
 
 
-def wait_ready(server: subprocess.Popen[bytes]) -> None:
+def program(candidate: Candidate, ports: Ports, threads: str = "") -> str:
+    """What is run: the same for all but for the import, ports, and what a candidate says more."""
+    return PROGRAM.format(
+        package=candidate.package,
+        functions=candidate.functions,
+        more=candidate.more,
+        threads=threads,
+        http_port=ports.http,
+        grpc_port=ports.grpc,
+        metrics_port=ports.metrics,
+    )
+
+
+def wait_ready(server: subprocess.Popen[bytes], ports: Ports) -> None:
     """Return when the model serves. Raises RuntimeError where the program ends, or takes too long."""
     end = time.monotonic() + _READY_S
     while time.monotonic() < end:
         if server.poll() is not None:
             raise RuntimeError(f"the program has ended with status {server.returncode}")
         try:
-            with urllib.request.urlopen("http://127.0.0.1:8000/v2/models/Linear/ready"):
+            with urllib.request.urlopen(f"http://127.0.0.1:{ports.http}/v2/models/Linear/ready"):
                 return
         except (urllib.error.URLError, ConnectionError):
             time.sleep(0.1)
     raise RuntimeError("the model is not ready")
 
 
-def rate(load: Load, seconds: int) -> float:
-    """Answers per second: of HTTP by wrk, which leaves most of the machine to the server; of gRPC by ``bench``."""
-    if load.protocol == "http":
-        with tempfile.TemporaryDirectory() as folder:
-            ports = Ports(8000, 8001, 8002)
-            for length in (1, 3 * seconds):  # to warm up, and to count
-                found = run_wrk_with([infer_request()], Path(folder), ports, callers=load.callers, seconds=length)
-        return found.per_second
-    command = [
-        *(sys.executable, "-m", "pytriton_lite", "bench", "-m", "Linear", "-u", "127.0.0.1:8001", "-i", "grpc"),
-        *("--concurrency-range", str(load.callers), "--shape", "INPUT_1:20", "--json", "-", "--processes", "1"),
-        *("--measurement-interval", str(1000 * seconds), "--max-trials", "5"),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT)
-    if done.returncode not in (0, 2):  # 2: not steady
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
-    return read_rate(json.loads(done.stdout))
+def compare(servers: dict[str, Served]) -> None:
+    """Ask all servers the same. Raises RuntimeError where one answers otherwise than the first."""
+    calls = CALL.over(Protocol.HTTP_BINARY)[:_COMPARED]
+    answers = {name: np.array([ask(served.ports, call) for call in calls]) for name, served in servers.items()}
+    (first, expected), *others = answers.items()
+    for name, answer in others:
+        if not np.allclose(answer, expected, rtol=1e-4):
+            raise RuntimeError(f"{name} does not answer as {first} does")
 
 
-def infer_request() -> bytes:
-    """A whole request over HTTP/1.1, its one row of 20 numbers in binary, as PyTriton's client sends it."""
-    row = struct.pack("<20f", *range(20))
-    tensor = {"name": "INPUT_1", "shape": [1, 20], "datatype": "FP32", "parameters": {"binary_data_size": len(row)}}
-    output = {"name": "OUTPUT_1", "parameters": {"binary_data": True}}
-    head = json.dumps({"inputs": [tensor], "outputs": [output]}).encode()
-    lines = [
-        "POST /v2/models/Linear/infer HTTP/1.1",
-        "Host: 127.0.0.1:8000",
-        f"Inference-Header-Content-Length: {len(head)}",
-        f"Content-Length: {len(head) + len(row)}",
-    ]
-    return "\r\n".join([*lines, "", ""]).encode() + head + row
+def ask(ports: Ports, call: Call) -> np.ndarray[typing.Any, np.dtype[np.float32]]:
+    """The output of *call*, 30 numbers."""
+    request = http_request(call, Protocol.HTTP_BINARY)
+    url = f"http://127.0.0.1:{ports.http}{http_path(call)}"
+    with urllib.request.urlopen(urllib.request.Request(url, request.body, dict(request.headers))) as response:
+        return np.frombuffer(response.read()[int(response.headers[HEADER_LENGTH]) :], np.float32)
 
 
-def read_rate(report: dict[str, typing.Any]) -> float:
-    """Answers per second in a report of ``bench``. Raises RuntimeError where answers were wrong."""
-    (level,) = report["levels"]
-    if level["failed"]:
-        raise RuntimeError(f"{level['failed']} answers were wrong: {level['errors']}")
-    return float(level["requests_per_s"])
+# ---------------------------------------------------------------------------------------------------- windows
+
+Found = dict[str, dict[str, list[Window]]]
+"""Windows by load and candidate, one for each round."""
 
 
-def table(found: dict[str, dict[str, float]]) -> str:
-    """Markdown: a row for each load, requests per second, and how many times PyTriton's."""
-    names = list(found)
+def measure(servers: dict[str, Served], loads: Sequence[Load], *, rounds: int, seconds: int) -> Found:
+    """All windows, the candidates of a load one after the other."""
+    found: Found = {str(load): {name: [] for name in servers} for load in loads}
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(rounds):
+            for load in loads:
+                for name, served in servers.items():
+                    if number == 0:
+                        send(served.ports, load, Path(folder), _WARM_UP_S)
+                    found[str(load)][name].append(window(served, load, Path(folder), seconds))
+    return found
+
+
+def window(served: Served, load: Load, folder: Path, seconds: int) -> Window:
+    """One server under one load for so long."""
+    pids = [stat.pid for stat in served.tree.alive()]
+    counted, before, own = counts(served.ports), thread_times(pids), os.times()
+    rate = send(served.ports, load, folder, seconds)
+    behind, after, end = counts(served.ports), thread_times(pids), os.times()
+    requests, calls = (later - earlier for later, earlier in zip(behind, counted))
+    names: Counter[str] = Counter()
+    for thread, (name, nanoseconds) in after.items():
+        names[name] += nanoseconds - before.get(thread, (name, 0))[1]
+    cpu_us = {name: nanoseconds / 1e3 / requests for name, nanoseconds in names.items()}
+    load_s = sum(end[2:4]) - sum(own[2:4])  # of children that have ended
+    return Window(rate, requests / calls, {**cpu_us, "load": load_s * 1e6 / requests})
+
+
+def send(ports: Ports, load: Load, folder: Path, seconds: int) -> float:
+    """Answers per second. Raises BenchmarkError where one is an error."""
+    generator = GrpcLoad if load.protocol is Protocol.GRPC else Wrk
+    return generator(CALL, load.protocol, folder).run(ports, callers=load.callers, seconds=seconds).per_second
+
+
+def counts(ports: Ports) -> tuple[float, float]:
+    """Requests, and calls of the function, that the server has counted."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{ports.metrics}/metrics") as response:
+        page = response.read().decode()
+    return _sample(page, "nv_inference_count"), _sample(page, "nv_inference_exec_count")
+
+
+def _sample(page: str, metric: str) -> float:
+    """Raises RuntimeError where *page* has none."""
+    found = re.search(rf'^{metric}{{.*model="Linear".*}} (.+)$', page, re.MULTILINE)
+    if found is None:
+        raise RuntimeError(f"the metrics have no {metric} of the model")
+    return float(found[1])
+
+
+def thread_times(pids: Sequence[int]) -> dict[tuple[int, int], tuple[str, int]]:
+    """By process and thread: name, and ns of CPU time. Empty where there is no /proc."""
+    found = {}
+    for pid in pids:
+        for task in PROC.joinpath(str(pid), "task").glob("*"):
+            try:
+                name = task.joinpath("comm").read_text().strip()
+                took = int(task.joinpath("schedstat").read_text().split()[0])
+            except (OSError, IndexError):
+                continue  # it has ended just now
+            found[pid, int(task.name)] = re.sub(r"[0-9/]+$", "", name), took
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------- tables
+
+
+def table(found: Found) -> str:
+    """Markdown: a row for each load, medians of requests per second, and how many times the first candidate's."""
+    names = list(next(iter(found.values())))
     lines = [f"| requests/s | {' | '.join(names)} |", f"|---|{'---:|' * len(names)}"]
-    for load in found[names[0]]:
-        base = found[names[0]][load]
-        cells = [
-            f"{base:,.0f}",
-            *(f"{found[name][load]:,.0f} ({found[name][load] / base:.1f} times)" for name in names[1:]),
-        ]
+    for load, by_name in found.items():
+        base, *others = by_name.values()
+        cells = [_rate(base), *(f"{_rate(windows)} ({_times(windows, base)})" for windows in others)]
         lines.append(f"| {load} at a time | {' | '.join(cells)} |")
+        rows = [f"{statistics.median(one.rows for one in windows):.1f}" for windows in by_name.values()]
+        lines.append(f"| … rows in a call | {' | '.join(rows)} |")
+        cpu = [f"{statistics.median(map(_server_us, windows)):,.0f}" for windows in by_name.values()]
+        lines.append(f"| … CPU µs a request, server | {' | '.join(cpu)} |")
+        load_us = [f"{statistics.median(one.cpu_us['load'] for one in windows):.0f}" for windows in by_name.values()]
+        lines.append(f"| … and load generator | {' | '.join(load_us)} |")
+    return "\n".join(lines)
+
+
+def _rate(windows: Sequence[Window]) -> str:
+    return f"{statistics.median(one.per_second for one in windows):,.0f}"
+
+
+def _times(windows: Sequence[Window], base: Sequence[Window]) -> str:
+    """The median of the ratios of single rounds, and the outermost of them."""
+    ratios = [one.per_second / other.per_second for one, other in zip(windows, base)]
+    return f"{statistics.median(ratios):.1f} times, {min(ratios):.1f}–{max(ratios):.1f}"
+
+
+def _server_us(window: Window) -> float:
+    return sum(took for name, took in window.cpu_us.items() if name != "load")
+
+
+def profile(found: Found) -> str:
+    """Markdown: where the CPU time of a request went, medians in µs, threads with less than one left out."""
+    lines = ["| load | server | CPU µs a request, by thread |", "|---|---|---|"]
+    for load, by_name in found.items():
+        for name, windows in by_name.items():
+            threads = {thread for one in windows for thread in one.cpu_us}
+            took = {thread: statistics.median(one.cpu_us.get(thread, 0.0) for one in windows) for thread in threads}
+            most = sorted(((us, thread) for thread, us in took.items() if us >= 1), reverse=True)
+            lines.append(f"| {load} | {name} | {', '.join(f'{thread} {us:.0f}' for us, thread in most)} |")
     return "\n".join(lines)
 
 

@@ -6,6 +6,7 @@ arrays by name, and what it returns is checked, made into responses, and sent.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import os
@@ -18,13 +19,16 @@ import numpy as np
 
 from pytriton_lite.binding import decorators
 from pytriton_lite.binding.decorators import Outputs, named
-from pytriton_lite.binding.request import Request
+from pytriton_lite.binding.request import Array, Request
 from pytriton_lite.binding.specification import CURRENT, Specification
 from pytriton_lite.core import dtypes
 from pytriton_lite.worker import pb_utils
 from pytriton_lite.worker.request import InferenceRequest
 from pytriton_lite.worker.response import InferenceResponse
 from pytriton_lite.worker.tracebacks import describe
+
+_OUTPUTS = (dict, list, tuple, np.ndarray)
+"""What the outputs for one request are given as; anything else has them in its ``data``."""
 
 _NUMBER = re.compile(r"_(\d+)$")
 _UNRECOVERABLE = 70
@@ -44,6 +48,9 @@ class BoundModel:
         self._function: Any = None
         self._call: Callable[[list[Request]], Any] | None = None
         self._outputs = {str(tensor.name): tensor for tensor in specification.outputs}
+        self._compares_rows = specification.compares_rows and specification.batching
+        self._forms: dict[str, tuple[Any, tuple[int, ...]]] = {}
+        """Data type and dimensions of a row that each output had last, and that are as declared."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Make the function ready: a class becomes an object, here and now."""
@@ -76,6 +83,8 @@ class BoundModel:
         except Exception as error:
             self._end_if_hopeless(error)
             raise
+        if isinstance(result, list):  # as most often
+            return self._responses(given, result)
         if inspect.isawaitable(result):
             return self._answer_later(requests, given, result)
         if inspect.isgenerator(result) or inspect.isasyncgen(result):
@@ -167,48 +176,56 @@ class BoundModel:
     # ------------------------------------------------------------------------------------------ checks
 
     def _response(self, request: Request, outputs: Any) -> InferenceResponse:
-        data = getattr(outputs, "data", outputs)  # a `Response` of PyTriton's has them there
+        if not isinstance(outputs, _OUTPUTS):
+            outputs = getattr(outputs, "data", outputs)  # a `Response` of PyTriton's has them there
         return InferenceResponse(
-            [pb_utils.Tensor(name, self._checked(name, array, request)) for name, array in self._all(data).items()]
+            [pb_utils.Tensor(name, self._checked(name, array, request)) for name, array in self._all(outputs).items()]
         )
 
     def _all(self, data: Any) -> Outputs:
         name = self._specification.name
         outputs = named(data, self._specification)
-        unknown = [each for each in outputs if each not in self._outputs]
-        if unknown:  # nobody could ask for it, so it would be lost without a word
+        if not outputs.keys() <= self._outputs.keys():  # nobody could ask for it, so it would be lost without a word
+            unknown = [each for each in outputs if each not in self._outputs]
             raise ValueError(
                 f"model '{name}' returned {', '.join(map(repr, unknown))}, and its outputs are {', '.join(self._outputs)}"
             )
         return outputs
 
     def _checked(self, name: str, array: Any, request: Request) -> Any:
-        model = self._specification
-        where = f"output '{name}' of model '{model.name}'"
+        """*array* as it is sent. Raises TypeError or ValueError for what the output may not be."""
         if not isinstance(array, np.ndarray):
-            raise TypeError(f"{where} is {type(array).__name__}, expected an array of numpy")
+            raise TypeError(f"{self._where(name)} is {type(array).__name__}, expected an array of numpy")
         if array.dtype.kind == "U":
             array = np.char.encode(array, "utf-8").astype(object)
-        if not model.strict:
-            return array
+        if self._specification.strict:
+            self._check_form(name, array)
+            if self._compares_rows and len(request) and len(array) != (rows := len(next(iter(request.values())))):
+                raise ValueError(f"{self._where(name)} has {len(array)} rows, and its request {rows}")
+        return array
+
+    def _where(self, name: str) -> str:
+        return f"output '{name}' of model '{self._specification.name}'"
+
+    def _check_form(self, name: str, array: Array) -> None:
+        """Raises ValueError where data type and shape of a row are not those declared."""
+        model = self._specification
+        dims: tuple[int, ...] = array.shape[1:] if model.batching else array.shape
+        form = (array.dtype, dims)
+        if self._forms.get(name) == form:  # that of the last answer, as most often
+            return
         tensor = self._outputs[name]
         wanted = tensor.datatype
         found = dtypes.from_numpy(array.dtype)
         if found is not wanted and not (wanted is dtypes.BF16 and array.dtype.name == "bfloat16"):
             told = found.name if found is not None else str(array.dtype)
-            raise ValueError(f"{where} is {told}, and is declared as {wanted.name}")
-        dims: tuple[int, ...] = array.shape[1:] if model.batching else array.shape
+            raise ValueError(f"{self._where(name)} is {told}, and is declared as {wanted.name}")
         if len(dims) != len(tensor.shape) or any(want not in (-1, dim) for want, dim in zip(tensor.shape, dims)):
             of_row = " for each row" if model.batching else ""
-            raise ValueError(f"{where} has shape {list(dims)}{of_row}, and is declared as {list(tensor.shape)}")
-        if (
-            model.compares_rows
-            and model.batching
-            and len(request)
-            and len(array) != (rows := len(next(iter(request.values()))))
-        ):
-            raise ValueError(f"{where} has {len(array)} rows, and its request {rows}")
-        return array
+            raise ValueError(
+                f"{self._where(name)} has shape {list(dims)}{of_row}, and is declared as {list(tensor.shape)}"
+            )
+        self._forms[name] = form
 
 
 def _by_name(function: Callable[..., Any], specification: Specification) -> Callable[[list[Request]], Any]:
@@ -225,13 +242,20 @@ def _only(result: Any) -> Any:
 
 
 def _request_of(request: InferenceRequest) -> Request:
-    text = request.parameters()
+    parameters = request._parameters
     return Request(
-        {tensor.name(): tensor.as_numpy() for tensor in request.inputs()},
-        parameters=json.loads(text) if text != "{}" else {},
-        requested_output_names=sorted(request.requested_output_names()),
-        request_id=request.request_id(),
+        {tensor._name: tensor.as_numpy() for tensor in request._inputs},
+        json.loads(parameters) if parameters and parameters != "{}" else {},
+        None,
+        list(_in_order(request._requested_outputs)),
+        request._request_id,
     )
+
+
+@functools.lru_cache(maxsize=1024)
+def _in_order(names: frozenset[str]) -> tuple[str, ...]:
+    """*names*, which are the same for almost all requests, in the order of the alphabet."""
+    return tuple(sorted(names))
 
 
 class _Senders:

@@ -37,9 +37,14 @@ Outputs = dict[str, Array]
 _CONTEXT = "triton_context"
 """The argument that `triton_context` adds."""
 
+_PLAIN = (dict, list, tuple, np.ndarray)
+"""What functions return most often, and nobody has to wait for."""
+
 
 def then(result: Any, change: Callable[[Any], Any]) -> Any:
     """*change* what a function returned, or each thing that it yields, when that is there."""
+    if isinstance(result, _PLAIN):
+        return change(result)
     if inspect.isgenerator(result):
         return _each(result, change)
     if inspect.isasyncgen(result):
@@ -114,7 +119,9 @@ def named(outputs: Any, specification: Specification | None = None) -> Outputs:
 
 def _rows(request: Any) -> int:
     """The batch size of a request."""
-    return len(next(iter(request.values()))) if len(request) else 1
+    for array in request.values():
+        return len(array)
+    return 1
 
 
 def _run_sample(called: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -128,9 +135,9 @@ sample = _decorator(True, _run_sample)
 
 def _run_batch(called: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     *before, requests = args
-    names = list(requests[0].keys())
-    for request in requests[1:]:
-        if set(request.keys()) != set(names):
+    names = requests[0].keys()
+    for request in requests:
+        if request.keys() != names:
             raise ValueError(
                 f"requests with different inputs cannot be one batch ({', '.join(names)} and {', '.join(request.keys())}): put "
                 "@group_by_keys before @batch"
@@ -153,9 +160,13 @@ def _split(outputs: Outputs, sizes: Sequence[int]) -> list[Outputs]:
             raise ValueError(
                 f"output '{name}' has shape {list(array.shape)}, expected {total} rows, as many as the inputs have"
             )
-    ends = np.cumsum(sizes)[:-1]
-    parts = {name: np.split(array, ends) for name, array in outputs.items()}
-    return [{name: part[at] for name, part in parts.items()} for at in range(len(sizes))]
+    parts = []
+    begin = 0
+    for size in sizes:  # np.split takes five times as long
+        end = begin + size
+        parts.append({name: array[begin:end] for name, array in outputs.items()})
+        begin = end
+    return parts
 
 
 def _run_groups(called: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -24,7 +24,7 @@ from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.workers.fork_server import ShowsStacks, Spawned, WorkerExit
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.messages import CONTROL_BYTES
-from pytriton_lite.worker.beginning import greet
+from pytriton_lite.worker.beginning import greet, hear_of_torch_threads
 from pytriton_lite.worker.mailbox import EngineGone
 from pytriton_lite.worker.process import enter
 from pytriton_lite.worker.serving import Worker
@@ -92,6 +92,7 @@ class _Thread(threading.Thread):
             except Exception as error:
                 worker.outbox.send(messages.failed_frame(ErrorCode.INTERNAL, describe(error)))
                 return
+            hear_of_torch_threads()
             worker.outbox.send(messages.ready_frame(has_is_ready=False))
             worker.serve(model)
         finally:
@@ -143,6 +144,8 @@ class _Spawner:
 
 class InProcess:
     """Where instances of a bound model come from that are threads: `engine.workers.fork_server.BoundSource`."""
+
+    is_in_process = True
 
     def __init__(self, specification: Specification) -> None:
         self.specification = specification

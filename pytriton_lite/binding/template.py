@@ -178,6 +178,8 @@ class Template:
     Made in the thread that binds, and then used in the engine's loop.
     """
 
+    is_in_process = False
+
     def __init__(self, specification: Specification) -> None:
         """Fork it. Raises RuntimeError where that cannot be done."""
         check_can_fork()

@@ -452,3 +452,14 @@ def test_stopping_under_load_ends_every_request_of_a_function() -> None:
         thread.join()
     errors = [outcome for outcome in ended if isinstance(outcome, Exception)]
     assert len(errors) == 4 and all(outcome is True or outcome in errors for outcome in ended)
+
+
+def test_advice_on_threads_is_what_a_program_can_do(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "100000")
+    with Server() as server:
+        server.bind(double, name="crowd", instances=2)
+        server.bind(double, name="crowd_here", instances=2, in_process=True)
+    (advice,) = [message for message in caplog.messages if "100000 threads each" in message]
+    assert advice.startswith("model 'crowd': ") and "for the program" in advice and "ENV:" not in advice

@@ -17,6 +17,7 @@ from pytriton_lite.config.model_config import ModelConfig, instance_names
 from pytriton_lite.config.parameters import EXECUTION_ENV_PATH, REQUIREMENTS
 from pytriton_lite.core.cores import usable_cores
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.sharing import InstanceSharing
 from pytriton_lite.engine.environments.activation import activated, ask, check_interpreter, fix_prefixes
 from pytriton_lite.engine.environments.build import is_complete
 from pytriton_lite.engine.environments.commands import run
@@ -84,16 +85,19 @@ class Environments:
             ) from error
         return environment_in(folder, {**variables, **own})
 
-    def advise(self, config: ModelConfig, environment: Environment) -> None:
-        """Warn, once, of a model whose instances will run more threads than there are cores.
+    def advise(self, config: ModelConfig, environment: Environment, *, is_bound: bool = False) -> None:
+        """Warn, once, of a model whose instances, processes all, will run more threads than there are cores.
 
-        *config* has its instance groups decided.
+        *config* has its instance groups decided. *is_bound*: its workers are forked from a program.
         """
+        if config.instance_sharing is InstanceSharing.THREADS:
+            return  # one process, so one pool of OpenBLAS's
         advice = too_many_threads(
             config.name,
             instances=sum(not plan.passive for plan in instance_names(config)),
             variables=environment.variables,
             cores=usable_cores(),
+            is_bound=is_bound,
         )
         if advice:
             self._warn_once(advice)

@@ -24,7 +24,7 @@ from pytriton_lite.engine.serving.worker_version import WorkerVersion
 from pytriton_lite.engine.workers.backends import Backends
 from pytriton_lite.engine.workers.device_helper import DeviceHelpers
 from pytriton_lite.engine.workers.foreground import Foreground
-from pytriton_lite.engine.workers.fork_server import ForkServers, Spawners
+from pytriton_lite.engine.workers.fork_server import BoundSource, ForkServers, Spawners
 from pytriton_lite.engine.workers.settings import WorkerSettings
 from pytriton_lite.ipc import device
 
@@ -82,12 +82,12 @@ class VersionFactory:
         self._total = total
         self._devices = devices
         self._gpu_ids = device.visible_device_ids()
-        self._defined: dict[str, Spawners] = {}
+        self._defined: dict[str, BoundSource] = {}
         """Where the workers come from of models that are not folders, by name."""
 
-    def define(self, name: str, spawners: Spawners) -> None:
-        """Have the workers of model *name* come from *spawners*, and its configuration be complete."""
-        self._defined[name] = spawners
+    def define(self, name: str, source: BoundSource) -> None:
+        """Have the workers of model *name* come from *source*, and its configuration be complete."""
+        self._defined[name] = source
 
     def undefine(self, name: str) -> None:
         """Forget `define`. Generations that there are keep their spawners."""
@@ -122,7 +122,9 @@ class VersionFactory:
         config = check_for_load(config, model_dir=directory, gpu_ids=self._gpu_ids, backends=folders)
         if self._foreground is not None:
             config = self._foreground.configure(config)
-        self._environments.advise(config, environment)
+        source = self._defined.get(config.name)
+        if source is None or not source.is_in_process:
+            self._environments.advise(config, environment, is_bound=source is not None)
         self._advise_on_cache(config, version)
         return config, environment
 

@@ -31,7 +31,7 @@ from pytriton_lite.engine.models.generations import Generations
 from pytriton_lite.engine.models.load_failure import advice
 from pytriton_lite.engine.models.loader import LoadFailed, ModelLoader
 from pytriton_lite.engine.models.turns import Turns
-from pytriton_lite.engine.workers.fork_server import Spawners
+from pytriton_lite.engine.workers.fork_server import BoundSource
 from pytriton_lite.repository.changes import ChangeTimes
 from pytriton_lite.repository.definition import Definition
 from pytriton_lite.repository.dependencies import load_levels, no_longer_needed
@@ -120,7 +120,7 @@ class ModelStore:
         self._operations: list[_Operation] = []
         self._asking: list[_Asking] = []
 
-    def define(self, definition: Definition, spawners: Spawners) -> None:
+    def define(self, definition: Definition, source: BoundSource) -> None:
         """Have a model that is not a folder, whose workers come from *spawners*. `load` loads it, as any other.
 
         Raises InferenceError(ALREADY_EXISTS) for a name that is known. Reads directories' names, and takes a moment.
@@ -136,7 +136,7 @@ class ModelStore:
                 f"there is a model '{name}' in the model repository already; choose another name",
             )
         self._reader.define(definition)
-        self._factory.define(name, spawners)
+        self._factory.define(name, source)
 
     def undefine(self, name: str) -> None:
         """Forget what was defined as *name*, which must have been unloaded."""

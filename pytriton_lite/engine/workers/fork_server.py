@@ -90,6 +90,10 @@ class Spawners(Protocol):
 class BoundSource(Spawners, Protocol):
     """Where the workers of one model come from that is not a folder, because a program has its code."""
 
+    @property
+    def is_in_process(self) -> bool:
+        """Whether its workers are threads of this process."""
+
     def close(self) -> None:
         """End it, and every worker that it still has."""
 

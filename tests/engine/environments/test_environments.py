@@ -709,6 +709,25 @@ def test_instances_that_get_in_each_others_way_are_advised(
     assert f'"ENV:OMP_NUM_THREADS" value: {{ string_value: "{cores // instances}" }}' in advice
 
 
+def test_a_bound_model_is_advised_of_what_its_program_can_do() -> None:
+    advice = too_many_threads("m", instances=2, variables={}, cores=8, is_bound=True)
+    assert "OMP_NUM_THREADS=4 for the program" in advice and "torch.set_num_threads(4)" in advice
+    assert "ENV:" not in advice and "config.pbtxt" not in advice
+
+
+def test_instances_of_one_process_are_not_advised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rest = """instance_group { count: 2 kind: KIND_CPU }
+        parameters { key: "INSTANCE_SHARING" value { string_value: "threads" } }"""
+    config = config_of(tmp_path, ("ENV:OMP_NUM_THREADS", "100000"), rest=rest)
+    config = check_for_load(config, model_dir=tmp_path / "m", gpu_ids=())
+
+    async def act(environments: Environments) -> None:
+        environments.advise(config, await environments.prepare(config, tmp_path / "m"))
+
+    within(act)
+    assert caplog.messages == []
+
+
 def test_the_advice_is_given_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = config_of(tmp_path, ("ENV:OMP_NUM_THREADS", "100000"), rest="instance_group { count: 2 kind: KIND_CPU }")
     config = check_for_load(config, model_dir=tmp_path / "m", gpu_ids=())
