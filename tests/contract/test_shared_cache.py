@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -62,10 +63,17 @@ class Redis:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        options = ["host=127.0.0.1", f"port={self.port}", "password=secret"]
         # On a busy machine an answer may take longer than the half second that a request waits for one.
-        options += ["socket_timeout=30000", "wait_timeout=30000"]
+        return self.patient_flags(30_000)
+
+    def patient_flags(self, timeout_ms: int) -> tuple[str, ...]:
+        options = ["host=127.0.0.1", f"port={self.port}", "password=secret"]
+        options += [f"socket_timeout={timeout_ms}", "wait_timeout=30000"]
         return tuple(f"--cache-config=redis,{option}" for option in options)
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
 
     def start(self) -> None:
         assert EXECUTABLE is not None
@@ -165,6 +173,24 @@ def test_requests_are_executed_while_redis_is_gone(redis: Redis, repository: Pat
         wait_until(lambda: count(server, 2.0) > 0 and hits(server) > 1)
         server.wait_for_log(rf"Redis at 127.0.0.1:{redis.port} answers again")
         assert server.log.count("does not answer") == 1
+
+
+def test_requests_are_executed_while_redis_stalls(redis: Redis, repository: Path) -> None:
+    """It keeps its connections and says nothing: one lookup waits for `socket_timeout`, and for a second none is made."""
+    with RunningServer(repository, flags=redis.patient_flags(1_000)) as server:
+        assert count(server, 1.0) == 1
+        wait_keys(redis, 1)
+        redis.signal(signal.SIGSTOP)
+        try:
+            assert [count(server, 1.0) for _ in range(3)] == [2, 3, 4]
+            server.wait_for_log(
+                rf"Redis at 127.0.0.1:{redis.port} does not answer: .* Requests are executed without it"
+            )
+        finally:
+            redis.signal(signal.SIGCONT)
+        before = hits(server)
+        wait_until(lambda: count(server, 2.0) > 0 and hits(server) > before)
+        server.wait_for_log(rf"Redis at 127.0.0.1:{redis.port} answers again")
 
 
 @pytest.mark.parametrize(
