@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import re
 import shutil
 import subprocess
@@ -70,6 +71,8 @@ def configuration(
     if name == "nginx":
         text = text.replace("http {\n", "http {\n" + _NGINX_PATHS.format(folder=folder), 1)
         text = f"daemon off;\npid {folder}/nginx.pid;\nerror_log {folder}/nginx-error.log warn;\n{text}"
+        if os.geteuid() == 0:
+            text = f"user root;\n{text}"  # its processes become nobody, who may not write below the folders of tests
     return text
 
 
