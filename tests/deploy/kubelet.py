@@ -152,6 +152,10 @@ class Pod:
         """Whether the container is to be started anew because of a probe; it has ended, or the pod is to end, otherwise."""
         startup, readiness, liveness = (_Probe(self._container.get(f"{name}Probe"), self.ports, self._haste)
                                         for name in ("startup", "readiness", "liveness"))  # fmt: skip
+        if "startupProbe" not in self._container:
+            startup.never_fails()
+        if "livenessProbe" not in self._container:
+            liveness.never_fails()
         while not startup.succeeds():
             if self._is_over(process, startup.period_s):
                 return False
@@ -187,15 +191,19 @@ class Pod:
 
 
 class _Probe:
-    """One probe of a container, or, where it has none, KServe's: whether its port of HTTP is open."""
+    """One probe of a container, or, where it has none, what KServe asks instead: whether its port of HTTP is open."""
 
     def __init__(self, spec: Document | None, ports: Ports, haste: float) -> None:
         self._path = spec["httpGet"]["path"] if spec else None
         self._port = ports.http
         self.period_s = (spec or {}).get("periodSeconds", 10) / haste
         self._timeout_s = (spec or {}).get("timeoutSeconds", 1)
-        self._threshold = (spec or {}).get("failureThreshold", 3)
+        self._threshold: int = (spec or {}).get("failureThreshold", 3)
         self._failures = 0
+
+    def never_fails(self) -> None:
+        """A container without this probe is not started anew because of it, however slow its machine is."""
+        self._threshold = sys.maxsize
 
     @property
     def has_failed(self) -> bool:

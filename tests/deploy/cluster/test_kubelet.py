@@ -112,7 +112,7 @@ def test_a_server_that_says_nothing_is_started_anew(
     spec = deployment["spec"]["template"]["spec"]
     spec["terminationGracePeriodSeconds"] = 1
     for probe in ("livenessProbe", "readinessProbe"):
-        spec["containers"][0][probe].update(timeoutSeconds=1, failureThreshold=1)
+        spec["containers"][0][probe].update(timeoutSeconds=3, failureThreshold=1)  # a busy machine answers by then
     pod = Pod(deployment, models, haste=50).start()
     pods.append(pod)
     pod.wait_ready()
@@ -157,7 +157,8 @@ def test_sigterm_under_load_ends_within_the_grace_period(deployment: Document, m
     """What was begun is answered, and what is not is refused before it was begun."""
     gate.touch()
     pod = Pod(deployment, models, haste=20).start().wait_ready()
-    refused = (ConnectionRefusedError, ConnectionResetError)
+    # A broken pipe: the server had closed the connection before all of the request had come, so nothing was begun with it.
+    refused = (ConnectionRefusedError, ConnectionResetError, BrokenPipeError)
     begun: list[str] = []
 
     def work() -> None:
