@@ -202,6 +202,7 @@ class Load:
     """When it was sent and answered, and how: a status, or the name of an exception."""
     _threads: list[threading.Thread] = field(default_factory=list)
     _is_over: bool = False
+    _answered: threading.Condition = field(default_factory=threading.Condition)
 
     def start(self, callers: int) -> None:
         self._is_over = False
@@ -213,6 +214,17 @@ class Load:
         self._is_over = True
         for thread in self._threads:
             thread.join()
+
+    def wait_well(self, count: int) -> None:
+        """Return when *count* more requests, all sent from now on, have been answered with 200."""
+        since = time.monotonic()
+        first = len(self.outcomes)
+
+        def well() -> int:
+            return sum(told == "200" and began >= since for began, _, told in self.outcomes[first:])
+
+        with self._answered:
+            self._answered.wait_for(lambda: well() >= count)
 
     def _call(self) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
@@ -226,7 +238,9 @@ class Load:
             except (OSError, http.client.HTTPException) as error:
                 told = type(error).__name__
                 connection.close()
-            self.outcomes.append((began, time.monotonic(), told))
+            with self._answered:
+                self.outcomes.append((began, time.monotonic(), told))
+                self._answered.notify_all()
         connection.close()
 
     def failures(self, since: float) -> tuple[dict[str, int], float]:
@@ -277,8 +291,11 @@ def wait_until(condition: Callable[[], object]) -> float:
     return time.monotonic()
 
 
-def faults(callers: int, seconds: float) -> None:
-    """Two replicas under load: a worker is killed, then a replica, then both are replaced as an update does."""
+def faults(callers: int, answers: int) -> None:
+    """Two replicas under load: a worker is killed, then a replica, then both are replaced as an update does.
+
+    Each follows when *answers* requests have been answered since the one before was made good.
+    """
     from ray import serve
 
     import pytriton_lite.ray
@@ -290,7 +307,7 @@ def faults(callers: int, seconds: float) -> None:
         serve.run(pytriton_lite.ray.app(str(MODELS), load_model="add_sub", deployment=settings), **place)
         load = Load(port, "/app/v2/models/add_sub/infer")
         load.start(callers)
-        time.sleep(seconds)
+        load.wait_well(answers)
         print("| what happens | requests | failed | until the last failure | slowest request | two replicas again |")
         print("|---|---|---|---|---|---|")
 
@@ -320,7 +337,7 @@ def faults(callers: int, seconds: float) -> None:
             if happen is redeploy:
                 wait_until(functools.partial(are_new, mark, old))
             again = time.monotonic() - began
-            time.sleep(seconds)
+            load.wait_well(answers)
             failed, last_s = load.failures(began)
             told = ", ".join(f"{count} × {name}" for name, count in sorted(failed.items())) or "none"
             count = len(load.outcomes) - first
@@ -362,21 +379,24 @@ def scaling(callers: int) -> None:
         path = "/slow/v2/models/slow/infer"
         few = Load(port, path)
         few.start(1)
-        time.sleep(5)
+        few.wait_well(100)
         assert len(processes(mark)) == 1, "one caller is no load"
         many = Load(port, path)
         began = time.monotonic()
         many.start(callers)
         up_s = wait_until(lambda: len(processes(mark)) == 3) - began
-        time.sleep(8)
+        many.wait_well(20 * callers)  # a replica's process is there before it serves: those that come last are counted
+        first, since = len(many.outcomes), time.monotonic()
+        many.wait_well(20 * callers)
         ended = time.monotonic()
+        with_three = many.outcomes[first:]
         many.stop()
         down_s = wait_until(lambda: len(processes(mark)) == 1) - ended
-        time.sleep(2)
+        few.wait_well(50)
         few.stop()
         alone = [end - begin for begin, end, _ in many.outcomes if end < began + up_s]
-        together = [end - begin for begin, end, _ in many.outcomes if begin > ended - 5]
-        rate = sum(1 for begin, _, _ in many.outcomes if begin > ended - 5) / 5
+        together = [end - begin for begin, end, _ in with_three]
+        rate = len(with_three) / (ended - since)
         failed = sum(told != "200" for _, _, told in (*few.outcomes, *many.outcomes))
         count = len(few.outcomes) + len(many.outcomes)
         print(
@@ -390,14 +410,15 @@ def scaling(callers: int) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("what", choices=("throughput", "faults", "scaling"))
-    parser.add_argument("--seconds", type=float, default=5, help="of each measurement, and between two deaths")
+    parser.add_argument("--seconds", type=float, default=5, help="of each measurement of throughput")
+    parser.add_argument("--answers", type=int, default=500, help="of requests between two deaths")
     parser.add_argument("--rounds", type=int, default=3, help="of throughput; the median is told")
     parser.add_argument("--callers", type=int, help="default: 8 for faults, 24 for scaling")
     given = parser.parse_args(arguments)
     if given.what == "throughput":
         throughput(int(given.seconds), given.rounds)
     elif given.what == "faults":
-        faults(given.callers or 8, given.seconds)
+        faults(given.callers or 8, given.answers)
     else:
         scaling(given.callers or 24)
 
