@@ -1,16 +1,14 @@
-"""From microseconds of CPU per request to rates, cores, pods and money. Pure arithmetic: nothing is measured here.
+"""From microseconds of CPU per request to pods, cores and money. Pure arithmetic: nothing is measured here.
 
-What a request costs is a sum of four parts, each linear in its bytes: the server's process (front end and engine), the
-worker's, the balancer's, and the client's, which counts only where it shares the machine. The compute of a model is the
-worker's own: its time for a batch divided by the batch.
+What a request costs is a sum of three parts, each linear in its bytes: the server's process (front end and engine), the
+worker's, and the balancer's. The compute of a model is the worker's own: its time for a batch divided by the batch. What one
+machine does, where all of them share its cores with their client, is in capacity_fit.py and machine_simulation.py.
 
 Assumptions, in the order of how soon they fail:
 
 1. A server's process is one thread, as it is without ``--frontends``; so it serves at the most one core's worth.
 2. A worker executes one batch at a time, and each instance has one.
-3. A saturated machine is busy, but for what its processes wait for each other: one core is never without work, and of each
-   further one the share *efficiency* is used.
-4. Requests arrive independently (Poisson) and a balancer of least requests keeps the pods even.
+3. Requests arrive independently (Poisson) and a balancer of least requests keeps the pods even.
 """
 
 from __future__ import annotations
@@ -33,60 +31,13 @@ class Cost:
         return self.base_us + self.per_kib_us * nbytes / KIB
 
 
-def fitted(small: tuple[float, float], large: tuple[float, float]) -> Cost:
-    """The cost through two points of bytes and microseconds. A slope below 0 is measurement's, and is 0."""
-    slope = max(0.0, (large[1] - small[1]) / ((large[0] - small[0]) / KIB))
-    return Cost(small[1] - slope * small[0] / KIB, slope)
-
-
 @dataclass(frozen=True)
 class Costs:
     """What was measured on one kind of core. *balancers* are by name."""
 
     server: Cost
     worker: Cost
-    client: Cost = Cost(0.0)
     balancers: Mapping[str, Cost] = field(default_factory=dict)
-    efficiency: float = 1.0
-    """Share that is used of each core behind the first, where client, server and worker wait for each other."""
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """Requests a second, and what keeps it from being more."""
-
-    per_second: float
-    limit: str
-
-
-def forecast(
-    costs: Costs,
-    *,
-    cores: float,
-    servers: int = 1,
-    nbytes: float,
-    balancer: str = "",
-    compute_us: float = 0.0,
-    is_cpu: bool = True,
-    instances: int = 1,
-) -> Forecast:
-    """The rate of *servers* on one machine with *cores*, with their client and balancer beside them.
-
-    *compute_us* is the worker's time in ``execute`` for one request; *is_cpu* whether it keeps a core busy, or waits for a
-    GPU or somebody else.
-    """
-    server, worker = costs.server.of(nbytes), costs.worker.of(nbytes)
-    before = costs.balancers[balancer].of(nbytes) if balancer else 0.0
-    together = server + worker + before + costs.client.of(nbytes) + (compute_us if is_cpu else 0.0)
-    limits = {
-        "the machine's cores": (1.0 + (cores - 1.0) * costs.efficiency) * 1e6 / together,
-        "the servers' processes": servers * 1e6 / server,
-        "the workers": servers * instances * 1e6 / (worker + compute_us),
-    }
-    if before:
-        limits["the balancer's core"] = 1e6 / before
-    limit = min(limits, key=lambda name: limits[name])
-    return Forecast(limits[limit], limit)
 
 
 # Queues ------------------------------------------------------------------------------------------------------------------

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from capacity_model import Cost, Costs
+from capacity_model import Costs
 from plots import _DRAWING, _figure, _panels, _saved, _ticker
 
 _COLOURS = {"CPU": "#0072B2", "queue time": "#D55E00", "pending": "#009E73"}
@@ -14,48 +14,46 @@ _RATES = [10**exponent for exponent in range(3, 7)]
 _NBYTES = 8192
 
 
-def draw(measured: Mapping[str, Any], simulated: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write the plots of both result files to *folder*; their paths."""
+class Checked(Protocol):
+    """A forecast beside its measurement."""
+
+    @property
+    def is_saturated(self) -> bool: ...
+
+    @property
+    def forecast(self) -> float: ...
+
+    @property
+    def measured(self) -> float: ...
+
+
+def draw(costs: Costs, checked: Sequence[Checked], simulated: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write the plots of all result files to *folder*; their paths."""
     import matplotlib
 
     folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(_DRAWING):
         return [
-            _saved(_forecasts(measured["rows"]), folder / "capacity-forecasts.svg"),
-            _saved(_layers(costs_in(measured)), folder / "capacity-layers.svg"),
+            _saved(_forecasts(checked), folder / "capacity-forecasts.svg"),
+            _saved(_layers(costs), folder / "capacity-layers.svg"),
             _saved(_scaling(simulated["runs"]), folder / "capacity-autoscaling.svg"),
         ]
 
 
-def costs_in(measured: Mapping[str, Any]) -> Costs:
-    """The costs of a result file, of requests that come one by one."""
-    costs = measured["costs_alone"]
-    parts = {name: Cost(**costs[name]) for name in ("server", "worker", "client")}
-    return Costs(**parts, balancers={name: Cost(**cost) for name, cost in costs["balancers"].items()})
-
-
-def _forecasts(rows: Sequence[Mapping[str, Any]]) -> Any:
-    figure = _figure(8, 3.4)
-    (axes,) = _panels(figure, 1)
-    places = range(len(rows))
-    axes.barh(
-        [place - 0.2 for place in places],
-        [row["measured"] for row in rows],
-        height=0.38,
-        color="#7F7F7F",
-        label="measured",
-    )
-    axes.barh(
-        [place + 0.2 for place in places],
-        [row["forecast"] for row in rows],
-        height=0.38,
-        color="#D55E00",
-        label="forecast",
-    )
-    axes.set_yticks(list(places), [row["case"] for row in rows])
-    axes.invert_yaxis()
-    axes.set_xlabel("requests/s")
-    axes.legend()
+def _forecasts(checked: Sequence[Checked]) -> Any:
+    """Points on the diagonal are forecasts that came true; the band is 20 % to both sides."""
+    figure = _figure(8, 3.8)
+    panels = _panels(figure, 2)
+    for axes, is_saturated, unit, scale in zip(panels, (True, False), ("requests/s", "p99, ms"), (1.0, 1e-3)):
+        points = [(one.forecast * scale, one.measured * scale) for one in checked if one.is_saturated == is_saturated]
+        ends = [min(map(min, points)) * 0.7, max(map(max, points)) * 1.4]
+        axes.fill_between(ends, [0.8 * end for end in ends], [1.2 * end for end in ends], color="#DDDDDD")
+        axes.plot(ends, ends, color="#000000", linewidth=0.8)
+        axes.plot([x for x, _ in points], [y for _, y in points], "o", color="#D55E00", markersize=4)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel(f"forecast, {unit}")
+        axes.set_ylabel(f"measured, {unit}")
     return figure
 
 

@@ -132,17 +132,28 @@ function done(summary, latency, requests)
   end
 end
 """
+# wrk asks for each request how long to wait before it, and rounds down.
+_WRK_THINKS = """
+function delay()
+  return -math.log(1 - math.random()) * %r + 0.5
+end
+"""
 _WRK_ERRORS = ("connect", "read", "write", "status", "timeout")
 
 
 @dataclass(frozen=True)
 class Wrk:
-    """HTTP/1.1 with keep-alive. *folder* takes the Lua script."""
+    """HTTP/1.1 with keep-alive. *folder* takes the Lua script.
+
+    With *think_ms* each caller waits between an answer and its next request, an exponential time of that mean in whole
+    milliseconds; that is no part of a latency. It is for calls that do not differ.
+    """
 
     call: Call
     protocol: Protocol
     folder: Path
     name: str = "wrk"
+    think_ms: float = 0.0
 
     def run(self, ports: Ports, *, callers: int, seconds: int) -> Load:
         calls = self.call.over(self.protocol)
@@ -150,6 +161,8 @@ class Wrk:
             requests = [raw_http_request(call, self.protocol, ports.http) for call in calls]
             return run_wrk_with(requests, self.folder, ports, callers=callers, seconds=seconds)
         script = wrk_script(http_request(calls[0], self.protocol))
+        if self.think_ms:
+            script += _WRK_THINKS % self.think_ms
         return _run_wrk(script, self.folder, ports, http_path(self.call), callers=callers, seconds=seconds)
 
 

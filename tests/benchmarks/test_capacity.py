@@ -1,44 +1,147 @@
-"""The arithmetic of the capacity model, and the simulation where it is installed."""
+"""The arithmetic of the capacity model, the simulated machine, and the simulated cluster where SimPy is installed."""
 
 from __future__ import annotations
 
 import math
+import subprocess
 from pathlib import Path
 
 import pytest
 from benchmark_error import BenchmarkError
-from capacity import main, read_costs
-from capacity_model import Cost, Costs, Unattainable, Wanted, erlang_c, fitted, forecast, plan, wait_quantile
+from capacity import RESULTS, checks_in, main, read_costs, read_samples
+from capacity_cases import drawn
+from capacity_fit import DIRECT, GROUPS, Machine, loads
+from capacity_machine import Sample
+from capacity_model import Cost, Costs, Unattainable, Wanted, erlang_c, plan, wait_quantile
+from machine_simulation import Part, Parts, Workload, simulate
 
-COSTS = Costs(Cost(50.0, 1.0), Cost(30.0, 0.5), Cost(20.0), {"haproxy": Cost(25.0)})
-
-
-def test_a_cost_is_a_line_through_two_points() -> None:
-    cost = fitted((0, 40.0), (64 * 1024, 104.0))
-    assert (cost.base_us, cost.per_kib_us) == (40.0, 1.0)
-    assert cost.of(10 * 1024) == 50.0
-    assert fitted((0, 40.0), (1024, 30.0)).per_kib_us == 0.0
+COSTS = Costs(Cost(50.0, 1.0), Cost(30.0, 0.5), {"haproxy": Cost(25.0)})
 
 
-def test_one_core_is_shared_by_all_parts() -> None:
-    found = forecast(COSTS, cores=1, nbytes=0)
-    assert (found.per_second, found.limit) == (1e6 / 100, "the machine's cores")
+# One machine ----------------------------------------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize(
-    ("case", "limit", "per_second"),
-    [
-        ({"cores": 64}, "the servers' processes", 1e6 / 50),
-        ({"cores": 64, "servers": 4, "balancer": "haproxy"}, "the balancer's core", 1e6 / 25),
-        ({"cores": 64, "servers": 4, "compute_us": 970.0, "instances": 2}, "the workers", 8 * 1e6 / 1000),
-        ({"cores": 2, "servers": 4, "balancer": "haproxy"}, "the machine's cores", 2e6 / 125),
-        ({"cores": 2, "compute_us": 970.0, "is_cpu": False}, "the workers", 1e6 / 1000),
-    ],
+PARTS = Parts(
+    Part(10.0, 20.0, 5.0), Part(40.0, 50.0, 20.0), Part(20.0, 60.0, 30.0), {"haproxy": Part(20.0, 25.0, 10.0)}
 )
-def test_what_saturates_first(case: dict[str, float], limit: str, per_second: float) -> None:
-    found = forecast(COSTS, nbytes=0, **case)  # type: ignore[arg-type]
-    assert found.limit == limit
-    assert found.per_second == pytest.approx(per_second)
+
+
+def test_a_caller_alone_wakes_everybody_for_each_request() -> None:
+    found = simulate(PARTS, Workload(cores=2, callers=1))
+    # Two visits wake the server, one each the others; nobody works at the same time as another.
+    expected = {"client": 30.0, "server": 40.0 + 2 * 50.0, "worker": 80.0, "balancer": 0.0}
+    assert found.part_us == pytest.approx(expected, rel=0.03)
+    assert found.per_second == pytest.approx(1e6 / sum(expected.values()), rel=0.03)
+    assert found.busy == pytest.approx(0.5, rel=0.03)
+
+
+def test_requests_that_come_together_cost_less() -> None:
+    alone, many = (simulate(PARTS, Workload(cores=1, callers=callers)) for callers in (1, 32))
+    assert many.part_us["server"] < alone.part_us["server"]
+    assert many.busy == pytest.approx(1.0, rel=0.01)
+
+
+def test_a_worker_that_computes_limits_the_rate_and_batches_lift_it() -> None:
+    one = simulate(PARTS, Workload(cores=2, callers=32, compute_us=2_000.0))
+    assert one.per_second == pytest.approx(1e6 / 2_020, rel=0.05)
+    # Of 32 callers 16 are executed, and the other 16 are the next batch.
+    batches = simulate(PARTS, Workload(cores=2, callers=32, compute_us=2_000.0, batch=16))
+    assert batches.per_second == pytest.approx(16e6 / (2_000 + 16 * 20), rel=0.1)
+
+
+def test_a_queue_below_saturation_is_that_of_one_worker() -> None:
+    """Callers who think for long arrive independently: M/D/1, of which the tail is known."""
+    nothing = Part(1e-3)
+    parts = Parts(nothing, nothing, nothing)
+    load = Workload(cores=2, callers=400, think_us=400 * 2_000.0, compute_us=1_000.0)
+    found = simulate(parts, load, requests=40_000)
+    busy = found.per_second / 1e3
+    assert busy == pytest.approx(0.5, rel=0.05)
+    # P(wait > t) of M/D/1 falls as exp(-1.256 t) at a load of a half, to 1 % at 3.4 services; one's own takes 0.5 to 1.5.
+    assert found.p99_us == pytest.approx(4_500.0, rel=0.1)
+
+
+def test_least_requests_keep_servers_even() -> None:
+    one, four = (
+        simulate(PARTS, Workload(cores=8, callers=8 * servers, servers=servers, balancer="haproxy", compute_us=900.0))
+        for servers in (1, 4)
+    )
+    assert four.per_second == pytest.approx(4 * one.per_second, rel=0.05)
+
+
+# From samples to forecasts --------------------------------------------------------------------------------------------------
+
+BASE = {"client": 10.0, "balancer": 20.0, "server": 40.0, "worker": 20.0}
+EXTRA = {"client": 20.0, "balancer": 25.0, "server": 100.0, "worker": 60.0}
+
+
+def sampled(load: Workload) -> Sample:
+    """What a machine would show whose parts cost as above, and whose chain leaves no core idle."""
+    is_one_by_one = load.callers == 1 or (load.compute_us and load.batch == 1)
+    group = 1.0 if is_one_by_one else load.callers / load.servers / GROUPS
+    cost = {kind: BASE[kind] + EXTRA[kind] / group for kind in BASE}
+    if not load.balancer:
+        cost["balancer"] = 0.0
+    cost["worker"] += load.compute_us / load.batch
+    rate = min(load.cores * 1e6 / sum(cost.values()), 1e6 / cost["worker"], load.servers * 1e6 / cost["server"])
+    return Sample(rate, 0.0, 0.0, **{f"{kind}_us": us for kind, us in cost.items()})
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine({name: sampled(load) for name, load in loads(["haproxy", "nginx"]).items()})
+
+
+def test_what_was_measured_is_forecast(machine: Machine) -> None:
+    for name in ("many", "many, one core"):
+        assert machine.saturated(DIRECT[name]).per_second == pytest.approx(sampled(DIRECT[name]).per_second, rel=0.01)
+    found = machine.saturated(DIRECT["paced"])
+    assert (found.limit, found.per_second) == ("the workers", pytest.approx(1e6 / (500 + 80)))
+
+
+def test_what_limits_a_machine_is_said(machine: Machine) -> None:
+    assert machine.saturated(Workload(cores=2, callers=256, servers=4, balancer="nginx")).limit == "the machine's cores"
+    assert machine.saturated(Workload(cores=2, callers=64, compute_us=3_000.0)).limit == "the workers"
+    cpu = machine.saturated(Workload(cores=2, callers=256, servers=4, balancer="nginx", compute_us=500.0))
+    assert cpu.limit == "the machine's cores"
+    assert cpu.per_second == pytest.approx(2e6 / (500 + 80 + 140 + 30 + 45), rel=0.01)
+
+
+def test_the_same_seed_draws_the_same_cases_of_every_kind(machine: Machine) -> None:
+    cases = drawn(machine, seed=3, count=24)
+    assert cases == drawn(machine, seed=3, count=24)
+    assert cases != drawn(machine, seed=4, count=24)
+    assert {case.is_saturated for case in cases} == {True, False}
+    assert {case.load.servers for case in cases} == {1, 2, 4}
+    assert any(case.load.batch > 1 for case in cases)
+    assert all(case.load.servers == 1 or case.load.balancer for case in cases)
+
+
+def test_what_is_not_committed_is_no_forecast(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "forecasts.json").write_text('{"rows": []}')
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    command = ["check", str(tmp_path / "forecasts.json"), "--out", str(tmp_path / "measured.json")]
+    assert main(command) == 2
+    assert "is to be committed before anything is measured" in capsys.readouterr().err
+    assert not (tmp_path / "measured.json").exists()
+
+
+def test_a_forecast_is_made_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "there.json").write_text("{}")
+    assert main(["forecast", "--seed", "1", "--out", str(tmp_path / "there.json")]) == 2
+    assert "a forecast is made once" in capsys.readouterr().err
+
+
+def test_the_forecasts_that_are_kept_are_those_of_the_page() -> None:
+    """Every row of docs/deploying.md, as the files of results have it."""
+    page = (RESULTS.parents[1] / "docs" / "deploying.md").read_text()
+    checked = checks_in(RESULTS)
+    assert checked
+    for one in checked:
+        assert f"| {one.case} |" in page
+        assert f" {100 * one.off:+.0f}% |" in page
+
+
+# A cluster ------------------------------------------------------------------------------------------------------------------
 
 
 def test_erlang_c_is_what_tables_have() -> None:
@@ -76,8 +179,11 @@ def test_what_nobody_can_serve_is_said() -> None:
 def test_costs_that_are_none_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "costs.json"
     file.write_text("{}")
-    with pytest.raises(BenchmarkError, match=r"is not what `capacity\.py measure --out` writes"):
+    with pytest.raises(BenchmarkError, match=r"is not what `capacity\.py calibrate --out` writes"):
         read_costs(file)
+    with pytest.raises(BenchmarkError, match="are missing"):
+        file.write_text('{"samples": {}}')
+        read_samples(file)
     assert main(["plan", "--costs", str(file), "--rate", "1", "--p99-ms", "1", "--compute-us", "1"]) == 2
     assert "costs.json" in capsys.readouterr().err
 
