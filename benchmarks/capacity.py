@@ -137,10 +137,10 @@ def write_forecasts(arguments: argparse.Namespace) -> int:
 def check(arguments: argparse.Namespace, folder: Path) -> int:
     """Measure what is forecast, and show both; 1 where a judged figure is off by more than `WITHIN`, or not measured yet."""
     _present(())
-    commit = committed(arguments.forecasts)
+    blob = committed(arguments.forecasts)
     rows = json.loads(arguments.forecasts.read_text())["rows"]
     measured = _measured(arguments, folder)
-    measured.document |= {"forecasts": arguments.forecasts.name, "commit": commit, "machine": machine_facts()}
+    measured.document |= {"forecasts": arguments.forecasts.name, "blob": blob, "machine": machine_facts()}
     found = []
     for row in rows:
         seen = measured.measure(row["case"], Workload(**row["load"]))
@@ -180,16 +180,16 @@ def compared(row: dict[str, Any], seen: Sample) -> Compared:
 
 
 def committed(path: Path) -> str:
-    """The commit in which *path* was last changed. Raises BenchmarkError where it is not as it was committed."""
+    """git's name of the content of *path*. Raises BenchmarkError where it is not as it was committed."""
 
     def git(*words: str) -> str:
-        done = subprocess.run(["git", *words, "--", path.name], cwd=path.parent, capture_output=True, text=True)
+        done = subprocess.run(["git", *words], cwd=path.parent, capture_output=True, text=True)
         return done.stdout.strip() if done.returncode == 0 else ""
 
-    commit = git("log", "-1", "--format=%H")
-    if not commit or git("status", "--porcelain"):
+    blob = git("rev-parse", "--verify", "--quiet", f"HEAD:./{path.name}")
+    if not blob or blob != git("hash-object", path.name):
         raise BenchmarkError(f"{path} is to be committed before anything is measured: else it is no forecast")
-    return commit
+    return blob
 
 
 def read_costs(path: Path) -> Costs:
