@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import queue
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 Answer = TypeVar("Answer")
+
+_LOOK_S = 1.0
+"""How often who waits looks whether the thread is still there, which ends at a server's stop."""
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -74,6 +79,47 @@ class LoopThread:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError:
             work.close()
+            raise
+
+    def do(self, work: Coroutine[Any, Any, Answer], timeout_s: float | None = None) -> Answer:
+        """Have *work* done in the loop, and wait for it. Raises what it raises.
+
+        Raises queue.Empty behind *timeout_s*, and whatever interrupts the wait; *work* is cancelled then. Raises
+        asyncio.CancelledError where the loop ends first, and RuntimeError where it has ended.
+        """
+        # As in `SingleCall.wait`, an interrupt may come anywhere here: hence no Future, which two threads lock.
+        begun: queue.SimpleQueue[asyncio.Task[Answer]] = queue.SimpleQueue()
+        done: queue.SimpleQueue[asyncio.Task[Answer]] = queue.SimpleQueue()
+
+        def begin() -> None:
+            task = self._loop.create_task(work)
+            begun.put(task)
+            task.add_done_callback(done.put)
+
+        def cancel() -> None:
+            if not begun.empty():
+                begun.get().cancel()
+
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
+        try:
+            self.post(begin)
+        except RuntimeError:
+            work.close()
+            raise
+        try:
+            while True:
+                left_s = _LOOK_S if end_s is None else min(_LOOK_S, max(end_s - time.monotonic(), 0))
+                try:
+                    return done.get(timeout=left_s).result()
+                except queue.Empty:
+                    if not self.is_alive:
+                        if begun.empty():
+                            work.close()
+                        raise asyncio.CancelledError from None
+                    if end_s is not None and time.monotonic() >= end_s:
+                        raise
+        except BaseException:
+            self.post_if_alive(cancel)
             raise
 
     def close(self, timeout_s: float) -> bool:

@@ -18,7 +18,6 @@ import os
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +35,7 @@ from pytriton_lite.core.request import (
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.core.timeline import CLIENT_GONE, Timeline
 from pytriton_lite.embedding.arrays import Array, arrays_of, tensor_of
-from pytriton_lite.embedding.loop_thread import LoopThread
+from pytriton_lite.embedding.loop_thread import Answer, LoopThread
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import Server as Engine
@@ -257,13 +256,13 @@ def _observe(timeline: Timeline, response: Arrived) -> None:
 
 
 class SingleCall(Call):
-    """A request whose one response somebody waits for, in ``future``. Cancelling that gives the request up."""
+    """A request whose one response, or the error in its place, *put* is given, in the loop."""
 
-    def __init__(self, calls: Calls, wanted: Wanted) -> None:
+    def __init__(self, calls: Calls, wanted: Wanted, put: Callable[[Box | InferenceError], object]) -> None:
         super().__init__(calls, wanted, may_stream=False)
-        self.future: Future[Box] = Future()
+        self._put = put
         self._latest: Arrived = None
-        self.future.add_done_callback(self._on_done)
+        self._box: Box | None = None
 
     def arrived(self, response: Arrived, *, is_final: bool) -> None:
         if response is not None:
@@ -274,21 +273,58 @@ class SingleCall(Call):
         latest, self._latest = self._latest, None
         if latest is None:
             latest = InferenceError(ErrorCode.INTERNAL, "the request ended without a response")
-        if not self.future.set_running_or_notify_cancel():
-            return
         if isinstance(latest, InferenceError):
-            self.future.set_exception(latest)
+            self._put(latest)
         else:
-            self.future.set_result([latest])
-
-    def _on_done(self, future: Future[Box]) -> None:
-        if future.cancelled():
-            self._calls.thread.post_if_alive(self.give_up)
+            self._box = [latest]
+            self._put(self._box)
 
     def abandon(self) -> None:
-        """Nobody waits for ``future`` any more, which may be done at this moment."""
-        if not self.future.cancel() and self.future.exception() is None:
-            drop(self._calls.thread, self.future.result())
+        """Nobody waits any more for the response, which may have come at this moment. From any thread."""
+        self._calls.thread.post_if_alive(self._abandon)
+
+    def _abandon(self) -> None:
+        self.give_up()
+        if self._box is not None:
+            self._box.clear()
+
+    def wait(self, come: queue.SimpleQueue[Box | InferenceError], timeout_s: float | None) -> Response:
+        """The response that is put into *come*. Raises the error in its place, and queue.Empty behind *timeout_s*."""
+        # An interrupt, Ctrl-C, comes anywhere in the thread that waits. A queue that is C leaves nothing locked then. A Future's
+        # condition stays locked now and then, and the server's loop, which is to fulfil it, would wait for that for ever.
+        try:
+            return self._opened(come.get(timeout=timeout_s))
+        except BaseException:
+            self.abandon()
+            raise
+
+    async def come(self, future: asyncio.Future[Box | InferenceError]) -> Response:
+        """The response that *future* is given, in whose loop this runs. Raises the error in its place."""
+        try:
+            return self._opened(await future)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _opened(self, found: Box | InferenceError) -> Response:
+        if isinstance(found, InferenceError):
+            raise found
+        return opened(self._calls.thread, found)
+
+
+def fulfiller(future: asyncio.Future[Answer]) -> Callable[[Answer], None]:
+    """What gives *future*, of the loop that runs here, its result from another thread, if somebody waits still."""
+    loop = future.get_loop()
+
+    def fulfil(answer: Answer) -> None:
+        if not future.done():
+            future.set_result(answer)
+
+    def put(answer: Answer) -> None:
+        with contextlib.suppress(RuntimeError):  # that loop has ended, and with it whoever waited
+            loop.call_soon_threadsafe(fulfil, answer)
+
+    return put
 
 
 def drop(thread: LoopThread, box: Box) -> None:

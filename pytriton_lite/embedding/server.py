@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import concurrent.futures
 import contextlib
 import json
 import logging
 import os
+import queue
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -24,7 +24,7 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import ParameterValue
 from pytriton_lite.embedding.loop_thread import LoopThread
 from pytriton_lite.embedding.options import read_options, writes_log
-from pytriton_lite.embedding.requests import AsyncStream, Calls, Response, SingleCall, Stream, Wanted, opened
+from pytriton_lite.embedding.requests import AsyncStream, Box, Calls, Response, SingleCall, Stream, Wanted, fulfiller
 from pytriton_lite.embedding.transports import GrpcMethods, HttpApplication, OpenWork
 from pytriton_lite.engine.server import Server as Engine
 from pytriton_lite.engine.views import IndexEntry, ModelMetadata
@@ -131,7 +131,7 @@ class Server:
             self._begin_start()
             assert self._thread is not None
             try:
-                self._thread.begin(self._start()).result()
+                self._thread.do(self._start())
             except BaseException:
                 self._stop(0.0)
                 raise
@@ -189,8 +189,8 @@ class Server:
         self._at_exit()
         in_time = False
         try:
-            in_time = self._thread.begin(self._end(timeout_s)).result(timeout_s + _LAST_S)
-        except concurrent.futures.TimeoutError:
+            in_time = self._thread.do(self._end(timeout_s), timeout_s + _LAST_S)
+        except queue.Empty:
             logger.error("the server did not end within %g s", timeout_s + _LAST_S)
         except Exception:
             logger.exception("the server did not end as it should")
@@ -282,6 +282,7 @@ class Server:
         model wants `stream`.
         """
         calls = self._running()
+        come: queue.SimpleQueue[Box | InferenceError] = queue.SimpleQueue()
         call = SingleCall(
             calls,
             Wanted(
@@ -297,17 +298,13 @@ class Server:
                 priority=priority,
                 timeout_us=timeout_us,
             ),
+            come.put,
         )
         calls.enter(call)
         try:
-            box = call.future.result(timeout_s)
-        except concurrent.futures.TimeoutError:
-            call.abandon()
+            return call.wait(come, timeout_s)
+        except queue.Empty:
             raise TimeoutError(f"model '{model}' has not answered within {timeout_s:g} s") from None
-        except BaseException:  # Ctrl-C, or the request's own end
-            call.abandon()
-            raise
-        return opened(calls.thread, box)
 
     async def ainfer(
         self,
@@ -326,6 +323,7 @@ class Server:
     ) -> Response:
         """`infer`, for a coroutine. Cancelling it cancels the request."""
         calls = self._running()
+        come: asyncio.Future[Box | InferenceError] = asyncio.get_running_loop().create_future()
         call = SingleCall(
             calls,
             Wanted(
@@ -341,14 +339,10 @@ class Server:
                 priority=priority,
                 timeout_us=timeout_us,
             ),
+            fulfiller(come),
         )
         calls.enter(call)
-        try:
-            box = await asyncio.wrap_future(call.future)
-        except asyncio.CancelledError:
-            call.abandon()
-            raise
-        return opened(calls.thread, box)
+        return await call.come(come)
 
     def stream(
         self,
@@ -700,29 +694,26 @@ class Server:
             raise RuntimeError(f"the server {text}")
         return calls
 
-    def _begin(self, work: Coroutine[Any, Any, Answer]) -> concurrent.futures.Future[Answer]:
+    def _thread_for(self, work: Coroutine[Any, Any, Answer]) -> LoopThread:
+        """Where *work* is done. Raises RuntimeError where that cannot be waited for, and closes it."""
         try:
             calls = self._running()
             if calls.thread.is_current:
                 raise RuntimeError("a method that waits for the server's own thread was called in it")
-            return calls.thread.begin(work)
+            return calls.thread
         except RuntimeError:
             work.close()
             raise
 
     def _do(self, work: Coroutine[Any, Any, Answer]) -> Answer:
         """Do *work* in the loop, and wait. Raises what it raises."""
-        future = self._begin(work)
         try:
-            return future.result()
-        except concurrent.futures.CancelledError:
+            return self._thread_for(work).do(work)
+        except asyncio.CancelledError:
             raise RuntimeError("the server has been stopped") from None
-        except BaseException:
-            future.cancel()
-            raise
 
     async def _ado(self, work: Coroutine[Any, Any, Answer]) -> Answer:
-        return await asyncio.wrap_future(self._begin(work))
+        return await asyncio.wrap_future(self._thread_for(work).begin(work))
 
 
 async def _soon(read: Callable[[], Answer]) -> Answer:

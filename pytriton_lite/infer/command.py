@@ -6,8 +6,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from threading import local
+from contextlib import closing, suppress
+from queue import Empty, SimpleQueue
+from threading import Thread
 
 from pytriton_lite.client import command_line
 from pytriton_lite.client.clients import Client, find_model, open_client
@@ -150,37 +151,71 @@ def _format(arguments: Arguments, default: str) -> str:
 # Many requests ------------------------------------------------------------------------------------------------------
 
 
+_Answer = SimpleQueue["list[InferResponse] | Exception"]
+"""Where the answer to one request comes, or why there is none."""
+
+
 class _Asking:
-    """Asks the server from threads, each of which has a connection of its own."""
+    """Asks the server from threads, each of which has a connection of its own.
+
+    They are daemons, and what goes to and fro does so by queues that are C: Ctrl-C interrupts the thread that waits
+    anywhere, and where that has just locked a Future, who is to fulfil it waits for ever.
+    """
 
     def __init__(self, arguments: Arguments, target: Target, metadata: ModelMetadata) -> None:
         self._arguments = arguments
         self._target = target
         self._metadata = metadata
-        self._own = local()
-        self._clients: list[Client] = []
-        with open_client(target, timeout_s=arguments.value(command_line.TIMEOUT)) as client:
+        self._asked: SimpleQueue[tuple[requests.Row, _Answer] | None] = SimpleQueue()
+        self._threads: list[Thread] = []
+        with closing(self._connected()) as client:
             self._is_decoupled = bool(client.is_decoupled(metadata.name, arguments.value(command_line.MODEL_VERSION)))
         if self._is_decoupled and target.protocol is Protocol.HTTP:
             raise ClientError(f"model '{metadata.name}' gives any number of responses: ask it over gRPC, -i grpc")
 
-    def ask(self, row: requests.Row | ClientError) -> list[InferResponse]:
-        """All responses to the request of *row*. Raises ClientError."""
+    def _connected(self) -> Client:
+        return open_client(self._target, timeout_s=self._arguments.value(command_line.TIMEOUT))
+
+    def ask(self, row: requests.Row | ClientError) -> _Answer:
+        """Have the request of *row* asked."""
+        answer: _Answer = SimpleQueue()
         if isinstance(row, ClientError):
-            raise row
+            answer.put(row)
+            return answer
+        if len(self._threads) < self._arguments.value(_CONCURRENCY):
+            self._threads.append(Thread(target=self._serve, name=f"infer_{len(self._threads)}", daemon=True))
+            self._threads[-1].start()
+        self._asked.put((row, answer))
+        return answer
+
+    def _serve(self) -> None:
+        client: Client | None = None
+        while (asked := self._asked.get()) is not None:
+            row, answer = asked
+            try:
+                client = client or self._connected()
+                answer.put(self._responses(client, row))
+            except Exception as error:
+                answer.put(error)
+        if client is not None:
+            client.close()
+
+    def _responses(self, client: Client, row: requests.Row) -> list[InferResponse]:
         request = requests.make_request(self._metadata, row, self._arguments.value(command_line.MODEL_VERSION))
         if self._arguments.value(_OUTPUTS):
             request.outputs = _names(self._arguments.value(_OUTPUTS))
         request.parameters = {**dict(map(_parameter, self._arguments.value(_PARAMETER))), **request.parameters}
-        client: Client | None = getattr(self._own, "client", None)
-        if client is None:
-            client = self._own.client = open_client(self._target, timeout_s=self._arguments.value(command_line.TIMEOUT))
-            self._clients.append(client)
         return list(client.stream(request)) if self._is_decoupled else [client.infer(request)]
 
     def close(self) -> None:
-        for client in self._clients:
-            client.close()
+        """Ask nothing more, and wait for what is being asked."""
+        with suppress(Empty):
+            while True:
+                self._asked.get_nowait()
+        for _ in self._threads:
+            self._asked.put(None)
+        for thread in self._threads:
+            thread.join()
 
 
 def _infer_many(arguments: Arguments, target: Target, metadata: ModelMetadata) -> int:
@@ -191,15 +226,17 @@ def _infer_many(arguments: Arguments, target: Target, metadata: ModelMetadata) -
     done = failed = 0
     first_error = ""
     began = time.perf_counter()
-    waiting: deque[tuple[requests.Row | ClientError, Future[list[InferResponse]]]] = deque()
-    pool = ThreadPoolExecutor(arguments.value(_CONCURRENCY), thread_name_prefix="infer")
+    waiting: deque[tuple[requests.Row | ClientError, _Answer]] = deque()
     try:
 
         def take_first() -> None:
             nonlocal done, failed, first_error
-            row, future = waiting.popleft()
+            row, coming = waiting.popleft()
             try:
-                writer.add(done, future.result())
+                answer = coming.get()
+                if isinstance(answer, Exception):
+                    raise answer
+                writer.add(done, answer)
             except ClientError as error:
                 request_id = "" if isinstance(row, ClientError) else str(row.get("id") or "")
                 writer.add_error(done, request_id, str(error))
@@ -214,15 +251,17 @@ def _infer_many(arguments: Arguments, target: Target, metadata: ModelMetadata) -
             progress.show(f"{done:,}{of_all} answered{errors}, {rate:,.0f}/s", done / total if total else None)
 
         for row in rows:
-            waiting.append((row, pool.submit(asking.ask, row)))
+            waiting.append((row, asking.ask(row)))
             # Twice as many as are under way: results leave in order, and one slow answer is not to stop the others.
             if len(waiting) >= 2 * arguments.value(_CONCURRENCY):
                 take_first()
         while waiting:
             take_first()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
         asking.close()
+    except Exception:
+        asking.close()
+        raise
+    finally:
         progress.clear()
         writer.close()
     if arguments.value(_OUTPUT) is not None or sys.stderr.isatty():

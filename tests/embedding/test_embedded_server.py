@@ -124,6 +124,41 @@ def test_an_unknown_model_is_not_found(server: Server) -> None:
 # Waiting ------------------------------------------------------------------------------------------------------------------
 
 
+def test_ctrl_c_interrupts_whoever_waits_and_the_server_serves_on(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it comes just when a lock has been taken: what one thread alone may leave behind locked stops nobody else."""
+    gate = tmp_path / "gate"
+    interrupted = threading.get_ident()
+
+    def interrupt() -> None:
+        until(gate.with_suffix(".begun").exists)
+        signal.pthread_kill(interrupted, signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt):
+        server.infer("echo", {"WAIT_FOR": [str(gate)]}, timeout_s=60)
+    interrupting.join()
+    gate.touch()
+
+    enter = threading.Condition.__enter__
+
+    def enter_and_be_interrupted(condition: threading.Condition) -> bool:
+        entered = enter(condition)
+        if threading.get_ident() == interrupted:
+            raise KeyboardInterrupt
+        return entered
+
+    monkeypatch.setattr(threading.Condition, "__enter__", enter_and_be_interrupted)
+    with contextlib.suppress(KeyboardInterrupt):
+        server.infer("echo", {"NUMBERS": [1]})
+    with contextlib.suppress(KeyboardInterrupt):
+        server.metadata("echo")
+    monkeypatch.undo()
+    assert server.infer("echo", {"NUMBERS": [1]}, timeout_s=30)["NUMBERS_OUT"].tolist() == [1]
+
+
 def test_whoever_waits_too_long_is_told_and_the_model_serves_on(server: Server, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with pytest.raises(TimeoutError, match=r"model 'echo' has not answered within 0\.01 s"):
