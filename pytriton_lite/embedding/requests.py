@@ -290,8 +290,8 @@ class SingleCall(Call):
 
     def wait(self, come: queue.SimpleQueue[Box | InferenceError], timeout_s: float | None) -> Response:
         """The response that is put into *come*. Raises the error in its place, and queue.Empty behind *timeout_s*."""
-        # An interrupt, Ctrl-C, comes anywhere in the thread that waits. A queue that is C leaves nothing locked then. A Future's
-        # condition stays locked now and then, and the server's loop, which is to fulfil it, would wait for that for ever.
+        # An interrupt, Ctrl-C, comes anywhere in the thread that waits. A queue that is C leaves nothing locked then. The
+        # condition of a Future stays locked now and then, and the server's loop, which fulfils it, would wait for ever.
         try:
             return self._opened(come.get(timeout=timeout_s))
         except BaseException:

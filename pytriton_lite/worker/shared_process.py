@@ -67,6 +67,11 @@ class SharedProcess(Worker):
         self._threads: dict[int, Worker] = {}
         """The instances that are threads and serve, by number."""
         self._streams: tuple[stdio.SharedStream, stdio.SharedStream] = stdio.share(LineMark(control[CONTROL_LINE_MARK]))
+        self._threads_before = frozenset(_name_of(each) for each in _thread_ids() if each != os.getpid())
+        """The names that other threads had before ``initialize``.
+
+        In a process that was forked itself, a library's handlers of a fork have made them, as gRPC's do, and will again.
+        """
 
     # ------------------------------------------------------------------------------------------ host
 
@@ -93,7 +98,7 @@ class SharedProcess(Worker):
     def check(self) -> None:
         """Raises InferenceError where the model, which is initialised, cannot be forked."""
         if self._start.instance_sharing is InstanceSharing.FORK:
-            refusal = _why_not_fork()
+            refusal = _why_not_fork(self._threads_before)
             if refusal:
                 text = f"INSTANCE_SHARING 'fork' of model '{self._start.model}': {refusal}"
                 raise InferenceError(ErrorCode.UNSUPPORTED, text)
@@ -244,15 +249,18 @@ def _close(descriptors: list[int] | tuple[int, ...]) -> None:
         os.close(fd)
 
 
-def _why_not_fork() -> str:
-    """Why an instance that is forked from this process, as ``initialize`` has left it, would not work; empty if it would."""
+def _why_not_fork(before: frozenset[str]) -> str:
+    """Why an instance that is forked from this process, as ``initialize`` has left it, would not work; empty if it would.
+
+    *before* are the names that threads had before ``initialize``.
+    """
     user = cuda.user_here()
     if user:
         return (
             f"CUDA was initialised by initialize ({user}), and does not work in processes that are forked afterwards. "
             "Initialise it in the first execute, or use 'threads'"
         )
-    names = _threads()
+    names = _threads(before)
     if names:
         return (
             f"threads are running after initialize, which processes that are forked afterwards lack: {', '.join(names)}. "
@@ -261,8 +269,8 @@ def _why_not_fork() -> str:
     return ""
 
 
-def _threads() -> list[str]:
-    """The names of the threads beside this one that a fork would lose.
+def _threads(before: frozenset[str]) -> list[str]:
+    """The names of the threads beside this one that a fork would lose; a library's with a name of *before* come back.
 
     A library that sees to its own threads, as OpenBLAS does, ends them when the process forks, and starts them anew when it
     needs them. So what is left after a fork counts.
@@ -276,10 +284,11 @@ def _threads() -> list[str]:
     while len(ids := _thread_ids()) > 1 and threading.active_count() == 1 and time.monotonic() < until:
         time.sleep(0.001)  # there is nothing to wait for the kernel with
     own = {thread.native_id: thread.name for thread in threading.enumerate()}
+    of_libraries = {each: _name_of(each) for each in ids if each not in own}
     return [
-        f"'{own[each]}'" if each in own else f"'{_name_of(each)}' (of a library)"
+        f"'{own[each]}'" if each in own else f"'{of_libraries[each]}' (of a library)"
         for each in sorted(ids)
-        if each != threading.get_native_id()
+        if each != threading.get_native_id() and of_libraries.get(each) not in before
     ]
 
 
