@@ -367,6 +367,7 @@ class Call:
         "closing",
         "content_left",
         "is_ended",
+        "is_filling",
         "is_received",
         "is_taking",
         "is_watched",
@@ -395,6 +396,8 @@ class Call:
         """Tiny frames of data that have come of the message which is being received."""
         self.is_received = False
         """The peer has ended its side."""
+        self.is_filling = False
+        """A large message has its memory, and what comes of it may be read into `room`."""
         self.is_taking = True
         """The window is to be opened as data come; when it is not, `Link.take_more` says that it is again."""
         self.is_ended = False
@@ -424,6 +427,13 @@ class Call:
 
     def receive(self, data: bytes, begin: int, end: int) -> None:
         """Take ``data[begin:end]``, the last there is when `is_received` is set."""
+
+    def room(self) -> memoryview | None:
+        """Where the rest of a large message belongs, all of it; None where that is not to be read any more, or by `receive`."""
+        return None
+
+    def placed(self, nbytes: int) -> None:
+        """Take *nbytes* that were read into `room`, as `receive` does."""
 
     def owes_data(self) -> bool:
         """Whether the peer has begun a message that it has not finished, and nothing keeps it from doing so."""
@@ -668,20 +678,31 @@ class UnaryCall(Call):
             return
         self._buffer[: len(body)] = body
         self._filled = len(body)
+        self.is_filling = True
 
     def _fill(self, buffer: memoryview, piece: memoryview) -> None:
-        begin, self._filled = self._filled, self._filled + len(piece)
-        if self._filled > len(buffer):
-            self._check_sizes(len(buffer) - PREFIX_BYTES, self._filled - PREFIX_BYTES)
+        end = self._filled + len(piece)
+        if end > len(buffer):
+            self._check_sizes(len(buffer) - PREFIX_BYTES, end - PREFIX_BYTES)
             return
-        if self._filled > self._taken_bytes and not self._take_budget(
-            min(self._filled + _BUDGET_STEP_BYTES, len(buffer))
-        ):
+        buffer[self._filled : end] = piece
+        self._filled_up_to(buffer, end)
+
+    def room(self) -> memoryview | None:
+        return None if self._buffer is None else self._buffer[self._filled :]
+
+    def placed(self, nbytes: int) -> None:
+        if self._buffer is not None:
+            self._filled_up_to(self._buffer, self._filled + nbytes)
+
+    def _filled_up_to(self, buffer: memoryview, end: int) -> None:
+        self._filled = end
+        if end > self._taken_bytes and not self._take_budget(min(end + _BUDGET_STEP_BYTES, len(buffer))):
             return
-        buffer[begin : self._filled] = piece
         if self.is_received:
             self._body = self._buffer = None
-            self._serve(buffer, 0, self._filled)
+            self.is_filling = False
+            self._serve(buffer, 0, end)
 
     def _check_sizes(self, size: int, received: int) -> None:
         """Refuse as early as the prefix shows that it cannot be right, so that no more than one message is kept."""
@@ -877,6 +898,7 @@ class UnaryCall(Call):
     def _end(self) -> None:
         super()._end()
         self._body = self._buffer = None
+        self.is_filling = False
         if self._is_counted:
             self._endpoint.calls.end_one()
 

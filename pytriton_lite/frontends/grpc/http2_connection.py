@@ -2,6 +2,7 @@
 
     Http2Connection ─┬─ HeaderBlocks    HEADERS and CONTINUATION, decoded
                      ├─ Streams         which streams are new, open, ended
+                     ├─ Placing         where frames of a large message are read to, past all this
                      ├─ Sender          answers on their way out, windows, what lies unread
                      ├─ Wariness        frames of no use, until they are too many
                      └─ Keepalive       pings to a peer that says nothing
@@ -15,9 +16,10 @@ those is told ENHANCE_YOUR_CALM.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from pytriton_lite.core.errors import BugError
 from pytriton_lite.frontends.grpc import http2_frames as frames
@@ -26,22 +28,29 @@ from pytriton_lite.frontends.grpc.http2_frames import ConnectionFault, Http2Erro
 from pytriton_lite.frontends.grpc.http2_headers import MAX_HEADER_LIST_BYTES, HeaderBlocks
 from pytriton_lite.frontends.grpc.http2_keepalive import PING as KEEPALIVE_PING
 from pytriton_lite.frontends.grpc.http2_keepalive import Keepalive
+from pytriton_lite.frontends.grpc.http2_placing import LEAST_FRAME_BYTES, Placing
 from pytriton_lite.frontends.grpc.http2_sender import SMALL_DATA_BYTES, STREAM_WINDOW, Sender
 from pytriton_lite.frontends.grpc.http2_state import TRANSITIONS, ConnectionState
 from pytriton_lite.frontends.grpc.http2_streams import MAX_CONCURRENT_STREAMS, Streams
 from pytriton_lite.frontends.grpc.http2_wariness import Wariness
 from pytriton_lite.frontends.grpc.options import GrpcOptions
+from pytriton_lite.frontends.grpc.placing_reader import PlacingReader
 from pytriton_lite.frontends.unread import UnreadBudget
 from pytriton_lite.frontends.work_share import share_of
 
 CONNECTION_WINDOW = 16 << 20
-# A frame that is cut by the end of a read is copied once more, so that longer ones gain nothing.
 MAX_FRAME_BYTES = 64 << 10
 
 # So much of a frame of data is handed on before the rest has come: to keep it would be to copy it, and what comes next.
 _PART_BYTES = 4 << 10
 _WORK_BETWEEN_LOOKS = 8  # at the clock: two to four requests, which take a tenth of a slice
 _LEAST_MOVED_BYTES = 1 << 10  # of a message or an answer, between two looks for what stands still
+_PLACED_BYTES = 64 << 10
+"""What is left of a message, at least, to be read into its place: below it two changes of protocol cost more than copies."""
+_READS_UNPLACED = 8
+"""Reads that go the ordinary way behind one that had frames of two messages in it: the next ones will have, too."""
+_DROPPED = bytearray(64 << 10)
+"""Takes what nobody wants; it is never looked at."""
 _TINY_DATA_BYTES = 32  # less than any request has
 _FREE_TINY_FRAMES = 8
 """Frames of less than `_TINY_DATA_BYTES` that a message may have before each more is a nuisance."""
@@ -113,6 +122,19 @@ class Http2Connection:
         self._is_encrypted = False
         self._data_left: tuple[int, int, int] | None = None
         """Rest of a frame of data whose beginning was handed on: bytes that are to come, flags, stream."""
+        self._filling: Call | None = None
+        """The call of which the latest frame of data was, where that belongs to a large message."""
+        self._data_bytes = self._usual_data_bytes = 0
+        """Length of the latest frame of data, and of the longer one of the latest two."""
+        self._reads_unplaced = 0
+        """So many reads are not to be placed."""
+        self._reader: PlacingReader | None = None
+        self._placing: Placing | None = None
+        """Where frames of the message of `_filling` are read to; then the transport has `_reader` for its protocol."""
+        self._descriptor = -1
+        """The socket's, then."""
+        self._placed_bytes = 0
+        """What the transport has read into place while it was not our turn."""
         self._has_read_frames = False
         """A frame has ended since the connection last looked for what stands still."""
         self._full_at_look: tuple[int, int] | None = None
@@ -161,6 +183,8 @@ class Http2Connection:
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._move(_CLOSED)
+        self._forget_places()
+        self._reader = None
         for timer in self._timers.values():
             timer.cancel()
         self._drop_calls()
@@ -204,12 +228,17 @@ class Http2Connection:
         self._is_waiting = False
         if self.state is _CLOSED:
             self._rest = b""
+            self._forget_places()
             self._resume_reading()  # what comes is dropped, and the end of it has to be seen
             return
         self.read_at = self._share.began_at
-        data, begin = self._rest, self._rest_at
-        self._rest, self._rest_at = b"", 0
-        self._work(data, begin)
+        if self._placing is not None:
+            nbytes, self._placed_bytes = self._placed_bytes, 0
+            self._work_on_places(nbytes)
+        else:
+            data, begin = self._rest, self._rest_at
+            self._rest, self._rest_at = b"", 0
+            self._work(data, begin)
         if not self._is_waiting:
             self._resume_reading()
 
@@ -263,9 +292,14 @@ class Http2Connection:
             if length > MAX_FRAME_BYTES:
                 raise ConnectionFault(Http2Error.FRAME_SIZE_ERROR, f"frame of {length} bytes, over {MAX_FRAME_BYTES}")
             payload = begin + frames.FRAME_HEAD_BYTES
+            if kind == frames.DATA:
+                self._usual_data_bytes = max(length, self._data_bytes)
+                self._data_bytes = length
             if payload + length > end:
                 is_open = self._headers.begun is None and self.state is not _EXPECTING_SETTINGS
-                if kind == frames.DATA and not flags & frames.PADDED and end - payload >= _PART_BYTES and is_open:
+                # What is to be placed has to begin behind what has come.
+                least = _PART_BYTES if self._filling is None else 1
+                if kind == frames.DATA and not flags & frames.PADDED and end - payload >= least and is_open:
                     begin = self._go_on_with_data(data, payload, length, flags, stream_id & frames.MAX_STREAM_ID)
                 break
             begin = payload + length
@@ -288,6 +322,8 @@ class Http2Connection:
         self._rest = data[begin:]
         if begin > first:
             self._has_read_frames = True
+        if self._filling is not None:
+            self._begin_placing(self._filling)
 
     def _go_on_with_data(self, data: bytes, begin: int, left: int, flags: int, stream_id: int) -> int:
         """Hand on what has come of a frame of data, as if it were a frame of its own; where the next one begins."""
@@ -297,16 +333,158 @@ class Http2Connection:
         self._on_data(data, begin, end, flags & ~frames.END_STREAM if left else flags, stream_id)
         return end
 
+    # ------------------------------------------------------------------------------------------ large messages
+
+    def _begin_placing(self, call: Call) -> None:
+        """Have what comes read into the memory of the message of *call*, of which the latest frame of data was.
+
+        Not over TLS, which decrypts into bytes of its own, nor where something else has begun to come.
+        """
+        if self._reads_unplaced:
+            self._reads_unplaced -= 1
+            return
+        room = call.room()
+        if room is None or self.state is _CLOSED:
+            self._filling = None
+            return
+        left = self._data_left
+        if (
+            len(room) < _PLACED_BYTES
+            or self._usual_data_bytes < LEAST_FRAME_BYTES
+            or self._is_encrypted
+            or self._is_reading_paused
+            or self._headers.begun is not None
+            or (len(self._rest) >= frames.FRAME_HEAD_BYTES if left is None else left[2] != call.stream_id)
+            or self._transport.is_closing()
+        ):
+            return
+        frame_left, flags = (0, 0) if left is None else left[:2]
+        self._placing = Placing(call.stream_id, frame_left, flags, self._rest, self._usual_data_bytes)
+        self._rest, self._data_left = b"", None
+        self._descriptor = self._transport.get_extra_info("socket").fileno()
+        if self._reader is None:
+            self._reader = PlacingReader(self)
+        self._transport.set_protocol(self._reader)
+
+    def next_place(self) -> memoryview:
+        """See `PlacingConnection`."""
+        call, placing = self._filling, self._placing
+        if call is None or placing is None:  # closed
+            return memoryview(_DROPPED)
+        # Nobody keeps it: an idle connection would keep the message of a call that has ended.
+        room = call.room()
+        # Where it has ended what comes is nobody's, and still consists of frames.
+        return placing.first_place(memoryview(_DROPPED) if room is None else room)
+
+    def placed(self, nbytes: int) -> None:
+        """See `PlacingConnection`."""
+        if self._placing is None or self.state is _CLOSED:
+            return
+        share = self._share
+        if share.begin(into_place=nbytes):
+            try:
+                self.read_at = share.began_at
+                self._work_on_places(nbytes)
+            finally:
+                share.end()
+        else:
+            self.read_at = self._loop.time()
+            self._placed_bytes = nbytes
+            self._pause_reading()
+            self._is_waiting = True
+            share.wait(self, is_new=True)
+
+    def _work_on_places(self, nbytes: int) -> None:
+        """Take *nbytes* that were read into `next_place`, and read on while something is there and time is left."""
+        try:
+            if nbytes:
+                self._take_places([self.next_place()], nbytes)
+            while True:
+                # Names of their own: compiled code believes that an attribute stays what it was found to be.
+                call, placing = self._filling, self._placing
+                if call is None or placing is None:
+                    break
+                room = call.room()
+                if room is None:
+                    self._end_placing()
+                    break
+                places = placing.places(room)
+                try:
+                    nbytes = os.readv(self._descriptor, places)
+                except OSError:  # nothing is there; or what the transport meets as well
+                    break
+                if not nbytes:
+                    break
+                self._take_places(places, nbytes)
+                if self._placing is not None and self._share.is_over():
+                    self._is_waiting = True
+                    self._pause_reading()
+                    self._share.wait(self, is_new=False)
+                    return
+        except ConnectionFault as fault:
+            self._close(fault.code, fault.text)
+            return
+        if self._sender.has_room:
+            self._sender.send_unsent()
+
+    def _take_places(self, places: list[memoryview], nbytes: int) -> None:
+        """Do for *nbytes* that were read into *places* what `_on_data` does for a frame."""
+        call, placing = self._filling, self._placing
+        assert call is not None and placing is not None
+        room = call.room()
+        left = 0 if room is None else len(room)
+        taken = placing.took(places, nbytes, left)
+        is_end = not placing.frame_left and bool(placing.flags & frames.END_STREAM)
+        self._has_read_frames = True
+        self._count_data(taken)
+        if placing.is_lost or is_end or taken >= left or self._streams.calls.get(call.stream_id) is not call:
+            self._end_placing()
+        if self._streams.calls.get(call.stream_id) is call:
+            self._take_placed(call, taken, is_end=is_end)
+        if placing.is_lost:
+            if placing.is_mixed:
+                self._reads_unplaced = _READS_UNPLACED
+            self._read_frames(placing.rest, 0)
+
+    def _take_placed(self, call: Call, taken: int, *, is_end: bool) -> None:
+        if call.content_left is not None:
+            call.content_left -= taken
+            if call.content_left < 0 or (is_end and call.content_left):
+                self._reset(call, Http2Error.PROTOCOL_ERROR)
+                return
+        if is_end:
+            call.is_received = True
+        else:
+            call.moved += taken
+            call.receive_window -= taken
+            if call.receive_window < 0:
+                self._reset(call, Http2Error.FLOW_CONTROL_ERROR)
+                return
+        call.placed(taken)
+        if call.is_taking and call.receive_window < STREAM_WINDOW // 2:
+            self._sender.take_more(call)
+
+    def _end_placing(self) -> None:
+        """Read what comes as ever."""
+        placing = self._placing
+        assert placing is not None
+        if not placing.is_lost:
+            self._rest = placing.head
+        if placing.frame_left:
+            self._data_left = (placing.frame_left, placing.flags, placing.stream_id)
+        self._forget_places()
+        self._transport.set_protocol(cast(asyncio.Protocol, self))  # it has the methods of one
+
+    def _forget_places(self) -> None:
+        self._placing = None
+        self._filling = None
+        self._placed_bytes = 0
+
     # ------------------------------------------------------------------------------------------ frames that came
 
     def _on_data(self, data: bytes, begin: int, end: int, flags: int, stream_id: int) -> None:
         length = end - begin
-        self._receive_window -= length
-        if self._receive_window < CONNECTION_WINDOW // 2:
-            if self._receive_window < 0:
-                raise ConnectionFault(Http2Error.FLOW_CONTROL_ERROR, "more data than the connection's window")
-            self._transport.write(frames.window_update(0, CONNECTION_WINDOW - self._receive_window))
-            self._receive_window = CONNECTION_WINDOW
+        self._count_data(length)
         call = self._streams.calls.get(stream_id)
         if call is None:
             self._on_late_frame(stream_id)
@@ -336,8 +514,17 @@ class Http2Connection:
                 self._reset(call, Http2Error.FLOW_CONTROL_ERROR)
                 return
         call.receive(data, begin, end)
+        self._filling = call if call.is_filling else None
         if call.is_taking and call.receive_window < STREAM_WINDOW // 2:
             self._sender.take_more(call)
+
+    def _count_data(self, length: int) -> None:
+        self._receive_window -= length
+        if self._receive_window < CONNECTION_WINDOW // 2:
+            if self._receive_window < 0:
+                raise ConnectionFault(Http2Error.FLOW_CONTROL_ERROR, "more data than the connection's window")
+            self._transport.write(frames.window_update(0, CONNECTION_WINDOW - self._receive_window))
+            self._receive_window = CONNECTION_WINDOW
 
     def _on_headers(self, data: bytes, begin: int, end: int, flags: int, stream_id: int) -> None:
         if flags & frames.PADDED:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import gzip
+import itertools
 import logging
 import os
 import random
@@ -16,6 +17,7 @@ import struct
 import subprocess
 import sys
 import threading
+import tracemalloc
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -64,6 +66,7 @@ from pytriton_lite.frontends.grpc.http2 import Http2Listener, start_http2
 from pytriton_lite.frontends.grpc.http2_call import TasksToCome
 from pytriton_lite.frontends.grpc.http2_frames import keeps_table
 from pytriton_lite.frontends.grpc.options import GrpcOptions
+from pytriton_lite.frontends.grpc.placing_reader import PlacingReader
 from pytriton_lite.frontends.unread import UnreadBudget
 from pytriton_lite.frontends.work_share import share_of
 from tests.harness import RunningServer, write_model
@@ -355,6 +358,142 @@ class TestFraming:
                 peer.send(frame(DATA, flags if is_last else 0, 1, more[begin : begin + 16_000]))
             trailers = peer.answer(1).trailers
             assert (trailers["grpc-status"], trailers["grpc-message"]) == ("13", text)
+
+
+def large_body(seed: int, size: int = 1_000_000) -> tuple[bytes, bytes]:
+    """A message that the echo model gives back, and the tensor in it."""
+    sent = random.Random(seed).randbytes(size)
+    message = service_pb2.ModelInferRequest(model_name="echo", raw_input_contents=[sent])
+    message.inputs.add(name="X", datatype="UINT8", shape=[len(sent)])
+    return prefixed(message.SerializeToString()), sent
+
+
+def in_frames(stream: int, body: bytes, lengths: Iterator[int]) -> list[bytes]:
+    """*body* in frames of data, the last of which ends the stream."""
+    found = []
+    at = 0
+    while at < len(body):
+        end = min(at + next(lengths), len(body))
+        found.append(frame(DATA, END_STREAM if end == len(body) else 0, stream, body[at:end]))
+        at = end
+    return found
+
+
+class TestMessagesReadIntoPlace:
+    WIDE = PREFACE + settings(initial_window_size=1 << 30) + window_update(0, 1 << 30)
+
+    def test_transport_has_the_connection_for_its_protocol_again_behind_the_message(
+        self, loop: LoopThread, listener: Http2Listener
+    ) -> None:
+        body, sent = large_body(0)
+        frames = in_frames(1, body, itertools.repeat(16_384))
+
+        async def reads_into_place() -> bool:
+            protocols = [connection._transport.get_protocol() for connection in listener._connections.open]
+            return any(isinstance(protocol, PlacingReader) for protocol in protocols)
+
+        with Http2Peer.connect(listener, self.WIDE) as peer:
+            peer.send(peer.headers(1, headers_of()), *frames[:20])
+            while not loop.run(reads_into_place()):
+                pass
+            peer.send(*frames[20:])
+            assert echoed(peer.answer(1).message) == sent
+            assert not loop.run(reads_into_place())
+            peer.request(3, b"", LIVE)
+            assert peer.answer(3).trailers["grpc-status"] == "0"
+
+    @pytest.mark.parametrize("seed", range(6))
+    def test_frames_of_any_length_among_those_of_others(self, listener: Http2Listener, seed: int) -> None:
+        """Lengths that stay for a while, pings, unknown frames, calls of others, and another large message, cut anywhere."""
+        dice = random.Random(seed)
+
+        def lengths() -> Iterator[int]:
+            while True:
+                yield from itertools.repeat(dice.choice([1, 3_000, 5_000, 16_384, 65_536]), dice.randint(1, 12))
+
+        bodies = {stream: large_body(seed * 10 + stream) for stream in (1, 3)}
+        with Http2Peer.connect(listener, self.WIDE) as peer:
+            waiting = {stream: in_frames(stream, body, lengths()) for stream, (body, _) in bodies.items()}
+            data = b"".join(peer.headers(stream, headers_of()) for stream in waiting)
+            small = 5
+            while waiting:
+                stream = dice.choice(list(waiting))
+                for _ in range(min(dice.randint(1, 20), len(waiting[stream]))):
+                    data += waiting[stream].pop(0)
+                if not waiting[stream]:
+                    del waiting[stream]
+                if dice.random() < 0.3:
+                    data += frame(PING, 0, 0, bytes(8)) + frame(0x77, 0, 0, b"?")
+                if dice.random() < 0.3:
+                    data += peer.headers(small, headers_of(LIVE)) + frame(DATA, END_STREAM, small, prefixed(b""))
+                    small += 2
+            sender = threading.Thread(target=self._send_cut, args=(peer, data, dice))
+            sender.start()
+            answers = dict.fromkeys(bodies, b"")
+            ended = set()
+            for found in peer.frames():
+                assert found.kind not in (GOAWAY, RST_STREAM)
+                if found.kind == DATA and found.stream in answers:
+                    answers[found.stream] += found.payload
+                if found.kind == HEADERS and found.flags & END_STREAM:
+                    ended.add(found.stream)
+                if ended >= bodies.keys():
+                    break
+            sender.join()
+            for stream, (_, sent) in bodies.items():
+                assert echoed(answers[stream][5:]) == sent
+
+    @staticmethod
+    def _send_cut(peer: Http2Peer, data: bytes, dice: random.Random) -> None:
+        at = 0
+        while at < len(data):
+            end = at + dice.choice([1, 9, 4_000, 100_000, 400_000])
+            peer.send(data[at:end])
+            at = end
+
+    def test_call_that_is_reset_in_the_middle_leaves_others_alone(self, listener: Http2Listener) -> None:
+        body, _ = large_body(1)
+        frames = in_frames(1, body, itertools.repeat(16_384))
+        with Http2Peer.connect(listener, self.WIDE) as peer:
+            peer.send(peer.headers(1, headers_of()), *frames[:40], reset(1))
+            peer.request(3, b"", LIVE)
+            assert peer.answer(3).trailers["grpc-status"] == "0"
+
+    def test_rest_of_a_call_that_has_ended_is_passed_over(self, listener: Http2Listener) -> None:
+        body, _ = large_body(1)
+        frames = in_frames(1, body, itertools.repeat(16_384))
+        with Http2Peer.connect(listener, self.WIDE) as peer:
+            peer.send(peer.headers(1, headers_of(grpc_timeout="50m")), *frames[:40], frames[40][:5_000])
+            assert peer.answer(1).trailers["grpc-status"] == "4"
+            peer.send(frames[40][5_000:], *frames[41:])
+            peer.request(3, b"", LIVE)
+            assert peer.answer(3).trailers["grpc-status"] == "0"
+
+    def test_memory_of_a_call_that_has_ended_is_not_kept_for_its_rest(self, listener: Http2Listener) -> None:
+        frames = in_frames(1, bytes(8 << 20), itertools.repeat(16_384))
+        tracemalloc.start()
+        try:
+            with Http2Peer.connect(listener, self.WIDE) as peer:
+                peer.send(peer.headers(1, headers_of(grpc_timeout="500m")))
+                peer.send(frame(DATA, 0, 1, struct.pack(">BL", 0, 64 << 20)), *frames[:-1])
+                assert peer.answer(1).trailers["grpc-status"] == "4"
+                assert tracemalloc.get_traced_memory()[1] > 64 << 20
+                assert tracemalloc.get_traced_memory()[0] < 32 << 20
+        finally:
+            tracemalloc.stop()
+
+    def test_peer_that_ends_its_side_in_the_middle_is_closed(self, listener: Http2Listener) -> None:
+        body, _ = large_body(1)
+        with Http2Peer.connect(listener, self.WIDE) as peer:
+            peer.send(peer.headers(1, headers_of()), *in_frames(1, body, itertools.repeat(16_384))[:40])
+            peer.sock.shutdown(socket.SHUT_WR)
+            peer.until_closed()
+
+    def test_message_that_is_longer_than_it_says_is_refused(self, listener: Http2Listener) -> None:
+        with Http2Peer.connect(listener, self.WIDE) as peer:
+            body = struct.pack(">BL", 0, 400_000) + bytes(500_000)
+            peer.send(peer.headers(1, headers_of()), *in_frames(1, body, itertools.repeat(16_384)))
+            assert peer.answer(1).trailers["grpc-message"] == "a unary method takes one message, and more was sent"
 
 
 class TestFlowControl:
