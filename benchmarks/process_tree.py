@@ -9,7 +9,9 @@ process whose parent ignores SIGCHLD, and one that was handed to another parent 
 from __future__ import annotations
 
 import os
+import re
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,6 +129,23 @@ def everyone_cpu_seconds() -> float | None:
         return None
     stolen = int(PROC.joinpath("stat").read_text().split(maxsplit=9)[8])  # proc_stat(5): the eighth number after "cpu"
     return (stolen + sum(stat.cpu_ticks for stat in _read_everyone().values())) / os.sysconf("SC_CLK_TCK")
+
+
+def thread_times(pids: Sequence[int]) -> dict[tuple[int, int], tuple[str, int]]:
+    """CPU time in ns of the threads of *pids*, and their names without numbers, by process and thread.
+
+    Empty where there is no /proc.
+    """
+    found = {}
+    for pid in pids:
+        for task in PROC.joinpath(str(pid), "task").glob("*"):
+            try:
+                name = task.joinpath("comm").read_text().strip()
+                took = int(task.joinpath("schedstat").read_text().split()[0])
+            except (OSError, IndexError):
+                continue  # it has ended just now
+            found[pid, int(task.name)] = re.sub(r"[0-9/]+$", "", name), took
+    return found
 
 
 def _read_everyone() -> dict[int, ProcessStat]:

@@ -39,7 +39,7 @@ from calls import HEADER_LENGTH, Call, Protocol, http_path, http_request
 from load_generators import GrpcLoad, Wrk, require_tools
 from machine_facts import machine_facts
 from measured_server import Ports, free_ports
-from process_tree import PROC, ProcessTree
+from process_tree import ProcessTree, thread_times
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -53,7 +53,6 @@ from {package}.model_config import ModelConfig, Tensor
 from {package}.triton import Triton, TritonConfig
 
 torch.manual_seed(0)
-{threads}
 layer = torch.nn.Linear(20, 30).eval()
 
 
@@ -63,7 +62,7 @@ def infer(**inputs):
     return [layer(torch.from_numpy(rows)).detach().numpy()]
 
 
-with Triton(config=TritonConfig(http_port={http_port}, grpc_port={grpc_port}, metrics_port={metrics_port})) as triton:
+with Triton(config=TritonConfig(http_port={http_port}, grpc_port={grpc_port}, metrics_port={metrics_port}){server}) as triton:
     triton.bind(
         model_name="Linear",
         infer_func={functions},
@@ -95,6 +94,8 @@ class Candidate(typing.NamedTuple):
     more: str = ""
     """Further arguments of `bind`."""
     functions: str = "infer"
+    server: str = ""
+    """Further arguments of `Triton`."""
 
 
 class Load(typing.NamedTuple):
@@ -120,6 +121,18 @@ class Window(typing.NamedTuple):
     """CPU time for each request, by thread; that of the load generator is ``load``."""
 
 
+_POLLING = ", server_options={'busy_poll_us': 200}"
+_WAYS: dict[str, tuple[str, ...]] = {
+    "threads": ("", "infer"),
+    "processes": ("in_process=False,", "infer"),
+    "two-threads": ("", "[infer, infer]"),
+    "two-processes": ("in_process=False,", "[infer, infer]"),
+    "polling-threads": ("", "infer", _POLLING),
+    "polling-processes": ("in_process=False,", "infer", _POLLING),
+}
+"""Further arguments of `bind`, what is bound, and further arguments of `Triton`, by name of a way to serve."""
+
+
 def main() -> int:
     """Measure, and print tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -128,9 +141,9 @@ def main() -> int:
     parser.add_argument(
         "--build", action="append", metavar="NAME=FOLDER", help="a folder with pytriton_lite; repeatable"
     )
-    parser.add_argument("--ways", default="threads,processes", help="of threads, processes, two-threads, two-processes")
+    parser.add_argument("--ways", default="threads,processes", help=f"of {', '.join(_WAYS)}")
     parser.add_argument(
-        "--torch-threads", type=int, help="torch.set_num_threads in every program; else PyTorch's default"
+        "--threads", type=int, help="OMP_NUM_THREADS of every program; else PyTorch takes one for each core"
     )
     parser.add_argument("--callers", default="1,32")
     parser.add_argument("--rounds", type=int, default=3)
@@ -152,9 +165,9 @@ def main() -> int:
     ]
     callers = [int(count) for count in options.callers.split(",")]
     loads = [load for load in LOADS if load.callers in callers]
-    threads = "" if options.torch_threads is None else f"torch.set_num_threads({options.torch_threads})"
+    environ = {} if options.threads is None else {"OMP_NUM_THREADS": str(options.threads)}
     with contextlib.ExitStack() as stack:
-        servers = {each.name: stack.enter_context(serving(each, threads)) for each in candidates}
+        servers = {each.name: stack.enter_context(serving(each, environ)) for each in candidates}
         compare(servers)
         found = measure(servers, loads, rounds=options.rounds, seconds=options.seconds)
     if options.json is not None:
@@ -167,15 +180,6 @@ def main() -> int:
     return 0
 
 
-_WAYS = {
-    "threads": ("", "infer"),
-    "processes": ("in_process=False,", "infer"),
-    "two-threads": ("", "[infer, infer]"),
-    "two-processes": ("in_process=False,", "[infer, infer]"),
-}
-"""Further arguments of `bind`, and what is bound, by name of a way to serve."""
-
-
 class Served(typing.NamedTuple):
     """A program that serves."""
 
@@ -184,16 +188,16 @@ class Served(typing.NamedTuple):
 
 
 @contextlib.contextmanager
-def serving(candidate: Candidate, threads: str) -> Iterator[Served]:
-    """The program of *candidate* with the statement *threads*, until the block ends.
+def serving(candidate: Candidate, environ: dict[str, str]) -> Iterator[Served]:
+    """The program of *candidate* with *environ* beside what is there, until the block ends.
 
     Raises RuntimeError if it does not start.
     """
     ports = free_ports()
-    environ = {**os.environ, "PYTHONPATH": candidate.path} if candidate.path else dict(os.environ)
+    found_by = {"PYTHONPATH": candidate.path} if candidate.path else {}
     server = subprocess.Popen(
-        [candidate.python, "-c", program(candidate, ports, threads)],
-        env=environ,
+        [candidate.python, "-c", program(candidate, ports)],
+        env={**os.environ, **found_by, **environ},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -211,13 +215,13 @@ def serving(candidate: Candidate, threads: str) -> Iterator[Served]:
             server.wait()
 
 
-def program(candidate: Candidate, ports: Ports, threads: str = "") -> str:
+def program(candidate: Candidate, ports: Ports) -> str:
     """What is run: the same for all but for the import, ports, and what a candidate says more."""
     return PROGRAM.format(
         package=candidate.package,
         functions=candidate.functions,
         more=candidate.more,
-        threads=threads,
+        server=candidate.server,
         http_port=ports.http,
         grpc_port=ports.grpc,
         metrics_port=ports.metrics,
@@ -309,20 +313,6 @@ def _sample(page: str, metric: str) -> float:
     if found is None:
         raise RuntimeError(f"the metrics have no {metric} of the model")
     return float(found[1])
-
-
-def thread_times(pids: Sequence[int]) -> dict[tuple[int, int], tuple[str, int]]:
-    """By process and thread: name, and ns of CPU time. Empty where there is no /proc."""
-    found = {}
-    for pid in pids:
-        for task in PROC.joinpath(str(pid), "task").glob("*"):
-            try:
-                name = task.joinpath("comm").read_text().strip()
-                took = int(task.joinpath("schedstat").read_text().split()[0])
-            except (OSError, IndexError):
-                continue  # it has ended just now
-            found[pid, int(task.name)] = re.sub(r"[0-9/]+$", "", name), took
-    return found
 
 
 # ---------------------------------------------------------------------------------------------------- tables

@@ -9,7 +9,7 @@ import re
 import secrets
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
@@ -173,9 +173,11 @@ class Triton:
         workspace: Any = None,
         triton_lifecycle_policy: TritonLifecyclePolicy | None = None,
         security_config: TritonSecurityConfig | None = None,
+        server_options: Mapping[str, Any] | None = None,
     ) -> None:
         """*config* counts more than variables of the environment. *workspace* and *triton_lifecycle_policy* have no effect.
 
+        *server_options*, which are ours, are keywords of `Server` (docs/embedding.md), and count more than *config*.
         Raises PyTritonValidationError for what cannot be configured.
         """
         own = (config or TritonConfig()).to_dict()
@@ -183,6 +185,7 @@ class Triton:
         merged = {name: value if value is not None else told[name] for name, value in own.items()}
         self._config = TritonConfig(**merged)
         self._security = security_config or TritonSecurityConfig()
+        self._server_options = dict(server_options or {})
         self._lock = threading.RLock()
         self._is_connected = False
         self._has_stopped = False
@@ -190,7 +193,7 @@ class Triton:
 
     def _new_server(self) -> Server:
         try:
-            return Server(**_options(self._config, self._security))
+            return Server(**{**_options(self._config, self._security), **self._server_options})
         except (TypeError, ValueError) as error:
             raise PyTritonValidationError(str(error)) from None
 

@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from process_tree import ProcessTree, everyone_cpu_seconds, parse_stat
+from process_tree import ProcessTree, everyone_cpu_seconds, parse_stat, thread_times
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
 
@@ -131,3 +133,12 @@ def test_what_this_process_burns_is_part_of_what_everybody_uses() -> None:
     assert before is not None
     assert after is not None
     assert after - before >= BURNT_S - SLACK_S
+
+
+def test_the_time_of_a_thread_is_found() -> None:
+    here = threading.get_native_id()
+    before = thread_times([os.getpid()])[os.getpid(), here][1]
+    began = time.thread_time_ns()
+    while time.thread_time_ns() - began < 20_000_000:
+        pass
+    assert thread_times([os.getpid()])[os.getpid(), here][1] - before >= 10_000_000

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import time
-
 from measured_server import Ports
-from pytriton import CALL, Candidate, Protocol, Window, profile, program, table, thread_times
+from pytriton import CALL, Candidate, Protocol, Window, profile, program, table
 
 PORTS = Ports(1, 2, 3)
 THEIRS = [Window(100.0, 1.0, {"python": 900.0, "load": 50.0}), Window(200.0, 3.0, {"python": 700.0, "load": 70.0})]
@@ -34,7 +30,7 @@ def test_the_profile_leaves_out_what_is_nothing() -> None:
 
 def test_both_programs_are_the_same_but_for_the_import() -> None:
     candidates = [Candidate("", "", package) for package in ("pytriton", "pytriton_lite.pytriton")]
-    programs = [program(candidate, PORTS, "torch.set_num_threads(1)") for candidate in candidates]
+    programs = [program(candidate, PORTS) for candidate in candidates]
     assert programs[0] == programs[1].replace("pytriton_lite.pytriton", "pytriton")
     for written in programs:
         compile(written, "linear", "exec")
@@ -45,12 +41,3 @@ def test_requests_differ() -> None:
         calls = CALL.over(protocol)
         assert len({call.request_id for call in calls}) == len(calls) > 1000
         assert len({call.inputs["INPUT_1"].tobytes() for call in calls}) == len(calls)
-
-
-def test_the_time_of_a_thread_is_found() -> None:
-    us = threading.get_native_id()
-    before = thread_times([os.getpid()])[os.getpid(), us][1]
-    began = time.thread_time_ns()
-    while time.thread_time_ns() - began < 20_000_000:
-        pass
-    assert thread_times([os.getpid()])[os.getpid(), us][1] - before >= 10_000_000

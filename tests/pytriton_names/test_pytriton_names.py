@@ -260,6 +260,8 @@ def test_variables_of_the_environment_are_options(
 
 
 def test_refusals_before_anything_starts() -> None:
+    with pytest.raises(PyTritonValidationError, match="busy_pol"):
+        Triton(server_options={"busy_pol": 1})
     with pytest.raises(PyTritonValidationError, match="The `http` or `grpc` endpoint has to be allowed"):
         TritonConfig(allow_http=False, allow_grpc=False)
     with pytest.raises(PyTritonValidationError, match="Invalid endpoint names: everything"):
