@@ -200,6 +200,16 @@ def test_responses_of_a_stream_are_shown_as_they_come(server: RunningServer, ope
     expect(page.locator(".joined")).to_have_text("<b>one</b> two wait wait wait wait three")
 
 
+def test_pieces_of_a_text_that_has_its_spaces_are_put_together_as_they_are(
+    server: RunningServer, open_page: OpenPage
+) -> None:
+    page = open_page(url(server, "/#/models/words"))
+    type_values(page, "TEXT", "Well|,| tok|ens| and| words|.")
+    send(page)
+    expect(page.get_by_text(re.compile("The stream has ended: 7 responses"))).to_be_visible()
+    expect(page.locator(".joined")).to_have_text("Well, tokens and words.")
+
+
 def test_a_stream_is_cancelled_by_its_button(server: RunningServer, open_page: OpenPage) -> None:
     page = open_page(url(server, "/#/models/words"))
     type_values(page, "TEXT", "one " + "wait " * 20)

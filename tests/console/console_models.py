@@ -77,10 +77,14 @@ WORDS = """
             for request in requests:
                 sender = request.get_response_sender()
                 text = pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy()[0].decode()
-                for word in text.split():
+                words = text.split("|") if "|" in text else text.split()
+                for number, word in enumerate(words, 1):
                     if word == "wait":
                         time.sleep(0.5)
-                    sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("WORD", np.array([word], np.object_))]))
+                    outputs = {"REASON": "stop" if number == len(words) else "", "WORD": word}
+                    sender.send(pb_utils.InferenceResponse(
+                        [pb_utils.Tensor(name, np.array([value], np.object_)) for name, value in outputs.items()]
+                    ))
                 sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 WORDS_CONFIG = """
@@ -89,7 +93,7 @@ WORDS_CONFIG = """
     input [
       { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] }, { name: "UNUSED" data_type: TYPE_INT32 dims: [ 1 ] optional: true }
     ]
-    output [ { name: "WORD" data_type: TYPE_STRING dims: [ 1 ] } ]
+    output [ { name: "REASON" data_type: TYPE_STRING dims: [ 1 ] }, { name: "WORD" data_type: TYPE_STRING dims: [ 1 ] } ]
 """
 SIZE = """
     import numpy as np

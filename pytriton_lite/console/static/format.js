@@ -33,3 +33,22 @@ export function timeOfDay(ms) {
 export function count(amount, noun) {
   return `${NUMBER.format(amount)} ${noun}${amount === 1 ? "" : "s"}`;
 }
+
+/** The texts that come in pieces, by name: `add` a piece, and `longest` of them. Words without spaces of their own are given some. */
+export function joinedTexts() {
+  const texts = new Map();
+  return {
+    add(name, piece) {
+      const text = texts.get(name) ?? { joined: "", pieces: [], hasSpaces: false };
+      texts.set(name, text);
+      if (!text.hasSpaces && /^\s|\s$/.test(piece)) {
+        text.hasSpaces = true;
+        text.joined = text.pieces.join("");
+        text.pieces = [];
+      }
+      if (!text.hasSpaces) text.pieces.push(piece);
+      text.joined += text.joined && piece && !text.hasSpaces ? ` ${piece}` : piece;
+    },
+    longest: () => [...texts.values()].reduce((longest, text) => (text.joined.length > longest.length ? text.joined : longest), ""),
+  };
+}

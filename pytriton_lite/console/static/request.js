@@ -3,7 +3,7 @@
 import { LostError, ServerError } from "./api.js";
 import { h, newId, put, setText, tabs } from "./dom.js";
 import { generate, generateStream, infer } from "./exchange.js";
-import { bytes, count, milliseconds } from "./format.js";
+import { bytes, count, joinedTexts, milliseconds } from "./format.js";
 import { picture } from "./images.js";
 import { inputControls } from "./inputs.js";
 import { curl, pythonGrpc, pythonHttp } from "./snippets.js";
@@ -163,6 +163,7 @@ export function requestForm({ metadata, config, about }) {
     const joined = h("p", { class: "joined", hidden: true });
     const rows = h("ol", { class: "events", "aria-label": "Responses" });
     answer.replaceChildren(joined, rows);
+    const texts = joinedTexts();
     let events = 0;
     let errors = 0;
     let first = null;
@@ -174,11 +175,10 @@ export function requestForm({ metadata, config, about }) {
       if (events <= MOST_EVENTS) rows.append(eventRow(members, at));
       for (const output of metadata.outputs) {
         const value = members[output.name];
-        if (output.datatype === "BYTES" && typeof value === "string") {
-          joined.hidden = false;
-          joined.append(joined.textContent && !/^\s/.test(value) && !/\s$/.test(joined.textContent) ? ` ${value}` : value);
-        }
+        if (output.datatype === "BYTES" && typeof value === "string") texts.add(output.name, value);
       }
+      joined.hidden = !texts.longest();
+      setText(joined, texts.longest());
       setText(status, `${count(events, "response")} so far, the first after ${milliseconds(first)}`);
     };
     await generateStream(request, onEvent, running.signal);
