@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -270,6 +271,13 @@ def test_refusals_before_anything_starts() -> None:
         RemoteTriton("localhost")
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for the signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (mask,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
 def test_a_program_stays_as_it_is_below_one_line() -> None:
     http, grpc, metrics = free_ports(3)
     program = textwrap.dedent(f"""
@@ -302,6 +310,7 @@ def test_a_program_stays_as_it_is_below_one_line() -> None:
         tensor.set_data_from_numpy(np.ones((1, 1), np.float32))
         assert client.infer("Double", [tensor]).as_numpy("y").tolist() == [[2]]
         client.close()
+        until(lambda: catches(process.pid, signal.SIGTERM))  # `serve` does, which has perhaps not begun
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "stopped\n"
         assert process.wait() == 0
