@@ -43,16 +43,17 @@ async def refused(answer: Awaitable[object]) -> InferenceError:
 
 
 def children() -> set[int]:
-    """The fork server's processes: every worker that there is."""
+    """The fork server's processes: every worker of the model that there is."""
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                fields = Path(entry, "stat").read_text().rpartition(")")[2].split()
+                name, _, rest = Path(entry, "stat").read_text().partition("(")[2].rpartition(")")
+                fields = rest.split()
                 parent = Path("/proc", fields[1], "stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue  # it has just ended
-            if int(parent[1]) == os.getpid() and fields[0] != "Z":
+            if name.startswith("m_") and int(parent[1]) == os.getpid() and fields[0] != "Z":
                 found.add(int(entry.name))
     return found
 
