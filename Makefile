@@ -34,7 +34,7 @@ RAY := $(VENV)-ray
 # The copy of the project with compiled modules beside the source.
 COMPILED := build/compiled
 
-.PHONY: serve example test test-compiled test-front-ends test-lowest test-console test-deploy test-frameworks test-openai test-ray fuzz fuzz-decoders torture siege mutants check format protos bench \
+.PHONY: serve example test test-stalled test-compiled test-front-ends test-lowest test-console test-deploy test-frameworks test-openai test-ray fuzz fuzz-decoders torture siege mutants check format protos bench \
 	bench-peers plots docs wheel compiled-wheel clean
 
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
@@ -88,6 +88,9 @@ example: $(EXAMPLE_STAMP)  ## server and client of an example: make example NAME
 test: $(VENV)/.installed  ## install, then run every test
 	$(BIN)/python -m compileall -q -j 0 pytriton_lite tests tools
 	PYTHONHASHSEED=0 $(BIN)/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder $(ARGS)
+
+test-stalled: $(VENV)/.installed  ## run the tests while their processes are stopped for moments, as on a busy machine: make test-stalled ARGS="--seed 7"
+	PYTHONHASHSEED=0 $(BIN)/python -m tools.stalled --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 # Python finds the copy first: it is the current directory, and where servers are started elsewhere it is on the path.
 test-compiled: $(VENV)/.installed  ## compile the modules of the hot ways in a copy of the project, then run every test there

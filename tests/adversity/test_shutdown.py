@@ -103,6 +103,8 @@ def wait_refused(port: int, *, limit_s: float) -> None:
             socket.create_connection(("127.0.0.1", port)).close()
         except ConnectionRefusedError:
             return
+        except ConnectionResetError:
+            pass  # it came when the listener was being closed
         assert time.monotonic() - begin < limit_s, "still accepting connections"
 
 

@@ -121,7 +121,7 @@ class ModelStore:
         self._asking: list[_Asking] = []
 
     def define(self, definition: Definition, source: BoundSource) -> None:
-        """Have a model that is not a folder, whose workers come from *spawners*. `load` loads it, as any other.
+        """Have a model that is not a folder, whose workers come from *source*. `load` loads it, as any other.
 
         Raises InferenceError(ALREADY_EXISTS) for a name that is known. Reads directories' names, and takes a moment.
         """
