@@ -177,7 +177,7 @@ def test_without_a_limit_the_stacks_are_logged_and_the_request_goes_on(tmp_path:
         warned = re.findall(r"at the same execution for ([0-9.]+) s", server.log)
         # At 0.2, 0.4, 0.8 … but for those during which stacks are still to come; how long it took is the machine's affair.
         assert warned and all(float(later) > 1.5 * float(earlier) for earlier, later in pairwise(warned)), warned
-        assert 1 <= len(re.findall(STACK, server.log)) <= 3
+        assert 1 <= len(re.findall(STACK, server.log)) <= len(warned)
         assert "worker_restarts" in server.get(server.metrics_url).body.decode()
         assert len(server.worker_pids("m_0")) == 1
 
