@@ -16,41 +16,24 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
+
+from tools.torture.processes import descendants, read_process
 
 _STOPS_S = (0.005, 0.03, 0.1, 0.3)
 _PAUSE_S = 0.01
-_ENDED = "ZX"
 _STOPPED = "Tt"  # by a test, which is to find it so
-
-
-def children(pid: int) -> list[int]:
-    """The processes that *pid* has started; none where it has ended."""
-    found: list[int] = []
-    try:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            found += map(int, (task / "children").read_text().split())
-    except OSError:
-        pass
-    return found
-
-
-def descendants(pid: int) -> list[int]:
-    """The processes that *pid* has started, and theirs."""
-    found = children(pid)
-    return found + [each for child in found for each in descendants(child)]
 
 
 def stop_for(pid: int, seconds: float) -> None:
     """Stop *pid* and let it go on, unless it has ended or stands still already."""
+    process = read_process(pid)
+    if process is None or process.is_zombie or process.state in _STOPPED:
+        return
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        if state in _ENDED + _STOPPED:
-            return
         os.kill(pid, signal.SIGSTOP)
         time.sleep(seconds)
         os.kill(pid, signal.SIGCONT)
-    except OSError:
+    except ProcessLookupError:
         pass  # it has just ended
 
 
@@ -68,10 +51,11 @@ def main() -> int:
     with subprocess.Popen([sys.executable, "-m", "pytest", *rest]) as tests:
         try:
             while tests.poll() is None:
-                testing = children(tests.pid)
-                chosen = [chance.choice(testing)] if testing and chance.random() < 0.5 else descendants(tests.pid)
-                for pid in chance.sample(chosen, min(2, len(chosen))):
-                    stop_for(pid, chance.choice(_STOPS_S))
+                started = descendants(tests.pid)
+                testing = [process for process in started if process.parent == tests.pid]
+                chosen = [chance.choice(testing)] if testing and chance.random() < 0.5 else started
+                for process in chance.sample(chosen, min(2, len(chosen))):
+                    stop_for(process.pid, chance.choice(_STOPS_S))
                 time.sleep(_PAUSE_S)
         except KeyboardInterrupt:
             pass  # pytest has heard it, too

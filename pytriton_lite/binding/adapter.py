@@ -27,9 +27,6 @@ from pytriton_lite.worker.request import InferenceRequest
 from pytriton_lite.worker.response import InferenceResponse
 from pytriton_lite.worker.tracebacks import describe
 
-_OUTPUTS = (dict, list, tuple, np.ndarray)
-"""What the outputs for one request are given as; anything else has them in its ``data``."""
-
 _NUMBER = re.compile(r"_(\d+)$")
 _UNRECOVERABLE = 70
 """The exit status of a worker whose function has said that it cannot go on."""
@@ -176,7 +173,7 @@ class BoundModel:
     # ------------------------------------------------------------------------------------------ checks
 
     def _response(self, request: Request, outputs: Any) -> InferenceResponse:
-        if not isinstance(outputs, _OUTPUTS):
+        if not isinstance(outputs, decorators.PLAIN):
             outputs = getattr(outputs, "data", outputs)  # a `Response` of PyTriton's has them there
         return InferenceResponse(
             [pb_utils.Tensor(name, self._checked(name, array, request)) for name, array in self._all(outputs).items()]

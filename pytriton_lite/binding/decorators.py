@@ -37,13 +37,13 @@ Outputs = dict[str, Array]
 _CONTEXT = "triton_context"
 """The argument that `triton_context` adds."""
 
-_PLAIN = (dict, list, tuple, np.ndarray)
-"""What functions return most often, and nobody has to wait for."""
+PLAIN = (dict, list, tuple, np.ndarray)
+"""What functions return most often: outputs themselves, which nobody has to wait for and nothing has to be taken out of."""
 
 
 def then(result: Any, change: Callable[[Any], Any]) -> Any:
     """*change* what a function returned, or each thing that it yields, when that is there."""
-    if isinstance(result, _PLAIN):
+    if isinstance(result, PLAIN):
         return change(result)
     if inspect.isgenerator(result):
         return _each(result, change)

@@ -25,6 +25,12 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
+def post_if_alive(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: Any) -> None:
+    """Call *function* in *loop*, from any thread, or not at all when that has ended, and with it whoever waited."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(function, *arguments)
+
+
 class LoopThread:
     """Runs from its construction to `close`. The thread is a daemon: a program that has forgotten it can end."""
 
@@ -70,8 +76,7 @@ class LoopThread:
 
     def post_if_alive(self, function: Callable[..., object], *arguments: Any) -> None:
         """`post`, or nothing when the loop has ended."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(function, *arguments)
+        post_if_alive(self._loop, function, *arguments)
 
     def begin(self, work: Coroutine[Any, Any, Answer]) -> Future[Answer]:
         """Have *work* done in the loop."""
@@ -88,17 +93,16 @@ class LoopThread:
         asyncio.CancelledError where the loop ends first, and RuntimeError where it has ended.
         """
         # As in `SingleCall.wait`, an interrupt may come anywhere here: hence no Future, which two threads lock.
-        begun: queue.SimpleQueue[asyncio.Task[Answer]] = queue.SimpleQueue()
+        begun: list[asyncio.Task[Answer]] = []
         done: queue.SimpleQueue[asyncio.Task[Answer]] = queue.SimpleQueue()
 
         def begin() -> None:
-            task = self._loop.create_task(work)
-            begun.put(task)
-            task.add_done_callback(done.put)
+            begun.append(self._loop.create_task(work))
+            begun[0].add_done_callback(done.put)
 
         def cancel() -> None:
-            if not begun.empty():
-                begun.get().cancel()
+            for task in begun:
+                task.cancel()
 
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         try:
@@ -113,7 +117,7 @@ class LoopThread:
                     return done.get(timeout=left_s).result()
                 except queue.Empty:
                     if not self.is_alive:
-                        if begun.empty():
+                        if not begun:
                             work.close()
                         raise asyncio.CancelledError from None
                     if end_s is not None and time.monotonic() >= end_s:
@@ -124,7 +128,6 @@ class LoopThread:
 
     def close(self, timeout_s: float) -> bool:
         """End the loop, and what still runs in it. Whether the thread has ended within *timeout_s*."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._loop.stop)
+        self.post_if_alive(self._loop.stop)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()

@@ -13,7 +13,6 @@ response travels in a box, and the box is emptied there.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import queue
 import time
@@ -35,7 +34,7 @@ from pytriton_lite.core.request import (
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.core.timeline import CLIENT_GONE, Timeline
 from pytriton_lite.embedding.arrays import Array, arrays_of, tensor_of
-from pytriton_lite.embedding.loop_thread import Answer, LoopThread
+from pytriton_lite.embedding.loop_thread import Answer, LoopThread, post_if_alive
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import Server as Engine
@@ -320,11 +319,7 @@ def fulfiller(future: asyncio.Future[Answer]) -> Callable[[Answer], None]:
         if not future.done():
             future.set_result(answer)
 
-    def put(answer: Answer) -> None:
-        with contextlib.suppress(RuntimeError):  # that loop has ended, and with it whoever waited
-            loop.call_soon_threadsafe(fulfil, answer)
-
-    return put
+    return lambda answer: post_if_alive(loop, fulfil, answer)
 
 
 def drop(thread: LoopThread, box: Box) -> None:
@@ -446,8 +441,7 @@ class AsyncStream:
         calls.enter(self._call)
 
     def _put(self, item: Box | InferenceError | None) -> None:
-        with contextlib.suppress(RuntimeError):  # that loop has ended, and with it whoever waited
-            self._loop.call_soon_threadsafe(self._come.put_nowait, item)
+        post_if_alive(self._loop, self._come.put_nowait, item)
 
     def __aiter__(self) -> AsyncStream:
         return self

@@ -80,9 +80,10 @@ class _IpcHandle(ctypes.Structure):
 
 
 def user_here() -> str:
-    """Who has initialised CUDA in this process, so that it would not work in processes forked from it; empty if nobody has.
+    """The name of the library that has initialised CUDA in this process, or "" where none has.
 
-    Initialises nothing, and loads the driver only where somebody has loaded it.
+    Where one has, CUDA does not work in processes that are forked from this one. Initialises nothing, and loads the driver
+    only where somebody has loaded it.
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():

@@ -30,7 +30,7 @@ class Placing:
         self.stream_id = stream_id
         self.frame_left = frame_left
         self.flags = flags
-        """Of the frame that is to come, or came last."""
+        """The flags of the frame whose rest is to come; behind its end, those that it had."""
         self._usual_bytes = usual_bytes
         size = frames.FRAME_HEAD_BYTES
         count = _READ_BYTES // usual_bytes + 2
@@ -42,11 +42,11 @@ class Placing:
         self._head_bytes = len(head)
         """Bytes of the next head that have come."""
         self.is_lost = False
-        """A head was not the expected one, and this is over."""
+        """Whether a head that was not expected has come, so that nothing more can be placed."""
         self.is_mixed = False
-        """It was that of another message, whose frames lie among those of this one."""
+        """Whether that head was of another message, whose frames lie among those of this one."""
         self.rest = b""
-        """That head and what has come behind it, then."""
+        """Where `is_lost` is set: the head that was not expected, and what has come behind it, in the order of the wire."""
 
     @property
     def head(self) -> bytes:
