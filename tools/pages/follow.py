@@ -45,14 +45,16 @@ class _Background:
     def __init__(self, snippet: Snippet, script: str, folder: Path, environ: Mapping[str, str]) -> None:
         self._snippet = snippet
         self._lines: list[str] = []
-        self._is_ready = threading.Event()
+        self._is_ready = False
+        self._is_known = threading.Event()  # ready, or ended without
         self._process = subprocess.Popen(
             ["bash", "-euo", "pipefail", "-c", script], cwd=folder, env=environ, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        if not self._is_ready.wait(READY_TIMEOUT_S) or self._process.poll() is not None:
+        # A process that has closed its output may not have exited yet, so `poll` would not tell the two apart.
+        if not self._is_known.wait(READY_TIMEOUT_S) or not self._is_ready:
             self.stop()
             raise NotAsWritten(f"{snippet.place}: it did not get ready\n{''.join(self._lines)}")
 
@@ -61,8 +63,9 @@ class _Background:
         for line in self._process.stdout:
             self._lines.append(line)
             if READY in line:
-                self._is_ready.set()
-        self._is_ready.set()  # it has ended
+                self._is_ready = True
+                self._is_known.set()
+        self._is_known.set()
 
     def stop(self) -> None:
         """Do what Ctrl-C does, and wait for the end."""
