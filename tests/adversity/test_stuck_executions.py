@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import threading
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -37,9 +36,10 @@ SLEEPS = """
             print("asleep", flush=True)
             time.sleep(1e9)
 """
-LIMIT = 'parameters { key: "EXECUTION_TIMEOUT_SECONDS" value { string_value: "0.2" } }'
+LIMIT = 'parameters { key: "EXECUTION_TIMEOUT_SECONDS" value { string_value: "1" } }'
+"""So long that on a busy machine nobody exceeds it who is not to."""
 OVER_LIMIT = (
-    "model 'm' version 1 has not answered within its limit of 0.2 s for an execution; the worker of instance 'm_0' is "
+    "model 'm' version 1 has not answered within its limit of 1 s for an execution; the worker of instance 'm_0' is "
     "replaced"
 )
 STACK = r'File .*model.py\\", line \d+ in oversleep'
@@ -47,7 +47,7 @@ SLOW = ("--slow-execution-warning-secs=0.2",)
 
 
 def limited(seconds: float) -> str:
-    return LIMIT.replace("0.2", str(seconds))
+    return LIMIT.replace('"1"', f'"{seconds}"')
 
 
 def ask(server: RunningServer, value: int, model: str = "m") -> Reply:
@@ -93,7 +93,7 @@ def test_a_stuck_execution_ends_with_its_limit_and_those_behind_it_are_served(tm
         assert (stuck.reply().status, stuck.reply().error) == (504, OVER_LIMIT)
         assert [asking.reply().status for asking in behind] == [200] * 4
         assert server.worker_pids("m_0") != [first]
-        assert "over its limit of 0.2 s" in server.log
+        assert "over its limit of 1 s" in server.log
         assert re.search(STACK + r".*\[m:1 m_0\]", server.log), server.log
         assert 'restarts{model="m",version="1"} 1' in server.get(server.metrics_url).body.decode()
 
@@ -101,7 +101,7 @@ def test_a_stuck_execution_ends_with_its_limit_and_those_behind_it_are_served(tm
 def test_the_limit_of_the_server_holds_for_models_without_their_own_and_grpc_says_deadline(tmp_path: Path) -> None:
     write_model(tmp_path, "m", SLEEPS, TENSORS)
     write_model(tmp_path, "patient", SLEEPS, TENSORS + limited(0))
-    with RunningServer(tmp_path, flags=("--execution-timeout-secs=0.2",)) as server:
+    with RunningServer(tmp_path, flags=("--execution-timeout-secs=1",)) as server:
         asleep = Asking(server, 0, "patient")
         server.wait_for_log("asleep")
         with grpcclient.InferenceServerClient(server.grpc_url) as client:
@@ -171,12 +171,19 @@ def test_a_version_whose_only_instance_is_over_its_limit_is_not_ready_until_its_
 
 
 def test_without_a_limit_the_stacks_are_logged_and_the_request_goes_on(tmp_path: Path) -> None:
-    write_model(tmp_path, "m", SLEEPS.replace("1e9", "1.5"), TENSORS)
-    with RunningServer(tmp_path, flags=SLOW) as server:
-        assert ask(server, 0).status == 200
+    gate = tmp_path / "gate"
+    waits = f"while not os.path.exists({str(gate)!r}): time.sleep(0.01)"
+    code = SLEEPS.replace("import time", "import os, time").replace("time.sleep(1e9)", waits)
+    write_model(tmp_path / "models", "m", code, TENSORS)
+    with RunningServer(tmp_path / "models", flags=SLOW) as server:
+        asleep = Asking(server, 0)
+        server.wait_for_log("(?s)at the same execution for .* at the same execution for")
+        server.wait_for_log(STACK)
+        gate.touch()
+        assert asleep.reply().status == 200
         warned = re.findall(r"at the same execution for ([0-9.]+) s", server.log)
-        # At 0.2, 0.4, 0.8 … but for those during which stacks are still to come; how long it took is the machine's affair.
-        assert warned and all(float(later) > 1.5 * float(earlier) for earlier, later in pairwise(warned)), warned
+        # At 0.2, 0.4, 0.8 … or later; one whose time comes while the machine does something else may be left out.
+        assert all(float(said) > 0.19 * 2**at for at, said in enumerate(warned)), warned
         assert 1 <= len(re.findall(STACK, server.log)) <= len(warned)
         assert "worker_restarts" in server.get(server.metrics_url).body.decode()
         assert len(server.worker_pids("m_0")) == 1
@@ -223,7 +230,7 @@ CALLS = """
 
 def test_the_time_of_a_called_model_is_its_own_and_not_the_callers(tmp_path: Path) -> None:
     write_model(tmp_path, "m", CALLS, TENSORS + LIMIT)
-    write_model(tmp_path, "slow", SLEEPS.replace("1e9", "1"), TENSORS)
+    write_model(tmp_path, "slow", SLEEPS.replace("1e9", "2.5"), TENSORS)
     with RunningServer(tmp_path) as server:
         answered = ask(server, 0)
         assert (answered.status, answered.json["outputs"][0]["data"]) == (200, [42])
@@ -231,12 +238,12 @@ def test_the_time_of_a_called_model_is_its_own_and_not_the_callers(tmp_path: Pat
 
 def test_where_the_called_model_is_stuck_it_is_replaced_and_its_caller_hears_the_reason(tmp_path: Path) -> None:
     write_model(tmp_path, "m", CALLS, TENSORS + LIMIT)
-    write_model(tmp_path, "slow", SLEEPS, TENSORS + limited(0.4))
+    write_model(tmp_path, "slow", SLEEPS, TENSORS + limited(2))
     with RunningServer(tmp_path) as server:
         (caller,) = server.worker_pids("m_0")
         failed = ask(server, 0)
         assert failed.status == 503
-        assert "model 'slow' version 1 has not answered within its limit of 0.4 s" in failed.error
+        assert "model 'slow' version 1 has not answered within its limit of 2 s" in failed.error
         assert server.worker_pids("m_0") == [caller]
 
 
@@ -258,7 +265,7 @@ OVERLAPS = """
 
 def test_one_coroutine_over_the_limit_takes_the_worker_and_the_others_hear_of_its_death(tmp_path: Path) -> None:
     concurrent = 'parameters { key: "EXECUTE_CONCURRENCY" value { string_value: "2" } }'
-    write_model(tmp_path, "m", OVERLAPS, TENSORS + limited(1) + concurrent)
+    write_model(tmp_path, "m", OVERLAPS, TENSORS + limited(5) + concurrent)
     with RunningServer(tmp_path) as server:
         stuck = Asking(server, 0)
         server.wait_for_log("began 0")
@@ -283,8 +290,8 @@ STREAMS = """
         def answer(self, request, sender):
             value = request.inputs()[0].as_numpy()
             out = pb_utils.Tensor("OUT", value)
-            for _ in range(10):
-                time.sleep(0.1)
+            for _ in range(6):
+                time.sleep(0.5 if value[0] else 0)
                 sender.send(pb_utils.InferenceResponse([out]))
             if value[0] == 0:
                 time.sleep(1e9)
@@ -293,19 +300,19 @@ STREAMS = """
 
 
 def test_a_stream_that_moves_is_not_over_the_limit_and_one_that_fell_silent_is(tmp_path: Path) -> None:
-    """Ten responses take twice as long as the limit; then nothing comes any more."""
-    write_model(tmp_path, "m", STREAMS, TENSORS + limited(0.5) + "model_transaction_policy { decoupled: true }")
+    """Six responses take longer than the limit; six others come, and then nothing any more."""
+    write_model(tmp_path, "m", STREAMS, TENSORS + limited(2) + "model_transaction_policy { decoupled: true }")
     with RunningServer(tmp_path) as server:
         whole = server.post("/v2/models/m/generate_stream", {"IN": 1})
-        assert (whole.status, whole.body.count(b"data:")) == (200, 10)
+        assert (whole.status, whole.body.count(b"data:")) == (200, 6)
         cut = server.post("/v2/models/m/generate_stream", {"IN": 0})
-        assert cut.body.count(b'"OUT"') == 10
-        assert b"has not answered within its limit of 0.5 s" in cut.body
+        assert cut.body.count(b'"OUT"') == 6
+        assert b"has not answered within its limit of 2 s" in cut.body
         assert "the same request whose execute has returned" in server.log
 
 
 def test_a_stopped_worker_with_requests_sent_ahead_gives_them_to_its_successor(tmp_path: Path) -> None:
-    write_model(tmp_path, "m", SLEEPS, TENSORS + limited(1))
+    write_model(tmp_path, "m", SLEEPS, TENSORS + limited(4))
     with RunningServer(tmp_path) as server:
         stuck = Asking(server, 0)
         server.wait_for_log("asleep")

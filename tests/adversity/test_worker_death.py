@@ -91,6 +91,7 @@ class Load:
     def __init__(self, port: int) -> None:
         self._port = port
         self.outcomes: Counter[tuple[int, str]] = Counter()
+        self._noting = threading.Lock()
         self.ended = threading.Semaphore(0)
         self._threads = [threading.Thread(target=self._run, args=(share,)) for share in self._shares()]
 
@@ -114,7 +115,8 @@ class Load:
             reply = connection.getresponse()
             document = json.loads(reply.read())
             text = document["error"] if reply.status != 200 else str(document["outputs"][0]["data"])
-            self.outcomes[(reply.status, text)] += 1
+            with self._noting:
+                self.outcomes[(reply.status, text)] += 1
             self.ended.release()
         connection.close()
 
