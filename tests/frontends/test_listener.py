@@ -50,7 +50,7 @@ class Held:
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        await asyncio.wait_for(scenario(), 10)
+        await asyncio.wait_for(scenario(), 60)
 
     asyncio.run(bounded())
 
@@ -85,7 +85,7 @@ def test_a_free_port_is_taken_and_told(caplog: pytest.LogCaptureFixture) -> None
         assert listener.host == "127.0.0.1"
         assert listener.port > 0
         assert f"Started HTTPService at 127.0.0.1:{listener.port}" in caplog.text
-        assert await listener.close_gracefully(1)
+        assert await listener.close_gracefully(60)
 
     run(scenario)
 
@@ -98,7 +98,7 @@ def test_a_response_has_no_headers_but_its_own() -> None:
             head, body = await read_answer(reader)
         assert head == b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 5\r\n\r\n"
         assert body == b"hello"
-        await listener.close_gracefully(1)
+        await listener.close_gracefully(60)
 
     run(scenario)
 
@@ -109,7 +109,7 @@ def test_a_port_in_use_is_an_error_with_tritons_text() -> None:
         with pytest.raises(ListenError) as caught:
             await listen(port=listener.port)
         assert str(caught.value) == f"Socket '127.0.0.1:{listener.port}' already in use "
-        await listener.close_gracefully(1)
+        await listener.close_gracefully(60)
 
     run(scenario)
 
@@ -119,8 +119,8 @@ def test_two_listeners_share_a_port_when_both_reuse_it() -> None:
         first = await listen(reuse_port=True)
         second = await listen(port=first.port, reuse_port=True)
         assert second.port == first.port
-        await first.close_gracefully(1)
-        await second.close_gracefully(1)
+        await first.close_gracefully(60)
+        await second.close_gracefully(60)
 
     run(scenario)
 
@@ -144,7 +144,7 @@ def test_ipv6_addresses_are_taken_in_each_spelling(host: str) -> None:
         listener = await start_listener(hello, host=host, port=0, reuse_port=False, name="x")
         assert listener.host == "::1"
         assert repr(listener) == f"Listener('x', '[::1]:{listener.port}')"
-        await listener.close_gracefully(1)
+        await listener.close_gracefully(60)
 
     run(scenario)
 
@@ -163,7 +163,7 @@ def test_signal_handlers_are_left_alone() -> None:
         before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
         listener = await listen()
         assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
-        await listener.close_gracefully(1)
+        await listener.close_gracefully(60)
 
     run(scenario)
 
@@ -174,7 +174,7 @@ def test_closing_ends_idle_connections_and_refuses_new_ones() -> None:
         async with connect(listener) as (untouched, _), connect(listener) as (used, writer):
             writer.write(REQUEST)
             await read_answer(used)
-            assert await listener.close_gracefully(5)
+            assert await listener.close_gracefully(60)
             assert await untouched.read() == b""
             assert await used.read() == b""
         with pytest.raises(ConnectionRefusedError):
@@ -190,7 +190,7 @@ def test_closing_lets_a_response_in_flight_finish_and_then_ends_its_connection()
         async with connect(listener) as (reader, writer):
             writer.write(REQUEST)
             await app.entered.wait()
-            closing = asyncio.create_task(listener.close_gracefully(5))
+            closing = asyncio.create_task(listener.close_gracefully(60))
             await asyncio.sleep(0)
             assert not closing.done()
             app.let_go.set()
@@ -220,7 +220,7 @@ def test_a_drain_has_every_answer_say_close_and_serves_idle_connections_once_mor
                 head, body = await read_answer(reader)
                 assert (b"connection: close\r\n" in head, body) == (True, b"hello")
                 assert await reader.read() == b""
-        assert await listener.close_gracefully(5)
+        assert await listener.close_gracefully(60)
 
     run(scenario)
 
@@ -237,7 +237,7 @@ def test_only_the_last_answer_of_pipelined_requests_says_close_in_a_drain() -> N
             heads = [(await read_answer(reader))[0] for _ in range(200)]
             assert [b"connection: close\r\n" in head for head in heads] == [False] * 199 + [True]
             assert await reader.read() == b""
-        assert await listener.close_gracefully(5)
+        assert await listener.close_gracefully(60)
 
     run(scenario)
 
@@ -254,7 +254,7 @@ def test_what_comes_in_the_moment_of_closing_is_served(loop_name: str) -> None:
             idle_writer.write(REQUEST)
             with socket.create_connection((listener.host, listener.port)) as waiting:
                 waiting.send(REQUEST)
-                closing = asyncio.ensure_future(listener.close_gracefully(5))
+                closing = asyncio.ensure_future(listener.close_gracefully(60))
                 waiting.setblocking(False)
                 answer = b""
                 while piece := await asyncio.get_running_loop().sock_recv(waiting, 4096):
@@ -267,7 +267,7 @@ def test_what_comes_in_the_moment_of_closing_is_served(loop_name: str) -> None:
 
     loop = asyncio.new_event_loop() if loop_name == "asyncio" else pytest.importorskip("uvloop").new_event_loop()
     try:
-        loop.run_until_complete(asyncio.wait_for(scenario(), 10))
+        loop.run_until_complete(asyncio.wait_for(scenario(), 60))
     finally:
         loop.close()
 
@@ -319,7 +319,7 @@ def test_header_names_are_kept_as_received_when_asked_for() -> None:
                 for name in (b"X-Foo", b"x-BAR"):
                     writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n%s: 1\r\n\r\n" % name)
                     await read_answer(reader)
-            await listener.close_gracefully(1)
+            await listener.close_gracefully(60)
 
     run(scenario)
     kept = [scope["extensions"][HEADER_NAMES]["names"] for scope in seen[:2]]

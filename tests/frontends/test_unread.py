@@ -201,4 +201,5 @@ def test_clients_that_read_nothing_are_closed_and_those_that_read_are_not(reposi
             with suppress(ConnectionError, AssertionError):
                 peer.send(window_update(0, 1 << 30), window_update(1, 1 << 30))
                 whole += peer.answer(1).trailers == {"grpc-status": "0"}
-        assert whole == 6 - closed(server) >= 1
+        wait_until(lambda: whole == 6 - closed(server))  # whoever has been closed may read that before the line is written
+        assert whole >= 1

@@ -69,7 +69,7 @@ from pytriton_lite.frontends.grpc.options import GrpcOptions
 from pytriton_lite.frontends.grpc.placing_reader import PlacingReader
 from pytriton_lite.frontends.unread import UnreadBudget
 from pytriton_lite.frontends.work_share import share_of
-from tests.harness import RunningServer, write_model
+from tests.harness import RunningServer, until, write_model
 
 PROTOCOL_ERROR, FLOW_CONTROL_ERROR, STREAM_CLOSED, FRAME_SIZE_ERROR = 1, 3, 5, 6
 REFUSED_STREAM, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 7, 9, 11
@@ -105,7 +105,7 @@ class Started:
 
     def end(self) -> None:
         for listener in self._listeners:
-            assert self._loop.run(listener.stop(10)), "a call was left in flight"
+            assert self._loop.run(listener.stop(60)), "a call was left in flight"
 
 
 @pytest.fixture
@@ -474,11 +474,11 @@ class TestMessagesReadIntoPlace:
         tracemalloc.start()
         try:
             with Http2Peer.connect(listener, self.WIDE) as peer:
-                peer.send(peer.headers(1, headers_of(grpc_timeout="500m")))
-                peer.send(frame(DATA, 0, 1, struct.pack(">BL", 0, 64 << 20)), *frames[:-1])
+                began = frame(DATA, 0, 1, struct.pack(">BL", 0, 64 << 20))
+                peer.send(peer.headers(1, headers_of(grpc_timeout="500m")), began, *frames[:-1])
                 assert peer.answer(1).trailers["grpc-status"] == "4"
                 assert tracemalloc.get_traced_memory()[1] > 64 << 20
-                assert tracemalloc.get_traced_memory()[0] < 32 << 20
+                until(lambda: tracemalloc.get_traced_memory()[0] < 32 << 20)
         finally:
             tracemalloc.stop()
 
@@ -618,7 +618,7 @@ class TestDeadlinesAndCancellation:
     def test_deadline_is_answered_and_cancels(self, engine: FakeServer, peer: Http2Peer) -> None:
         peer.request(1, infer_message("waiting"), grpc_timeout="20m")
         assert peer.answer(1).trailers["grpc-status"] == "4"
-        assert engine.cancelled.wait(10)
+        assert engine.cancelled.wait(60)
 
     def test_deadline_before_the_end_of_the_request(self, peer: Http2Peer) -> None:
         peer.send(peer.headers(1, headers_of(grpc_timeout="1m")))
@@ -640,22 +640,22 @@ class TestDeadlinesAndCancellation:
     def test_reset_cancels_and_leaves_the_connection_alone(self, engine: FakeServer, peer: Http2Peer) -> None:
         peer.request(1, infer_message("waiting"))
         peer.send(reset(1), window_update(1, 5), frame(DATA, END_STREAM, 1, b"late"), reset(1))
-        assert engine.cancelled.wait(10)
+        assert engine.cancelled.wait(60)
         peer.request(3, infer_message())
         assert peer.answer(3).trailers["grpc-status"] == "0"
 
     def test_half_closed_connection_is_closed_and_cancels(self, engine: FakeServer, peer: Http2Peer) -> None:
         peer.request(1, infer_message("waiting"))
-        assert engine.entered.wait(10)
+        assert engine.entered.wait(60)
         peer.sock.shutdown(socket.SHUT_WR)
-        assert engine.cancelled.wait(10)
+        assert engine.cancelled.wait(60)
         peer.until_closed()
 
     def test_request_that_the_engine_cancels_is_answered(
         self, loop: LoopThread, engine: FakeServer, peer: Http2Peer
     ) -> None:
         peer.request(1, infer_message("waiting"))
-        assert engine.entered.wait(10)
+        assert engine.entered.wait(60)
         loop.loop.call_soon_threadsafe(engine.waiting[0].cancel)
         assert peer.answer(1).trailers["grpc-status"] == "1"
 
@@ -673,7 +673,7 @@ class TestDeadlinesAndCancellation:
         self, loop: LoopThread, engine: FakeServer, peer: Http2Peer
     ) -> None:
         peer.request(1, infer_message("waiting"), grpc_timeout="1H")
-        assert engine.entered.wait(10)
+        assert engine.entered.wait(60)
         answer = engine.waiting[0]
 
         def fail() -> None:
@@ -724,7 +724,7 @@ class TestPings:
             peer.request(1, infer_message("waiting"))
             peer.next(PING)
             peer.until_closed()
-            assert engine.cancelled.wait(10)
+            assert engine.cancelled.wait(60)
 
     def test_keepalive_ping_that_is_answered_keeps_it(
         self, loop: LoopThread, engine: FakeServer, start: Started
@@ -788,11 +788,11 @@ class TestAge:
             assert peer.until_closed() == []
 
     def test_calls_of_an_old_connection_are_cut_off_after_the_grace(self, engine: FakeServer, start: Started) -> None:
-        with Http2Peer.connect(start(max_connection_age_ms=20, max_connection_age_grace_ms=20)) as peer:
+        with Http2Peer.connect(start(max_connection_age_ms=200, max_connection_age_grace_ms=200)) as peer:
             peer.request(1, infer_message("waiting"))
             peer.next(GOAWAY)
             peer.until_closed()
-            assert engine.cancelled.wait(10)
+            assert engine.cancelled.wait(60)
 
     def test_peer_that_does_not_answer_the_ping_is_drained_all_the_same(
         self, start: Started, monkeypatch: pytest.MonkeyPatch
@@ -814,20 +814,20 @@ class TestStop:
         with Http2Peer.connect(listener) as peer:
             peer.request(1, b"", LIVE)
             peer.answer(1)
-            stopping = asyncio.run_coroutine_threadsafe(listener.stop(10), loop.loop)
+            stopping = asyncio.run_coroutine_threadsafe(listener.stop(60), loop.loop)
             first = peer.next(GOAWAY)
             assert (first.last_stream, first.code, first.text) == ((1 << 31) - 1, 0, "server is stopping")
             peer.send(frame(PING, 1, 0, peer.next(PING).payload))
             (second,) = peer.until_closed()
             peer.sock.close()
-            assert stopping.result(10) is True
+            assert stopping.result(60) is True
             assert (second.kind, second.last_stream, second.code) == (GOAWAY, 1, 0)
 
     def test_calls_begun_until_the_second_goaway_are_served_and_later_ones_are_not_taken(
         self, loop: LoopThread, engine: FakeServer, peer: Http2Peer, listener: Http2Listener
     ) -> None:
         peer.request(1, infer_message("waiting"))
-        assert engine.entered.wait(10)
+        assert engine.entered.wait(60)
         loop.run(begin_drain(listener))
         ping = peer.next(PING)
         peer.request(3, infer_message())
@@ -836,14 +836,14 @@ class TestStop:
         assert not told.done()
         peer.send(frame(PING, 1, 0, ping.payload))
         assert peer.next(GOAWAY).last_stream == 3
-        assert told.result(10) is True
+        assert told.result(60) is True
         peer.request(5, infer_message())
-        stopping = asyncio.run_coroutine_threadsafe(listener.stop(10), loop.loop)
+        stopping = asyncio.run_coroutine_threadsafe(listener.stop(60), loop.loop)
         resolve(loop, engine)
         assert peer.answer(1).trailers["grpc-status"] == "0"
         assert peer.until_closed() == []
         peer.sock.close()
-        assert stopping.result(10) is True
+        assert stopping.result(60) is True
         assert len(engine.seen) == 2
 
     def test_client_whose_last_call_has_ended_closes_the_connection_itself(
@@ -857,7 +857,7 @@ class TestStop:
         """It may not have read its last answer when it sees the end of the connection, and grpcio 1.60 would drop that."""
         monkeypatch.setattr(http2_connection, "_PEER_CLOSES_S", 600)
         peer.request(1, infer_message("waiting"))
-        assert engine.entered.wait(10)
+        assert engine.entered.wait(60)
         stopping = asyncio.run_coroutine_threadsafe(listener.stop(60), loop.loop)
         peer.send(frame(PING, 1, 0, peer.next(PING).payload))
         assert peer.next(GOAWAY).last_stream == 1
@@ -868,7 +868,7 @@ class TestStop:
             peer.sock.recv(1)
         assert not stopping.done()
         peer.sock.close()
-        assert stopping.result(10) is True
+        assert stopping.result(60) is True
 
     def test_client_that_does_not_react_is_waited_for_only_so_long(
         self, loop: LoopThread, listener: Http2Listener, monkeypatch: pytest.MonkeyPatch
@@ -910,7 +910,7 @@ class TestStop:
             listener.begin_drain()
             await listener.wait_told(10)
             engine.error = InferenceError(ErrorCode.UNAVAILABLE, "Server not ready")
-            return await listener.stop(10)
+            return await listener.stop(60)
 
         first = loop.run(start_http2(engine, GrpcOptions(address="127.0.0.1", port=0, reuse_port=True)))
         options = GrpcOptions(address="127.0.0.1", port=first.port, reuse_port=True)
@@ -1174,7 +1174,7 @@ class TestHostilePeers:
         peer.request(1, infer_message("waiting"))
         peer.send(frame(DATA, 0, 1, b"x") if what == "data" else peer.headers(1, [("a", "b")], 5))
         assert peer.next(RST_STREAM, 1).code == STREAM_CLOSED
-        assert engine.cancelled.wait(10)
+        assert engine.cancelled.wait(60)
 
     def test_trailers_that_do_not_end_the_request_reset_it(self, peer: Http2Peer) -> None:
         peer.send(peer.headers(1, headers_of()), peer.headers(1, [("a", "b")]))
@@ -1218,8 +1218,8 @@ class TestHostilePeers:
         except (BrokenPipeError, ConnectionResetError):
             pass  # it has been closed already
         peer.until_closed()
+        until(lambda: all(future.cancelled() for future in list(engine.waiting)))
         assert len(engine.waiting) < 5000
-        assert all(future.cancelled() for future in engine.waiting)
 
     @pytest.mark.parametrize(
         "nuisance",
@@ -1577,12 +1577,12 @@ class TestUnfinishedRequests:
         peer.send(peer.headers(1, headers_of()))
         for begin in range(0, len(body), 16_384):
             peer.send(frame(DATA, END_STREAM if begin + 16_384 >= len(body) else 0, 1, body[begin : begin + 16_384]))
-        assert engine.entered.wait(10)
+        assert engine.entered.wait(60)
         peer.request(3, b"", LIVE)
         peer.answer(3)
         assert engine.receive_budget.taken == 0
         peer.send(reset(1))
-        assert engine.cancelled.wait(10)
+        assert engine.cancelled.wait(60)
 
 
 class TestPeersThatStandStill:
@@ -1645,7 +1645,7 @@ class TestPeersThatStandStill:
         with Http2Peer.connect(impatient, greeting) as peer:
             peer.request(1, message.SerializeToString(), self.STREAM)
             assert engine.streamed.acquire(timeout=10)
-            assert engine.streams[0].was_cancelled.wait(10)
+            assert engine.streams[0].was_cancelled.wait(60)
 
     def test_stream_without_requests_may_wait(self, engine: FakeServer, impatient: Http2Listener) -> None:
         with Http2Peer.connect(impatient) as peer:
@@ -1659,14 +1659,14 @@ class TestPeersThatStandStill:
     ) -> None:
         with Http2Peer.connect(impatient) as peer:
             peer.request(1, infer_message("waiting"))
-            assert engine.entered.wait(10)
+            assert engine.entered.wait(60)
             self.wait_for_the_timeout(impatient)
             resolve(loop, engine)
             assert peer.answer(1).trailers["grpc-status"] == "0"
 
     def test_message_that_comes_slowly_is_taken(self, start: Started) -> None:
-        listener = start(stall_timeout_s=0.3)
-        body = prefixed(infer_message(size=100_000))
+        listener = start(stall_timeout_s=1.0)
+        body = prefixed(infer_message(size=300_000))
         greeting = PREFACE + settings(initial_window_size=1 << 20) + window_update(0, 1 << 20)
         with Http2Peer.connect(listener, greeting) as peer, Http2Peer.connect(listener) as clock:
             self.half_a_message(clock)
@@ -1743,7 +1743,7 @@ class TestUnreadAnswers:
             peer.send(settings(initial_window_size=1000))
             peer.request(7, infer_message())
             assert peer.answer(7).trailers["grpc-status"] == "0"
-        assert loop.run(listener.stop(10))
+        assert loop.run(listener.stop(60))
 
 
 class TestCompression:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import socket
@@ -469,36 +470,36 @@ class TestEndsOfARequest:
     def test_cancelled_call_cancels_the_request(self, engine: FakeServer, stub: Any) -> None:
         """Row 74, up to the engine's door."""
         call = stub.ModelInfer.future(request("waiting"))
-        assert engine.entered.wait(10)
+        assert engine.entered.wait(60)
         call.cancel()
-        assert engine.cancelled.wait(10)
+        assert engine.cancelled.wait(60)
 
     def test_deadline_cancels_the_request(self, engine: FakeServer, stub: Any, channel: grpc.Channel) -> None:
         """Row 75, up to the engine's door."""
-        grpc.channel_ready_future(channel).result(10)
+        grpc.channel_ready_future(channel).result(60)
         with pytest.raises(grpc.RpcError) as caught:
-            stub.ModelInfer(request("waiting"), timeout=0.5)
+            stub.ModelInfer(request("waiting"), timeout=2)
         assert caught.value.code() is Status.DEADLINE_EXCEEDED
-        assert engine.cancelled.wait(10)
+        assert engine.cancelled.wait(60)
 
     def test_client_that_goes_away_cancels_its_request(self, engine: FakeServer, listener: Listener) -> None:
         client = InferenceServerClient(listener.address)
         tensor = InferInput("X", [1], "UINT8").set_data_from_numpy(np.zeros(1, np.uint8))
         client.async_infer("waiting", [tensor], callback=lambda result, error: None)
-        assert engine.entered.wait(10)
+        assert engine.entered.wait(60)
         client.close()
-        assert engine.cancelled.wait(10)
+        assert engine.cancelled.wait(60)
 
     def test_cancelled_call_leaves_others_alone(self, engine: FakeServer, loop: LoopThread, stub: Any) -> None:
         first = stub.ModelInfer.future(request("waiting", id="first"))
-        assert engine.entered.wait(10)
+        assert engine.entered.wait(60)
         engine.entered.clear()
         second = stub.ModelInfer.future(request("waiting", id="second"))
-        assert engine.entered.wait(10)
+        assert engine.entered.wait(60)
         first.cancel()
-        assert engine.cancelled.wait(10)
+        assert engine.cancelled.wait(60)
         answer(loop, engine, 1)
-        assert second.result(10).id == "second"
+        assert second.result(60).id == "second"
 
 
 def answer(loop: LoopThread, engine: FakeServer, index: int) -> None:
@@ -518,7 +519,7 @@ class TestListening:
         listener = loop.run(start(engine, LOCAL))
         with grpc.insecure_channel(listener.address) as channel, grpc.insecure_channel(listener.address) as other:
             call = infer_on(channel).future(request("waiting"))
-            assert engine.entered.wait(10)
+            assert engine.entered.wait(60)
             stopping = asyncio.run_coroutine_threadsafe(listener.stop(20), loop.loop)
             engine.error = InferenceError(ErrorCode.UNAVAILABLE, "Server is stopping")
             for of in (channel, other):
@@ -528,28 +529,28 @@ class TestListening:
             assert not stopping.done()
             engine.error = None
             answer(loop, engine, 0)
-            assert call.result(10).model_name == "waiting"
-            assert stopping.result(10) is True
+            assert call.result(60).model_name == "waiting"
+            assert stopping.result(60) is True
         refuses_connections(listener)
 
     def test_stop_cuts_off_what_outlasts_the_grace(self, engine: FakeServer, loop: LoopThread, start: Any) -> None:
         listener = loop.run(start(engine, LOCAL))
         with grpc.insecure_channel(listener.address) as channel:
             call = infer_on(channel).future(request("waiting"))
-            assert engine.entered.wait(10)
+            assert engine.entered.wait(60)
             assert loop.run(listener.stop(0.05)) is False
-            assert engine.cancelled.wait(10)
-            assert isinstance(call.exception(10), grpc.RpcError)
+            assert engine.cancelled.wait(60)
+            assert isinstance(call.exception(60), grpc.RpcError)
 
     def test_second_stop_cuts_off_sooner(self, engine: FakeServer, loop: LoopThread, start: Any) -> None:
         listener = loop.run(start(engine, LOCAL))
         with grpc.insecure_channel(listener.address) as channel:
             call = infer_on(channel).future(request("waiting"))
-            assert engine.entered.wait(10)
+            assert engine.entered.wait(60)
             first = asyncio.run_coroutine_threadsafe(listener.stop(1000), loop.loop)
             assert loop.run(listener.stop(0)) is False
-            first.result(10)
-            assert isinstance(call.exception(10), grpc.RpcError)
+            first.result(60)
+            assert isinstance(call.exception(60), grpc.RpcError)
 
     def test_answer_on_its_way_is_not_cut_off(self, engine: FakeServer, loop: LoopThread, start: Any) -> None:
         """A large answer is still being written when the last call has ended for the servicer."""
@@ -558,7 +559,7 @@ class TestListening:
         unlimited = [("grpc.max_receive_message_length", -1)]
         with grpc.insecure_channel(listener.address, options=unlimited) as channel:
             call = infer_on(channel).future(request("waiting", size=size))
-            assert engine.entered.wait(10)
+            assert engine.entered.wait(60)
             stopping = asyncio.run_coroutine_threadsafe(listener.stop(20), loop.loop)
             answer(loop, engine, 0)
             assert len(call.result(20).raw_output_contents[0]) == size
@@ -609,7 +610,7 @@ class TestListening:
         with InferenceServerClient(listener.address) as client:
             tensor = InferInput("X", [1], "UINT8").set_data_from_numpy(np.zeros(1, np.uint8))
             client.async_infer("waiting", [tensor], callback=lambda result, error: None)
-            assert engine.cancelled.wait(10)
+            assert engine.cancelled.wait(60)
             assert client.is_server_live()
         loop.run(listener.stop(0))
 
@@ -703,10 +704,11 @@ class CountingProxy:
         return proxy
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, counted: bool) -> None:
-        while data := await source.read(1 << 16):
-            if counted:
-                self.received += len(data)
-            sink.write(data)
+        with contextlib.suppress(ConnectionError):  # a client that goes may not have read what the server said last
+            while data := await source.read(1 << 16):
+                if counted:
+                    self.received += len(data)
+                sink.write(data)
         sink.close()
 
     async def close(self) -> None:

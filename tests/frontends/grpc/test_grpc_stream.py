@@ -373,7 +373,7 @@ class TestEnds:
     def test_deadline_cancels_every_request_in_it(self, engine: Any, talk: Any, channel: grpc.Channel) -> None:
         """Row 75, of a stream."""
         grpc.channel_ready_future(channel).result(WAIT_S)
-        stream = talk(request("decoupled"), request("held"), timeout=1)
+        stream = talk(request("decoupled"), request("held"), timeout=3)
         entered(engine, 2)
         with pytest.raises(grpc.RpcError) as caught:
             stream.next()

@@ -226,7 +226,7 @@ class TestCancellation:
     def test_deadline_of_a_unary_call(self, server: RunningServer, stub: Any) -> None:
         """Row 100; grpc.md row 75."""
         with pytest.raises(grpc.RpcError) as caught:
-            stub.ModelInfer(ask(-1, "late", model="polite"), timeout=1)
+            stub.ModelInfer(ask(-1, "late", model="polite"), timeout=3)
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         server.wait_for_log(r"cancelled late\"")
 

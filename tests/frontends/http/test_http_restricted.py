@@ -226,7 +226,7 @@ def test_inference_over_a_socket_needs_its_header_on_every_request() -> None:
 def test_a_connection_that_has_inferred_is_closed_when_it_is_idle(headers: tuple[str, ...]) -> None:
     """The watch that the hot path keeps, and uvicorn's timer."""
     request = infer_bytes(*headers)
-    answers = over_socket(HttpOptions(), request, request, request, limits=ConnectionLimits(idle_timeout_s=0.05))
+    answers = over_socket(HttpOptions(), request, request, request, limits=ConnectionLimits(idle_timeout_s=0.5))
     assert [status for status, _ in answers] == [200] * 3
 
 

@@ -67,7 +67,7 @@ class Running:
         )
 
     def _call(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
     def close(self) -> None:
         self._call(self._listener.close_gracefully(5))
@@ -98,7 +98,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[Running]:
 
 @pytest.fixture
 def connection(running: Running) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", running.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", running.port), timeout=60) as connection:
         yield connection
 
 
@@ -221,7 +221,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_harms_nobody(running: Ru
     for sent in (with_length(len(BODY)), with_length(len(BODY)) + BODY[:-1], with_length(1 << 20)):
         with socket.create_connection(("127.0.0.1", running.port)) as connection:
             connection.sendall(sent)
-    with socket.create_connection(("127.0.0.1", running.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", running.port), timeout=60) as connection:
         connection.sendall(with_length(len(BODY)) + BODY)
         assert sums_of(read_reply(connection)) == SUMS
     assert len(running.server.requests) == before + 1
@@ -265,7 +265,7 @@ def test_a_client_that_leaves_while_its_large_output_is_written_harms_nobody(run
     for _ in range(3):
         with socket.create_connection(("127.0.0.1", running.port)) as connection:
             connection.sendall(ordinary.replace(b"add_sub", b"swell"))
-    with socket.create_connection(("127.0.0.1", running.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", running.port), timeout=60) as connection:
         connection.sendall(ordinary)
         assert sums_of(read_reply(connection)) == SUMS
 
@@ -357,7 +357,7 @@ def test_connect_is_refused(connection: socket.socket) -> None:
 
 def test_forwarded_headers_keep_their_case(forwarding: Running) -> None:
     """http.md row 116."""
-    with socket.create_connection(("127.0.0.1", forwarding.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", forwarding.port), timeout=60) as connection:
         connection.sendall(with_length(len(BODY)).replace(b"Host: h", b"Host: h\r\n" + b"X-Foo: bar") + BODY)
         assert sums_of(read_reply(connection)) == SUMS
     assert forwarding.server.requests[-1].parameters == {"X-Foo": "bar"}

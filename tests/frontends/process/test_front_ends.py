@@ -57,7 +57,7 @@ BATCH_SIZES_CONFIG = """
     max_batch_size: 8
     input { name: "IN" data_type: TYPE_INT32 dims: 1 }
     output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
-    dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 5000000 }
+    dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 60000000 }
 """
 
 ECHO = """
@@ -93,15 +93,26 @@ SLOW = """
 
 
 def front_end_pids(server: RunningServer) -> list[int]:
+    """Those that have not ended."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
             name, parent = process_name_and_parent(int(entry.name))
         except (OSError, ValueError):
             continue
-        if parent == server.process.pid and name.startswith("front end"):
+        if parent == server.process.pid and name.startswith("front end") and is_running(int(entry.name)):
             found.append(int(entry.name))
     return sorted(found)
+
+
+def wait_replaced(server: RunningServer, victim: int) -> None:
+    """Another one is in the place of *victim*, so the server has noticed that it has gone, and gives it no connection."""
+
+    def is_replaced() -> bool:
+        pids = front_end_pids(server)
+        return victim not in pids and len(pids) == FRONT_ENDS
+
+    wait_for(is_replaced, "another one is started in its place")
 
 
 def connections_of(pid: int) -> int:
@@ -297,7 +308,7 @@ def test_a_front_end_that_is_killed_loses_its_own_connections_and_nothing_else(s
             except (ConnectionError, http.client.HTTPException):
                 statuses.append(0)
         assert sorted(statuses) == [0, 0, 200, 200]
-        wait_for(lambda: len(front_end_pids(server)) == FRONT_ENDS, "another one is started in its place")
+        wait_replaced(server, victim)
         assert other in front_end_pids(server)
         with clients(server, 4):
             assert connections_of(other) >= 2
@@ -322,10 +333,11 @@ def test_what_a_killed_front_end_had_asked_for_is_cancelled_and_its_memory_comes
             for thread in threads:
                 thread.start()
             wait_for(lambda: pending(server, "slow") > 0, "requests wait")
-            os.kill(front_end_pids(server)[0], signal.SIGKILL)
+            victim = front_end_pids(server)[0]
+            os.kill(victim, signal.SIGKILL)
             for thread in threads:
                 thread.join()
-        wait_for(lambda: len(front_end_pids(server)) == FRONT_ENDS, "another one is started in its place")
+        wait_replaced(server, victim)
     wait_for(lambda: pending(server, "slow") == 0, "nothing of them waits any more")
     wait_for(lambda: slots(server) == 0, "every slot of shared memory is given back")
     assert server.infer("slow", [tensor("IN", "INT32", [3], [1, 2, 3])]).json["outputs"][0]["data"] == [1, 2, 3]
@@ -342,8 +354,7 @@ def slots(server: RunningServer) -> float:
 def test_a_front_end_that_hangs_is_replaced(server: RunningServer) -> None:
     victim = front_end_pids(server)[0]
     os.kill(victim, signal.SIGSTOP)
-    wait_for(lambda: not is_running(victim), "it is killed")
-    wait_for(lambda: len(front_end_pids(server)) == FRONT_ENDS, "another one is started in its place")
+    wait_replaced(server, victim)
     server.wait_for_log("it gave no sign of life for 5 s")
 
 
@@ -363,7 +374,7 @@ def test_whoever_changes_what_is_served_waits_for_no_front_end_that_does_not_lis
             threads = [threading.Thread(target=load, args=(client,)) for client in found]
             for thread in threads:
                 thread.start()
-            wait_for(lambda: 200 in statuses, "the load is answered", timeout_s=4)
+            wait_for(lambda: 200 in statuses, "the load is answered")
             for thread in threads:
                 thread.join()
         wait_for(lambda: not is_running(victim), "it is killed")
@@ -381,10 +392,11 @@ def test_a_region_that_was_registered_through_one_connection_is_used_through_ano
 
     with serving(repository, "--allow-client-shm=true") as server, clients(server, 4) as found:
         values = np.arange(10_000, dtype=np.int32)
-        region = shared_memory.create_shared_memory_region("values", "/front_end_values", values.nbytes)
+        key = f"/front_end_values_{os.getpid()}"
+        region = shared_memory.create_shared_memory_region("values", key, values.nbytes)
         try:
             shared_memory.set_shared_memory_region(region, [values])
-            register = {"key": "/front_end_values", "offset": 0, "byte_size": values.nbytes}
+            register = {"key": key, "offset": 0, "byte_size": values.nbytes}
             place = {"shared_memory_region": "values", "shared_memory_byte_size": values.nbytes}
             request = {"inputs": [{"name": "IN", "datatype": "INT32", "shape": [10_000], "parameters": place}]}
             for user, other in itertools.pairwise(found):
