@@ -93,7 +93,7 @@ def test_hundreds_of_heads_that_do_not_end_keep_nobody_from_being_served(server:
             for sock, head, sent in slow:
                 sock.sendall(head[sent + more : sent + more + 1])
         served(server)
-        wait_until(lambda: descriptors(server) > len(beginnings))  # they are held open, the last of them accepted or about to be
+        wait_until(lambda: descriptors(server) > len(beginnings))  # they are held open
 
 
 def test_a_head_that_comes_byte_by_byte_is_answered(server: RunningServer) -> None:

@@ -68,6 +68,7 @@ MIRROR_CONFIG = """
     ]
 """
 WORDS = """
+    import os
     import time
     import numpy as np
     import triton_python_backend_utils as pb_utils
@@ -81,6 +82,8 @@ WORDS = """
                 for number, word in enumerate(words, 1):
                     if word == "wait":
                         time.sleep(0.5)
+                    while word.startswith("until:") and not os.path.exists(word.removeprefix("until:")):
+                        time.sleep(0.01)
                     outputs = {"REASON": "stop" if number == len(words) else "", "WORD": word}
                     sender.send(pb_utils.InferenceResponse(
                         [pb_utils.Tensor(name, np.array([value], np.object_)) for name, value in outputs.items()]

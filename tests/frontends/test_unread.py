@@ -201,5 +201,6 @@ def test_clients_that_read_nothing_are_closed_and_those_that_read_are_not(reposi
             with suppress(ConnectionError, AssertionError):
                 peer.send(window_update(0, 1 << 30), window_update(1, 1 << 30))
                 whole += peer.answer(1).trailers == {"grpc-status": "0"}
-        wait_until(lambda: whole == 6 - closed(server))  # whoever has been closed may read that before the line is written
+        # Whoever was closed may have heard of it before the line is written.
+        wait_until(lambda: whole == 6 - closed(server))
         assert whole >= 1

@@ -73,7 +73,7 @@ class Debugging:
         finally:
             os.close(self._terminal)
 
-    def until(self, pattern: str, *, timeout_s: float = 30) -> re.Match[str]:
+    def until(self, pattern: str, *, timeout_s: float = 60) -> re.Match[str]:
         """The next match of *pattern* on the screen."""
         while (found := re.search(pattern, self._seen)) is None:
             assert self._read(timeout_s), f"the command ended before {pattern!r} appeared:\n{self.screen}"
@@ -86,7 +86,7 @@ class Debugging:
             pass
         return self.screen
 
-    def _read(self, timeout_s: float = 30) -> bool:
+    def _read(self, timeout_s: float = 60) -> bool:
         """What the screen shows next; not at its end."""
         ready, _, _ = select.select([self._terminal], [], [], timeout_s)
         assert ready, f"nothing was written for {timeout_s} s, behind:\n{self.screen}"
@@ -116,7 +116,7 @@ class Debugging:
 
         def ask() -> None:
             try:
-                with urllib.request.urlopen(url, json.dumps(body).encode(), timeout=30) as reply:
+                with urllib.request.urlopen(url, json.dumps(body).encode(), timeout=200) as reply:
                     self.answers.append(json.load(reply)["outputs"][0]["data"])
             except urllib.error.HTTPError as error:
                 with error:
@@ -143,7 +143,7 @@ def test_a_breakpoint_in_execute_stops_in_the_terminal_and_the_client_gets_its_a
         assert command.answers == [[2.0, 4.0]]
         command.press_ctrl_c()
         command.until("finalized")
-        assert command.process.wait(30) == 0
+        assert command.process.wait(60) == 0
         assert "Found 0 live models" in command.until_end()
 
 
@@ -211,7 +211,7 @@ def test_a_model_that_does_not_load_ends_the_command_with_its_reason(tmp_path: P
     code = "class TritonPythonModel:\n    def initialize(self, args):\n        raise ValueError('no weights')\n"
     with Debugging(write_model(tmp_path, "broken", code, CONFIG)) as command:
         assert "no weights" in command.until_end()
-        assert command.process.wait(30) == 1
+        assert command.process.wait(60) == 1
 
 
 def test_the_model_has_one_instance_and_another_model_an_ordinary_worker_that_it_can_call(tmp_path: Path) -> None:
