@@ -20,6 +20,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import socket
 import statistics
 import subprocess
@@ -27,7 +28,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -196,13 +197,15 @@ def free_port() -> int:
 
 
 @contextmanager
-def running(command: list[str], port: int, folder: Path) -> Iterator[None]:
-    """A server that answers on *port*."""
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+def running(
+    command: list[str], port: int, folder: Path, more: Mapping[str, str] | None = None, start_s: float = START_S
+) -> Iterator[None]:
+    """A server that answers on *port*, with *more* in its environment."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **(more or {})}
     with open(folder / "log", "w+") as log:
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environ)
         try:
-            end = time.monotonic() + START_S
+            end = time.monotonic() + start_s
             while not answers(port):
                 if process.poll() is not None or time.monotonic() > end:
                     log.seek(0)
@@ -224,9 +227,14 @@ def answers(port: int) -> bool:
     return True
 
 
-async def stream(port: int, times: Times) -> None:
-    """One stream, from its connection to its end."""
-    body = json.dumps({"model": "writer", "stream": True, "messages": [{"role": "user", "content": "write"}]}).encode()
+def some_body() -> bytes:
+    """A request that is like no other."""
+    message = {"role": "user", "content": f"write {random.randrange(1 << 30)}"}
+    return json.dumps({"model": "writer", "stream": True, "messages": [message]}).encode()
+
+
+async def stream(port: int, times: Times, body: bytes) -> None:
+    """One stream, from its connection to its end. What comes at once counts as one step between words."""
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
@@ -244,21 +252,21 @@ async def stream(port: int, times: Times) -> None:
         else:
             times.first.append(now - begun)
         before = now
-        words += 1
+        words += line.count(b"word")
     writer.close()
     if words != WORDS:
         raise RuntimeError(f"a stream of {words} words, expected {WORDS}")
     times.words += words
 
 
-async def measure(port: int, streams: int, seconds: float) -> Times:
-    """*streams* at a time, for *seconds* and until all have ended."""
+async def measure(port: int, streams: int, seconds: float, body: Callable[[], bytes] = some_body) -> Times:
+    """*streams* at a time, for *seconds* and until all have ended, each with a *body* of its own."""
     times = Times()
     begun = time.perf_counter()
 
     async def again_and_again() -> None:
         while time.perf_counter() - begun < seconds:
-            await stream(port, times)
+            await stream(port, times, body())
 
     await asyncio.gather(*(again_and_again() for _ in range(streams)))
     times.seconds = time.perf_counter() - begun
@@ -280,13 +288,18 @@ def command_of(name: str, folder: Path, port: int, litserve: str) -> list[str]:
     return [sys.executable if name == "FastAPI" else litserve, "server.py", str(port)]
 
 
-def row(name: str, streams: int, times: Times) -> str:
-    def shown(seconds: list[float]) -> str:
-        ordered = sorted(seconds)
-        return f"{statistics.median(ordered) * 1e3:8.2f} {ordered[int(len(ordered) * 0.99)] * 1e3:8.2f}"
+def shown(rounds: Sequence[Times]) -> str:
+    """Medians of *rounds*: the median and the 99th percentile of first words and of steps between words, and the rate."""
 
-    rate = times.words / times.seconds
-    return f"{name:<12} {streams:>7}  {shown(times.first)}  {shown(times.between)}  {rate:>9,.0f}"
+    def of(pick: Callable[[Times], list[float]], share: float) -> float:
+        values = [sorted(pick(times)) for times in rounds]
+        return statistics.median(ordered[int(len(ordered) * share)] for ordered in values) * 1e3
+
+    columns = [
+        of(pick, share) for pick in (lambda times: times.first, lambda times: times.between) for share in (0.5, 0.99)
+    ]
+    rate = statistics.median(times.words / times.seconds for times in rounds)
+    return "{:8.2f} {:8.2f}  {:8.2f} {:8.2f}".format(*columns) + f"  {rate:>9,.0f}"
 
 
 def main() -> None:
@@ -305,7 +318,8 @@ def main() -> None:
             with running(command, port, Path(folder)):
                 asyncio.run(measure(port, 1, 0.5))  # imports, and the worker's first steps
                 for streams in given.streams:
-                    print(row(name, streams, asyncio.run(measure(port, streams, given.seconds))), flush=True)
+                    times = asyncio.run(measure(port, streams, given.seconds))
+                    print(f"{name:<12} {streams:>7}  {shown([times])}", flush=True)
 
 
 if __name__ == "__main__":
