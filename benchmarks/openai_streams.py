@@ -21,6 +21,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 import socket
 import statistics
 import subprocess
@@ -29,7 +30,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -203,7 +204,7 @@ def running(
     """A server that answers on *port*, with *more* in its environment."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **(more or {})}
     with open(folder / "log", "w+") as log:
-        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environ)
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environ, start_new_session=True)
         try:
             end = time.monotonic() + start_s
             while not answers(port):
@@ -215,6 +216,8 @@ def running(
         finally:
             process.terminate()
             process.wait(30)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # LitServe leaves its own processes behind
 
 
 def answers(port: int) -> bool:
