@@ -107,9 +107,12 @@ test-lowest: $(LOWEST)/.installed  ## install the lowest versions that pyproject
 	PYTHONHASHSEED=0 $(LOWEST)/bin/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 # Debian's Chromium, or another one; playwright drives it and downloads none of its own. CONSOLE_SCREENSHOTS=<folder> keeps pictures.
-test-console: $(VENV)/.installed  ## install what is needed, then look at the console in a real browser
-	CHROMIUM="$$(tools/chromium.sh)" && export CHROMIUM && \
-	$(BIN)/python $(PIP_INSTALL) --group browser && $(BIN)/python -m pytest tests/browser $(ARGS)
+$(VENV)/.browsing: $(VENV)/.installed
+	$(BIN)/python $(PIP_INSTALL) --group browser
+	touch $@
+
+test-console: $(VENV)/.browsing  ## install what is needed, then look at the console in a real browser
+	CHROMIUM="$$(tools/chromium.sh)" && export CHROMIUM && $(BIN)/python -m pytest tests/browser $(ARGS)
 
 # Kinds of KServe, KEDA and the Prometheus operator: packages that would bring half a cluster along.
 $(VENV)/.deployable: $(VENV)/.installed tools/deploy_programs.sh
