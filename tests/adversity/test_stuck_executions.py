@@ -265,7 +265,7 @@ OVERLAPS = """
 
 def test_one_coroutine_over_the_limit_takes_the_worker_and_the_others_hear_of_its_death(tmp_path: Path) -> None:
     concurrent = 'parameters { key: "EXECUTE_CONCURRENCY" value { string_value: "2" } }'
-    write_model(tmp_path, "m", OVERLAPS, TENSORS + limited(5) + concurrent)
+    write_model(tmp_path, "m", OVERLAPS, TENSORS + limited(2) + concurrent)
     with RunningServer(tmp_path) as server:
         stuck = Asking(server, 0)
         server.wait_for_log("began 0")

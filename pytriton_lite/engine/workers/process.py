@@ -37,8 +37,9 @@ Result = TypeVar("Result")
 _SLOW_START_S = 60
 """Time after which somebody wonders what the server is doing: it listens only when its models are loaded."""
 
-_STACKS_S = 0.5
-"""How long stacks may take to come. They are written in a millisecond, by a machine that is not overloaded."""
+_STACKS_S = 2.0
+"""How long stacks may take to come. They are written in a millisecond; but where a machine is overloaded, as it may be where
+executions take too long, their process does not run at once."""
 
 _EXIT_GRACE_S = 0.5
 """How long a process whose channel has ended may take to end itself before it is killed."""
