@@ -81,7 +81,12 @@ def _fit_text(samples: dict[str, Sample]) -> str:
     machine = capacity_fit.Machine(samples)
     lines = [str(machine.parts)]
     for name, load in capacity_fit.loads(machine.balancers).items():
-        if load.callers > 1:
+        if load.think_us:
+            seen = simulate_machine(machine.parts, load)
+            off = seen.p99_us / samples[name].p99_us - 1
+            costs = ", ".join(f"{kind} {cost:.0f}" for kind, cost in seen.part_us.items())
+            lines.append(f"{name:<28} p99 {seen.p99_us / 1e3:.2f} ms, {off:+.1%}; p50 {seen.p50_us / 1e3:.2f}; {costs}")
+        elif load.callers > 1:
             found = machine.saturated(load)
             off = found.per_second / samples[name].per_second - 1
             costs = ", ".join(f"{kind} {cost:.0f}" for kind, cost in found.part_us.items())

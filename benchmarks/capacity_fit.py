@@ -28,13 +28,15 @@ DIRECT: Mapping[str, Workload] = {
     "many": Workload(cores=2, callers=CALLERS),
     "many, one core": Workload(cores=1, callers=CALLERS),
     "alone": Workload(cores=2, callers=1),
+    "at times": Workload(cores=2, callers=16, think_us=16_000.0),
+    "seldom": Workload(cores=2, callers=8, think_us=80_000.0),
     "paced": Workload(cores=2, callers=CALLERS, compute_us=PACE_US),
     "paced, one core": Workload(cores=1, callers=CALLERS, compute_us=PACE_US),
     "batches": Workload(cores=2, callers=2 * BATCH, compute_us=BATCH_US, batch=BATCH),
     "middle": Workload(cores=2, callers=CALLERS, nbytes=MIDDLE),
     "large": Workload(cores=2, callers=CALLERS, nbytes=LARGE),
 }
-THROUGH = ("many", "paced", "alone", "large")
+THROUGH = ("many", "paced", "alone", "at times", "seldom", "large")
 """Those that are measured behind each balancer, too."""
 CROWDED = ("many", "paced")
 """And those with two servers behind the first balancer: what a second one adds to everybody's costs."""
@@ -105,13 +107,32 @@ class Machine:
             self._part("server", ""),
             self._part("worker", ""),
             {name: self._part("balancer", name) for name in self.balancers},
+            self._halted_us(),
         )
+
+    def _halted_us(self) -> float:
+        """What is left of the median of seldom requests when everybody's work is taken off, for each of four wakings."""
+        seldom = self._samples["seldom"]
+        # The caller's own work is half before its request, which is not in the latency.
+        return max(0.0, seldom.p50_us - seldom.together_us + seldom.client_us / 2) / 4
+
+    def _cold(self, kind: str, prefix: str) -> tuple[float, float]:
+        """*cold_us* and *half_us*, of one waking for each request: through what two rates cost more than a caller alone."""
+        alone, often, seldom = (self._seen(f"{prefix}{name}", kind) for name in ("alone", "at times", "seldom"))
+        often_us, seldom_us = (1e6 / self._samples[f"{prefix}{name}"].per_second for name in ("at times", "seldom"))
+        more, most = max(0.0, often - alone), max(0.0, seldom - alone)
+        most = max(more, most)
+        below = more * seldom_us - most * often_us
+        half_us = often_us * seldom_us * (most - more) / below if below > 0 else 50_000.0
+        half_us = min(half_us, 50_000.0)
+        return most * (seldom_us + half_us) / seldom_us, half_us
 
     def _part(self, kind: str, balancer: str) -> Part:
         prefix = f"{balancer}: " if balancer else ""
         base, extra = self._line(kind, balancer, 2)
         alone = self._seen(f"{prefix}alone", kind)
         shared = self._shared_us() if kind == "worker" else 0.0
+        cold_us, half_us = self._cold(kind, prefix)
         return Part(
             base_us=base,
             wake_us=max(0.0, alone - base) / VISITS[kind],
@@ -119,6 +140,8 @@ class Machine:
             per_kib_us=self._per_kib(kind, balancer),
             arena_us=self._arena(kind, balancer),
             batch_us=min(shared, 0.9 * base),
+            cold_us=cold_us,
+            half_us=half_us,
         )
 
     # ------------------------------------------------------------------------------------------------- costs

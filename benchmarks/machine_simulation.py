@@ -1,9 +1,10 @@
 """One machine with callers, a balancer, servers and workers on the same cores: its rate, its latencies, where its time goes.
 
 Processes of one thread each take from an inbox, and share the cores evenly among those that have work (processor sharing, at
-most one core each). Who was asleep pays for being woken and then finds all that has come meanwhile, so that a request costs
-less the more of them there are; nobody says how many are found at a time, it follows. What a request costs in each process is
-given (`Parts`); all else is arithmetic of queues, and no measurement.
+most one core each). Who was asleep pays for being woken, more the longer it slept, and then finds all that has come
+meanwhile, so that a request costs less the more of them there are; nobody says how many are found at a time, it follows. A
+core that was idle for long takes a while to run anybody. What a request costs in each process is given (`Parts`); all else is
+arithmetic of queues, and no measurement.
 
 A request passes the caller, the balancer, the server, its worker, and goes back through the server and the balancer. The
 server hands batches to its worker as the engine does: one when it is free, the next ones ahead while they are short.
@@ -25,6 +26,8 @@ AHEAD_US, AHEAD = 400.0, 31
 """How much execution waits at a worker at the most, and how many batches (docs/design.md, "Ahead")."""
 SPREAD = 0.5
 """A piece of work takes between 1 - SPREAD and 1 + SPREAD times what it costs: without that, everything would march in step."""
+HALTED_US = 200.0
+"""For how long an idle core keeps looking for work before it halts (Linux's haltpoll, in a guest)."""
 VISITS = {"client": 1, "balancer": 2, "server": 2, "worker": 1}
 """How often a request wakes each process, if it finds it asleep."""
 
@@ -45,6 +48,9 @@ class Part:
     """Of tensors that are too large for the message to the worker."""
     batch_us: float = 0.0
     """The share of *base_us* that a batch costs, however many requests it has."""
+    cold_us: float = 0.0
+    """Of being woken after a long sleep, beside *wake_us*; after *half_us* of sleep half of it."""
+    half_us: float = 0.0
 
     def of(self, nbytes: float) -> float:
         """Of one request whose input, and output, have *nbytes*."""
@@ -59,6 +65,8 @@ class Parts:
     server: Part
     worker: Part
     balancers: Mapping[str, Part] = field(default_factory=dict)
+    halted_us: float = 0.0
+    """Until a core that was idle for long runs a process that is woken on it; in no process's account."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +116,8 @@ class _Process:
         self.inbox: deque[Any] = deque()
         self.found: deque[Any] = deque()
         self.is_asleep = True
+        self.slept_us = 0.0
+        """Since when."""
         self.item: Any = None
 
 
@@ -118,9 +128,13 @@ class _Machine:
     that no later arrival changes.
     """
 
-    def __init__(self, cores: int, seed: int) -> None:
+    def __init__(self, cores: int, halted_us: float, seed: int) -> None:
         self.cores = cores
         self.now = 0.0
+        self._halted_us = halted_us
+        self._idle_since = [0.0] * cores
+        self._halted = 0
+        """Cores that are on their way to a process that was woken on them."""
         self.used: dict[str, float] = dict.fromkeys(VISITS, 0.0)
         self.random = random.Random(seed)
         self._virtual = 0.0
@@ -131,12 +145,28 @@ class _Machine:
 
     def deliver(self, process: _Process, item: Any) -> None:
         process.inbox.append(item)
-        if process.is_asleep:
-            process.is_asleep = False
-            is_idle = self._awake < self.cores
-            self._awake += 1
-            process.item = None
-            self._work(process, process.part.wake_us if is_idle else process.part.switch_us)
+        if not process.is_asleep:
+            return
+        process.is_asleep = False
+        process.item = None
+        part, slept_us = process.part, self.now - process.slept_us
+        cold_us = part.cold_us * slept_us / (slept_us + part.half_us) if slept_us else 0.0
+        if not self._idle_since:
+            self._wake(process, part.switch_us + cold_us)
+        elif self.now - self._idle_since.pop() < HALTED_US or not self._halted_us:
+            self._wake(process, part.wake_us + cold_us)
+        else:
+            spread = 1.0 + SPREAD * (2.0 * self.random.random() - 1.0)
+            self._halted += 1
+            self.after(self._halted_us * spread, lambda: self._reach(process, part.wake_us + cold_us))
+
+    def _reach(self, process: _Process, work_us: float) -> None:
+        self._halted -= 1
+        self._wake(process, work_us)
+
+    def _wake(self, process: _Process, work_us: float) -> None:
+        self._awake += 1
+        self._work(process, work_us)
 
     def after(self, delay_us: float, call: Callable[[], None]) -> None:
         self._order += 1
@@ -166,7 +196,10 @@ class _Machine:
             self._work(process, process.cost(process.item))
         else:
             process.is_asleep = True
+            process.slept_us = self.now
             self._awake -= 1
+            if self._awake + self._halted + len(self._idle_since) < self.cores:
+                self._idle_since.append(self.now)
 
     def _work(self, process: _Process, work_us: float) -> None:
         work_us *= 1.0 + SPREAD * (2.0 * self.random.random() - 1.0)
@@ -218,7 +251,7 @@ class _Server:
 
 def simulate(parts: Parts, load: Workload, *, requests: int = 6_000, seed: int = 1) -> Outcome:
     """*load* until so many *requests* have been answered, behind half as many that are not counted."""
-    machine = _Machine(load.cores, seed)
+    machine = _Machine(load.cores, parts.halted_us, seed)
     latencies: list[float] = []
     answered = 0
     began: tuple[float, dict[str, float]] = (0.0, {})
