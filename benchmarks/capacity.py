@@ -23,6 +23,7 @@ import dataclasses
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -94,8 +95,19 @@ def _fit_text(samples: dict[str, Sample]) -> str:
     return "\n".join(lines)
 
 
-def read_samples(path: Path) -> dict[str, Sample]:
-    """What `calibrate` has written. Raises BenchmarkError."""
+def read_samples(paths: Sequence[Path]) -> dict[str, Sample]:
+    """The means of what several times `calibrate` has written. Raises BenchmarkError."""
+    runs = [_read_samples(path) for path in paths]
+    fields = [field.name for field in dataclasses.fields(Sample)]
+    common = set.intersection(*(set(run) for run in runs))
+    return {
+        name: Sample(**{field: statistics.fmean(getattr(run[name], field) for run in runs) for field in fields})
+        for name in runs[0]
+        if name in common
+    }
+
+
+def _read_samples(path: Path) -> dict[str, Sample]:
     try:
         written: dict[str, Any] = json.loads(path.read_text())["samples"]
         samples = {name: Sample(**one) for name, one in written.items()}
@@ -197,9 +209,9 @@ def committed(path: Path) -> str:
     return blob
 
 
-def read_costs(path: Path) -> Costs:
+def read_costs(paths: Sequence[Path]) -> Costs:
     """What `calibrate` has written, of requests that come one by one: plans are for those. Raises BenchmarkError."""
-    return alone(capacity_fit.Machine(read_samples(path)).parts)
+    return alone(capacity_fit.Machine(read_samples(paths)).parts)
 
 
 def alone(parts: Parts) -> Costs:
@@ -293,7 +305,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     costs = argparse.ArgumentParser(add_help=False)
     costs.add_argument(
-        "--costs", type=Path, default=RESULTS / "capacity-costs.json", help="what `calibrate` has written"
+        "--costs",
+        type=Path,
+        nargs="+",
+        default=sorted(RESULTS.glob("capacity-costs*.json")),
+        help="what `calibrate` has written, once or several times: then the means count",
     )
     loads = argparse.ArgumentParser(add_help=False)
     loads.add_argument("--out", type=Path, required=True, help="what is measured; a file that is there is completed")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from capacity_fit import Machine
-from machine_simulation import Workload
+from machine_simulation import Workload, simulate
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Case:
 
 def drawn(machine: Machine, *, seed: int, count: int) -> list[Case]:
     """*count* cases, of each kind as many as of any other. The same seed draws the same ones, but for the callers' thinking:
-    below saturation they ask for a share of what *machine* can do."""
+    below saturation they ask for as much as has *machine* busy for a share of the time."""
     dice = random.Random(seed)
     balancers = machine.balancers
     kinds: list[Callable[[], Workload]] = [
@@ -99,11 +99,16 @@ def _batching(dice: random.Random, balancers: Sequence[str]) -> Workload:
 
 
 def _below(dice: random.Random, load: Workload, machine: Machine) -> Workload:
-    """*load* at a share of its most, from callers so many that each asks seldom."""
-    load = replace(load, cores=2)
-    wanted = dice.choice((0.3, 0.5, 0.7)) * machine.saturated(load).per_second
-    callers = 64
-    return replace(load, callers=callers, think_us=round(callers / wanted * 1e3) * 1e3 or 1e3)
+    """*load* from callers so many that each asks seldom, and who keep the cores busy for a share of the time, as simulated."""
+    wanted = dice.choice((0.3, 0.5, 0.7))
+    load = replace(load, cores=2, callers=64, think_us=1e3)
+    parts = machine.parts
+    low, high = 1, 1_000  # milliseconds
+    while high - low > max(1, low // 50):
+        middle = round((low * high) ** 0.5)
+        found = simulate(parts, replace(load, think_us=middle * 1e3), requests=3_000)
+        low, high = (middle, high) if found.busy > wanted else (low, middle)
+    return replace(load, think_us=high * 1e3)
 
 
 def _named(load: Workload) -> str:

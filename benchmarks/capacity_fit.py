@@ -9,11 +9,13 @@ of machine_simulation.py takes over.
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from capacity_machine import Sample
-from machine_simulation import IN_MESSAGE, KIB, VISITS, Part, Parts, Workload
+from machine_simulation import IN_MESSAGE, KIB, TICK_US, VISITS, Part, Parts, Workload, coldness
 
 CALLERS = 32
 MIDDLE, LARGE = 8_192, 131_072
@@ -28,8 +30,8 @@ DIRECT: Mapping[str, Workload] = {
     "many": Workload(cores=2, callers=CALLERS),
     "many, one core": Workload(cores=1, callers=CALLERS),
     "alone": Workload(cores=2, callers=1),
-    "at times": Workload(cores=2, callers=16, think_us=16_000.0),
-    "seldom": Workload(cores=2, callers=8, think_us=80_000.0),
+    "at times": Workload(cores=2, callers=1, think_us=1_000.0),
+    "seldom": Workload(cores=2, callers=1, think_us=8_000.0),
     "paced": Workload(cores=2, callers=CALLERS, compute_us=PACE_US),
     "paced, one core": Workload(cores=1, callers=CALLERS, compute_us=PACE_US),
     "batches": Workload(cores=2, callers=2 * BATCH, compute_us=BATCH_US, batch=BATCH),
@@ -65,6 +67,12 @@ class Forecast:
     per_second: float
     limit: str
     part_us: Mapping[str, float]
+
+
+def _coldness(mean: float) -> float:
+    """The mean share of *cold_us* that is paid where a caller waits as wrk's do, an exponential time in whole milliseconds."""
+    waits = range(1, int(20 * mean))
+    return sum(2.0 * math.sinh(0.5 / mean) * math.exp(-wait / mean) * coldness(wait * TICK_US) for wait in waits)
 
 
 class Machine:
@@ -108,6 +116,7 @@ class Machine:
             self._part("worker", ""),
             {name: self._part("balancer", name) for name in self.balancers},
             self._halted_us(),
+            statistics.median(sample.others for sample in self._samples.values()),
         )
 
     def _halted_us(self) -> float:
@@ -116,23 +125,18 @@ class Machine:
         # The caller's own work is half before its request, which is not in the latency.
         return max(0.0, seldom.p50_us - seldom.together_us + seldom.client_us / 2) / 4
 
-    def _cold(self, kind: str, prefix: str) -> tuple[float, float]:
-        """*cold_us* and *half_us*, of one waking for each request: through what two rates cost more than a caller alone."""
-        alone, often, seldom = (self._seen(f"{prefix}{name}", kind) for name in ("alone", "at times", "seldom"))
-        often_us, seldom_us = (1e6 / self._samples[f"{prefix}{name}"].per_second for name in ("at times", "seldom"))
-        more, most = max(0.0, often - alone), max(0.0, seldom - alone)
-        most = max(more, most)
-        below = more * seldom_us - most * often_us
-        half_us = often_us * seldom_us * (most - more) / below if below > 0 else 50_000.0
-        half_us = min(half_us, 50_000.0)
-        return most * (seldom_us + half_us) / seldom_us, half_us
+    def _cold(self, kind: str, prefix: str) -> float:
+        """*cold_us*: what a single caller's request costs more when it comes after two lengths of sleep."""
+        alone = self._seen(f"{prefix}alone", kind)
+        shares = {name: _coldness(DIRECT[name].think_us / TICK_US) for name in ("at times", "seldom")}
+        more = sum(share * (self._seen(f"{prefix}{name}", kind) - alone) for name, share in shares.items())
+        return max(0.0, more / sum(share**2 for share in shares.values()))
 
     def _part(self, kind: str, balancer: str) -> Part:
         prefix = f"{balancer}: " if balancer else ""
         base, extra = self._line(kind, balancer, 2)
         alone = self._seen(f"{prefix}alone", kind)
         shared = self._shared_us() if kind == "worker" else 0.0
-        cold_us, half_us = self._cold(kind, prefix)
         return Part(
             base_us=base,
             wake_us=max(0.0, alone - base) / VISITS[kind],
@@ -140,8 +144,7 @@ class Machine:
             per_kib_us=self._per_kib(kind, balancer),
             arena_us=self._arena(kind, balancer),
             batch_us=min(shared, 0.9 * base),
-            cold_us=cold_us,
-            half_us=half_us,
+            cold_us=self._cold(kind, prefix),
         )
 
     # ------------------------------------------------------------------------------------------------- costs

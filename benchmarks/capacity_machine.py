@@ -24,6 +24,8 @@ from process_tree import ProcessTree, everyone_cpu_seconds
 UNDISTURBED = 0.03
 """Share of the machine's time that others may have used during a load."""
 TRIES = 3
+THINKING = 3
+"""So much longer is a load whose callers wait: it has fewer answers to take a percentile of."""
 _START_S = 60.0
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -128,7 +130,7 @@ class Measured:
             if time.monotonic() > self._until:
                 break
             with on_cores(load.cores):
-                seen = _sample(self._folder, load, self._seconds)
+                seen = _sample(self._folder, load, THINKING * self._seconds if load.think_us else self._seconds)
             if least is None or seen.others < least.others:
                 self.document["samples"][name] = dataclasses.asdict(seen)
                 self._path.write_text(json.dumps(self.document, indent=1) + "\n")

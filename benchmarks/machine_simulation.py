@@ -1,10 +1,11 @@
 """One machine with callers, a balancer, servers and workers on the same cores: its rate, its latencies, where its time goes.
 
-Processes of one thread each take from an inbox, and share the cores evenly among those that have work (processor sharing, at
-most one core each). Who was asleep pays for being woken, more the longer it slept, and then finds all that has come
-meanwhile, so that a request costs less the more of them there are; nobody says how many are found at a time, it follows. A
-core that was idle for long takes a while to run anybody. What a request costs in each process is given (`Parts`); all else is
-arithmetic of queues, and no measurement.
+Processes of one thread each take from an inbox. Who was asleep pays for being woken, more the longer it slept, and then finds
+all that has come meanwhile, so that a request costs less the more of them there are; nobody says how many are found at a time,
+it follows. Each core has a queue of its own, as Linux has them: who has had less than its share takes the core from who has had
+more, a core may be idle while somebody waits for the other one, until the clock's next tick, and one that was idle for long
+takes a while to run anybody. What a request costs in each process is given (`Parts`); all else is arithmetic of queues, and no
+measurement.
 
 A request passes the caller, the balancer, the server, its worker, and goes back through the server and the balancer. The
 server hands batches to its worker as the engine does: one when it is free, the next ones ahead while they are short.
@@ -13,6 +14,7 @@ server hands batches to its worker as the engine does: one when it is free, the 
 from __future__ import annotations
 
 import heapq
+import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -26,10 +28,27 @@ AHEAD_US, AHEAD = 400.0, 31
 """How much execution waits at a worker at the most, and how many batches (docs/design.md, "Ahead")."""
 SPREAD = 0.5
 """A piece of work takes between 1 - SPREAD and 1 + SPREAD times what it costs: without that, everything would march in step."""
+HALF_COLD_US = 5_000.0
+"""After how long a sleep a process is half cold."""
 HALTED_US = 200.0
 """For how long an idle core keeps looking for work before it halts (Linux's haltpoll, in a guest)."""
+SLICE_US = 1_400.0
+"""How far behind its fair share a sleeper may be remembered (Linux's base slice, on two cores)."""
+CLOCK_US = 4_000.0
+"""How often a core looks whether somebody else should run (250 Hz)."""
+OTHERS_US = 2_000.0
+"""How long it takes the core, on average."""
+SCANNED, LOAD_US = 0.5, 40_000.0
+"""Up to which load, averaged over so long, Linux looks for an idle core when it wakes somebody (SIS_UTIL, on two cores)."""
+TICK_US, LATE_US = 1_000.0, 80.0
+"""wrk's callers wait in whole milliseconds, and what has slept until a time is that late."""
 VISITS = {"client": 1, "balancer": 2, "server": 2, "worker": 1}
 """How often a request wakes each process, if it finds it asleep."""
+
+
+def coldness(slept_us: float) -> float:
+    """How much of what it takes to be cold a process has lost after so long a sleep: caches, and a core's clock."""
+    return slept_us / (slept_us + HALF_COLD_US)
 
 
 @dataclass(frozen=True)
@@ -49,8 +68,7 @@ class Part:
     batch_us: float = 0.0
     """The share of *base_us* that a batch costs, however many requests it has."""
     cold_us: float = 0.0
-    """Of being woken after a long sleep, beside *wake_us*; after *half_us* of sleep half of it."""
-    half_us: float = 0.0
+    """Of being woken after a long sleep, beside *wake_us*."""
 
     def of(self, nbytes: float) -> float:
         """Of one request whose input, and output, have *nbytes*."""
@@ -67,6 +85,8 @@ class Parts:
     balancers: Mapping[str, Part] = field(default_factory=dict)
     halted_us: float = 0.0
     """Until a core that was idle for long runs a process that is woken on it; in no process's account."""
+    others: float = 0.0
+    """The share of the cores' time that the system and others take for themselves, `OTHERS_US` at a time."""
 
 
 @dataclass(frozen=True)
@@ -108,104 +128,257 @@ class _Request:
     server: int = 0
 
 
+class _Group:
+    """Processes that share a core as one where others want it, too: those of a session (Linux's autogroup)."""
+
+    def __init__(self, *, is_kernel: bool = False) -> None:
+        self.is_kernel = is_kernel
+        """Whether it takes the core from everybody, and gives it to nobody."""
+        self.clock_us = 0.0
+        """What it has had of cores, put forward when it comes back to a core whose groups have had more meanwhile."""
+        self.lag_us = 0.0
+        """How much less than its fair share it had had when it went to sleep."""
+
+
 class _Process:
     """A thread with an inbox. *cost* says what an item costs, *handle* what comes of it."""
 
-    def __init__(self, kind: str, part: Part, cost: Callable[[Any], float], handle: Callable[[Any], None]) -> None:
-        self.kind, self.part, self.cost, self.handle = kind, part, cost, handle
+    def __init__(
+        self, kind: str, part: Part, group: _Group, cost: Callable[[Any], float], handle: Callable[[Any], None]
+    ) -> None:
+        self.kind, self.part, self.group, self.cost, self.handle = kind, part, group, cost, handle
+        self.sleeps: Callable[[], None] = lambda: None
+        """Called when it has gone to sleep."""
         self.inbox: deque[Any] = deque()
         self.found: deque[Any] = deque()
         self.is_asleep = True
-        self.slept_us = 0.0
-        """Since when."""
         self.item: Any = None
+        self.left_us = 0.0
+        """Of the work in hand."""
+        self.core: _Core | None = None
+        """Where it runs or waits, or has run at last."""
+        self.ran_us = 0.0
+        """When it has run at last."""
+        self.clock_us = 0.0
+        """What it has had of cores, among those of its group."""
+
+    @property
+    def rank(self) -> tuple[bool, float, float]:
+        """Who has the least is the next to run."""
+        return not self.group.is_kernel, self.group.clock_us, self.clock_us
+
+    def yields_to(self, other: _Process) -> bool:
+        if self.group.is_kernel or other.group.is_kernel:
+            return not self.group.is_kernel
+        return (
+            other.clock_us < self.clock_us if other.group is self.group else other.group.clock_us < self.group.clock_us
+        )
+
+
+class _Core:
+    """One core and who waits for it."""
+
+    def __init__(self) -> None:
+        self.runs: _Process | None = None
+        self.waits: list[_Process] = []
+        self.is_reached = False
+        """Whether somebody is on the way to it, while it wakes."""
+        self.idle_us = 0.0
+        """When it has become idle at last."""
+        self.from_us = 0.0
+        """Since when the work in hand has gone on."""
+        self.counted_us = 0.0
+        """Until when the clocks of who runs have been counted."""
+        self.turn = 0
+        """Which end of a piece of work is still meant."""
+
+    @property
+    def is_idle(self) -> bool:
+        return self.runs is None and not self.is_reached
+
+    def present(self) -> list[_Process]:
+        return [self.runs, *self.waits] if self.runs is not None else list(self.waits)
 
 
 class _Machine:
-    """Cores, and the processes that have work. Time is in microseconds.
-
-    Processor sharing by virtual time: it passes as fast as each of those runs, so that work begun now ends at a virtual time
-    that no later arrival changes.
-    """
+    """Cores, and the processes that have work. Time is in microseconds."""
 
     def __init__(self, cores: int, halted_us: float, seed: int) -> None:
-        self.cores = cores
         self.now = 0.0
-        self._halted_us = halted_us
-        self._idle_since = [0.0] * cores
-        self._halted = 0
-        """Cores that are on their way to a process that was woken on them."""
-        self.used: dict[str, float] = dict.fromkeys(VISITS, 0.0)
+        self.used: dict[str, float] = dict.fromkeys((*VISITS, "others"), 0.0)
         self.random = random.Random(seed)
-        self._virtual = 0.0
-        self._order = 0
-        self._awake = 0
-        self._ends: list[tuple[float, int, _Process]] = []
+        self._halted_us = halted_us
+        self._order = itertools.count()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self.cores = [_Core() for _ in range(cores)]
+        self._here: _Core | None = None
+        """The core on which what happens now happens."""
+        self._busy = 0.0
+        self._used_before = 0.0
+        for core in self.cores:
+            self.after(self.random.random() * CLOCK_US, lambda core=core: self._tick(core))
 
-    def deliver(self, process: _Process, item: Any) -> None:
+    def deliver(self, process: _Process, item: Any, *, is_socket: bool = True) -> None:
+        """*item* to *process*, which wakes if it was asleep. What comes through a socket may have it wake beside the sender."""
         process.inbox.append(item)
         if not process.is_asleep:
             return
         process.is_asleep = False
         process.item = None
-        part, slept_us = process.part, self.now - process.slept_us
-        cold_us = part.cold_us * slept_us / (slept_us + part.half_us) if slept_us else 0.0
-        if not self._idle_since:
-            self._wake(process, part.switch_us + cold_us)
-        elif self.now - self._idle_since.pop() < HALTED_US or not self._halted_us:
-            self._wake(process, part.wake_us + cold_us)
+        part = process.part
+        cold_us = part.cold_us * coldness(self.now - process.ran_us)
+        core = self._chosen(process, is_socket)
+        self._place(core, process)
+        process.core = core
+        if core.is_idle:
+            self._give(process, part.wake_us + cold_us)
+            if not self._halted_us or self.now - core.idle_us < HALTED_US:
+                self._run(core, process)
+            else:
+                core.is_reached = True
+                self.after(self._spread(self._halted_us), lambda: self._reach(core, process))
         else:
-            spread = 1.0 + SPREAD * (2.0 * self.random.random() - 1.0)
-            self._halted += 1
-            self.after(self._halted_us * spread, lambda: self._reach(process, part.wake_us + cold_us))
-
-    def _reach(self, process: _Process, work_us: float) -> None:
-        self._halted -= 1
-        self._wake(process, work_us)
-
-    def _wake(self, process: _Process, work_us: float) -> None:
-        self._awake += 1
-        self._work(process, work_us)
+            self._give(process, part.switch_us + cold_us)
+            core.waits.append(process)
+            self._check(core)
 
     def after(self, delay_us: float, call: Callable[[], None]) -> None:
-        self._order += 1
-        heapq.heappush(self._timers, (self.now + delay_us, self._order, call))
+        heapq.heappush(self._timers, (self.now + delay_us, next(self._order), call))
 
     def run(self, until_us: float) -> None:
         while self.now < until_us:
-            rate = min(1.0, self.cores / self._awake) if self._awake else 1.0
-            ends = self.now + (self._ends[0][0] - self._virtual) / rate if self._ends else float("inf")
-            if self._timers and self._timers[0][0] <= ends:
-                at, _, call = heapq.heappop(self._timers)
-                self._virtual += (at - self.now) * rate
-                self.now = at
-                call()
-                continue
-            self._virtual, _, process = heapq.heappop(self._ends)
-            self.now = ends
-            if process.item is not None:
-                process.handle(process.item)
-            self._go_on(process)
+            self.now, _, call = heapq.heappop(self._timers)
+            call()
 
-    def _go_on(self, process: _Process) -> None:
+    # Who runs where ------------------------------------------------------------------------------------------------
+
+    def _chosen(self, process: _Process, is_socket: bool) -> _Core:
+        """Where it was, or beside its sender if nobody waits there. Another core is looked for only while load is low."""
+        before = process.core or self.random.choice(self.cores)
+        if before.is_idle or process.group.is_kernel:
+            return before
+        if self._busy < SCANNED:
+            for core in self.cores:
+                if core.is_idle:
+                    return core
+        if is_socket and self._here is not None and not self._here.waits:
+            return self._here
+        return before
+
+    def _place(self, core: _Core, process: _Process) -> None:
+        """Have the clocks of who wakes stand as far from the others' as when it went to sleep."""
+        for one in self.cores:
+            self._count(one)
+        group = process.group
+        fellows = [one.clock_us for other in self.cores for one in other.present() if one.group is group]
+        if fellows:
+            process.clock_us = max(process.clock_us, min(fellows) - SLICE_US)
+            return
+        fair_us = self._fair_us(core)
+        if fair_us is not None:
+            group.clock_us = fair_us - group.lag_us
+
+    def _fair_us(self, core: _Core) -> float | None:
+        """What the groups on *core* have had on average."""
+        clocks = {id(one.group): one.group.clock_us for one in core.present() if not one.group.is_kernel}
+        return sum(clocks.values()) / len(clocks) if clocks else None
+
+    def _count(self, core: _Core) -> None:
+        if core.runs is not None:
+            had_us = self.now - core.counted_us
+            core.runs.clock_us += had_us
+            core.runs.group.clock_us += had_us
+        core.counted_us = self.now
+
+    def _reach(self, core: _Core, process: _Process) -> None:
+        core.is_reached = False
+        self._run(core, process)
+        self._check(core)
+
+    def _run(self, core: _Core, process: _Process) -> None:
+        core.runs, process.core = process, core
+        core.counted_us = self.now
+        self._go_on(core, process)
+
+    def _go_on(self, core: _Core, process: _Process) -> None:
+        core.turn += 1
+        core.from_us = self.now
+        turn = core.turn
+        self.after(process.left_us, lambda: self._end(core, process, turn))
+
+    def _check(self, core: _Core) -> None:
+        """Have somebody else run who has had less."""
+        self._count(core)
+        if core.runs is None or not core.waits:
+            return
+        runs, first = core.runs, min(core.waits, key=lambda one: one.rank)
+        if runs.yields_to(first):
+            runs.left_us = max(0.0, runs.left_us - (self.now - core.from_us))
+            runs.ran_us = self.now
+            core.waits.remove(first)
+            core.waits.append(runs)
+            self._run(core, first)
+
+    def _tick(self, core: _Core) -> None:
+        self.after(CLOCK_US, lambda: self._tick(core))
+        used = sum(self.used.values())
+        if core is self.cores[0]:
+            self._busy += ((used - self._used_before) / CLOCK_US / len(self.cores) - self._busy) * CLOCK_US / LOAD_US
+            self._used_before = used
+        if not core.is_idle:
+            self._check(core)
+            return
+        for other in self.cores:
+            if other.waits:
+                self._run(core, other.waits.pop(0))
+                return
+
+    def _end(self, core: _Core, process: _Process, turn: int) -> None:
+        """A piece of work is done."""
+        if core.turn != turn:
+            return  # somebody else was given the core meanwhile
+        self._here = core
+        process.ran_us = core.from_us = self.now
+        process.left_us = 0.0
+        if process.item is not None:
+            process.handle(process.item)
+        self._here = None
         if not process.found:
             process.found, process.inbox = process.inbox, process.found
         if process.found:
             process.item = process.found.popleft()
-            self._work(process, process.cost(process.item))
+            self._give(process, process.cost(process.item))
+            if core.runs is process:  # and nobody whom it has woken
+                self._go_on(core, process)
+            return
+        process.is_asleep = True
+        process.item = None
+        self._count(core)
+        fair_us = self._fair_us(core) or 0.0
+        is_left_alone = len(core.present()) == 1
+        lag_us = max(-SLICE_US, min(SLICE_US, fair_us - process.group.clock_us))
+        process.group.lag_us = max(0.0, lag_us) if is_left_alone else lag_us
+        if core.runs is process:
+            core.turn += 1
+            core.runs = None
+            core.idle_us = self.now
+            if core.waits:
+                self._run_first(core)
         else:
-            process.is_asleep = True
-            process.slept_us = self.now
-            self._awake -= 1
-            if self._awake + self._halted + len(self._idle_since) < self.cores:
-                self._idle_since.append(self.now)
+            core.waits.remove(process)
+        process.sleeps()
 
-    def _work(self, process: _Process, work_us: float) -> None:
-        work_us *= 1.0 + SPREAD * (2.0 * self.random.random() - 1.0)
-        self.used[process.kind] += work_us
-        self._order += 1
-        heapq.heappush(self._ends, (self._virtual + work_us, self._order, process))
+    def _run_first(self, core: _Core) -> None:
+        first = min(core.waits, key=lambda one: one.rank)
+        core.waits.remove(first)
+        self._run(core, first)
+
+    def _give(self, process: _Process, work_us: float) -> None:
+        process.left_us = self._spread(work_us)
+        self.used[process.kind] += process.left_us
+
+    def _spread(self, mean: float) -> float:
+        return mean * (1.0 + SPREAD * (2.0 * self.random.random() - 1.0))
 
 
 class _Server:
@@ -214,10 +387,11 @@ class _Server:
     def __init__(self, machine: _Machine, parts: Parts, load: Workload, answered: Callable[[_Request], None]) -> None:
         self._machine, self._load, self._answered = machine, load, answered
         half = parts.server.of(load.nbytes) / 2
-        self.process = _Process("server", parts.server, lambda request: half, self._handle)
+        session = _Group()
+        self.process = _Process("server", parts.server, session, lambda request: half, self._handle)
         each = parts.worker.of(load.nbytes) - parts.worker.batch_us + load.each_us
         once = parts.worker.batch_us + load.compute_us
-        self._worker = _Process("worker", parts.worker, lambda batch: once + each * len(batch), self._executed)
+        self._worker = _Process("worker", parts.worker, session, lambda batch: once + each * len(batch), self._executed)
         self._waiting: deque[_Request] = deque()
         self._sent = 0
         self.unanswered = 0
@@ -239,14 +413,14 @@ class _Server:
                 return  # somebody could join the batch yet
             count = min(most, len(self._waiting))
             self._sent += 1
-            self._machine.deliver(self._worker, [self._waiting.popleft() for _ in range(count)])
+            self._machine.deliver(self._worker, [self._waiting.popleft() for _ in range(count)], is_socket=False)
 
     def _executed(self, batch: list[_Request]) -> None:
         # The worker has begun with the next one by the time that the server hears of it.
         self._sent -= 1
         for request in batch:
             request.is_answer = True
-            self._machine.deliver(self.process, request)
+            self._machine.deliver(self.process, request, is_socket=False)
 
 
 def simulate(parts: Parts, load: Workload, *, requests: int = 6_000, seed: int = 1) -> Outcome:
@@ -278,7 +452,8 @@ def simulate(parts: Parts, load: Workload, *, requests: int = 6_000, seed: int =
         part = parts.balancers[load.balancer]
         half = part.of(load.nbytes) / 2
         # A thread of haproxy, or a process of nginx, for each core; a connection stays with its own.
-        pool = [_Process("balancer", part, lambda request: half, forward) for _ in range(load.cores)]
+        session = _Group()
+        pool = [_Process("balancer", part, session, lambda request: half, forward) for _ in range(load.cores)]
 
     def send(request: _Request) -> None:
         request.sent_us = machine.now
@@ -298,14 +473,47 @@ def simulate(parts: Parts, load: Workload, *, requests: int = 6_000, seed: int =
             latencies.append(machine.now - request.sent_us)
         if load.think_us:
             request.is_answer = False
-            delay_us = machine.random.expovariate(1.0 / load.think_us)
-            machine.after(delay_us, lambda: machine.deliver(client, request))
+            ticks = int(machine.random.expovariate(1.0 / load.think_us) / TICK_US + 0.5)
+            heapq.heappush(waiting, (int(machine.now / TICK_US) + ticks, next(order), request))
+            look()
         else:
             send(request)
 
+    waiting: list[tuple[int, int, _Request]] = []
+    order = itertools.count()
+    asleep = 0
+
+    def look() -> None:
+        """Have the callers whose millisecond has come send their requests."""
+        while waiting and waiting[0][0] <= int(machine.now / TICK_US):
+            machine.deliver(client, heapq.heappop(waiting)[2])
+
+    def sleep() -> None:
+        """wrk sleeps for whole milliseconds, from within one, and everybody's time that has passed meanwhile has come."""
+        nonlocal asleep
+        asleep += 1
+        if waiting:
+            this = asleep
+            ticks = waiting[0][0] - int(machine.now / TICK_US)
+            machine.after(max(0, ticks) * TICK_US + LATE_US, lambda: wake(this))
+
+    def wake(this: int) -> None:
+        if this == asleep:
+            look()
+
     whole = parts.client.of(load.nbytes)
     pieces = 2 if load.think_us else 1
-    client = _Process("client", parts.client, lambda request: whole / pieces, hear)
+    client = _Process("client", parts.client, _Group(), lambda request: whole / pieces, hear)
+    client.sleeps = sleep
+
+    def disturb(other: _Process) -> None:
+        machine.deliver(other, other)
+        machine.after(machine.random.expovariate(parts.others / OTHERS_US), lambda: disturb(other))
+
+    for core in machine.cores if parts.others else ():
+        other = _Process("others", Part(0.0), _Group(is_kernel=True), lambda _: OTHERS_US, lambda _: None)
+        other.core = core
+        disturb(other)
     for caller in range(load.callers):
         request = _Request(caller)
         machine.after(
@@ -318,7 +526,7 @@ def simulate(parts: Parts, load: Workload, *, requests: int = 6_000, seed: int =
             answered = 0
         machine.run(machine.now + 1_000.0)
     elapsed_us = machine.now - began[0]
-    used = {kind: machine.used[kind] - began[1][kind] for kind in machine.used}
+    used = {kind: machine.used[kind] - began[1][kind] for kind in VISITS}
     latencies.sort()
     return Outcome(
         per_second=len(latencies) / elapsed_us * 1e6,
