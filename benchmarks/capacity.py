@@ -35,7 +35,7 @@ import capacity_cases
 import capacity_fit
 from balancers import find_program
 from benchmark_error import BenchmarkError
-from capacity_machine import Measured, Sample
+from capacity_machine import UNDISTURBED, Measured, Sample
 from capacity_model import Cost, Costs, Plan, Unattainable, Wanted, plan
 from load_generators import require_tools
 from machine_facts import machine_facts
@@ -132,7 +132,11 @@ def write_forecasts(arguments: argparse.Namespace) -> int:
         raise BenchmarkError(f"{arguments.out} is there already: a forecast is made once")
     machine = capacity_fit.Machine(read_samples(arguments.costs))
     rows = []
-    for case in capacity_cases.drawn(machine, seed=arguments.seed, count=arguments.count):
+    if arguments.scaling:
+        cases = capacity_cases.scaling(machine)
+    else:
+        cases = capacity_cases.drawn(machine, seed=arguments.seed, count=arguments.count)
+    for case in cases:
         most = machine.saturated(case.load)
         row = {
             "case": case.name,
@@ -178,6 +182,10 @@ class Compared:
     forecast: float
     measured: float
     text: str
+    of: str = ""
+    """The file of the forecasts."""
+    seen: tuple[float, ...] = ()
+    """All that was measured of it, the first time and again, as far as nobody disturbed it."""
 
     @property
     def off(self) -> float:
@@ -282,22 +290,37 @@ def draw(arguments: argparse.Namespace) -> int:
     simulated = json.loads(arguments.simulation.read_text())
     for path in capacity_plots.draw(read_costs(arguments.costs), checked, simulated, arguments.folder):
         print(path)
+    before = ""
     for one in checked:
+        if one.of != before:
+            before = one.of
+            print(before)
         scale, digits = (1.0, 0) if one.is_saturated else (1e-3, 1)
         figures = f"{one.forecast * scale:,.{digits}f} | {one.measured * scale:,.{digits}f} | {100 * one.off:+.0f}%"
-        print(f"| {one.case} | {'requests/s' if one.is_saturated else 'p99, ms'} | {figures} |")
+        seen = " to ".join(f"{scale * end(one.seen):,.{digits}f}" for end in (min, max)) if len(one.seen) > 1 else ""
+        print(f"| {one.case} | {'requests/s' if one.is_saturated else 'p99, ms'} | {figures} | {seen} |")
     return 0
 
 
 def checks_in(folder: Path) -> list[Compared]:
-    """All forecasts of *folder* that were measured, in the order of their files."""
+    """All forecasts of *folder* that were measured, in the order of their files. What was measured first is what counts."""
     found = []
     for path in sorted(folder.glob("capacity-measured-*.json")):
         written = json.loads(path.read_text())
         rows = json.loads((folder / written["forecasts"]).read_text())["rows"]
-        samples = {name: Sample(**one) for name, one in written["samples"].items()}
-        found += [compared(row, samples[row["case"]]) for row in rows if row["case"] in samples]
+        samples = _samples_in(path)
+        again = [_samples_in(one) for one in sorted(folder.glob(path.name.replace("measured", "again").replace(".", "*.")))]
+        for row in rows:
+            name = row["case"]
+            if name in samples:
+                others = [run[name] for run in again if name in run and run[name].others <= UNDISTURBED]
+                seen = tuple(compared(row, sample).measured for sample in (samples[name], *others))
+                found.append(dataclasses.replace(compared(row, samples[name]), of=written["forecasts"], seen=seen))
     return found
+
+
+def _samples_in(path: Path) -> dict[str, Sample]:
+    return {name: Sample(**one) for name, one in json.loads(path.read_text())["samples"].items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -321,7 +344,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     forecast = commands.add_parser(
         "forecast", help="draw cases and write down what is expected of them", parents=[costs]
     )
-    forecast.add_argument("--seed", type=int, required=True)
+    which = forecast.add_mutually_exclusive_group(required=True)
+    which.add_argument("--seed", type=int, help="of cases that nobody chose")
+    which.add_argument("--scaling", action="store_true", help="one, two and four servers behind each balancer")
     forecast.add_argument("--count", type=int, default=18)
     forecast.add_argument("--out", type=Path, required=True)
     checked = commands.add_parser(

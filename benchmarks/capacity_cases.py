@@ -39,6 +39,20 @@ def drawn(machine: Machine, *, seed: int, count: int) -> list[Case]:
     return [Case(_named(load), load) for load in loads]
 
 
+def scaling(machine: Machine) -> list[Case]:
+    """One, two and four servers behind each balancer: all that they can, and half of it. The model waits, as for a device, so
+    that they do not take the cores from each other."""
+    loads = []
+    for balancer in machine.balancers:
+        for servers in (1, 2, 4):
+            load = Workload(
+                cores=2, callers=8 * servers, servers=servers, balancer=balancer, nbytes=1_024, wait_us=10e3, batch=4
+            )
+            half = machine.saturated(load).per_second / 2
+            loads += [load, replace(load, callers=16 * servers, think_us=round(16 * servers / half * 1e3) * 1e3)]
+    return [Case(_named(load), load) for load in loads]
+
+
 def _between(dice: random.Random, low: float, high: float) -> float:
     """Evenly by ratio, with two digits."""
     return float(f"{low * (high / low) ** dice.random():.2g}")
@@ -119,7 +133,9 @@ def _named(load: Workload) -> str:
     ]
     tensor = f"{load.nbytes / 1024:.1f} KiB" if load.nbytes >= 1024 else f"{load.nbytes} B"
     said = [" ".join(words), tensor]
-    if load.batch > 1:
+    if load.wait_us:
+        said.append(f"batches of {load.batch} wait {load.wait_us / 1e3:.0f} ms")
+    elif load.batch > 1:
         said.append(f"batches of {load.batch}: {load.compute_us:.0f} + n × {load.each_us:.0f} µs")
     elif load.compute_us:
         said.append(f"{load.compute_us:.0f} µs")

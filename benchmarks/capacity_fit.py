@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from capacity_machine import Sample
-from machine_simulation import IN_MESSAGE, KIB, TICK_US, VISITS, Part, Parts, Workload, coldness
+from machine_simulation import IN_MESSAGE, KIB, LATE_US, TICK_US, VISITS, Part, Parts, Workload, coldness
 
 CALLERS = 32
 MIDDLE, LARGE = 8_192, 131_072
@@ -86,7 +86,8 @@ class Machine:
         """What *load*'s callers get who wait for nothing but answers."""
         group = 1.0
         costs = self._costs(load, group)
-        is_paced = self._batch_us(load, costs, 1) > costs["server"]
+        wait_us = load.wait_us + LATE_US if load.wait_us else 0.0
+        is_paced = self._batch_us(load, costs, 1) + wait_us > costs["server"]
         if is_paced:
             group = max(1.0, min(load.batch, load.callers / load.servers / 2))
         else:
@@ -100,7 +101,7 @@ class Machine:
         limits = {
             "the machine's cores": cores * 1e6 / together,
             "the servers' processes": load.servers * 1e6 / costs["server"],
-            "the workers": load.servers * found * 1e6 / batch_us,
+            "the workers": load.servers * found * 1e6 / (batch_us + wait_us),
         }
         if load.balancer:
             limits["the balancer's threads"] = load.cores * 1e6 / costs["balancer"]
@@ -207,9 +208,13 @@ class Machine:
     def _batch_us(self, load: Workload, costs: Mapping[str, float], found: float) -> float:
         """The worker's time for a batch of *found* requests."""
         base, extra = self._line("worker", load.balancer, load.cores)
-        each = base + extra if load.compute_us or load.each_us else base + extra * GROUPS * load.servers / load.callers
+        each = (
+            base + extra
+            if load.compute_us or load.each_us or load.wait_us
+            else base + extra * GROUPS * load.servers / load.callers
+        )
         shared = min(self._shared_us(), each) if load.batch > 1 else 0.0
-        crowd = self._crowd("worker", load, is_paced=bool(load.compute_us))
+        crowd = self._crowd("worker", load, is_paced=bool(load.compute_us or load.wait_us))
         around = (shared + found * (each - shared)) * crowd + found * self._bytes_us("worker", load)
         return around + load.compute_us + found * load.each_us
 

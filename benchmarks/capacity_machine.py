@@ -53,12 +53,14 @@ class TritonPythonModel:
             until = time.thread_time_ns() + spin_ns
             while time.thread_time_ns() < until:
                 pass
+        if {wait_s}:
+            time.sleep({wait_s})
         return responses
 """
 
 
 def model_name(load: Workload) -> str:
-    return f"echo_{load.batch}_{load.compute_us:.0f}_{load.each_us:.0f}"
+    return f"echo_{load.batch}_{load.compute_us:.0f}_{load.each_us:.0f}_{load.wait_us:.0f}"
 
 
 def repository(folder: Path, load: Workload) -> Path:
@@ -69,7 +71,9 @@ def repository(folder: Path, load: Workload) -> Path:
         (model / "1").mkdir(parents=True)
         batching = _BATCHES.format(batch=load.batch) if load.batch > 1 else "max_batch_size: 0"
         (model / "config.pbtxt").write_text(_CONFIG.format(batching=batching))
-        code = _CODE.format(once_ns=round(load.compute_us * 1e3), each_ns=round(load.each_us * 1e3))
+        code = _CODE.format(
+            once_ns=round(load.compute_us * 1e3), each_ns=round(load.each_us * 1e3), wait_s=load.wait_us / 1e6
+        )
         (model / "1" / "model.py").write_text(code)
     return made
 

@@ -12,6 +12,8 @@ from plots import _DRAWING, _figure, _panels, _saved, _ticker
 _COLOURS = {"CPU": "#0072B2", "queue time": "#D55E00", "pending": "#009E73"}
 _RATES = [10**exponent for exponent in range(3, 7)]
 _NBYTES = 8192
+_EARLIER = ("capacity-forecasts-1.json", "capacity-forecasts-2.json")
+"""Made by a simulation that shared cores evenly."""
 
 
 class Checked(Protocol):
@@ -25,6 +27,9 @@ class Checked(Protocol):
 
     @property
     def measured(self) -> float: ...
+
+    @property
+    def of(self) -> str: ...
 
 
 def draw(costs: Costs, checked: Sequence[Checked], simulated: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -45,11 +50,15 @@ def _forecasts(checked: Sequence[Checked]) -> Any:
     figure = _figure(8, 3.8)
     panels = _panels(figure, 2)
     for axes, is_saturated, unit, scale in zip(panels, (True, False), ("requests/s", "p99, ms"), (1.0, 1e-3)):
-        points = [(one.forecast * scale, one.measured * scale) for one in checked if one.is_saturated == is_saturated]
+        judged = [one for one in checked if one.is_saturated == is_saturated]
+        points = [(one.forecast * scale, one.measured * scale) for one in judged]
         ends = [min(map(min, points)) * 0.7, max(map(max, points)) * 1.4]
         axes.fill_between(ends, [0.8 * end for end in ends], [1.2 * end for end in ends], color="#DDDDDD")
         axes.plot(ends, ends, color="#000000", linewidth=0.8)
-        axes.plot([x for x, _ in points], [y for _, y in points], "o", color="#D55E00", markersize=4)
+        for files, colour, label in ((_EARLIER, "#999999", "sets 1 and 2, even shares"), (None, "#D55E00", "later ones")):
+            chosen = [point for one, point in zip(judged, points) if (one.of in _EARLIER) == (files is not None)]
+            axes.plot([x for x, _ in chosen], [y for _, y in chosen], "o", color=colour, markersize=4, label=label)
+        axes.legend()
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlabel(f"forecast, {unit}")

@@ -103,6 +103,8 @@ class Workload:
     """Of a core, of each ``execute``."""
     each_us: float = 0.0
     """The same, of each request in it."""
+    wait_us: float = 0.0
+    """Of no core, of each ``execute``: a model that waits for a device."""
     batch: int = 1
     """Requests in a batch at the most; batches are made of what waits."""
     think_us: float = 0.0
@@ -391,11 +393,13 @@ class _Server:
         self.process = _Process("server", parts.server, session, lambda request: half, self._handle)
         each = parts.worker.of(load.nbytes) - parts.worker.batch_us + load.each_us
         once = parts.worker.batch_us + load.compute_us
-        self._worker = _Process("worker", parts.worker, session, lambda batch: once + each * len(batch), self._executed)
+        self._worker = _Process("worker", parts.worker, session, lambda batch: once + each * len(batch), self._execute)
+        self._held: deque[list[_Request]] = deque()
+        """The batch that the worker has, and those behind it."""
         self._waiting: deque[_Request] = deque()
         self._sent = 0
         self.unanswered = 0
-        execute_us = load.compute_us + load.each_us
+        execute_us = load.compute_us + load.each_us + load.wait_us
         self._most_ahead = min(AHEAD, max(1, int(AHEAD_US / execute_us))) if execute_us else AHEAD
 
     def _handle(self, request: _Request) -> None:
@@ -413,11 +417,23 @@ class _Server:
                 return  # somebody could join the batch yet
             count = min(most, len(self._waiting))
             self._sent += 1
-            self._machine.deliver(self._worker, [self._waiting.popleft() for _ in range(count)], is_socket=False)
+            batch = [self._waiting.popleft() for _ in range(count)]
+            self._held.append(batch)
+            if len(self._held) == 1:
+                self._machine.deliver(self._worker, batch, is_socket=False)
+
+    def _execute(self, batch: list[_Request]) -> None:
+        if self._load.wait_us:
+            self._machine.after(self._load.wait_us + LATE_US, lambda: self._executed(batch))
+        else:
+            self._executed(batch)
 
     def _executed(self, batch: list[_Request]) -> None:
         # The worker has begun with the next one by the time that the server hears of it.
         self._sent -= 1
+        self._held.popleft()
+        if self._held:
+            self._machine.deliver(self._worker, self._held[0], is_socket=False)
         for request in batch:
             request.is_answer = True
             self._machine.deliver(self.process, request, is_socket=False)
