@@ -3,6 +3,7 @@
 
     python benchmarks/capacity.py calibrate --out costs.json           # two minutes on a quiet machine
     python benchmarks/capacity.py forecast --seed 7 --out seven.json   # cases drawn by the seed; nothing is measured
+    python benchmarks/capacity.py forecast --scaling --out scaling.json  # one, two and four servers behind each balancer
     git commit seven.json
     python benchmarks/capacity.py check seven.json --out seven-measured.json
     python benchmarks/capacity.py plan --rate 100000 --p99-ms 50 --compute-us 4000 --batch 8 --bytes 4096
@@ -309,7 +310,9 @@ def checks_in(folder: Path) -> list[Compared]:
         written = json.loads(path.read_text())
         rows = json.loads((folder / written["forecasts"]).read_text())["rows"]
         samples = _samples_in(path)
-        again = [_samples_in(one) for one in sorted(folder.glob(path.name.replace("measured", "again").replace(".", "*.")))]
+        again = [
+            _samples_in(one) for one in sorted(folder.glob(path.name.replace("measured", "again").replace(".", "*.")))
+        ]
         for row in rows:
             name = row["case"]
             if name in samples:

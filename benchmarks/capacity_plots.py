@@ -55,7 +55,10 @@ def _forecasts(checked: Sequence[Checked]) -> Any:
         ends = [min(map(min, points)) * 0.7, max(map(max, points)) * 1.4]
         axes.fill_between(ends, [0.8 * end for end in ends], [1.2 * end for end in ends], color="#DDDDDD")
         axes.plot(ends, ends, color="#000000", linewidth=0.8)
-        for files, colour, label in ((_EARLIER, "#999999", "sets 1 and 2, even shares"), (None, "#D55E00", "later ones")):
+        for files, colour, label in (
+            (_EARLIER, "#999999", "sets 1 and 2, even shares"),
+            (None, "#D55E00", "later ones"),
+        ):
             chosen = [point for one, point in zip(judged, points) if (one.of in _EARLIER) == (files is not None)]
             axes.plot([x for x, _ in chosen], [y for _, y in chosen], "o", color=colour, markersize=4, label=label)
         axes.legend()
