@@ -6,12 +6,13 @@ its own workers, ports and end, and no descriptor but the three. Tests of what c
 
 As a module of its own, ``python -m tests.forked_servers <descriptor>``, it is that process: the nursery. On the control socket
 it is sent descriptors, the server's output and a file with a `_Birth` in JSON, and answers with ``_REPORT``: a process id and
--1 for one that it has forked, a process id and the status of wait for one that has ended.
+-1 for one that it has forked, with its descriptor; a process id and the status of wait for one that has ended.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -52,12 +53,11 @@ def _before_main(environ: Mapping[str, str]) -> dict[str, str]:
 class ForkedServer:
     """A server process, with what tests use of `subprocess.Popen`."""
 
-    def __init__(self, nursery: Nursery, pid: int, output: IO[bytes]) -> None:
+    def __init__(self, nursery: Nursery, pid: int, pidfd: int, output: IO[bytes]) -> None:
         self.pid = pid
         self.stdout = output
         self._nursery = nursery
-        # Its parent may have read its status before we ask, and its number may be another's then: a descriptor is its own.
-        self._pidfd = os.pidfd_open(pid)
+        self._pidfd = pidfd
 
     @property
     def returncode(self) -> int | None:
@@ -83,7 +83,8 @@ class ForkedServer:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            signal.pidfd_send_signal(self._pidfd, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended since
+                signal.pidfd_send_signal(self._pidfd, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -130,24 +131,27 @@ class Nursery:
             file.flush()
             socket.send_fds(self._control, [b"f"], [write, file.fileno()])
             while (report := self._next_report())[1] != _BORN:
-                self._note(*report)
-            self.ends.pop(report[0], None)  # of one that has had this number before
-            return ForkedServer(self, report[0], output)
+                self._note(report[0], report[1])
+            pid, _, pidfds = report
+            self.ends.pop(pid, None)  # of one that has had this number before
+            return ForkedServer(self, pid, pidfds[0], output)
 
     def hear_of_the_end(self, pid: int) -> None:
         """Wait until the end of *pid*, which has come, is reported."""
         with self._lock:
             while pid not in self.ends:
-                self._note(*self._next_report())
+                ended, status, _ = self._next_report()
+                self._note(ended, status)
 
     def _note(self, pid: int, status: int) -> None:
         self.ends[pid] = os.waitstatus_to_exitcode(status)
 
-    def _next_report(self) -> tuple[int, int]:
-        data = self._control.recv(_REPORT.size, socket.MSG_WAITALL)
+    def _next_report(self) -> tuple[int, int, list[int]]:
+        flags = socket.MSG_WAITALL | socket.MSG_CMSG_CLOEXEC
+        data, pidfds, _, _ = socket.recv_fds(self._control, _REPORT.size, 1, flags)
         assert data, "the process that servers are forked from has ended"
         pid, status = _REPORT.unpack(data)
-        return pid, status
+        return pid, status, pidfds
 
 
 @functools.cache
@@ -179,8 +183,9 @@ def _serve_births(control: socket.socket) -> list[int] | None:
                     return descriptors
                 for descriptor in descriptors:
                     os.close(descriptor)
-                control.sendall(_REPORT.pack(pid, _BORN))
+                # Opened before anybody reads its status: its number may be another's from then on.
                 living[pid] = os.pidfd_open(pid)
+                socket.send_fds(control, [_REPORT.pack(pid, _BORN)], [living[pid]])
                 selector.register(living[pid], selectors.EVENT_READ, pid)
 
 

@@ -70,15 +70,27 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+_CLAIMS: list[socket.socket] = []
+"""What says to the other processes of a run that a port is this one's."""
+
+
 def free_ports(count: int) -> list[int]:
-    """Of 127.0.0.1, for who has to know them before he listens. Not those that the system gives to clients meanwhile."""
+    """Of 127.0.0.1, for who has to know them before he listens. Not those that the system gives to clients meanwhile.
+
+    Nor those that another process has found in this way, and may be about to listen on: for as long as this process lives,
+    it holds a UDP port of the same number, which nobody here uses otherwise.
+    """
     found: list[int] = []
     with ExitStack() as taken:
         for port in random.Random().sample(range(20_000, 32_000), 1000):
+            claim = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
             try:
+                claim.bind(("127.0.0.1", port))
                 taken.enter_context(socket.create_server(("127.0.0.1", port)))
             except OSError:
+                claim.close()
                 continue
+            _CLAIMS.append(claim)
             found.append(port)
             if len(found) == count:
                 return found

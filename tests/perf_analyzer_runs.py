@@ -132,7 +132,6 @@ def write_models(repository: Path) -> None:
         (repository / name).rename(repository / f".{name}")
     config = identity_config("INT32", "1", more="model_transaction_policy { decoupled: true }")
     write_model(repository, "counting", COUNTING, config)
-    write_model(repository, "sequence", IDENTITY, identity_config("INT32", "1", more="sequence_batching { }"))
 
 
 def complaints(output: str) -> list[str]:

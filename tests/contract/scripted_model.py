@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import queue
+import select
 import socket
 import textwrap
 from collections.abc import Iterator
@@ -107,6 +108,9 @@ def execute_failed(text: str, instance: str = INSTANCE) -> str:
 WAIT_S = 30
 """Nothing here takes as long; a test fails then, instead of hanging."""
 
+DEADLINES_S = (1, 5, 25)
+"""For a call whose deadline is to pass while its script runs: the first that does not pass on the way to the model."""
+
 SCRIPT_CODE = """
 import asyncio
 import gc
@@ -197,7 +201,7 @@ dynamic_batching { preferred_batch_size: [ 3 ] max_queue_delay_microseconds: 300
 )
 """Three requests go at once, together; fewer would wait."""
 
-ITERATIVE = CONFIG + "sequence_batching { iterative_sequence: true }\n"
+ITERATIVE = CONFIG + "sequence_batching { iterative_sequence: true max_sequence_idle_microseconds: 3600000000 }\n"
 
 
 def write_script_model(
@@ -233,6 +237,14 @@ class Gate:
     def wait(self) -> None:
         """Return when the script has come to its gate."""
         self._connection, _ = self._listener.accept()
+
+    def comes(self, unless: grpc.Future) -> bool:
+        """Whether the script comes to its gate before the call *unless* has ended, whose deadline may pass on the way."""
+        while not select.select([self._listener], [], [], 0.01)[0]:
+            if unless.done():
+                return False
+        self.wait()
+        return True
 
     def open(self) -> None:
         """Let the script go on."""

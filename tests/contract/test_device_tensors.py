@@ -228,6 +228,7 @@ ON_CPU = "instance_group { count: 1 kind: KIND_CPU }"
 STATE = """
     max_batch_size: 1
     sequence_batching {
+      max_sequence_idle_microseconds: 3600000000
       state { input_name: "SUM_IN" output_name: "SUM_OUT" data_type: TYPE_FP32 dims: [ 2 ]
               initial_state { name: "zero" data_type: TYPE_FP32 dims: [ 2 ] zero_data: true } }
     }
@@ -254,7 +255,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(path, "add_one", ADD_ONE, CONFIG.format("FP32", ANYWHERE + ON_ONE))
     write_model(path, "on_host", ADD_ONE, CONFIG.format("FP32", ON_CPU))
     write_model(path, "upload", UPLOAD, CONFIG.format("FP32", ON_ONE))
-    iterative = "sequence_batching { iterative_sequence: true }"
+    iterative = "sequence_batching { iterative_sequence: true max_sequence_idle_microseconds: 3600000000 }"
     write_model(path, "again", AGAIN, CONFIG.format("FP32", ANYWHERE + ON_ONE + iterative))
     write_model(path, "bf16", BF16, CONFIG.format("BF16", ANYWHERE + ON_ONE))
     write_model(path, "holder", HOLDER, CONFIG.format("FP32", ANYWHERE + ON_ONE))

@@ -42,8 +42,9 @@ RECORDING_MODELS = {
     "never": "max_batch_size: 4",
     "limited": 'max_batch_size: 4 parameters { key: "MAX_QUEUE_SIZE" value { string_value: "2" } }',
     "limited_sequences": """
-        parameters { key: "MAX_QUEUE_SIZE" value { string_value: "1" } } sequence_batching { }""",
-    "sequences": "max_batch_size: 1 sequence_batching { }",
+        parameters { key: "MAX_QUEUE_SIZE" value { string_value: "1" } }
+        sequence_batching { max_sequence_idle_microseconds: 3600000000 }""",
+    "sequences": "max_batch_size: 1 sequence_batching { max_sequence_idle_microseconds: 3600000000 }",
     "any_shapes": f"""
         max_batch_size: 3 {FULL_BATCH} parameters {{ key: "BATCH_ANY_SHAPES" value {{ string_value: "yes" }} }}
         input {{ name: "X" data_type: TYPE_FP32 dims: [ -1 ] }}

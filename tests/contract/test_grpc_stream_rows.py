@@ -19,6 +19,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tests.contract.scripted_model import (
     BATCHING,
     CONFIG,
+    DEADLINES_S,
     DECOUPLED,
     SCRIPT_CODE,
     WAIT_S,
@@ -90,6 +91,7 @@ SUMMING_CONFIG = """
         name: "CORRID"
         control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 }
       }
+      max_sequence_idle_microseconds: 3600000000
       STRATEGY
     }
     instance_group [ { kind: KIND_CPU } ]
@@ -384,11 +386,22 @@ def test_a_queued_request_that_is_cancelled_is_counted(server: RunningServer, st
 
 def test_a_deadline_is_a_cancellation(server: RunningServer, stub: Any) -> None:
     """Row 75."""
-    with Gate() as gate:
-        call = stub.ModelInfer.future(request_message("plain", UNTIL_CANCELLED.format(gate.port)), timeout=1)
-        assert gate.told() == "begun"
-        assert call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert gate.told() is True
+    code = """
+        gate({0})
+        tell({1}, until(request.is_cancelled))
+        return [response(0)]
+    """
+    for deadline_s in DEADLINES_S:
+        with Gate() as gate, Gate() as tells:
+            asked = request_message("plain", code.format(gate.port, tells.port))
+            call = stub.ModelInfer.future(asked, timeout=deadline_s)
+            has_come = gate.comes(unless=call)
+            assert call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            if has_come:
+                gate.open()
+                assert tells.told() is True
+                return
+    raise AssertionError("the model was not reached")
 
 
 # ---------------------------------------------------------------------------------------------- sequences

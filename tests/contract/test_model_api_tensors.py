@@ -14,6 +14,7 @@ SEQUENCES = (
     CONFIG
     + """
 sequence_batching {
+  max_sequence_idle_microseconds: 3600000000
   control_input [
     { name: "BEGINS" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] },
     { name: "ENDS" control [ { kind: CONTROL_SEQUENCE_END fp32_false_true: [ -1, 1 ] } ] },

@@ -16,6 +16,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2_grpc
 
+from tests.contract.scripted_model import DEADLINES_S, WAIT_S
 from tests.contract.wire_models import (
     PATIENT,
     Gate,
@@ -49,7 +50,7 @@ MODELS = {
     "preferred_short": """max_batch_size: 8
         dynamic_batching { preferred_batch_size: [ 2, 4 ] max_queue_delay_microseconds: 1000 }""",
     "preferred": "max_batch_size: 8 dynamic_batching { preferred_batch_size: [ 2, 4 ] }",
-    "shapes": f"{X} }} max_batch_size: 4 dynamic_batching {{ max_queue_delay_microseconds: {SECOND_US} }}",
+    "shapes": f"{X} }} max_batch_size: 4 dynamic_batching {{ max_queue_delay_microseconds: {HOUR_US} }}",
     "ragged": f"""{X} allow_ragged_batch: true }} max_batch_size: 3
         dynamic_batching {{ max_queue_delay_microseconds: {HOUR_US} }}""",
     "optional": f"""max_batch_size: 8 dynamic_batching {{ max_queue_delay_microseconds: {SECOND_US} }}
@@ -180,8 +181,14 @@ def test_two_instances_share_one_queue(traffic_to: Open) -> None:
 def test_requests_within_the_delay_share_a_batch(traffic_to: Open) -> None:
     """Row 23."""
     traffic = traffic_to("second")
-    first = traffic.queue("r0")
-    assert ids_of_executions(first, traffic.send("r1")) == [["r0", "r1"]]
+
+    def share_one() -> bool:
+        first = traffic.send("r0")
+        wait_until(lambda: pending(traffic.server, "second") == 1 or first.done())
+        return ids_of_executions(first, traffic.send("r1")) == [["r0", "r1"]]
+
+    # On a busy machine a second may pass before the other one comes.
+    assert any(share_one() for _ in range(5))
 
 
 def test_a_full_batch_does_not_wait_for_the_delay(traffic_to: Open) -> None:
@@ -246,25 +253,32 @@ def test_the_largest_preferred_size_that_can_be_had_goes_first(traffic_to: Open)
     assert [len(ids) for ids in behind_a_blocker(traffic_to("preferred"), *singles(7))] == [4, 2, 1]
 
 
-def shaped(size: int) -> list[dict[str, Any]]:
-    return [tensor("X", "FP32", [1, size], [0.0] * size)]
+def shaped(size: int, *, rows: int = 1) -> list[dict[str, Any]]:
+    return [tensor("X", "FP32", [rows, size], [0.0] * rows * size)]
 
 
 @pytest.mark.parametrize(
     ("sizes", "batches"),
     [
-        pytest.param([4, 5, 4], [["r0"], ["r1"], ["r2"]], id="row 34"),
-        pytest.param([4, 4, 5], [["r0", "r1"], ["r2"]], id="row 35"),
+        pytest.param([4, 5, 4], [["r0"], ["r1"], ["r2", "rest"]], id="row 34"),
+        pytest.param([4, 4, 5], [["r0", "r1"], ["r2", "rest"]], id="row 35"),
     ],
 )
 def test_another_shape_sends_off_what_waits(traffic_to: Open, sizes: list[int], batches: list[list[str]]) -> None:
+    """And the last one waits until its batch is full."""
     traffic = traffic_to("shapes")
-    sent = []
+    waiting: list[Future[Reply]] = []
+    executed: list[list[str]] = []
     for at, size in enumerate(sizes):
-        sent.append(traffic.send(f"r{at}", inputs=shaped(size)))
-        is_flush = at > 0 and size != sizes[at - 1]
-        wait_pending(traffic.server, traffic.model, 1 if is_flush else 1 + at)
-    assert ids_of_executions(*sent) == batches
+        if at == 0 or size == sizes[at - 1]:
+            waiting.append(traffic.queue(f"r{at}", inputs=shaped(size)))
+            continue
+        newcomer = traffic.send(f"r{at}", inputs=shaped(size))
+        executed += ids_of_executions(*waiting)
+        waiting = [newcomer]
+        wait_pending(traffic.server, "shapes", 1, unless=newcomer)
+    rest = traffic.send("rest", size=3, inputs=shaped(size, rows=3))
+    assert executed + ids_of_executions(*waiting, rest) == batches
 
 
 def test_ragged_requests_share_a_batch_with_their_own_shapes(traffic_to: Open) -> None:
@@ -581,11 +595,22 @@ def test_a_deadline_ends_the_wait_of_the_client_not_the_execution(
 ) -> None:
     """Row 59, grpc.md row 75."""
     traffic = traffic_to("three")
-    succeeded = statistics(server, "three")["inference_stats"]["success"]["count"]
-    gate = traffic.gate()
-    call = stub.ModelInfer.future(gated_message("three", "late", gate.path), timeout=1)
-    gate.wait_held(server)
+
+    def succeeded() -> int:
+        return int(statistics(server, "three")["inference_stats"]["success"]["count"])
+
+    def is_held_in_time() -> bool:
+        wait_until(lambda: gate.is_held(server) or call.done(), limit_s=WAIT_S)
+        return gate.is_held(server)
+
+    for missed, deadline_s in enumerate(DEADLINES_S):
+        before = succeeded()
+        gate = traffic.gate()
+        call = stub.ModelInfer.future(gated_message("three", "late", gate.path), timeout=deadline_s)
+        if is_held_in_time():
+            break
+        gate.open()
     assert call.exception().code() == grpc.StatusCode.DEADLINE_EXCEEDED
     gate.open()
-    wait_until(lambda: statistics(server, "three")["inference_stats"]["success"]["count"] == succeeded + 1)
-    assert failures(server, "three") == {}
+    wait_until(lambda: succeeded() > before)
+    assert sum(failures(server, "three").values()) <= missed

@@ -124,7 +124,7 @@ def direct(delay_us: int, utilization: float) -> str:
 
 ITERATIVE = "iterative_sequence: true "
 MODELS = {
-    "plain": sequences(),
+    "plain": sequences(LONG),
     "controls": sequences(LONG + CONTROLS),
     "unbatched": sequences(LONG + CONTROLS, rows=0),
     "two": sequences(LONG + CONTROLS, beside="instance_group { count: 2 }"),
@@ -151,10 +151,10 @@ MODELS = {
         beside='instance_group { count: 2 } parameters { key: "EXECUTE_CONCURRENCY" value { string_value: "4" } }',
     ),
     "called": "max_batch_size: 1",
-    "again": sequences(ITERATIVE + CONTROLS),
-    "again_direct": sequences(ITERATIVE, rows=3),
-    "again_oldest": sequences(ITERATIVE + "oldest { preferred_batch_size: [ 1 ] }"),
-    "again_single": sequences(ITERATIVE, rows=1),
+    "again": sequences(ITERATIVE + LONG + CONTROLS),
+    "again_direct": sequences(ITERATIVE + LONG, rows=3),
+    "again_oldest": sequences(ITERATIVE + LONG + "oldest { preferred_batch_size: [ 1 ] }"),
+    "again_single": sequences(ITERATIVE + LONG, rows=1),
     "again_silent": sequences(ITERATIVE + "max_sequence_idle_microseconds: 1"),
 }
 

@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 from pytriton_lite.proto import health_pb
 from tests.contract.life_kit import ALL_VERSIONS, BROKEN, CONFIG, closed_gate, code, ensemble, rows_of, value_of, waits
 from tests.contract.wire_models import wait_until
-from tests.harness import PROJECT, RunningServer, child, write_model
+from tests.harness import PROJECT, RunningServer, child, free_ports, write_model
 
 FIRST = "--accept-before-load=true"
 TRANSPORTS = pytest.mark.parametrize("transport", ["http2", "grpcio"])
@@ -168,8 +168,7 @@ def test_a_port_that_is_taken_is_told_before_any_model_is_loaded(tmp_path: Path,
 def test_of_two_servers_that_start_at_the_same_port_the_second_ends_at_once(tmp_path: Path) -> None:
     with closed_gate(tmp_path) as gate:
         write_model(tmp_path / "models", "slow", code(1, initialize=waits(gate)), CONFIG)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        (port,) = free_ports(1)
         command = [sys.executable, "-m", "pytriton_lite", "serve", str(tmp_path / "models")]
         command += [f"--http-port={port}", "--grpc-port=0", "--metrics-port=0", "--http-address=127.0.0.1"]
         with child(command, cwd=PROJECT, stdout=-1, stderr=-2, text=True) as first:

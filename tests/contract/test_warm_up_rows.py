@@ -282,7 +282,7 @@ returned = later()
 
 def test_a_step_of_an_iterative_model_is_enough(models: Models) -> None:
     act = "requests[0].set_release_flags(RESCHEDULE); returned = [None]"
-    iterative = "sequence_batching { iterative_sequence: true }\n"
+    iterative = "sequence_batching { iterative_sequence: true max_sequence_idle_microseconds: 3600000000 }\n"
     assert models.load("iterative", SINGLE + iterative + warm_up(ZEROS, count=2) + acting(act)).status == 200
     assert models.statistics("iterative")["execution_count"] == 2
     assert models.refused("not_iterative", SINGLE + warm_up(ZEROS) + acting(act)) == (

@@ -164,6 +164,10 @@ EVERY_DATATYPE = (
 )
 
 
+LONG_IDLE = "max_sequence_idle_microseconds: 3600000000"
+"""No sequence is over because a busy machine has let the default pass, a second, between two of its requests."""
+
+
 def write_wire_models(repository: Path) -> None:
     """All of them but those that hold requests. Two fail to load: ``loadfail`` and ``nofile``."""
     repository.mkdir(parents=True, exist_ok=True)
@@ -237,7 +241,7 @@ def write_wire_models(repository: Path) -> None:
         IDENTITY,
         identity_config("INT32", "1", more="model_transaction_policy { decoupled: true }"),
     )
-    write_model(repository, "sequence", IDENTITY, identity_config("INT32", "1", more="sequence_batching { }"))
+    write_model(repository, "sequence", IDENTITY, identity_config("INT32", "1", more=f"sequence_batching {{ {LONG_IDLE} }}"))
     write_model(repository, "loadfail", "import no_such_module_anywhere", identity_config("INT32", "1"))
     write_model(repository, "nofile", "", identity_config("INT32", "1"))
 
@@ -278,6 +282,9 @@ class Gate:
 
     def wait_held(self, server: RunningServer) -> None:
         server.wait_for_log(f"holding {re.escape(self.path)}")
+
+    def is_held(self, server: RunningServer) -> bool:
+        return f"holding {self.path}\n" in server.log
 
     def open(self) -> None:
         """Let the model go on; a second call does nothing."""
