@@ -102,7 +102,8 @@ class InferStream:
         self._observation = server.observation
         self._origin = origin or StreamOrigin("", {})
         self.templates = templates
-        self._open: set[_Request] = set()
+        self._open: dict[_Request, None] = {}
+        """In the order in which they came."""
         self._ordered: deque[_Request] = deque()
         self._unsent = 0
         self._unsent_bytes = 0
@@ -131,7 +132,7 @@ class InferStream:
         request = _Request(self, message)
         if self._observation.is_on:
             request.timeline = self._begin_timeline(message, nbytes)
-        self._open.add(request)
+        self._open[request] = None
         self._calls.count += 1
         self._ordered.append(request)
         try:
@@ -224,7 +225,7 @@ class InferStream:
             self._outlet.send(message, partial(self._on_left, request, len(message)))
         request.held.clear()
         if request.is_ended:
-            self._open.discard(request)
+            self._open.pop(request, None)
             self._calls.end_one()
             if timeline is not None:
                 timeline.finish()
@@ -279,7 +280,9 @@ class InferStream:
         requests = list(self._open)
         self._open.clear()
         self._ordered.clear()
-        for request in requests:
+        # The last comes first: a model that hears of the request that it runs, and returns, finds none behind it that has
+        # not been cancelled yet.
+        for request in reversed(requests):
             request.cancel()
             self._calls.end_one()
 

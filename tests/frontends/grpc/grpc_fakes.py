@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -65,6 +66,9 @@ def fake_statistics() -> list[ModelStatistics]:
     return [busy, ModelStatistics("idle", 1, {})]
 
 
+_CANCELLATIONS = itertools.count()
+
+
 class FakeStream(Owner):
     """What the engine and a model do for one request of a stream. The test calls `deliver`, in the loop."""
 
@@ -74,11 +78,14 @@ class FakeStream(Owner):
         self.ticket.owner = self
         self.consumed_count = 0
         self.was_cancelled = threading.Event()
+        self.cancellation = -1
+        """The number of its cancellation among all."""
 
     def deliver(self, response: InferenceResponse | InferenceError | None, *, is_final: bool) -> None:
         self.ticket.deliver(response, is_final=is_final)
 
     def cancelled(self, ticket: Ticket) -> None:
+        self.cancellation = next(_CANCELLATIONS)
         self.was_cancelled.set()
 
     def consumed(self, ticket: Ticket, count: int) -> None:

@@ -358,6 +358,18 @@ class TestEnds:
         deliver(served, 2, is_final=True)
         assert [value(answer) for answer in stream.rest()] == [2]
 
+    def test_cancelled_stream_cancels_the_requests_that_wait_before_the_one_that_runs(
+        self, engine: Any, talk: Any
+    ) -> None:
+        """Section 4.7 of model_api.md: a model that hears of the first must find none behind it that is not cancelled."""
+        stream = talk(*(request("held") for _ in range(20)))
+        entered(engine, 20)
+        stream.call.cancel()
+        assert engine.streams[0].was_cancelled.wait(WAIT_S)
+        cancellations = [served.cancellation for served in engine.streams]
+        assert cancellations == sorted(cancellations, reverse=True)
+        assert min(cancellations) >= 0
+
     def test_cancelled_stream_cancels_every_request_in_it(self, engine: Any, talk: Any, deliver: Any) -> None:
         """Row 73; model_api.md rows 99 and 100."""
         stream = talk(request("decoupled"), request("held"))
