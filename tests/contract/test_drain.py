@@ -21,6 +21,9 @@ from tests.contract.life_kit import ADDER_CONFIG, EXPLICIT, adder, closed_gate, 
 from tests.contract.wire_models import wait_until
 from tests.harness import PROJECT, RunningServer, write_model
 
+LONG_DELAY = ("--drain-delay-secs=3600", "--exit-timeout-secs=3700")
+"""Which a test ends with a second signal, when it has done what it has to do before the end."""
+
 TRANSPORTS = pytest.mark.parametrize("transport", ["http2", "grpcio"])
 
 
@@ -38,10 +41,10 @@ def numbers(value: int) -> list[InferInput]:
 
 @TRANSPORTS
 def test_for_the_delay_it_is_live_not_ready_and_serves_whoever_comes(repository: Path, transport: str) -> None:
-    flags = ("--drain-delay-secs=4", EXPLICIT, "--load-model=m", f"--grpc-transport={transport}")
+    flags = (*LONG_DELAY, EXPLICIT, "--load-model=m", f"--grpc-transport={transport}")
     with RunningServer(repository, flags=flags) as server:
         server.process.send_signal(signal.SIGTERM)
-        server.wait_for_log("Not ready, and serving for 4 s more")
+        server.wait_for_log("Not ready, and serving for 3600 s more")
         assert server.get("/v2/health/live").status == 200
         assert server.get("/v2/health/ready").status == 400
         assert server.get("/v2/models/m/ready").status == 400
@@ -61,16 +64,17 @@ def test_for_the_delay_it_is_live_not_ready_and_serves_whoever_comes(repository:
             assert client.infer("m", numbers(6)).as_numpy("OUT").tolist() == [7]
         assert "nv_inference_count" in server.get(server.metrics_url).body.decode()
         assert "Waiting for in-flight requests" not in server.log
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 1, "a second signal ends it within the delay"
+
+
+def test_after_the_delay_it_stops_as_it_does_without(repository: Path) -> None:
+    with RunningServer(repository, flags=("--drain-delay-secs=1",)) as server:
+        server.process.send_signal(signal.SIGTERM)
         assert server.wait() == 0
-    assert "Waiting for in-flight requests to complete." in server.log
-
-
-def test_a_second_signal_ends_it_within_the_delay(repository: Path) -> None:
-    with RunningServer(repository, flags=("--drain-delay-secs=25",)) as server:
-        server.process.send_signal(signal.SIGTERM)
-        server.wait_for_log("serving for 25 s more")
-        server.process.send_signal(signal.SIGTERM)
-        assert server.wait(timeout_s=10) == 1
+    _, delay, end = server.log.partition("Not ready, and serving for 1 s more")
+    assert delay
+    assert "Waiting for in-flight requests to complete." in end
 
 
 def test_a_delay_that_leaves_nothing_for_the_end_is_refused(repository: Path) -> None:

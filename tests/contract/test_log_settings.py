@@ -71,6 +71,7 @@ def levels_heard(server: RunningServer, word: str) -> list[str]:
 
 def kill_worker(server: RunningServer) -> int:
     """Kill the worker, and return its pid when another one serves."""
+    wait_until(lambda: len(server.worker_pids("scripted")) == 1)  # the one before a load may still be there
     (pid,) = server.worker_pids("scripted")
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: server.worker_pids("scripted") not in ([], [pid]))
