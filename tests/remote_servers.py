@@ -83,11 +83,13 @@ def running_s3() -> Iterator[S3]:
 
 def _record(server: Any, requests: list[tuple[str, str]], answers: threading.Event) -> None:
     application = server._server.app
+    lock = threading.Lock()
 
     def recording(environ: dict[str, Any], start_response: Any) -> Any:
         requests.append((environ["REQUEST_METHOD"], f"{environ['PATH_INFO']}?{environ['QUERY_STRING']}"))
         answers.wait()
-        return application(environ, start_response)
+        with lock:  # as in S3, nobody sees the half of a deletion
+            return application(environ, start_response)
 
     server._server.app = recording
 

@@ -103,8 +103,8 @@ def test_a_polled_bucket_is_followed_and_served_on_when_it_cannot_be_read(s3: S3
         s3.delete_below("polled/going/")
         wait_until(lambda: answer(server, "m") == "two")
         wait_until(lambda: answer(server, "coming") == "coming" and answer(server, "going") == 404)
-        assert index(server) == [("coming", "READY"), ("m", "READY"), ("pipeline", "READY")]
-        assert answer(server, "pipeline") == "two"
+        wait_until(lambda: index(server) == [("coming", "READY"), ("m", "READY"), ("pipeline", "READY")])
+        wait_until(lambda: answer(server, "pipeline") == "two")
 
         s3.delete_below("polled/")
         server.wait_for_log(f"failed to poll model repository '{s3.url('polled')}': there is nothing of that name")
@@ -149,6 +149,7 @@ def test_in_mode_explicit_models_are_copied_when_they_are_loaded_and_keep_their_
         assert server.post("/v2/repository/models/m/load").status == 500
         assert ("m", "READY") not in index(server)
         assert answer(server, "m") == "m two", "its files are there as long as it is served"
+        wait_until(lambda: len(server.worker_pids("m_")) == 1)  # those of the loads before have ended
         [worker] = server.worker_pids("m_")
         os.kill(worker, signal.SIGKILL)
         wait_until(lambda: answer(server, "m") == "m two"), "and for a new worker of it"
