@@ -480,7 +480,7 @@ def test_a_reload_finds_nothing_of_before(server: RunningServer) -> None:
     assert [count(ask(server, "reloaded", [1.0])) for _ in range(2)] == [1, 1]
     entries = gauge(server, "nv_cache_num_entries")
     server.post("/v2/repository/models/reloaded/unload")
-    assert gauge(server, "nv_cache_num_entries") == entries - 1
+    wait_until(lambda: gauge(server, "nv_cache_num_entries") == entries - 1)
     assert server.post("/v2/repository/models/reloaded/load").status == 200
     ask(server, "reloaded", [2.0])
     assert count(ask(server, "reloaded", [1.0])) == 2

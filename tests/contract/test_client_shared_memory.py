@@ -506,8 +506,11 @@ def test_an_output_may_go_where_an_input_lies_that_is_returned_as_it_came(
 
 
 @contextmanager
-def room_in(pid: int, nbytes: int) -> Iterator[None]:
-    """The address space of the process may grow by *nbytes*, and no more, inside."""
+def room_in(client: Any, pid: int, nbytes: int) -> Iterator[None]:
+    """The address space of the worker of ``identity`` may grow by *nbytes*, and no more, inside."""
+    small = client.module.InferInput("INPUT0", [SMALL], "FP32")
+    small.set_data_from_numpy(numbers(SMALL))
+    client.infer("identity", [small])  # behind the news of what it has to unmap
     status = Path(f"/proc/{pid}/status").read_text()
     used = int(status.partition("VmSize:")[2].split()[0]) << 10
     before = resource.prlimit(pid, resource.RLIMIT_AS, (used + nbytes, resource.RLIM_INFINITY))
@@ -565,7 +568,7 @@ def test_a_region_that_a_worker_has_no_room_for_is_used_when_it_has(
     client.register_system_shared_memory("in", source.key, nbytes)
     (pid,) = server.worker_pids("identity")
     refusal = r"could not be mapped, 1073741824 bytes: Cannot allocate"
-    with room_in(pid, 64 << 20), pytest.raises(InferenceServerException, match=refusal):
+    with room_in(client, pid, 64 << 20), pytest.raises(InferenceServerException, match=refusal):
         infer(client, "identity", ("in", nbytes, 0), None, count=LARGE)
     infer(client, "identity", ("in", nbytes, 0), None, count=LARGE)
     assert server.worker_pids("identity") == [pid]
@@ -579,7 +582,7 @@ def test_an_input_that_a_worker_has_no_room_for_is_an_error_and_the_next_one_is_
     given.set_data_from_numpy(np.ones(count, np.float32))
     (pid,) = server.worker_pids("identity")
     refusal = "'INPUT0' cannot be read: there is no room for the shared memory"
-    with room_in(pid, 64 << 20), pytest.raises(InferenceServerException, match=refusal):
+    with room_in(client, pid, 64 << 20), pytest.raises(InferenceServerException, match=refusal):
         client.infer("identity", [given])
     assert client.infer("identity", [given]).as_numpy("OUTPUT0").sum() == count
     assert server.worker_pids("identity") == [pid]

@@ -512,7 +512,7 @@ def test_files_in_the_request_are_the_whole_model_for_one_load(
     must_load(server, "files")
     wait_until(lambda: rows_of(server, "files") == {"1": ("READY", ""), "3": ("UNAVAILABLE", "unloaded")})
     assert value_of(server, "files") == 1
-    assert list(temporary.glob("pytriton_lite_*")) == []
+    wait_until(lambda: list(temporary.glob("pytriton_lite_*")) == [])
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -558,7 +558,7 @@ def test_files_that_make_no_model_leave_nothing_behind(server: RunningServer, te
     config = json.dumps(OVERRIDE)
     assert load(server, "nomodel", config=config, **{"file:1/model.py": as_file(BROKEN)}).status == 400
     assert load(server, "nomodel", config=config, **{"file:one/model.py": as_file(code(1))}).status == 400
-    assert list(temporary.glob("pytriton_lite_*")) == []
+    wait_until(lambda: list(temporary.glob("pytriton_lite_*")) == [])
     must_load(server, "nomodel", config=config, **{"file:1/model.py": as_file(code(1))})
     assert unload(server, "nomodel").status == 200
 

@@ -92,6 +92,7 @@ def test_the_source_brings_models(server: RunningServer) -> None:
 
 def test_the_sink_hears_of_requests(server: RunningServer, traces: Path) -> None:
     values(server, "scaled", 5, 6)
+    wait_until(traces.exists)
     wait_until(lambda: re.search(r"^scaled 8 [1-9]\d*$", traces.read_text(), re.MULTILINE) is not None)
 
 

@@ -311,7 +311,7 @@ def test_grpc_calls_are_refused_while_requests_drain(tmp_path: Path) -> None:
     write_recording(tmp_path / "models", "m", "")
     write_recording(tmp_path / "models", "sequences", SEQUENCES)
     with (
-        RunningServer(tmp_path / "models", flags=("--grpc-transport=grpcio",)) as server,
+        RunningServer(tmp_path / "models", flags=("--grpc-transport=grpcio", "--exit-timeout-secs=300")) as server,
         grpc.insecure_channel(server.grpc_url) as channel,
         Traffic(server, "m", tmp_path) as traffic,
     ):

@@ -108,7 +108,7 @@ def test_a_signal_while_models_load_ends_the_start(tmp_path: Path) -> None:
             if "it loads" in line:
                 server.send_signal(signal.SIGTERM)
                 break
-        output, _ = server.communicate(timeout=20)
+        output, _ = server.communicate(timeout=60)
     assert (server.returncode, output.count("Signal (15) received.")) == (0, 1)
     assert "Started" not in output
 

@@ -366,11 +366,10 @@ def test_an_error_response_fails_the_load_and_the_model_may_finalize(models: Mod
     """model_config.md row 72; the samples behind it are not executed."""
     act = "returned = [returned[0], *(error(f'bad {n}') for n, _ in enumerate(requests[1:], 1))]; print('acted', flush=True)"
     config = BATCHING + warm_up(ZEROS, batch_size=3, count=2, name="w x") + warm_up(ZEROS) + acting(act)
-    finalized = models.server.log.count("finalized")
     assert models.refused("answers_errors", config) == (
         "Invalid argument: failed to run warmup sample 'w x': bad 1; bad 2; "
     )
-    wait_until(lambda: models.server.log.count("finalized") == finalized + 1)
+    models.server.wait_for_log(r"finalized.*\[answers_errors:1")
     assert models.server.log.count("acted") == 1
     wait_until(lambda: models.server.worker_pids("answers_errors_0") == [])
 
