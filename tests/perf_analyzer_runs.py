@@ -22,7 +22,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
 
-from tests.contract.wire_models import IDENTITY, identity_config, write_wire_models  # noqa: E402  # by path, too
+from tests.contract.wire_models import identity_config, write_wire_models  # noqa: E402  # by path, too
 from tests.harness import RunningServer, write_model  # noqa: E402
 
 BRIEFLY = ("--measurement-interval", "300", "--stability-percentage", "999", "--max-trials", "3")

@@ -186,9 +186,7 @@ def test_lines_are_those_of_the_instance_that_writes_them(server: RunningServer,
     threads = [thread for _, thread, _ in model.instances(2, code.replace("sys.", "__import__('sys').", 1))]
     server.wait_for_log(rf"from initialize.*\[lines_{sharing}:1 lines_{sharing}_shared\]")
     for word in ("printed", "written", "logged"):
-        names = {
-            server.wait_for_log(rf"{word} {thread}\" \[lines_{sharing}:1 (\w+)").group(1) for thread in threads
-        }
+        names = {server.wait_for_log(rf"{word} {thread}\" \[lines_{sharing}:1 (\w+)").group(1) for thread in threads}
         assert names == {f"lines_{sharing}_0_0", f"lines_{sharing}_0_1"}, word
 
 

@@ -473,7 +473,7 @@ def test_a_call_that_its_client_gave_up_counts_as_cancelled(server: RunningServe
         call.cancel()
         wait_until(lambda: series(page(server)["pytriton_lite_cancelled_requests"], "decoupled") == [cancelled + 1])
     labels = (("code", "CANCELLED"), ("protocol", "grpc"))
-    wait_until(lambda: page(server)["pytriton_lite_requests"].samples["pytriton_lite_requests", labels] >= 1)
+    wait_until(lambda: page(server)["pytriton_lite_requests"].samples.get(("pytriton_lite_requests", labels), 0) >= 1)
     wait_until(lambda: response_counts(server).get("1", {}).get("cancel") == 1)
 
 

@@ -177,7 +177,9 @@ def examples(operation: dict[str, Any]) -> Iterator[Any]:
 
 def test_every_example_is_accepted(server: RunningServer, document: dict[str, Any]) -> None:
     """In the order of the document, so that a region is registered before its status is asked for."""
-    segment = SharedMemory(create=True, size=64)  # whose name is in the place of the example's: others run this test, too
+    segment = SharedMemory(
+        create=True, size=64
+    )  # whose name is in the place of the example's: others run this test, too
     try:
         tried = 0
         for method, path, operation in operations(document):

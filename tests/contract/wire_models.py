@@ -241,7 +241,9 @@ def write_wire_models(repository: Path) -> None:
         IDENTITY,
         identity_config("INT32", "1", more="model_transaction_policy { decoupled: true }"),
     )
-    write_model(repository, "sequence", IDENTITY, identity_config("INT32", "1", more=f"sequence_batching {{ {LONG_IDLE} }}"))
+    write_model(
+        repository, "sequence", IDENTITY, identity_config("INT32", "1", more=f"sequence_batching {{ {LONG_IDLE} }}")
+    )
     write_model(repository, "loadfail", "import no_such_module_anywhere", identity_config("INT32", "1"))
     write_model(repository, "nofile", "", identity_config("INT32", "1"))
 
