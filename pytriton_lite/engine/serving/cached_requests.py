@@ -16,36 +16,30 @@ that waits for either is not queued yet: it holds the version, and may be cancel
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from pytriton_lite.config.model_config import ModelConfig
-from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.cache.response_cache import CacheSpace, Found, Outputs, request_digest
-from pytriton_lite.engine.counting.statistics import FailureReason, ModelStatistics, Refusal
-from pytriton_lite.engine.counting.unanswered import Unanswered
+from pytriton_lite.engine.counting.statistics import Refusal
+from pytriton_lite.engine.serving.not_queued import NotQueued, WaitedFor
 from pytriton_lite.engine.workers.outputs import arranged
-from pytriton_lite.scheduling.ticket import Executor, Outcome, Ticket, Ways
-
-logger = logging.getLogger(__name__)
+from pytriton_lite.scheduling.ticket import Outcome, Ticket
 
 _LARGE_BYTES = 256 << 10
 """Inputs of so many bytes are hashed in a thread: that takes a quarter of a millisecond, the thread a tenth."""
 
 
-class CachedVersion(Protocol):
+class CachedVersion(WaitedFor, Protocol):
     """What the cache asks of the version that it answers for."""
 
-    name: str
     version: int
     config: ModelConfig
-    statistics: ModelStatistics
-    unanswered: Unanswered
 
     @property
     def labels(self) -> Mapping[str, Sequence[str]]:
@@ -58,17 +52,8 @@ class CachedVersion(Protocol):
     def not_ready_error(self) -> InferenceError:
         """What a request is told while it is not READY."""
 
-    def count_refusal(self, error: BaseException) -> None:
-        """A request was not taken."""
-
     def answer_in_order(self, deliver: Callable[[], None]) -> None:
         """Call *deliver*, which answers a request that needed no execution, when its turn has come."""
-
-    def hold(self) -> None:
-        """Stay able to serve until `release`."""
-
-    def release(self) -> None:
-        """Undo one `hold`."""
 
 
 class _Sought(NamedTuple):
@@ -81,7 +66,7 @@ class _Sought(NamedTuple):
     lookup_ns: int
 
 
-class CachedRequests:
+class CachedRequests(NotQueued):
     """Stands in front of the queue of one version, and owns requests while they are looked up. No model here is decoupled."""
 
     def __init__(
@@ -93,15 +78,12 @@ class CachedRequests:
         clock: Callable[[], int],
     ) -> None:
         """*execute* queues a request of *version*; it raises InferenceError where that is refused."""
+        super().__init__(version, clock)
         self._version = version
         self._space = space
         self._execute = execute
         self._statistics = version.statistics
-        self._clock = clock
-        self._loop = asyncio.get_running_loop()
         self._all_outputs = tuple(sorted(version.config.outputs_by_name))
-        self._seeking: dict[Ticket, asyncio.Task[_Sought]] = {}
-        """Requests whose lookup takes a while."""
 
     def begin_load(self) -> None:
         self._space.begin_load()
@@ -114,15 +96,14 @@ class CachedRequests:
 
     def begin(self, ticket: Ticket) -> None:
         """Answer *ticket* from the cache, or have it executed. Raises InferenceError where it is refused at once."""
-        ticket.owner = self
         sought = self._seek_now(ticket.request)
-        if isinstance(sought, asyncio.Task):
-            self._seeking[ticket] = sought
-            sought.add_done_callback(partial(self._on_sought, ticket))
+        if not isinstance(sought, _Sought):
+            self._wait_for(ticket, sought, self._on_sought)
         elif sought.found is None:
             self._begin_execution(ticket, sought)
         else:
             # Not now: its receiver hears nothing before it knows the ticket.
+            ticket.owner = self
             self._loop.call_soon(self._answer, ticket, sought, sought.found)
 
     def _begin_execution(self, ticket: Ticket, sought: _Sought) -> None:
@@ -144,72 +125,29 @@ class CachedRequests:
         else:
             deliver()  # answers to models keep no order: those before it may wait for just this one
 
-    def _on_sought(self, ticket: Ticket, seeking: asyncio.Task[_Sought]) -> None:
-        """The lookup of *ticket*, which took a while, has ended."""
-        if self._seeking.pop(ticket, None) is None:
-            return  # it was cancelled
-        try:
-            sought = seeking.result()
-            if sought.found is not None:
-                self._answer(ticket, sought, sought.found)
-                return
-            if self._version.is_recovering:  # the workers that would have to execute it have died meanwhile
-                self._statistics.refusals[Refusal.UNAVAILABLE] += 1
-                self._fail(ticket, self._version.not_ready_error())
-                return
-            self._begin_execution(ticket, sought)
-        except InferenceError as error:
-            self._version.count_refusal(error)
-            self._fail(ticket, error)
-        except Exception as error:
-            self._version.count_refusal(error)
-            logger.exception("a request to model '%s' failed inside the server", self._version.name)
-            self._fail(ticket, InferenceError(ErrorCode.INTERNAL, "internal error of the server"))
-        else:
-            if ticket.on_queued is not None:
-                ticket.on_queued()
-
-    def _fail(self, ticket: Ticket, error: InferenceError) -> None:
-        ticket.tap = None
-        _note(ticket, error)
-        ticket.deliver(error, is_final=True)
-
-    # ------------------------------------------------------------------------------------------ what tickets say
-
-    def cancelled(self, ticket: Ticket) -> None:
-        """Stop looking *ticket* up. One that has been found is about to end in any case."""
-        seeking = self._seeking.pop(ticket, None)
-        if seeking is not None:
-            seeking.cancel()
-            self._statistics.cancellations += 1
-            self._statistics.add_failure(FailureReason.CANCELED, self._clock() - ticket.accepted_ns)
-            # Not now: whoever withdraws requests hears of their ends later, wherever they are.
-            self._loop.call_soon(partial(ticket.deliver, InferenceError(ErrorCode.CANCELLED, ""), is_final=True))
-
-    def consumed(self, ticket: Ticket, count: int) -> None:
-        """Do nothing: there is one response, and nobody waits for its being read."""
-
-    def may_be_stuck(self, ticket: Ticket) -> bool:
-        """Always False: no lookup waits for an instance."""
-        return False
-
-    def ways_on(self, ticket: Ticket) -> Ways:
-        return [[]]
-
-    def servers_of(self, ticket: Ticket) -> Sequence[Executor]:
-        return ()
+    def _on_sought(self, ticket: Ticket, sought: _Sought) -> bool:
+        """The lookup of *ticket*, which took a while, has ended. Whether it is queued."""
+        if sought.found is not None:
+            self._answer(ticket, sought, sought.found)
+            return False
+        if self._version.is_recovering:  # the workers that would have to execute it have died meanwhile
+            self._statistics.refusals[Refusal.UNAVAILABLE] += 1
+            self._fail(ticket, self._version.not_ready_error())
+            return False
+        self._begin_execution(ticket, sought)
+        return True
 
     # ------------------------------------------------------------------------------------------ lookup
 
-    def _seek_now(self, request: InferenceRequest) -> _Sought | asyncio.Task[_Sought]:
-        """What the cache has for *request*, or a task that finds it out where that takes a while."""
+    def _seek_now(self, request: InferenceRequest) -> _Sought | Coroutine[Any, Any, _Sought]:
+        """What the cache has for *request*, or what finds it out where that takes a while."""
         began_ns = self._clock()
         if sum(tensor.nbytes for tensor in request.inputs) > _LARGE_BYTES:
-            return self._hold_while(request, self._seek(request, began_ns, None))
+            return self._seek(request, began_ns, None)
         plain, digest = self._hashed(request)
         found = self._space.lookup(digest)
         if isinstance(found, asyncio.Future):
-            return self._hold_while(request, self._seek(plain, began_ns, (digest, found)))
+            return self._seek(plain, began_ns, (digest, found))
         return _Sought(plain, digest, found, self._clock() - began_ns)
 
     def _hashed(self, request: InferenceRequest) -> tuple[InferenceRequest, bytes]:
@@ -227,27 +165,6 @@ class CachedRequests:
         if isinstance(found, asyncio.Future):
             found = await found
         return _Sought(request, digest, found, self._clock() - began_ns)
-
-    def _hold_while(self, request: InferenceRequest, seeking: Coroutine[Any, Any, _Sought]) -> asyncio.Task[_Sought]:
-        """Begin with *seeking*. The version cannot end before it is done; nor before what then comes of it is queued.
-
-        Raises InferenceError where too much waits already.
-        """
-        try:
-            nbytes = self._version.unanswered.take(request)
-        except InferenceError:
-            seeking.close()
-            raise
-        self._version.hold()
-        task = self._loop.create_task(seeking)
-        task.add_done_callback(partial(self._let_go, request, nbytes))
-        return task
-
-    def _let_go(self, request: InferenceRequest, nbytes: int, seeking: asyncio.Future[_Sought]) -> None:
-        self._version.unanswered.give_back(request, nbytes)
-        self._version.release()
-        if not seeking.cancelled():
-            seeking.exception()  # which nobody else looks at where the request is cancelled just now
 
     # ------------------------------------------------------------------------------------------ what comes of it
 

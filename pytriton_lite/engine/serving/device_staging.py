@@ -15,44 +15,31 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Protocol
 
 from pytriton_lite.core import bytes_tensor, dtypes
-from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse, ResponseReceiver
 from pytriton_lite.core.tensor import Tensor, Window, element_count
-from pytriton_lite.engine.counting.statistics import FailureReason, ModelStatistics
-from pytriton_lite.engine.counting.unanswered import Unanswered
+from pytriton_lite.engine.counting.statistics import ModelStatistics
+from pytriton_lite.engine.serving.not_queued import NotQueued, WaitedFor
 from pytriton_lite.engine.workers.device_helper import DeviceHelpers
 from pytriton_lite.ipc.device_segment import DeviceSegment, is_on_device
 from pytriton_lite.ipc.tensor_io import check_room
-from pytriton_lite.scheduling.ticket import Executor, Outcome, Ticket, Ways
+from pytriton_lite.scheduling.ticket import Outcome, Ticket
 
 logger = logging.getLogger(__name__)
 
 
-class StagedVersion(Protocol):
+class StagedVersion(WaitedFor, Protocol):
     """What staging asks of the version whose requests it stages."""
 
-    name: str
     takes_device_inputs: bool
     """Whether inputs may stay where they are, all but texts."""
-    statistics: ModelStatistics
-    unanswered: Unanswered
-
-    def count_refusal(self, error: BaseException) -> None:
-        """A request was not taken."""
-
-    def hold(self) -> None:
-        """Stay able to serve until `release`."""
-
-    def release(self) -> None:
-        """Undo one `hold`."""
 
 
-class DeviceStaging:
+class DeviceStaging(NotQueued):
     """Stands in front of everything else of one version, and owns requests while their inputs are read."""
 
     def __init__(
@@ -64,12 +51,10 @@ class DeviceStaging:
         clock: Callable[[], int],
     ) -> None:
         """*go_on* begins with a request whose inputs are on the host; it raises InferenceError where that is refused."""
+        super().__init__(version, clock)
         self._version = version
         self._helpers = helpers
         self._go_on = go_on
-        self._clock = clock
-        self._loop = asyncio.get_running_loop()
-        self._reading: dict[Ticket, asyncio.Task[list[Tensor]]] = {}
 
     # ------------------------------------------------------------------------------------------ inputs
 
@@ -79,11 +64,7 @@ class DeviceStaging:
         if not any(map(self._must_be_read, request.inputs)):
             self._go_on(ticket)
             return
-        nbytes = self._version.unanswered.take(request)
-        self._version.hold()
-        ticket.owner = self
-        reading = self._reading[ticket] = self._loop.create_task(self._read(request))
-        reading.add_done_callback(partial(self._on_read, ticket, request, nbytes))
+        self._wait_for(ticket, self._read(request), self._on_read)
 
     async def _read(self, request: InferenceRequest) -> list[Tensor]:
         return [
@@ -110,36 +91,10 @@ class DeviceStaging:
             )
         return Tensor(tensor.name, tensor.datatype, tensor.shape, data, home=(segment, 0))
 
-    def _on_read(
-        self, ticket: Ticket, request: InferenceRequest, nbytes: int, reading: asyncio.Task[list[Tensor]]
-    ) -> None:
-        self._version.unanswered.give_back(request, nbytes)
-        self._version.release()
-        is_wanted = self._reading.pop(ticket, None) is not None
-        failure = None if reading.cancelled() else reading.exception()
-        if not is_wanted:
-            return
-        try:
-            if failure is not None:
-                raise failure
-            request.inputs = reading.result()
-            self._go_on(ticket)
-        except InferenceError as error:
-            self._version.count_refusal(error)
-            self._fail(ticket, error)
-        except Exception as error:
-            self._version.count_refusal(error)
-            logger.exception("a request to model '%s' failed inside the server", self._version.name)
-            self._fail(ticket, InferenceError(ErrorCode.INTERNAL, "internal error of the server"))
-        else:
-            if ticket.on_queued is not None:
-                ticket.on_queued()
-
-    def _fail(self, ticket: Ticket, error: InferenceError) -> None:
-        timeline = ticket.request.timeline
-        if timeline is not None:
-            timeline.answered(enqueued_ns=ticket.accepted_ns, error=error.message)
-        ticket.deliver(error, is_final=True)
+    def _on_read(self, ticket: Ticket, inputs: list[Tensor]) -> bool:
+        ticket.request.inputs = inputs
+        self._go_on(ticket)
+        return True
 
     # ------------------------------------------------------------------------------------------ outputs
 
@@ -151,32 +106,6 @@ class DeviceStaging:
             return receiver
         request.output_windows = {name: windows[name] for name in windows if name not in on_device} or None
         return StagedOutputs(receiver, on_device, self._helpers, self._version.statistics)
-
-    # ------------------------------------------------------------------------------------------ what tickets say
-
-    def cancelled(self, ticket: Ticket) -> None:
-        """Read no further for *ticket*."""
-        reading = self._reading.pop(ticket, None)
-        if reading is not None:
-            reading.cancel()
-            statistics = self._version.statistics
-            statistics.cancellations += 1
-            statistics.add_failure(FailureReason.CANCELED, self._clock() - ticket.accepted_ns)
-            # Not now: whoever withdraws requests hears of their ends later, wherever they are.
-            self._loop.call_soon(partial(ticket.deliver, InferenceError(ErrorCode.CANCELLED, ""), is_final=True))
-
-    def consumed(self, ticket: Ticket, count: int) -> None:
-        """Do nothing: there is no response yet."""
-
-    def may_be_stuck(self, ticket: Ticket) -> bool:
-        """Always False: no copy waits for an instance."""
-        return False
-
-    def ways_on(self, ticket: Ticket) -> Ways:
-        return [[]]
-
-    def servers_of(self, ticket: Ticket) -> Sequence[Executor]:
-        return ()
 
 
 class _Due:

@@ -1,0 +1,131 @@
+"""Requests that are not queued yet, because something is found out or fetched for them first.
+
+Such a request holds its version, counts as waiting, and may be cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.request import InferenceRequest
+from pytriton_lite.engine.counting.statistics import FailureReason, ModelStatistics
+from pytriton_lite.engine.counting.unanswered import Unanswered
+from pytriton_lite.scheduling.ticket import Executor, Ticket, Ways
+
+logger = logging.getLogger(__name__)
+
+Found = TypeVar("Found")
+
+
+class WaitedFor(Protocol):
+    """The version that requests are for."""
+
+    name: str
+    statistics: ModelStatistics
+    unanswered: Unanswered
+
+    def count_refusal(self, error: BaseException) -> None:
+        """A request was not taken."""
+
+    def hold(self) -> None:
+        """Stay able to serve until `release`."""
+
+    def release(self) -> None:
+        """Undo one `hold`."""
+
+
+class NotQueued:
+    """Stands in front of the queue of one version, and owns requests while a task of theirs is under way."""
+
+    def __init__(self, version: WaitedFor, clock: Callable[[], int]) -> None:
+        self._waited_for = version
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._under_way: dict[Ticket, asyncio.Task[Any]] = {}
+
+    def _wait_for(
+        self, ticket: Ticket, work: Coroutine[Any, Any, Found], go_on: Callable[[Ticket, Found], bool]
+    ) -> None:
+        """Own *ticket* until *work* is done, then *go_on* with what it gave, unless it has been cancelled.
+
+        *go_on* says whether the ticket is queued now; what it raises, or *work*, is the answer. Raises InferenceError where too
+        much waits already.
+        """
+        request = ticket.request
+        try:
+            nbytes = self._waited_for.unanswered.take(request)
+        except InferenceError:
+            work.close()
+            raise
+        self._waited_for.hold()
+        ticket.owner = self
+        task = self._under_way[ticket] = self._loop.create_task(work)
+        task.add_done_callback(partial(self._on_done, ticket, request, nbytes, go_on))
+
+    def _on_done(
+        self,
+        ticket: Ticket,
+        request: InferenceRequest,
+        nbytes: int,
+        go_on: Callable[[Ticket, Any], bool],
+        task: asyncio.Task[Any],
+    ) -> None:
+        version = self._waited_for
+        version.unanswered.give_back(request, nbytes)
+        version.release()
+        # Looked at in any case: asyncio complains of an exception that nobody has seen.
+        failure = None if task.cancelled() else task.exception()
+        if self._under_way.pop(ticket, None) is None:
+            return  # it was cancelled
+        try:
+            if failure is not None:
+                raise failure
+            is_queued = go_on(ticket, task.result())
+        except InferenceError as error:
+            version.count_refusal(error)
+            self._fail(ticket, error)
+        except Exception as error:
+            version.count_refusal(error)
+            logger.exception("a request to model '%s' failed inside the server", version.name)
+            self._fail(ticket, InferenceError(ErrorCode.INTERNAL, "internal error of the server"))
+        else:
+            if is_queued and ticket.on_queued is not None:
+                ticket.on_queued()
+
+    def _fail(self, ticket: Ticket, error: InferenceError) -> None:
+        ticket.tap = None
+        timeline = ticket.request.timeline
+        if timeline is not None:
+            timeline.answered(enqueued_ns=ticket.accepted_ns, error=error.message)
+        ticket.deliver(error, is_final=True)
+
+    # ------------------------------------------------------------------------------------------ what tickets say
+
+    def cancelled(self, ticket: Ticket) -> None:
+        """Give up what is under way for *ticket*. One whose task has ended is about to be answered in any case."""
+        task = self._under_way.pop(ticket, None)
+        if task is not None:
+            task.cancel()
+            statistics = self._waited_for.statistics
+            statistics.cancellations += 1
+            statistics.add_failure(FailureReason.CANCELED, self._clock() - ticket.accepted_ns)
+            # Not now: whoever withdraws requests hears of their ends later, wherever they are.
+            self._loop.call_soon(partial(ticket.deliver, InferenceError(ErrorCode.CANCELLED, ""), is_final=True))
+
+    def consumed(self, ticket: Ticket, count: int) -> None:
+        """Do nothing: nobody here waits for responses to be read."""
+
+    def may_be_stuck(self, ticket: Ticket) -> bool:
+        """Always False: no task waits for an instance."""
+        return False
+
+    def ways_on(self, ticket: Ticket) -> Ways:
+        return [[]]
+
+    def servers_of(self, ticket: Ticket) -> Sequence[Executor]:
+        return ()
