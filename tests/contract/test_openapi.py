@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
-from schemathesis.checks import content_type_conformance, response_schema_conformance, status_code_conformance
 
 from tests.contract.wire_models import tensors, write_wire_models
 from tests.harness import Reply, RunningServer, write_model
+from tests.openapi_answers import CHECKS, CHECKS_WITHOUT_SCHEMA, api_of, routes_of, try_whatever_is_allowed
 
 STORY = """
     import numpy as np
@@ -275,31 +273,19 @@ def test_statuses_of_the_specification_are_documented(
 
 @pytest.fixture(scope="module")
 def api(server: RunningServer, document: dict[str, Any]) -> Any:
-    loaded = schemathesis.openapi.from_dict(document)
-    loaded.config.update(base_url=f"http://{server.http_url}")
-    return loaded
+    return api_of(server, document)
 
 
-CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
 # The last schemathesis for Python 3.10 compares each event of a stream with the schema of the whole.
-CHECKS_OF_STREAMS = CHECKS if sys.version_info >= (3, 11) else CHECKS[:2]
+CHECKS_OF_STREAMS = CHECKS if sys.version_info >= (3, 11) else CHECKS_WITHOUT_SCHEMA
 
 
-@pytest.mark.parametrize("route", [" ".join(line.split()) for line in ROUTES.split("\n") if line])
+@pytest.mark.parametrize("route", routes_of(ROUTES))
 def test_answers_to_whatever_the_document_allows_are_as_it_says(api: Any, route: str) -> None:
     """Half of the names of models are one that is there. Logs stay as they are, and the model stays loaded."""
     method, path = route.split()
 
-    @settings(
-        max_examples=15,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        phases=[Phase.explicit, Phase.generate, Phase.shrink],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(case=api[path][method].as_strategy())
-    def answers_are_as_it_says(case: Any) -> None:
+    def call(case: Any) -> None:
         if path.endswith("/logging") and method == "POST":
             case.body = {}
         elif path.endswith("/unload"):
@@ -308,7 +294,7 @@ def test_answers_to_whatever_the_document_allows_are_as_it_says(api: Any, route:
             case.path_parameters["model"] = ["add_sub", case.path_parameters["model"]][len(case.path) % 2]
         case.call_and_validate(checks=CHECKS_OF_STREAMS if path.endswith("_stream") else CHECKS)
 
-    answers_are_as_it_says()
+    try_whatever_is_allowed(api, route, call, examples=15)
 
 
 def test_the_server_is_as_it_was(server: RunningServer) -> None:

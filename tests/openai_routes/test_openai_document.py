@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
-from schemathesis.checks import content_type_conformance, response_schema_conformance, status_code_conformance
 
 from tests.harness import RunningServer
 from tests.openai_routes.openai_models import BAD_TEMPLATES
+from tests.openapi_answers import CHECKS, CHECKS_WITHOUT_SCHEMA, api_of, routes_of, try_whatever_is_allowed
 
 ROUTES = """
 GET  /v1/models
@@ -22,7 +20,6 @@ POST /v1/embeddings
 POST /v1/rerank
 POST /rerank
 """
-CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
 NEVER_ENDING = {"endless", *BAD_TEMPLATES}
 
 
@@ -40,9 +37,7 @@ def document(server: RunningServer) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def api(server: RunningServer, document: dict[str, Any]) -> Any:
-    loaded = schemathesis.openapi.from_dict(document)
-    loaded.config.update(base_url=f"http://{server.http_url}")
-    return loaded
+    return api_of(server, document)
 
 
 def test_the_document_has_the_routes_by_which_models_are_served(document: dict[str, Any]) -> None:
@@ -52,7 +47,7 @@ def test_the_document_has_the_routes_by_which_models_are_served(document: dict[s
         for method in methods
         if path.startswith("/v1/") or path == "/rerank"
     }
-    assert found == {" ".join(line.split()) for line in ROUTES.split("\n") if line} | {"POST /v1/audio/transcriptions"}
+    assert found == {*routes_of(ROUTES), "POST /v1/audio/transcriptions"}
 
 
 def test_every_example_is_answered(server: RunningServer, document: dict[str, Any]) -> None:
@@ -61,26 +56,15 @@ def test_every_example_is_answered(server: RunningServer, document: dict[str, An
         assert server.post(path, example).status == 200, path
 
 
-@pytest.mark.parametrize("route", [" ".join(line.split()) for line in ROUTES.split("\n") if line])
+@pytest.mark.parametrize("route", routes_of(ROUTES))
 def test_answers_to_whatever_the_document_allows_are_as_it_says(api: Any, route: str) -> None:
-    method, path = route.split()
+    def call(case: Any) -> None:
+        is_stream = isinstance(case.body, dict) and case.body.get("stream")
+        case.call_and_validate(
+            checks=CHECKS_WITHOUT_SCHEMA if is_stream else CHECKS
+        )  # events have no schema of their own
 
-    @settings(
-        max_examples=25,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        phases=[Phase.explicit, Phase.generate, Phase.shrink],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(case=api[path][method].as_strategy())
-    def answers_are_as_it_says(case: Any) -> None:
-        if isinstance(case.body, dict) and case.body.get("stream"):
-            case.call_and_validate(checks=CHECKS[:2])  # a stream of events has no schema of its own
-        else:
-            case.call_and_validate(checks=CHECKS)
-
-    answers_are_as_it_says()
+    try_whatever_is_allowed(api, route, call, examples=25)
 
 
 def test_nothing_failed_inside_the_server(server: RunningServer) -> None:
