@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 from tests.console.console_models import FLAGS, write_console_models
 from tests.harness import RunningServer
 
-PATIENCE_MS = 20_000
+PATIENCE_MS = 60_000
 """How long something may take to be seen. Nothing waits for it where it is there earlier."""
 
 expect.set_options(timeout=PATIENCE_MS)

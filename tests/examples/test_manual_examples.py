@@ -43,7 +43,7 @@ ON_A_GPU = {"gpu_chain"}
 
 def run(*arguments: str, script: Path = RUN) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "error", str(script), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, timeout=280)
 
 
 @pytest.mark.parametrize("name", LIGHT)

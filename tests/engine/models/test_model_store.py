@@ -214,7 +214,10 @@ def test_the_log_counts_what_the_end_of_the_server_waits_for(tmp_path: Path, cap
     lines = [text for text in caplog.messages if text.startswith(("Timeout", "Model", "All"))]
     seconds = [int(text.split(":")[0].removeprefix("Timeout ")) for text in lines if text.startswith("Timeout")]
     assert (seconds[0], sorted(seconds, reverse=True)) == (20, seconds)
-    assert list(dict.fromkeys(text.partition(": ")[2] or text for text in lines)) == [
+    said = list(dict.fromkeys(text.partition(": ")[2] or text for text in lines))
+    # What a second that ends while those inside are answered, or while 'm' goes, has besides.
+    between = {"Model 'm' (version 1) has 1 in-flight inferences", f"Found 2 {live}"}
+    assert [text for text in said if text not in between] == [
         f"Found 1 {inferences}",
         "Model 'm' (version 1) has 2 in-flight inferences",
         f"Found 0 {inferences}",
