@@ -59,7 +59,7 @@ def exchange(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -
                 answers.append((int(lines[0].split()[1]), json.loads(body) if body else None))
         finally:
             writer.close()
-            assert await listener.close_gracefully(5)
+            assert await listener.close_gracefully(60)
         return answers
 
     def bounded(*pieces: bytes, **more: Any) -> list[tuple[int, Any]]:
