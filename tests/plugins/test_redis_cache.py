@@ -396,7 +396,7 @@ def test_requests_wait_only_once_for_files_that_take_long_to_be_read(tmp_path: P
         assert await find(space) == KEPT
         assert await find(space, b"lost") is None
 
-    play(tmp_path, act, connect_timeout=50, socket_timeout=SILENT_MS, wait_timeout=50)
+    play(tmp_path, act, connect_timeout=500, socket_timeout=SILENT_MS, wait_timeout=50)
 
 
 def test_connections_that_were_closed_are_opened_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
