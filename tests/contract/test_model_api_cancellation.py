@@ -20,7 +20,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from tests.contract.scripted_model import (
@@ -248,7 +248,7 @@ def test_cancelled_requests_that_wait_never_reach_the_model(
         wait_until(lambda: metric(server, "nv_inference_pending_request_count", model) == 4)
         for call in calls:  # the first is sent ahead to the worker where there is only one
             call.cancel()
-        stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=WAIT_S)  # behind them on the connection
+        wait_until(lambda: metric(server, "pytriton_lite_cancelled_requests", model) == 4)
         for gate in gates:
             gate.open()
         assert [value_of(reply.result()) for reply in running] == ["ran"] * instances
@@ -265,10 +265,11 @@ def test_a_cancelled_request_leaves_the_queue_of_a_batcher(
 ) -> None:
     """Section 4.7: the batch is made of others."""
     code = "return [response(sorted(request.request_id() for request in requests)) for request in requests]"
+    cancelled = metric(server, "pytriton_lite_cancelled_requests", "batching")
     gone = stub.ModelInfer.future(request_message("batching", code, request_id="gone", batches=True), timeout=WAIT_S)
     wait_until(lambda: metric(server, "nv_inference_pending_request_count", "batching") == 1)
     gone.cancel()
-    stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=WAIT_S)  # behind it on the connection
+    wait_until(lambda: metric(server, "pytriton_lite_cancelled_requests", "batching") == cancelled + 1)
     calls = [
         stub.ModelInfer.future(request_message("batching", code, request_id=key, batches=True), timeout=WAIT_S)
         for key in ("a", "b", "c")
