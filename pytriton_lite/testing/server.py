@@ -19,7 +19,7 @@ from pytriton_lite.cli.serve import only_model
 Server = TypeVar("Server", bound="RunningServer")
 
 _START_TIMEOUT_S = 60.0
-_LAST_LINES_TIMEOUT_S = 5.0
+_LAST_LINES_TIMEOUT_S = 20.0
 """What the server has left behind may have its output open, which then has no end."""
 _CONFIG = "config.pbtxt"
 _ADDRESS = re.compile(r"Started (GRPCInferenceService|HTTPService|Metrics Service) at ([^\s\"]+):(\d+)")
