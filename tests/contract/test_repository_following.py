@@ -70,7 +70,9 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Followed]:
         os.utime(repository / "touched" / "config.pbtxt")
         (repository / "noted" / "notes.txt").write_text("every version may read me")
         write_model(repository, "grown", code(2), version=2)
-        write_model(repository, "misread", config="max_batch_size: many")
+        misread = repository.parent / "config.pbtxt"  # in one step: one that is still empty would be a good one
+        misread.write_text("max_batch_size: many")
+        misread.replace(repository / "misread" / "config.pbtxt")
         write_model(repository, "miscoded", BROKEN)
         shutil.rmtree(repository / "removed")
         write_model(repository, "part", adder(10))
