@@ -263,21 +263,26 @@ class ModelReader:
             if self._remote is not None and not is_fresh:
                 for name in names:
                     self._remote.refresh_model(name)
-            parts = [part for name in names for part in self._resolve(name, model.namespace)]
-            composing[model] = tuple(part.id for part in parts)
-            for part in parts:
-                if part.id not in directories:
-                    directories[part.id] = part
-                    ahead.append(part.id)
+            parts = {part: directory for name in names for part, directory in self._resolve(name, model.namespace)}
+            composing[model] = tuple(parts)
+            for part, directory in parts.items():
+                if part not in directories:
+                    directories[part] = directory
+                    ahead.append(part)
         return LoadPlan(tuple(wanted), directories, composing)
 
-    def _resolve(self, name: str, namespace: str) -> list[ModelDirectory]:
-        """The one model that an ensemble in *namespace* means by *name*, or none."""
+    def _resolve(self, name: str, namespace: str) -> list[tuple[ModelId, ModelDirectory | None]]:
+        """The one model that an ensemble in *namespace* means by *name*, or none. What is defined has no directory."""
+        definition = self._definitions.get(name)
+        if definition is not None:
+            return [(definition.id, None)]
         found = find_model(self._options.roots, name, namespaces=self._namespaces)
         own = [directory for directory in found if directory.namespace == namespace]
         if self._options.namespacing and own:
-            return own
-        return found if len(found) == 1 else []
+            found = own
+        elif len(found) > 1:
+            return []
+        return [(directory.id, directory) for directory in found]
 
     def _composing(self, directory: ModelDirectory | None, override: Override) -> tuple[str, ...]:
         """The models of an ensemble's steps. Whatever is wrong is told by `poll`."""
