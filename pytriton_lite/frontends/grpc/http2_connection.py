@@ -874,7 +874,9 @@ class Http2Connection:
         calls = list(self._streams.calls.values())
         self._streams.calls.clear()
         self._sender.close()
-        for call in calls:
+        # The last comes first, as in a stream of inference: a model that hears of the call that it serves, and returns, finds
+        # none behind it that has not been cancelled yet.
+        for call in reversed(calls):
             call.cancel()
 
 

@@ -651,6 +651,19 @@ class TestDeadlinesAndCancellation:
         assert engine.cancelled.wait(60)
         peer.until_closed()
 
+    def test_lost_connection_cancels_the_calls_that_wait_before_the_one_that_runs(
+        self, engine: FakeServer, peer: Http2Peer
+    ) -> None:
+        """A model that hears of the first must find none behind it that is not cancelled."""
+        for number in range(20):
+            peer.request(2 * number + 1, infer_message("held"))
+        assert all(engine.streamed.acquire(timeout=60) for _ in range(20))
+        peer.sock.shutdown(socket.SHUT_WR)
+        assert engine.streams[0].was_cancelled.wait(60)
+        cancellations = [served.cancellation for served in engine.streams]
+        assert cancellations == sorted(cancellations, reverse=True)
+        assert min(cancellations) >= 0
+
     def test_request_that_the_engine_cancels_is_answered(
         self, loop: LoopThread, engine: FakeServer, peer: Http2Peer
     ) -> None:
