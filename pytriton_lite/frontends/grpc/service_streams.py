@@ -263,9 +263,10 @@ class _Watch(_Stream):
             self.end(InferenceError(ErrorCode.INTERNAL, "Watch takes one message, and none was sent"))
 
     def drain(self) -> None:
-        """See `OpenStream`."""
-        if self._is_asked and not self._is_sending and self._told != _NOT_SERVING:
-            self.tell(_NOT_SERVING)
+        """See `OpenStream`. The last state goes behind the one that is being sent, instead of any that waits."""
+        if self._is_asked and not self._is_over and self._told != _NOT_SERVING:
+            self._told, self._next = _NOT_SERVING, None
+            self._outlet.send(_NOT_SERVING, self._on_left)
         self.stop()
 
     def tell(self, state: bytes) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -14,7 +15,9 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_fakes import FakeServer, LoopThread
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from pytriton_lite.frontends.grpc.control_methods import HEALTH_SERVICE, INFERENCE_SERVICE, ControlMethods
+from pytriton_lite.frontends.grpc.calls import CallsInFlight
+from pytriton_lite.frontends.grpc.control_methods import HEALTH_SERVICE, INFERENCE_SERVICE, ControlMethods, Method
+from pytriton_lite.frontends.grpc.service_streams import Watching
 from pytriton_lite.proto import files, health_pb, reflection_pb
 from pytriton_lite.proto.reflection_pb import ServerReflectionRequest, ServerReflectionResponse
 
@@ -192,6 +195,38 @@ def test_a_watch_ends_with_the_listener_behind_a_last_state(watched: Watched, li
     loop.run(listener.stop(10))
     assert watched.next() == NOT_SERVING
     assert watched.next() == Code.UNAVAILABLE
+
+
+def test_the_last_state_goes_behind_one_that_is_being_sent() -> None:
+    """A client has often read it before the server knows that it has left."""
+    sent: list[bytes] = []
+    ended: list[Exception | None] = []
+
+    class Slow:
+        def __init__(self) -> None:
+            self.began = asyncio.Event()
+
+        def send(self, message: bytes, on_left: Callable[[], None]) -> None:
+            sent.append(message)
+            self.began.set()
+
+        def on_room(self) -> None: ...
+
+        def end(self, error: Exception | None) -> None:
+            ended.append(error)
+
+    async def watch() -> None:
+        calls = CallsInFlight()
+        outlet = Slow()
+        state = health_pb.HealthCheckResponse.FromString(SERVING)
+        stream = Watching(Method(health_pb.HealthCheckRequest, lambda _: state)).open(outlet, calls)
+        stream.take(b"")
+        await outlet.began.wait()
+        await calls.wait_drained(0)
+
+    asyncio.run(watch())
+    assert sent == [SERVING, NOT_SERVING]
+    assert len(ended) == 1
 
 
 @pytest.mark.parametrize(
