@@ -30,9 +30,9 @@ from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from tests.differential.asked_peers import Peer, Sent, Tally, ask, told
 from tests.differential.config_mutations import generated, write_models
 from tests.differential.expected import CONFIGURATIONS
-from tests.differential.peers import Peer, Sent, Tally, ask, told
 from tests.harness import RunningServer
 
 SEED = 1

@@ -33,8 +33,8 @@ import grpc
 from google.protobuf import json_format
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from tests.differential.asked_peers import Peer, Sent, Server, Tally, ask
 from tests.differential.expected import ENSEMBLES
-from tests.differential.peers import Peer, Sent, Server, Tally, ask
 from tests.harness import RunningServer, write_model
 
 _TYPES = {"FP32": "f", "INT32": "i"}

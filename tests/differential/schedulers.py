@@ -38,8 +38,8 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from tests.differential.asked_peers import Peer, Tally, in_order
 from tests.differential.expected import SCHEDULERS
-from tests.differential.peers import Peer, Tally, in_order
 from tests.differential.scheduler_cases import CODE, PAUSE_S, Case, Request, made_case
 from tests.harness import RunningServer, write_model
 

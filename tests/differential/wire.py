@@ -37,7 +37,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.contract.wire_models import IDENTITY
-from tests.differential.peers import LENGTH, Peer, Sent, Server, Tally, ask, told
+from tests.differential.asked_peers import LENGTH, Peer, Sent, Server, Tally, ask, told
 from tests.differential.wire_grpc import compare_grpc
 
 SEED = 2
