@@ -612,6 +612,8 @@ def test_a_deadline_ends_the_wait_of_the_client_not_the_execution(
             break
         missed += 1
         gate.open()
+    else:
+        raise AssertionError("the model was not reached")
     assert call.exception().code() == grpc.StatusCode.DEADLINE_EXCEEDED
     gate.open()
     wait_until(lambda: succeeded() > before)

@@ -286,7 +286,7 @@ class Gate:
         server.wait_for_log(f"holding {re.escape(self.path)}")
 
     def is_held(self, server: RunningServer) -> bool:
-        return f"holding {self.path}\n" in server.log
+        return re.search(rf"holding {re.escape(self.path)}\b", server.log) is not None
 
     def open(self) -> None:
         """Let the model go on; a second call does nothing."""
