@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -478,3 +482,41 @@ def test_the_end_of_the_engine_is_seen_while_it_looks_for_work() -> None:
         assert looking.now_ns == 50
     finally:
         looking.close()
+
+
+ECHO = """
+import resource, socket, sys
+from collections import deque
+from pytriton_lite.ipc.channel import frame
+from pytriton_lite.worker.mailbox import Mailbox
+channel, inbox = socket.socket(fileno=int(sys.argv[1])), deque()
+mailbox = Mailbox(channel, lambda kind, body: inbox.append(kind))
+channel.sendall(frame(1, []))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+while mailbox.fill(inbox) and inbox.popleft():
+    channel.sendall(frame(1, []))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_worker_that_waits_is_not_woken_when_the_engine_reads_what_it_has_sent() -> None:
+    rounds = 50
+    engine, theirs = socket.socketpair()
+    with engine, theirs:
+        engine.settimeout(WAIT_S)
+        command = [sys.executable, "-c", ECHO, str(theirs.fileno())]
+        with subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE, text=True) as worker:
+
+            def sleeps() -> bool:
+                return Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+            for left in reversed(range(rounds)):
+                assert select.select([engine], [], [], WAIT_S)[0]
+                until(sleeps)  # what wakes it from here on is no answer of its own
+                engine.recv(64)
+                until(sleeps)
+                engine.sendall(frame(min(left, 1), []))
+            output, _ = worker.communicate(timeout=WAIT_S)
+    # It sleeps once in each round, and now and then for a page or a lock; twice where each answer that is read wakes it.
+    assert int(output) < 1.5 * rounds
