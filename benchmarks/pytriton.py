@@ -4,7 +4,7 @@
         --build interpreted=. --build compiled=build/compiled --rounds 5 --seconds 2
 
 Each interpreter needs PyTorch; the first has ``nvidia-pytriton`` 0.7, the second what pytriton-lite needs. A build is a folder
-with the package ``pytriton_lite``, this checkout or the copy that ``make test-compiled`` has made.
+with the package ``pytriton_lite``, this checkout or the copy that ``make compiled`` has made.
 
 All servers run from the begin to the end, each on ports of its own. In a round every load is measured on one after the other,
 so that what disturbs the machine for a while disturbs all. Requests are one row of 20 numbers each, and differ in their ids
