@@ -47,7 +47,7 @@ def die_with(parent: int) -> None:
 
 
 def exit_process(code: int) -> None:
-    """Run exit handlers, flush, and end without the interpreter's own teardown, which the fork parent will do."""
+    """Run exit handlers, flush, and end without the interpreter's own teardown, whose work the system does faster."""
     import atexit
 
     atexit._run_exitfuncs()
