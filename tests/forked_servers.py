@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import json
 import os
 import select
@@ -206,12 +207,21 @@ def _be_born(output: int, description: int) -> list[str]:
 
 def _run() -> int:
     # Imported for the servers; without them a fork would be as dear as a start.
-    import pydantic.v1  # noqa: F401 - by FastAPI, with the first route
+    import encodings.idna  # noqa: F401 - by the first socket
 
+    import pydantic.v1  # noqa: F401 - by FastAPI, with the first route
+    import uvicorn.lifespan.off  # noqa: F401 - by uvicorn, when it is told of its options
+
+    with contextlib.suppress(ImportError):
+        import uvloop  # noqa: F401 - by asyncio's runner, where it is not told to do without
     import pytriton_lite.app
     import pytriton_lite.frontends.http.admin  # noqa: F401 - by the first request that wants it
     from pytriton_lite.cli import main
 
+    # A server collects garbage when it has started. It would look through all that was imported here, and so write into all of
+    # it, of which it has a copy of its own then: more than half of what its start costs.
+    gc.collect()
+    gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal, and tests end this one
     descriptors = _serve_births(socket.socket(fileno=int(sys.argv[1])))
     return 0 if descriptors is None else main(_be_born(*descriptors))
