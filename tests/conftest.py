@@ -43,6 +43,10 @@ for _name in list(os.environ):
 for _name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
     os.environ[_name] = os.devnull  # not those of a home
 
+# Threads of OpenBLAS spin for some 50 ms before they sleep, in each of a thousand processes that import numpy and have nothing
+# for them to do. Here they sleep at once; there are as many as before.
+os.environ["OPENBLAS_THREAD_TIMEOUT"] = "4"
+
 # Servers of tests are on the loopback, where no proxy reaches them; installers may need the one that there is.
 _DIRECT = ("localhost", "127.0.0.1", "127.0.0.2", "::1")
 for _name in ("no_proxy", "NO_PROXY"):
