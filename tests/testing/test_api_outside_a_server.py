@@ -71,22 +71,28 @@ class TritonPythonModel:
 """
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What mypy has found in the package and in numpy, for either test that comes second; their models differ."""
+    return tmp_path_factory.mktemp("mypy")
+
+
 @pytest.mark.interpreted("mypy takes a copy of the project for a user's own code")
-def test_a_model_type_checks_under_mypy_strict(tmp_path: Path) -> None:
+def test_a_model_type_checks_under_mypy_strict(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "model.py").write_text(TYPED)
-    assert check(tmp_path, "model.py") == (0, "Success: no issues found in 1 source file\n")
+    assert check(tmp_path, "model.py", cache) == (0, "Success: no issues found in 1 source file\n")
 
 
-def test_a_wrong_argument_is_found_by_mypy(tmp_path: Path) -> None:
+def test_a_wrong_argument_is_found_by_mypy(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "model.py").write_text(TYPED.replace('Tensor("Y", array)', 'Tensor(array, "Y")'))
-    code, output = check(tmp_path, "model.py")
+    code, output = check(tmp_path, "model.py", cache)
     assert code == 1
     assert 'Argument 1 to "Tensor" has incompatible type' in output
 
 
-def check(folder: Path, name: str) -> tuple[int, str]:
+def check(folder: Path, name: str, cache: Path) -> tuple[int, str]:
     """mypy's verdict, away from the checkout's own configuration."""
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(folder / "cache"), name]
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(cache), name]
     environ = {"MYPYPATH": str(PROJECT), "PATH": str(folder)}
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environ)
     return done.returncode, done.stdout + done.stderr
