@@ -108,7 +108,7 @@ class Load(typing.NamedTuple):
         return f"{'gRPC' if self.protocol is Protocol.GRPC else 'HTTP'}, {self.callers}"
 
 
-LOADS = [Load(protocol, callers) for callers in (1, 32) for protocol in (Protocol.HTTP_BINARY, Protocol.GRPC)]
+PROTOCOLS = (Protocol.HTTP_BINARY, Protocol.GRPC)
 
 
 class Window(typing.NamedTuple):
@@ -164,7 +164,7 @@ def main() -> int:
         ),
     ]
     callers = [int(count) for count in options.callers.split(",")]
-    loads = [load for load in LOADS if load.callers in callers]
+    loads = [Load(protocol, count) for count in callers for protocol in PROTOCOLS]
     environ = {} if options.threads is None else {"OMP_NUM_THREADS": str(options.threads)}
     with contextlib.ExitStack() as stack:
         servers = {each.name: stack.enter_context(serving(each, environ)) for each in candidates}
