@@ -177,6 +177,11 @@ class RunningServer(ShippedServer):
         return sorted(pids)
 
 
+def stat_fields(pid: int) -> list[str]:
+    """What /proc/PID/stat has behind the name: the state, the parent, … Raises OSError when there is no such process."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
 def process_name_and_parent(pid: int) -> tuple[str, int]:
     """Raises OSError when there is no such process."""
     name, _, fields = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
@@ -186,7 +191,7 @@ def process_name_and_parent(pid: int) -> tuple[str, int]:
 def is_running(pid: int) -> bool:
     """Not when it has ended, and only waits for its parent to ask how."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return stat_fields(pid)[0] != "Z"
     except OSError:
         return False
 

@@ -272,11 +272,10 @@ def _main() -> None:
 
         _, _, _, _, *words = sys.argv
         sys.exit(foreground.resume(control, words))
+    from pytriton_lite.worker import forked  # once, for the workers too
+
     _import_numpy_with_one_thread()
     ForkServer(control).serve()
-
-    from pytriton_lite.worker import forked
-
     # The server waits for this end; to take numpy down is a tenth of what this process costs.
     forked.exit_process(0)
 

@@ -109,19 +109,12 @@ class Mailbox:
             self._reader = _FILLING
         try:
             self._reading_thread = threading.get_ident()
-            on_frame = self._on_frame
             while not inbox:
-                if self._wake_read >= 0:
-                    self._read()
-                    continue
-                data = self._look() if self._busy_poll_ns else None
+                data = self._look() if self._busy_poll_ns and self._wake_read < 0 else None
                 if data is None:
-                    self._poll.poll()
-                    data = self._sock.recv(RECEIVE_BYTES)
-                if not data:
-                    raise EngineGone
-                for kind, body in self._frames.feed(data):
-                    on_frame(kind, body)
+                    self._read()
+                else:
+                    self._take(data)
         finally:
             self._hand_over()
         return True

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import MODEL_REPOSITORY, RunningServer, tensor
+from tests.harness import MODEL_REPOSITORY, RunningServer, stat_fields, tensor
 
 ADD_SUB = [tensor(f"INPUT{at}", "FP32", [4], [1, 2, 3, 4]) for at in (0, 1)]
 INFER = "/v2/models/add_sub/infer"
@@ -108,7 +108,7 @@ def forget_peak(server: RunningServer) -> int:
 
 def cpu_s(server: RunningServer) -> float:
     """Seconds that the server has computed, its threads together."""
-    fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
+    fields = stat_fields(server.process.pid)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 

@@ -279,7 +279,7 @@ def test_what_a_worker_had_forked_dies_with_the_fork_server(tmp_path: Path) -> N
 def test_a_dead_fork_server_is_replaced_with_its_workers(add_sub: Path) -> None:
     with RunningServer(add_sub) as server:
         worker = only_pid(server, "add_sub")
-        fork_server = int(Path(f"/proc/{worker}/stat").read_text().rsplit(")", 1)[1].split()[1])
+        fork_server = process_name_and_parent(worker)[1]
         os.kill(fork_server, signal.SIGKILL)
         wait_ready_again(server, "add_sub", worker)
         assert server.post("/v2/models/add_sub/infer", BODY.encode()).status == 200

@@ -19,7 +19,7 @@ import tritonclient.http
 from pytriton_lite import Request, Server, Tensor, batch, first_value, group_by_values, model
 from pytriton_lite.binding import template
 from pytriton_lite.embedding import ErrorCode, InferenceError, StartError
-from tests.harness import is_running, open_descriptors, until, write_model
+from tests.harness import is_running, open_descriptors, process_name_and_parent, until, write_model
 
 WEIGHTS = np.arange(1 << 20, dtype=np.float32)
 ROWS = Tensor((-1,), np.float32, "x")
@@ -252,7 +252,7 @@ def test_a_worker_that_ends_is_replaced_and_its_request_is_told(server: Server) 
 
 def test_a_template_that_is_killed_is_forked_anew(server: Server) -> None:
     pid = int(server.infer("scaled", {"x": [[1]], "scale": [[1]]})["pid"][0, 0])
-    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    parent = process_name_and_parent(pid)[1]
     assert parent != os.getpid()
     os.kill(parent, signal.SIGKILL)
     until(lambda: not is_running(pid))

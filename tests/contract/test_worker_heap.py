@@ -10,7 +10,7 @@ import pytest
 
 from pytriton_lite.core import heap
 from tests.contract.wire_models import wait_until
-from tests.harness import RunningServer, tensor, write_model
+from tests.harness import RunningServer, stat_fields, tensor, write_model
 
 pytestmark = pytest.mark.skipif(not heap.can_give_back(), reason="glibc's heap")
 
@@ -53,7 +53,7 @@ def allocate(server: RunningServer, model: str, megabytes: int) -> None:
 
 
 def page_faults(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
+    return int(stat_fields(pid)[7])
 
 
 def resident(pid: int) -> int:

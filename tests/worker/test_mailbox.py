@@ -11,12 +11,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from pytriton_lite.ipc.channel import HEADER, FrameReader, frame
 from pytriton_lite.worker.mailbox import EngineGone, Mailbox, Outbox, Waiter
+from tests.harness import stat_fields
 
 WAIT_S = 20
 
@@ -509,7 +509,7 @@ def test_a_worker_that_waits_is_not_woken_when_the_engine_reads_what_it_has_sent
         with subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE, text=True) as worker:
 
             def sleeps() -> bool:
-                return Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+                return stat_fields(worker.pid)[0] == "S"
 
             for left in reversed(range(rounds)):
                 assert select.select([engine], [], [], WAIT_S)[0]

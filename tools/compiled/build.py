@@ -1,6 +1,7 @@
 """The build of the compiled modules, with mypyc and the C compiler that Python was built with. Needs mypy and setuptools.
 
-As a command it makes a copy of the project and puts the modules beside their source there, for ``make test-compiled``:
+As a command it makes a copy of the project and puts the modules beside their source there, for ``make compiled`` and
+``make test-compiled``:
 ``python -m tools.compiled.build FOLDER [LEVEL]``. LEVEL is the compiler's: 3, as in wheels, or less for what is not measured.
 """
 

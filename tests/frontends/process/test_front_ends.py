@@ -32,7 +32,7 @@ from pytriton_lite.frontends.process.control import Answers
 from pytriton_lite.frontends.process.news import FrontEndStart
 from pytriton_lite.frontends.process.supervisor import FrontEndError, FrontEnds, Shared
 from pytriton_lite.settings import Settings
-from tests.harness import RunningServer, is_running, process_name_and_parent, tensor, write_model
+from tests.harness import RunningServer, is_running, process_name_and_parent, stat_fields, tensor, write_model
 from tests.prometheus_text import read_page
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="front ends need memory files and process descriptors")
@@ -275,7 +275,7 @@ def test_processes_that_look_for_work_answer_and_sleep_when_there_is_none(reposi
 
 def cpu_ticks(pid: int) -> int:
     """Hundredths of a second that a process has computed."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    fields = stat_fields(pid)
     return int(fields[11]) + int(fields[12])
 
 
