@@ -302,7 +302,7 @@ def shown(rounds: Sequence[Times]) -> str:
         of(pick, share) for pick in (lambda times: times.first, lambda times: times.between) for share in (0.5, 0.99)
     ]
     rate = statistics.median(times.words / times.seconds for times in rounds)
-    return "{:8.2f} {:8.2f}  {:8.2f} {:8.2f}".format(*columns) + f"  {rate:>9,.0f}"
+    return "{:8.3f} {:8.3f}  {:8.3f} {:8.3f}".format(*columns) + f"  {rate:>9,.0f}"
 
 
 def main() -> None:
