@@ -40,6 +40,7 @@ COMPILED_TESTED := build/compiled-tested
 	bench-peers plots docs wheel compiled-wheel clean
 
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+PYTEST      := PYTHONDONTWRITEBYTECODE= PYTHONHASHSEED=0 $(BIN)/python -m pytest
 
 # Stamps are older than pyproject.toml when dependencies changed. To serve takes less than to work on it.
 $(VENV)/.serving: pyproject.toml
@@ -85,11 +86,17 @@ serve: $(VENV)/.serving  ## install, then serve model_repository/
 example: $(EXAMPLE_STAMP)  ## server and client of an example: make example NAME=decoupled; without NAME: which there are
 	@$(EXAMPLE_VENV)/bin/python examples/run.py $(NAME)
 
+# pytest rewrites the assertions of a module that it imports for the first time: here once, and not in each process that runs tests.
+$(VENV)/.rewritten: $(VENV)/.installed
+	$(PYTEST) --collect-only -qq tests/contract tests/frontends >/dev/null & \
+		$(PYTEST) --collect-only -qq --ignore=tests/contract --ignore=tests/frontends >/dev/null; wait
+	touch $@
+
 # Tests wait for processes more than they compute. A file's tests stay together; their ids must not depend on a hash. Servers
 # and workers that they start would compile their modules each time where an environment forbids to write that down.
-test: $(VENV)/.installed  ## install, then run every test
+test: $(VENV)/.installed $(VENV)/.rewritten  ## install, then run every test
 	$(BIN)/python -m compileall -q -j 0 pytriton_lite tests tools
-	PYTHONHASHSEED=0 $(BIN)/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder $(ARGS)
+	$(PYTEST) --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 test-stalled: $(VENV)/.installed  ## run the tests while their processes are stopped for moments, as on a busy machine: make test-stalled ARGS="--seed 7"
 	PYTHONHASHSEED=0 $(BIN)/python -m tools.stalled --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder $(ARGS)
@@ -101,7 +108,7 @@ compiled: $(VENV)/.installed  ## compile the modules of the hot ways as wheels d
 test-compiled: $(VENV)/.installed  ## compile the same modules without optimisation, then run every test there
 	$(BIN)/python -m tools.compiled.build $(COMPILED_TESTED) 0
 	$(BIN)/python -m compileall -q -j 0 $(COMPILED_TESTED)
-	cd $(COMPILED_TESTED) && PYTHONPATH="$$PWD" PYTHONHASHSEED=0 $(abspath $(BIN))/python -m pytest \
+	cd $(COMPILED_TESTED) && PYTHONPATH="$$PWD" PYTHONDONTWRITEBYTECODE= PYTHONHASHSEED=0 $(abspath $(BIN))/python -m pytest \
 		--numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 # Every server of a test has front ends in processes of their own, unless it says otherwise.

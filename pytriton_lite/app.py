@@ -47,7 +47,7 @@ from pytriton_lite.engine.server import Server, ServerOptions
 from pytriton_lite.engine.tracing.options import TRITON, TraceOptions, trace_options
 from pytriton_lite.engine.workers.backends import Backends
 from pytriton_lite.engine.workers.foreground import Foreground
-from pytriton_lite.engine.workers.fork_process import ForkProcess
+from pytriton_lite.engine.workers.fork_process import HeadStart
 from pytriton_lite.engine.workers.regions import RegionLimits
 from pytriton_lite.engine.workers.settings import WorkerSettings
 from pytriton_lite.event_loop import run
@@ -112,7 +112,7 @@ def serve(
     settings: Settings,
     log: logs.Log,
     foreground: tuple[str, socket.socket] | None = None,
-    head_start: ForkProcess | None = None,
+    head_start: HeadStart | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT; the exit code: 0 when all was drained in time, 1 otherwise or when start-up failed.
 
@@ -199,7 +199,7 @@ class Composition:
         settings: Settings,
         log: logs.Log,
         foreground: tuple[str, socket.socket] | None = None,
-        head_start: ForkProcess | None = None,
+        head_start: HeadStart | None = None,
     ) -> None:
         """*foreground* and *head_start* are as for `serve`."""
         self._settings = settings
@@ -820,7 +820,7 @@ class App:
         settings: Settings,
         log: logs.Log,
         foreground: tuple[str, socket.socket] | None = None,
-        head_start: ForkProcess | None = None,
+        head_start: HeadStart | None = None,
     ) -> None:
         self._settings = settings
         self._parts = Composition(settings, log, foreground, head_start)

@@ -22,7 +22,7 @@ from pytriton_lite.cli.table import COMMANDS
 from pytriton_lite.commands import Arguments
 from pytriton_lite.core.build import build_kind
 from pytriton_lite.core.log_settings import LogFormat
-from pytriton_lite.engine.workers.fork_process import ForkProcess
+from pytriton_lite.engine.workers.fork_process import HeadStart
 from pytriton_lite.settings import OPTIONS, BackendSetting, Group, Option, Settings, Standing, UsageError
 from tests.harness import PROJECT
 
@@ -436,7 +436,7 @@ def test_serve_hands_the_settings_to_the_app_and_returns_its_status(
 ) -> None:
     served: list[Settings] = []
 
-    def serve(settings: Settings, log: logs.Log, foreground: object, head_start: ForkProcess) -> int:
+    def serve(settings: Settings, log: logs.Log, foreground: object, head_start: HeadStart) -> int:
         head_start.end()
         served.append(settings)
         assert log.settings.format is LogFormat.JSON

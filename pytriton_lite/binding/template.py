@@ -18,11 +18,7 @@ import gc
 import os
 import signal
 import socket
-import subprocess
 import sys
-import threading
-import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -30,13 +26,11 @@ from pytriton_lite.binding.adapter import BoundModel
 from pytriton_lite.binding.specification import Specification
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.environments import Environment
-from pytriton_lite.engine.workers.fork_process import BegunProcess
+from pytriton_lite.engine.workers.fork_process import ForkedHere
 from pytriton_lite.engine.workers.fork_server import ForkServer
 from pytriton_lite.ipc import cuda
 from pytriton_lite.ipc.segment import DEFAULT_PREFIX
 from pytriton_lite.worker import beginning, bootstrap, loader
-
-_LOOK_S = 0.002
 
 _PASSING = ("socket:", "pipe:", f"/memfd:{DEFAULT_PREFIX}")
 """What descriptors lead to that are of no use in another process, and keep something open if they are there.
@@ -65,42 +59,7 @@ def check_can_fork() -> None:
         )
 
 
-class ForkedProcess:
-    """A child that was forked, as `subprocess.Popen` would have it."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._code: int | None = None
-        self._lock = threading.Lock()
-
-    def poll(self) -> int | None:
-        """Its exit code, if it has ended."""
-        with self._lock:
-            if self._code is None:
-                try:
-                    found, status = os.waitpid(self.pid, os.WNOHANG)
-                except ChildProcessError:  # the program reaps its children itself
-                    found, status = self.pid, 0
-                if found:
-                    self._code = os.waitstatus_to_exitcode(status)
-            return self._code
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end. Raises subprocess.TimeoutExpired."""
-        end = None if timeout is None else time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if end is not None and time.monotonic() > end:
-                raise subprocess.TimeoutExpired(f"template {self.pid}", timeout or 0)
-            time.sleep(_LOOK_S)
-        return code
-
-    def kill(self) -> None:
-        """End it at once. Harmless when it has ended."""
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
-
-
-class _Begun(BegunProcess):
+class _Begun(ForkedHere):
     """A template that nobody has asked for a worker yet."""
 
     def __init__(self, name: str, make_model: Callable[[], Any]) -> None:
@@ -108,27 +67,7 @@ class _Begun(BegunProcess):
         self.executable = f"of bound model '{name}'"
         if "grpc" in sys.modules and os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "").lower() not in ("0", "false", "no"):
             self.advice = _GRPC_ADVICE
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.flush()  # what lies there would be written by both
-        self.control, theirs = socket.socketpair()
-        self.errors_fd, errors_write = os.pipe()
-        try:
-            with warnings.catch_warnings():
-                # Python 3.12 warns of threads. Nothing but a loop that uses none of their locks runs in the child.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                pid = os.fork()
-        except OSError:
-            self.control.close()
-            os.close(self.errors_fd)
-            raise
-        else:
-            if pid == 0:
-                _become_template(name, theirs, errors_write, make_model)
-        finally:
-            theirs.close()
-            os.close(errors_write)
-        self.process = ForkedProcess(pid)
+        super().__init__(lambda control, errors_fd: _become_template(name, control, errors_fd, make_model))
 
 
 def _become_template(name: str, control: socket.socket, errors_fd: int, make_model: Callable[[], Any]) -> None:

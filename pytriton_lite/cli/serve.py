@@ -15,7 +15,7 @@ from pytriton_lite.commands import Arguments, Command, Words
 from pytriton_lite.core.file_limit import raise_file_limit
 from pytriton_lite.core.garbage import no_collections
 from pytriton_lite.engine.tracing.options import TRITON, parse_mode
-from pytriton_lite.engine.workers.fork_process import ForkProcess
+from pytriton_lite.engine.workers.fork_process import head_start
 from pytriton_lite.settings import (
     BY_ENVIRONMENT,
     BY_FLAG,
@@ -96,21 +96,23 @@ def start(parsed: Parsed, *, foreground: tuple[str, socket.socket] | None = None
             "error: creating server: Invalid argument - --model-repository must be specified\n"
             "Name a directory of models, as in: pytriton-lite serve model_repository"
         )
+    limited = raise_file_limit()
+    # Forked before there is anything that workers should not have: handlers of the log, the server's modules, threads.
+    begun = head_start() if foreground is None else None
     try:
         log = logs.configure(settings, screen=_screen(settings))
     except OSError as error:
+        if begun is not None:
+            begun.end()
         raise UsageError(f'Bad option: "--log-file".\ncannot append to {settings.log_file}: {error.strerror}') from None
     for warning in parsed.warnings:
         logs.LOGGER.warning(warning)
-    limited = raise_file_limit()
     if limited:
         logs.LOGGER.info(limited)
-    # While this process imports the server, another one imports what the workers of most models need.
-    head_start = ForkProcess.of_this_python() if foreground is None else None
     # Late, so that --help, --version and a misspelt flag do not wait for what a server needs.
     with no_collections():
         from pytriton_lite.app import serve
-    return serve(settings, log, foreground, head_start)
+    return serve(settings, log, foreground, begun)
 
 
 def _screen(settings: Settings) -> logs.Screen | None:

@@ -53,7 +53,7 @@ from pytriton_lite.engine.views import (
 from pytriton_lite.engine.workers.backends import Backends
 from pytriton_lite.engine.workers.device_helper import DeviceHelpers
 from pytriton_lite.engine.workers.foreground import Foreground
-from pytriton_lite.engine.workers.fork_process import ForkProcess
+from pytriton_lite.engine.workers.fork_process import HeadStart
 from pytriton_lite.engine.workers.fork_server import BoundSource, ForkServers
 from pytriton_lite.engine.workers.regions import RegionLimits, Regions
 from pytriton_lite.engine.workers.settings import WorkerSettings
@@ -170,7 +170,7 @@ class Server:
         options: ServerOptions,
         *,
         foreground: Foreground | None = None,
-        head_start: ForkProcess | None = None,
+        head_start: HeadStart | None = None,
         clock: Clock = time.monotonic_ns,
         on_log_settings: Callable[[LogSettings], None] | None = None,
     ) -> None:

@@ -1,7 +1,8 @@
 """The fork server: one process per environment, from which workers are forked in milliseconds with numpy already imported.
 
 Started by path, ``<interpreter> bootstrap.py <descriptor of the control socket> <folder of its libraries, or "">``,
-because the package need not be installed there. More words make it the worker of ``pytriton-lite debug``, which is not
+because the package need not be installed there; or run by path in a process that a server has forked, with numpy imported
+(engine/workers/fork_process.py). More words make it the worker of ``pytriton-lite debug``, which is not
 forked (foreground.py). On the control socket:
 
 * in: one byte ``f`` with five descriptors (channel, descriptors, control page, stdout, stderr), once per worker to fork;
@@ -26,11 +27,12 @@ from pathlib import Path
 
 _REPORT = struct.Struct("<Bii")
 _DESCRIPTORS = 5
-_BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
 
 def _import_package() -> None:
     """Make ``pytriton_lite`` importable here without putting its neighbours, the server's packages, on the path."""
+    if "pytriton_lite" in sys.modules:
+        return  # this process was forked from a server, whose path it has
     import importlib.util
 
     folder = Path(__file__).resolve().parent.parent
@@ -53,19 +55,20 @@ def _forget_libraries() -> None:
 
 
 def _import_numpy_with_one_thread() -> None:
-    """Import numpy and the worker. A BLAS that started its threads here would have lost them in every child."""
-    before = {name: os.environ.get(name) for name in _BLAS_THREADS}
-    os.environ.update(dict.fromkeys(_BLAS_THREADS, "1"))
-    try:
+    """Import numpy and the worker. A BLAS that started its threads here would have lost them in every child.
+
+    A collection of garbage in a worker would look through all of it, and so write into every page that it shares.
+    """
+    import gc
+
+    from pytriton_lite.core.blas import one_thread
+    from pytriton_lite.core.garbage import no_collections
+
+    with no_collections(), one_thread():
         import numpy as np  # noqa: F401
 
         import pytriton_lite.worker.main  # noqa: F401
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    gc.freeze()
 
 
 def _restore_blas_threads() -> None:
@@ -275,6 +278,9 @@ def _main() -> None:
     from pytriton_lite.worker import forked  # once, for the workers too
 
     _import_numpy_with_one_thread()
+    from pytriton_lite.worker import beginning
+
+    beginning.name_thread("fork server")  # in a process that was forked it would be the server's
     ForkServer(control).serve()
     # The server waits for this end; to take numpy down is a tenth of what this process costs.
     forked.exit_process(0)

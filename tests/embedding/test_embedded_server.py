@@ -331,6 +331,7 @@ def test_what_is_counted_can_be_read(server: Server) -> None:
 
 
 def test_clients_reach_the_ports_that_were_chosen(server: Server) -> None:
+    before = open_descriptors()
     for module, port in ((tritonclient.http, server.http_port), (tritonclient.grpc, server.grpc_port)):
         client = module.InferenceServerClient(f"127.0.0.1:{port}")
         tensor = module.InferInput("NUMBERS", [2], "FP32")
@@ -340,6 +341,7 @@ def test_clients_reach_the_ports_that_were_chosen(server: Server) -> None:
     with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics") as page:
         assert b"nv_inference_count" in page.read()
     assert f"http_port={server.http_port}" in repr(server)
+    until(lambda: open_descriptors() <= before)  # gRPC and the server close their ends later, and the next test counts
 
 
 # Life ---------------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Protocol
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.line_pipe import LinePipe
-from pytriton_lite.engine.workers.fork_process import BegunProcess, ForkProcess
+from pytriton_lite.engine.workers.fork_process import BegunProcess, ForkProcess, HeadStart
 
 logger = logging.getLogger(__name__)
 
@@ -426,7 +426,7 @@ class ForkServers:
     A dead one is replaced when it is next needed; one that is not needed any more ends.
     """
 
-    def __init__(self, *, idle_s: float = _IDLE_S, head_start: ForkProcess | None = None) -> None:
+    def __init__(self, *, idle_s: float = _IDLE_S, head_start: HeadStart | None = None) -> None:
         """*head_start* becomes the fork server of its environment, when that is needed. It is ours from now on."""
         self._idle_s = idle_s
         self._head_start = head_start
