@@ -48,6 +48,8 @@ def compile_modules(root: Path, target: Path, *, level: str = "3") -> list[Path]
         )
         for extension in extensions:
             extension.include_dirs.append(str(sources / PACKAGE))
+            # Nobody outside calls what is in the library: so calls inside need no table, and short functions can be inlined.
+            extension.extra_compile_args.append("-fvisibility=hidden")
         command: Any = build_ext(Distribution({"name": PACKAGE, "ext_modules": extensions}))
         command.build_lib, command.build_temp = str(target), str(objects)
         command.ensure_finalized()
