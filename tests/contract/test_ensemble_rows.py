@@ -17,7 +17,7 @@ import tritonclient.http
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException, shared_memory
 
-from tests.contract.ensemble_models import DECOUPLED, write_ensemble, write_step_model
+from tests.contract.ensemble_models import DECOUPLED, tensor_specs, write_ensemble, write_step_model
 from tests.contract.scripted_model import Gate
 from tests.contract.wire_models import grpc_channel, metric, statistics, wait_until
 from tests.harness import Reply, RunningServer, tensor
@@ -52,6 +52,8 @@ def write_ensembles(repository: Path) -> None:
     def ensemble(name: str, *steps: tuple[str, str, str], **fields: str) -> None:
         write_ensemble(repository, name, *steps, **fields)  # type: ignore[arg-type]
 
+    write_reshaped(repository, "reshaped", "a", "")
+    write_reshaped(repository, "reshaped_batch", "batches", "max_batch_size: 4")
     ensemble("one_step", ("a", "IN0=X", "OUT0=Y"))
     ensemble("chain", ("a", "IN0=X", "OUT0=T"), ("b", "IN0=T", "OUT0=Y"))
     ensemble("exports", ("a", "IN0=X", "OUT0=T"), ("b", "IN0=T", "OUT0=Y"), outputs="Y:FP32:4 T:FP32:4")
@@ -134,6 +136,24 @@ BAD: dict[str, tuple[list[tuple[str, str, str]], dict[str, str], str]] = {
         "inferred from model a",
     ),
 }
+
+
+RESHAPED = {
+    "X:FP32:2,2": 'input { name: "X" data_type: TYPE_FP32 dims: [ 2, 2 ] reshape { shape: [ 4 ] } }',
+    "Y:FP32:2,1,2": 'output { name: "Y" data_type: TYPE_FP32 dims: [ 2, 1, 2 ] reshape { shape: [ 4 ] } }',
+}
+
+
+def write_reshaped(repository: Path, name: str, model: str, more: str) -> None:
+    """An ensemble whose clients see other dimensions than *model*."""
+    folder = write_ensemble(
+        repository, name, (model, "IN0=X", "OUT0=Y"), inputs="X:FP32:2,2", outputs="Y:FP32:2,1,2", more=more
+    )
+    text = (folder / "config.pbtxt").read_text()
+    for spec, section in RESHAPED.items():
+        kind = section.partition(" ")[0]
+        text = text.replace(tensor_specs(kind, spec), section)
+    (folder / "config.pbtxt").write_text(text)
 
 
 def bad_name(at: int) -> str:
@@ -420,6 +440,32 @@ def test_row_114_a_model_that_does_not_batch_may_take_the_whole_batch(server: Ru
 def test_a_batch_of_one_is_made_for_a_model_that_batches(server: RunningServer) -> None:
     reply = ask(server, "single_batch")
     assert (values(reply), reply.json["outputs"][0]["shape"]) == ({"Y": 1}, [4])
+
+
+@pytest.mark.parametrize(("ensemble", "model", "batch"), [("reshaped", "a", []), ("reshaped_batch", "batches", [2])])
+def test_clients_see_other_dimensions_than_the_steps(
+    server: RunningServer, ensemble: str, model: str, batch: list[int]
+) -> None:
+    """As a Triton 2.51 does."""
+    look = "return Response([pb_utils.Tensor('OUT0', request.inputs()[0].as_numpy() * 2)])"
+    shapes = "assert seen(request)['inputs'] == {'IN0': %r}" % [*batch, 4]
+    numbers = list(range(4 * max(batch or [1])))
+    reply = ask(server, ensemble, tensor("X", "FP32", [*batch, 2, 2], numbers), **{model: f"{shapes}\n{look}"})
+    assert reply.status == 200, reply.body
+    (output,) = reply.json["outputs"]
+    assert (output["shape"], output["data"]) == ([*batch, 2, 1, 2], [2 * number for number in numbers])
+
+
+@pytest.mark.parametrize(
+    ("ensemble", "given", "expected"), [("reshaped", [4], "[2,2]"), ("reshaped_batch", [1, 4], "[-1,2,2]")]
+)
+def test_clients_have_to_send_the_dimensions_of_the_ensemble(
+    server: RunningServer, ensemble: str, given: list[int], expected: str
+) -> None:
+    status, text = error(ask(server, ensemble, x(*given)))
+    shape = ",".join(map(str, given))
+    assert status == 400
+    assert f"unexpected shape for input 'X' for model '{ensemble}'. Expected {expected}, got [{shape}]. " in text
 
 
 # ---------------------------------------------------------------------------------------------- loading
