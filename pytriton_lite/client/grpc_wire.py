@@ -25,7 +25,6 @@ _LARGEST_WINDOW = (1 << 31) - 1
 _FIRST_WINDOW = 65_535
 _GIVE_BACK_BYTES = 1 << 30
 _MAX_BLOCKS = 256
-_CANCEL = 8
 
 _frame_head = struct.Struct(">BHBBL").pack
 _prefix = struct.Struct(">BL").pack
@@ -150,20 +149,6 @@ class GrpcWire:
         if call is not None:
             self._queue(call, message)
             self._flush(stream, call)
-
-    def end(self, stream: int) -> None:
-        """Say that no more messages come."""
-        call = self._calls.get(stream)
-        if call is not None and not call.ends:
-            call.ends = True
-            if call.unsent:
-                return
-            self._out.append(frame(_DATA, _END_STREAM, stream))
-
-    def cancel(self, stream: int) -> None:
-        """Give a call up; nothing more is heard of it."""
-        if self._calls.pop(stream, None) is not None:
-            self._out.append(frame(_RST_STREAM, 0, stream, _u32(_CANCEL)))
 
     def _header_block(self, path: str) -> bytes:
         if path != self._block_path:

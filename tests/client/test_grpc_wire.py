@@ -150,3 +150,26 @@ def test_what_is_no_grpc_is_told(data: bytes, says: str) -> None:
     wire.call("/s/M", b"x")
     with pytest.raises(ForeignAnswer, match=says):
         wire.receive(data)
+
+
+def test_a_call_may_say_more_after_its_first_message() -> None:
+    wire = started()
+    stream = wire.call("/s/M", b"one", ends=False)
+    wire.send(stream, b"two")
+    sent = [(kind, flags, data) for kind, flags, _, data in frames(wire.take_output()) if kind == DATA]
+    assert sent == [(DATA, 0, message(b"one")), (DATA, 0, message(b"two"))]
+    assert wire.receive(answer(stream, b"answer")) == [Message(stream, b"answer"), CallEnd(stream, 0, "")]
+    assert frames(wire.take_output()) == [(RST, 0, stream, bytes(4))], "the answer came before the client had said all"
+
+
+def test_padding_and_priorities_are_left_out() -> None:
+    """A server may send both: RFC 9113, 6.1 and 6.2."""
+    wire = started()
+    stream = wire.call("/s/M", b"x")
+    padded, has_priority = 0x8, 0x20
+    received = wire.receive(
+        frame(HEADERS, 4 | padded | has_priority, stream, b"\x03" + bytes(5) + OPENING + bytes(3))
+        + frame(DATA, padded, stream, b"\x02" + message(b"answer") + bytes(2))
+        + frame(HEADERS, 5 | has_priority, stream, bytes(5) + OK)
+    )
+    assert received == [Message(stream, b"answer"), CallEnd(stream, 0, "")]
