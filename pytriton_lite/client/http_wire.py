@@ -110,10 +110,6 @@ class HttpWire:
         self.is_closing = True
         return [reader.answer()] if reader is not None and reader.is_until_end else []
 
-    def received_body(self) -> bytes:
-        """What has come of a body that goes on, and was not asked for before: for streams of events."""
-        return b"" if self._reader is None else self._reader.take()
-
     def _read_head(self, block: bytes) -> _Head:
         reader = _Reader()
         reader.feed(block)
@@ -163,12 +159,8 @@ class _Reader:
         """Whether only the end of the connection ends the body."""
         return "transfer-encoding" not in self.headers and "content-length" not in self.headers
 
-    def take(self) -> bytes:
-        pieces, self._body = self._body, []
-        return b"".join(pieces)
-
     def answer(self) -> HttpAnswer:
-        return HttpAnswer(self.status(), self.headers, self.take())
+        return HttpAnswer(self.status(), self.headers, b"".join(self._body))
 
     # httptools' names -------------------------------------------------------------------------------------------------
 

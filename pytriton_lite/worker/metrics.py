@@ -89,12 +89,8 @@ class LocalMetrics:
             self._registry.handle(*self._told.popleft())
 
 
-_outside = LocalMetrics()
+OUTSIDE = LocalMetrics()
 """Values of families that were made where there is no server. It empties itself, as they go."""
-
-
-def outside_metrics() -> LocalMetrics:
-    return _outside
 
 
 class Metric:
@@ -192,7 +188,7 @@ class MetricFamily:
                 "create them in initialize"
             )
         self._kind = kind
-        self._keeper: _Keeper = _outside if phase is Phase.OUTSIDE else host()
+        self._keeper: _Keeper = OUTSIDE if phase is Phase.OUTSIDE else host()
         self._numbers: dict[str, int] = {}
         try:
             self._number = int(self._keeper.ask("metric.new_family", name=called, description=told, kind=kind.value))

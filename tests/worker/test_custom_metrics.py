@@ -16,7 +16,7 @@ import pytest
 from pytriton_lite.engine.counting.custom_metrics import CustomMetrics
 from pytriton_lite.frontends.metrics.page import metrics_page
 from pytriton_lite.worker import pb_utils, process
-from pytriton_lite.worker.metrics import LocalMetrics, outside_metrics
+from pytriton_lite.worker.metrics import OUTSIDE, LocalMetrics
 from pytriton_lite.worker.pb_utils import MetricFamily, TritonModelException
 from pytriton_lite.worker.process import Phase
 
@@ -388,7 +388,7 @@ def test_auto_complete_config_has_no_metrics(served: ServedHost) -> None:
 
 
 def outside_page() -> list[str]:
-    text = metrics_page([], outside_metrics().families())
+    text = metrics_page([], OUTSIDE.families())
     return [line for line in text.splitlines() if not line.startswith("#")]
 
 
