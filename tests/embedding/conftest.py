@@ -79,10 +79,37 @@ COUNT_CONFIG = """
 """
 
 
+SAID = """
+    import json
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            responses = []
+            for request in requests:
+                said = {
+                    "id": request.request_id(),
+                    "sequence": request.correlation_id(),
+                    "flags": request.flags(),
+                    "timeout_us": request.timeout(),
+                    "parameters": json.loads(request.parameters() or "{}"),
+                    "outputs": sorted(request.requested_output_names()),
+                }
+                text = np.array([json.dumps(said)], dtype=object)
+                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor(name, text) for name in ("A", "B")]))
+            return responses
+"""
+SAID_CONFIG = """
+    output [ { name: "A" data_type: TYPE_STRING dims: [ 1 ] }, { name: "B" data_type: TYPE_STRING dims: [ 1 ] } ]
+"""
+
+
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``echo``, in two instances, and the decoupled ``count``."""
+    """``echo``, in two instances, the decoupled ``count``, and ``said``, which answers with what a request says."""
     folder = tmp_path_factory.mktemp("embedded")
     write_model(folder, "echo", ECHO, ECHO_CONFIG + "instance_group [ { kind: KIND_CPU count: 2 } ]")
     write_model(folder, "count", COUNT, COUNT_CONFIG)
+    write_model(folder, "said", SAID, SAID_CONFIG)
     return folder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import json
 import logging
 import os
 import signal
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import tritonclient.grpc
 import tritonclient.http
 
 from pytriton_lite import Server
-from pytriton_lite.embedding import ErrorCode, InferenceError, StartError
+from pytriton_lite.embedding import ErrorCode, InferenceError, Response, StartError
 from tests.harness import PROJECT, is_running, open_descriptors, until, write_model
 
 
@@ -75,6 +76,41 @@ def test_an_answer_says_whose_it_is_and_is_the_callers_own(server: Server) -> No
     told = (response.model_name, response.version, response.request_id, response.parameters)
     assert told == ("echo", 1, "mine", {"id": "mine"})
     response["NUMBERS_OUT"][0] = 7  # nobody else's memory
+
+
+async def streamed(server: Server, **said: Any) -> Response:
+    (response,) = [response async for response in server.astream("said", {}, **said)]
+    return response
+
+
+def stream(server: Server, **said: Any) -> Response:
+    (response,) = server.stream("said", {}, **said)
+    return response
+
+
+WAYS: dict[str, Callable[..., Response]] = {
+    "infer": lambda server, **said: server.infer("said", {}, **said),
+    "ainfer": lambda server, **said: asyncio.run(server.ainfer("said", {}, **said)),
+    "stream": stream,
+    "astream": lambda server, **said: asyncio.run(streamed(server, **said)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_model_sees_what_a_request_says(server: Server, way: str) -> None:
+    silent = WAYS[way](server)
+    assert (silent.version, sorted(silent)) == (1, ["A", "B"])
+    nothing = {"id": "", "sequence": 0, "flags": 0, "timeout_us": 0, "parameters": {}, "outputs": ["A", "B"]}
+    assert json.loads(silent["A"][0]) == nothing
+    fields: dict[str, Any] = {"version": 1, "outputs": ["B"], "priority": 1, "parameters": {"n": 3}}
+    begun = WAYS[way](server, request_id="r", correlation_id=7, sequence_start=True, timeout_us=10**9, **fields)
+    told = {"id": "r", "sequence": 7, "flags": 1, "timeout_us": 10**9, "parameters": {"n": 3}, "outputs": ["B"]}
+    assert {name: json.loads(begun[name][0]) for name in begun} == {"B": told}
+    assert json.loads(WAYS[way](server, correlation_id="seven", sequence_end=True)["A"][0]) == {
+        **nothing,
+        "sequence": "seven",
+        "flags": 2,
+    }
 
 
 def test_large_tensors_come_back_whole_and_hold_nothing_of_the_models(server: Server) -> None:
@@ -294,11 +330,11 @@ def test_coroutines_iterate_over_streams(server: Server) -> None:
 
 
 def test_models_are_loaded_unloaded_and_looked_at(server: Server, repository: Path) -> None:
-    assert server.models() == ["count", "echo"]
+    assert server.models() == ["count", "echo", "said"]
     write_model(repository, "late", "class TritonPythonModel:\n    def execute(self, requests):\n        return []", "")
     assert not server.is_ready("late")
     server.load("late")
-    assert server.is_ready("late") and server.models() == ["count", "echo", "late"]
+    assert server.is_ready("late") and server.models() == ["count", "echo", "late", "said"]
     server.unload("late")
     assert not server.is_ready("late")
     states = {row.name: row.state and row.state.value for row in server.index()}

@@ -125,6 +125,15 @@ def said(message: RequestMessage) -> dict[str, Any]:
     return {name: getattr(message, name) for name in NOTHING_SAID}
 
 
+@pytest.mark.parametrize("inputs", [0, 1, 64, 65, 300])
+def test_the_head_of_a_request_that_says_nothing_is_like_any_other(inputs: int) -> None:
+    ready: list[bytes] = []
+    messages.put_plain_request(ready, inputs)
+    made: list[bytes] = []
+    messages.put_request(made, **NOTHING_SAID, input_count=inputs)
+    assert b"".join(ready) == b"".join(made)
+
+
 @settings(max_examples=200)
 @given(BATCHES)
 def test_execute_arrives_as_it_was_sent(

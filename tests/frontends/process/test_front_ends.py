@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -341,6 +342,30 @@ def test_what_a_killed_front_end_had_asked_for_is_cancelled_and_its_memory_comes
     wait_for(lambda: pending(server, "slow") == 0, "nothing of them waits any more")
     wait_for(lambda: slots(server) == 0, "every slot of shared memory is given back")
     assert server.infer("slow", [tensor("IN", "INT32", [3], [1, 2, 3])]).json["outputs"][0]["data"] == [1, 2, 3]
+
+
+def test_unfinished_requests_of_a_killed_front_end_count_no_more(repository: Path) -> None:
+    """Their sum over all front ends is bounded, and one of the lost would be missing for ever."""
+    values = list(range(200_000))
+    body = json.dumps({"inputs": [tensor("IN", "INT32", [len(values)], values)]}).encode()
+    with serving(repository, f"--max-receiving-bytes={len(body) * 3 // 2}") as server:
+
+        def status() -> int:
+            return server.request("POST", "/v2/models/echo/infer", body).status
+
+        assert status() == 200
+        for _ in range(FRONT_ENDS):
+            before = {pid: connections_of(pid) for pid in front_end_pids(server)}
+            with socket.create_connection(("127.0.0.1", server.http_port)) as half:
+                half.sendall(
+                    b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(body)
+                )
+                half.sendall(body[: len(body) * 3 // 4])
+                wait_for(lambda: status() == 503, "the half takes the place of the whole")
+                (victim,) = (pid for pid, count in before.items() if connections_of(pid) > count)
+                os.kill(victim, signal.SIGKILL)
+                wait_replaced(server, victim)
+            assert status() == 200
 
 
 def pending(server: RunningServer, model: str) -> float:
