@@ -251,6 +251,45 @@ def test_reshaped_inputs_and_outputs_have_the_models_shape_inside_and_the_client
     assert model.infer(floats(1, 2, 3, 4))["Y"].tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
+RESHAPED = 'name: "Y" data_type: TYPE_FP32 dims: [4] reshape { shape: [2, 2] }'
+
+
+def test_the_batch_dimension_is_not_reshaped(tmp_path: Path, triton_model: Load) -> None:
+    code = """
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                arrays = [request.inputs()[0].as_numpy().reshape(-1, 2, 2) for request in requests]
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", array)]) for array in arrays]
+    """
+    config = f'max_batch_size: 8 input [{{ name: "X" data_type: TYPE_FP32 dims: [4] }}] output [{{ {RESHAPED} }}]'
+    model = triton_model(write_model(tmp_path, "rows", code, config))
+    rows = np.arange(12, dtype=np.float32).reshape(3, 4)
+    assert model.infer({"X": rows})["Y"].tolist() == rows.tolist()
+
+
+def test_an_output_that_does_not_fit_its_reshape_is_told_where_it_is_sent(tmp_path: Path, triton_model: Load) -> None:
+    code = """
+        import numpy as np
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                sender = requests[0].get_response_sender()
+                try:
+                    sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.zeros((3, 1), np.float32))]))
+                except pb_utils.TritonModelException as error:
+                    self.told = str(error)
+                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    """
+    config = f"output [{{ {RESHAPED} }}] model_transaction_policy {{ decoupled: true }}"
+    model = triton_model(write_model(tmp_path, "misfit", code, config))
+    (outcome,) = model.execute([Request({})])
+    assert outcome.responses == []
+    assert model.instance.told == "output tensor shape does not match size of output for 'Y'"
+
+
 def test_batch_inputs_come_with_the_requests_and_batch_outputs_have_their_inputs_shapes(run: Load) -> None:
     batch_tensors = (
         BATCHED
