@@ -8,12 +8,14 @@ from tests.harness import RunningServer, write_model
 
 SPY = """
 import gc
+import sys
 
 freeze = gc.freeze
 
 def told_freeze():
     freeze()
-    print("frozen objects:", gc.get_freeze_count(), flush=True)
+    if "pytriton_lite.app" in sys.modules:  # the fork server is frozen, too, and the server before it imports itself
+        print("frozen objects:", gc.get_freeze_count(), flush=True)
 
 gc.freeze = told_freeze
 """
