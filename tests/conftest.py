@@ -54,9 +54,11 @@ for _name in ("no_proxy", "NO_PROXY"):
 
 
 _LONGEST = (
-    *("test_campaign", "test_overload", "test_packaging", "test_hostile_http", "test_security_rows", "test_compare"),
-    *("test_hung_disk", "test_environments", "test_hostile_worker", "test_manual_examples", "test_stuck_executions"),
-    *("test_access_lines", "test_bare_environment", "test_fuzz", "test_siege", "test_shutdown", "test_model_life"),
+    *("test_hostile_http", "test_environments", "test_capacity", "test_bench_command", "test_campaign", "test_packaging"),
+    *("test_remote_copies", "test_siege", "test_compare", "test_overload", "test_bare_environment", "test_grpc_http2"),
+    *("test_peers", "test_model_api_environments", "test_manual_examples", "test_bls_chain", "test_security_rows"),
+    *("test_hung_disk", "test_hostile_worker", "test_stuck_executions", "test_dispatch_recovery", "test_access_lines"),
+    *("test_api_outside_a_server", "test_fuzz", "test_shutdown", "test_model_life"),
 )
 """Files that take longest. Each is run by one process from its first test to its last: they begin first, so that nobody waits
 for one of them at the end (make test says ``--no-loadscope-reorder``, or pytest-xdist would put the fullest file first)."""

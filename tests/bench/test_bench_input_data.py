@@ -94,6 +94,11 @@ def test_strings_are_texts_or_base64(tmp_path: Path) -> None:
     assert [values(row) for row in rows] == [[["ä".encode()]], [[b"\0\xff"]]]
 
 
+def test_numbers_of_bfloat16_are_the_upper_halves_of_floats(tmp_path: Path) -> None:
+    (rows,) = read(tmp_path, {"data": [{"A": [1, -2, 3.140625]}]}, model(TensorSpec("A", dtypes.BF16, (3,))))
+    assert bytes(rows[0].inputs[0].data) == bytes.fromhex("803f 00c0 4940")
+
+
 ROW = {"A": [1, 2], "B": [3]}
 
 

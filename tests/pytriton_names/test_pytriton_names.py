@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -227,10 +227,18 @@ def test_a_file_cannot_warm_a_function_up(triton: Triton) -> None:
             triton.bind("Warm", add_sub, [Tensor((1,), np.float32, "x")], [Tensor((1,), int)], config=config)
 
 
-def test_what_was_bound_before_is_there_at_the_start_and_an_unrecoverable_error_stops_the_server() -> None:
-    def give_up(requests: Any) -> Any:
-        raise PyTritonUnrecoverableError("the device is gone")
+def give_up(requests: Any) -> Any:
+    raise PyTritonUnrecoverableError("the device is gone")
 
+
+async def give_up_later(requests: Any) -> Any:
+    give_up(requests)
+
+
+@pytest.mark.parametrize("give_up", [give_up, give_up_later])
+def test_what_was_bound_before_is_there_at_the_start_and_an_unrecoverable_error_stops_the_server(
+    give_up: Callable[[Any], Any],
+) -> None:
     triton = Triton(config=TritonConfig(**ANY_PORTS), security_config=TritonSecurityConfig(restricted_endpoints=[]))
     triton.bind("Gone", give_up, [Tensor((1,), np.float32, "x")], [Tensor((1,), np.float32)])
     assert not triton.is_connected() and not triton.is_alive()

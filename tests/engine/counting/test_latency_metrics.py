@@ -68,3 +68,14 @@ def test_summaries_are_of_whole_microseconds_and_of_the_last_minute() -> None:
     now_ns = 70_000_000_000
     assert all(values.request != values.request for values in statistics.quantiles().values())
     assert statistics.success.count == 3
+
+
+def test_keeping_an_answer_counts_to_the_request_and_to_the_miss() -> None:
+    """A request that missed goes on until its answer is kept: statistics spec, and Triton 2.51."""
+    row = SummarisedStatistics("m", 1, {}, DEFAULT_QUANTILES, lambda: 1)
+    row.begin_caching()
+    row.add_success(batch_size=1, total_ns=50_000, queue_ns=0, input_ns=0, infer_ns=50_000, output_ns=0)
+    row.add_cache_miss(lookup_ns=7_000, insert_ns=2_000)
+    assert (row.success.count, row.success.ns, row.request_us) == (1, 52_000, 52)
+    assert (row.cache_miss.count, row.cache_miss.ns, row.cache_miss_us) == (1, 9_000, 9)
+    assert {quantiles.cache_miss for quantiles in row.quantiles().values()} == {9.0}
