@@ -54,7 +54,14 @@ for _name in ("no_proxy", "NO_PROXY"):
 
 
 _LONGEST = (
-    *("test_hostile_http", "test_environments", "test_capacity", "test_bench_command", "test_campaign", "test_packaging"),
+    *(
+        "test_hostile_http",
+        "test_environments",
+        "test_capacity",
+        "test_bench_command",
+        "test_campaign",
+        "test_packaging",
+    ),
     *("test_remote_copies", "test_siege", "test_compare", "test_overload", "test_bare_environment", "test_grpc_http2"),
     *("test_peers", "test_model_api_environments", "test_manual_examples", "test_bls_chain", "test_security_rows"),
     *("test_hung_disk", "test_hostile_worker", "test_stuck_executions", "test_dispatch_recovery", "test_access_lines"),
