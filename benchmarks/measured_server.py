@@ -33,7 +33,7 @@ ASK_TIMEOUT_S = 10.0
 # How long a server may take to leave, by itself after SIGTERM, and its children after it.
 STOP_TIMEOUT_S = 15.0
 CHILDREN_TIMEOUT_S = 2.0
-_LOOK_AGAIN_S = 0.05
+_LOOK_AGAIN_S = 0.01
 
 
 @dataclass(frozen=True)
