@@ -40,7 +40,8 @@ COMPILED_TESTED := build/compiled-tested
 	bench-peers plots docs wheel compiled-wheel clean
 
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
-PYTEST      := PYTHONDONTWRITEBYTECODE= PYTHONHASHSEED=0 $(BIN)/python -m pytest
+TESTING     := PYTHONDONTWRITEBYTECODE= PYTHONHASHSEED=0
+PYTEST      := $(TESTING) $(BIN)/python -m pytest
 
 # Stamps are older than pyproject.toml when dependencies changed. To serve takes less than to work on it.
 $(VENV)/.serving: pyproject.toml
@@ -99,7 +100,7 @@ test: $(VENV)/.installed $(VENV)/.rewritten  ## install, then run every test
 	$(PYTEST) --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 test-stalled: $(VENV)/.installed  ## run the tests while their processes are stopped for moments, as on a busy machine: make test-stalled ARGS="--seed 7"
-	PYTHONHASHSEED=0 $(BIN)/python -m tools.stalled --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder $(ARGS)
+	$(TESTING) $(BIN)/python -m tools.stalled --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 compiled: $(VENV)/.installed  ## compile the modules of the hot ways as wheels do, in a copy of the project that benchmarks can measure
 	$(BIN)/python -m tools.compiled.build $(COMPILED)
@@ -108,7 +109,7 @@ compiled: $(VENV)/.installed  ## compile the modules of the hot ways as wheels d
 test-compiled: $(VENV)/.installed  ## compile the same modules without optimisation, then run every test there
 	$(BIN)/python -m tools.compiled.build $(COMPILED_TESTED) 0
 	$(BIN)/python -m compileall -q -j 0 $(COMPILED_TESTED)
-	cd $(COMPILED_TESTED) && PYTHONPATH="$$PWD" PYTHONDONTWRITEBYTECODE= PYTHONHASHSEED=0 $(abspath $(BIN))/python -m pytest \
+	cd $(COMPILED_TESTED) && PYTHONPATH="$$PWD" $(TESTING) $(abspath $(BIN))/python -m pytest \
 		--numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 # Every server of a test has front ends in processes of their own, unless it says otherwise.
@@ -116,7 +117,7 @@ test-front-ends: $(VENV)/.installed  ## run the tests of real servers with two f
 	PYTRITON_LITE_FRONTENDS=2 $(MAKE) test ARGS="$(or $(ARGS),tests/contract tests/adversity tests/engine tests/examples tests/tools)"
 
 test-lowest: $(LOWEST)/.installed  ## install the lowest versions that pyproject.toml allows, then run every test with them
-	PYTHONHASHSEED=0 $(LOWEST)/bin/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder $(ARGS)
+	$(TESTING) $(LOWEST)/bin/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 # Debian's Chromium, or another one; playwright drives it and downloads none of its own. CONSOLE_SCREENSHOTS=<folder> keeps pictures.
 $(VENV)/.browsing: $(VENV)/.installed

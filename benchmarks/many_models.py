@@ -128,7 +128,7 @@ class Client:
 def measure(server: MeasuredServer, names: Sequence[str], clients: int) -> Figures:
     client = Client(server, clients)
     tree = server.tree
-    empty_bytes = _memory(server)
+    empty_bytes = memory_bytes(server)
     cpu = tree.cpu_seconds() or 0.0
     began = time.perf_counter()
     client.ask_all([f"/v2/repository/models/{name}/load" for name in names])
@@ -140,7 +140,7 @@ def measure(server: MeasuredServer, names: Sequence[str], clients: int) -> Figur
     if states != ["READY"] * len(names):
         raise BenchmarkError(f"{server.side}: after the loads the index says {sorted(set(states))}")
     first = statistics.median(client.first_answer(name) for name in names)
-    full_bytes = _memory(server)
+    full_bytes = memory_bytes(server)
     began = time.perf_counter()
     client.ask_all([f"/v2/repository/models/{name}/unload" for name in names])
     while any(state != "UNAVAILABLE" for state in client.states()):  # an unload is answered before it is done
@@ -154,11 +154,12 @@ def measure(server: MeasuredServer, names: Sequence[str], clients: int) -> Figur
         first_answer_ms=first * 1e3,
         memory_mib=(full_bytes - empty_bytes) / len(names) / mib,
         unload_s=unload_s,
-        memory_after_mib=(_memory(server) - empty_bytes) / mib,
+        memory_after_mib=(memory_bytes(server) - empty_bytes) / mib,
     )
 
 
-def _memory(server: MeasuredServer) -> int:
+def memory_bytes(server: MeasuredServer) -> int:
+    """Of all its processes. Raises BenchmarkError where the system does not tell."""
     found = server.tree.memory_bytes()
     if found is None:
         raise BenchmarkError("this system does not tell how much memory processes have in proportion")
@@ -201,11 +202,15 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def commands_by_side(arguments: argparse.Namespace) -> dict[str, str]:
+    """How ours is started, and the peer where there is one."""
+    peer = {"peer": arguments.peer_command} if arguments.peer_command else {}
+    return {"ours": arguments.command, **peer}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(argv)
-    commands = {"ours": arguments.command}
-    if arguments.peer_command:
-        commands["peer"] = arguments.peer_command
+    commands = commands_by_side(arguments)
     rounds: dict[str, list[Figures]] = {side: [] for side in commands}
     try:
         with tempfile.TemporaryDirectory(prefix="many_models_") as temporary:

@@ -22,10 +22,8 @@ from pathlib import Path
 
 from benchmark_error import BenchmarkError
 from machine_facts import machine_facts
-from many_models import write_models
-from measured_server import SERVE, MeasuredServer, free_ports
-
-START_TIMEOUT_S = 120.0
+from many_models import commands_by_side, memory_bytes, started, write_models
+from measured_server import SERVE
 
 
 @dataclass(frozen=True)
@@ -42,18 +40,11 @@ TITLES = {"ready_s": "ready (s)", "cpu_s": "CPU until then (s)", "memory_mib": "
 
 def measure(side: str, command: str, models: Path, folder: Path, settle_s: float) -> Figures:
     began = time.perf_counter()
-    with MeasuredServer.started(
-        side, command, models=models, ports=free_ports(), log=folder / f"{side}.log", timeout_s=START_TIMEOUT_S
-    ) as server:
+    with started(side, command, models, folder) as server:
         ready_s = time.perf_counter() - began
-        cpu_s = server.tree.cpu_seconds()
+        cpu_s = server.tree.cpu_seconds() or 0.0
         time.sleep(settle_s)
-        memory = server.tree.memory_bytes()
-    if cpu_s is None or memory is None:
-        raise BenchmarkError(
-            "this system does not tell what processes cost, or how much memory they have in proportion"
-        )
-    return Figures(ready_s, cpu_s, memory / (1 << 20))
+        return Figures(ready_s, cpu_s, memory_bytes(server) / (1 << 20))
 
 
 def report(found: dict[tuple[int, str], list[Figures]], counts: Sequence[int], sides: Sequence[str]) -> None:
@@ -84,9 +75,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(argv)
-    commands = {"ours": arguments.command}
-    if arguments.peer_command:
-        commands["peer"] = arguments.peer_command
+    commands = commands_by_side(arguments)
     found: dict[tuple[int, str], list[Figures]] = defaultdict(list)
     try:
         counts = [int(word) for word in arguments.models.split(",")]

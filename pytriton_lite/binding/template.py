@@ -13,10 +13,7 @@ A template that dies takes its workers along; the engine's thread forks another 
 
 from __future__ import annotations
 
-import atexit
-import gc
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -67,35 +64,18 @@ class _Begun(ForkedHere):
         self.executable = f"of bound model '{name}'"
         if "grpc" in sys.modules and os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "").lower() not in ("0", "false", "no"):
             self.advice = _GRPC_ADVICE
-        super().__init__(lambda control, errors_fd: _become_template(name, control, errors_fd, make_model))
+        super().__init__(lambda control: _become_template(name, control, make_model))
 
 
-def _become_template(name: str, control: socket.socket, errors_fd: int, make_model: Callable[[], Any]) -> None:
-    """Never returns. In the child: leave what is the program's behind, and be a fork server."""
-    try:
-        atexit._clear()
-        gc.freeze()  # objects of the program are never collected here: that would run code of theirs, and copy their pages
-        os.dup2(errors_fd, 1)
-        os.dup2(errors_fd, 2)
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        _let_go(control.fileno(), null)
-        for number in signal.valid_signals():
-            if callable(signal.getsignal(number)) and number not in (signal.SIGKILL, signal.SIGSTOP):
-                signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        beginning.name_thread(f"bound {name}")
-        loader.give(make_model)
-        bootstrap.ForkServer(control).serve()
-    except BaseException:
-        import traceback
-
-        os.write(2, traceback.format_exc().encode("utf-8", "replace"))
-    finally:
-        os._exit(0)
+def _become_template(name: str, control: socket.socket, make_model: Callable[[], Any]) -> None:
+    """In the child: leave what is the program's behind, and be a fork server until there is nobody to fork for."""
+    _let_go(control.fileno())
+    beginning.name_thread(f"bound {name}")
+    loader.give(make_model)
+    bootstrap.ForkServer(control).serve()
 
 
-def _let_go(control_fd: int, null: int) -> None:
+def _let_go(control_fd: int) -> None:
     """Have what is open here for the program's sake lead nowhere.
 
     The numbers stay taken: objects that are still there know them, and libuv closes some of its own in every child.
@@ -106,7 +86,7 @@ def _let_go(control_fd: int, null: int) -> None:
             continue
         try:
             if os.readlink(f"/proc/self/fd/{entry}").startswith(_PASSING):
-                os.dup2(null, fd, inheritable=False)
+                os.dup2(0, fd, inheritable=False)  # which leads nowhere already
         except OSError:
             pass  # the one that has listed them
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 from start import main
 
 
-@pytest.mark.skipif("sys.platform != 'linux'", reason="reads /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
 def test_each_number_of_models_has_its_rows(stand_in_command: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--models=1,2", "--rounds=2", "--settle-seconds=0"]
     assert main([*words, f"--command={stand_in_command}", f"--peer-command={stand_in_command}"]) == 0

@@ -17,7 +17,7 @@ import tritonclient.http
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException, shared_memory
 
-from tests.contract.ensemble_models import DECOUPLED, tensor_specs, write_ensemble, write_step_model
+from tests.contract.ensemble_models import DECOUPLED, write_ensemble, write_step_model
 from tests.contract.scripted_model import Gate
 from tests.contract.wire_models import grpc_channel, metric, statistics, wait_until
 from tests.harness import Reply, RunningServer, tensor
@@ -52,8 +52,8 @@ def write_ensembles(repository: Path) -> None:
     def ensemble(name: str, *steps: tuple[str, str, str], **fields: str) -> None:
         write_ensemble(repository, name, *steps, **fields)  # type: ignore[arg-type]
 
-    write_reshaped(repository, "reshaped", "a", "")
-    write_reshaped(repository, "reshaped_batch", "batches", "max_batch_size: 4")
+    for name, model, more in (("reshaped", "a", ""), ("reshaped_batch", "batches", "max_batch_size: 4")):
+        ensemble(name, (model, "IN0=X", "OUT0=Y"), inputs="", outputs="", more=RESHAPED + more)
     ensemble("one_step", ("a", "IN0=X", "OUT0=Y"))
     ensemble("chain", ("a", "IN0=X", "OUT0=T"), ("b", "IN0=T", "OUT0=Y"))
     ensemble("exports", ("a", "IN0=X", "OUT0=T"), ("b", "IN0=T", "OUT0=Y"), outputs="Y:FP32:4 T:FP32:4")
@@ -138,22 +138,11 @@ BAD: dict[str, tuple[list[tuple[str, str, str]], dict[str, str], str]] = {
 }
 
 
-RESHAPED = {
-    "X:FP32:2,2": 'input { name: "X" data_type: TYPE_FP32 dims: [ 2, 2 ] reshape { shape: [ 4 ] } }',
-    "Y:FP32:2,1,2": 'output { name: "Y" data_type: TYPE_FP32 dims: [ 2, 1, 2 ] reshape { shape: [ 4 ] } }',
-}
-
-
-def write_reshaped(repository: Path, name: str, model: str, more: str) -> None:
-    """An ensemble whose clients see other dimensions than *model*."""
-    folder = write_ensemble(
-        repository, name, (model, "IN0=X", "OUT0=Y"), inputs="X:FP32:2,2", outputs="Y:FP32:2,1,2", more=more
-    )
-    text = (folder / "config.pbtxt").read_text()
-    for spec, section in RESHAPED.items():
-        kind = section.partition(" ")[0]
-        text = text.replace(tensor_specs(kind, spec), section)
-    (folder / "config.pbtxt").write_text(text)
+RESHAPED = """
+    input { name: "X" data_type: TYPE_FP32 dims: [ 2, 2 ] reshape { shape: [ 4 ] } }
+    output { name: "Y" data_type: TYPE_FP32 dims: [ 2, 1, 2 ] reshape { shape: [ 4 ] } }
+"""
+"""Clients see other dimensions than the model."""
 
 
 def bad_name(at: int) -> str:

@@ -139,8 +139,8 @@ class ForkProcess(BegunProcess):
 class ForkedHere(BegunProcess):
     """A process that is forked from this one, by the thread that makes it."""
 
-    def __init__(self, become: Callable[[socket.socket, int], None]) -> None:
-        """Fork it. There, *become* is called with its ends of `control` and `errors_fd`, and never returns. Raises OSError."""
+    def __init__(self, become: Callable[[socket.socket], None]) -> None:
+        """Fork it. There, *become* is called with its end of `control`, and the process ends with it. Raises OSError."""
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()  # what lies there would be written by both
@@ -157,7 +157,7 @@ class ForkedHere(BegunProcess):
             raise
         else:
             if pid == 0:
-                become(theirs, errors_write)
+                _live_as(become, theirs, errors_write)
         finally:
             theirs.close()
             os.close(errors_write)
@@ -180,31 +180,40 @@ class ForkedInAdvance(ForkedHere):
         super().__init__(_become_fork_server)
 
 
-def _become_fork_server(control: socket.socket, errors_fd: int) -> None:
-    """Never returns. In the child: have nothing open that is the server's, and run the bootstrap as an interpreter would."""
+def _live_as(become: Callable[[socket.socket], None], control: socket.socket, errors_fd: int) -> None:
+    """Never returns. In the child: leave streams, handlers and garbage of the parent behind, and *become* something else."""
+    status = 1
     try:
         atexit._clear()
-        for number in signal.valid_signals():
-            if callable(signal.getsignal(number)):
-                signal.signal(number, signal.SIG_DFL)
+        gc.freeze()  # objects of the parent are never collected here: that would run code of theirs, and copy their pages
         null = os.open(os.devnull, os.O_RDONLY)
         for fd, place in ((null, 0), (errors_fd, 1), (errors_fd, 2)):
             os.dup2(fd, place)
-        ours = control.detach()
-        for fd in {int(entry) for entry in os.listdir("/proc/self/fd")} - {0, 1, 2, ours}:
-            with suppress(OSError):  # the one that has listed them
-                os.close(fd)
-        sys.argv[:] = [str(BOOTSTRAP), str(ours), ForkedInAdvance.libraries]
-        specification = importlib.util.spec_from_file_location("__main__", BOOTSTRAP)
-        assert specification is not None and specification.loader is not None
-        program = importlib.util.module_from_spec(specification)
-        program.__spec__ = None  # programs that are started by their path have none, which multiprocessing knows
-        sys.modules["__main__"] = program
-        specification.loader.exec_module(program)
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        become(control)
+        status = 0
     except BaseException:
-        traceback.print_exc()
+        os.write(2, traceback.format_exc().encode("utf-8", "replace"))
     finally:
-        os._exit(1)
+        os._exit(status)
+
+
+def _become_fork_server(control: socket.socket) -> None:
+    """Have nothing open that is the server's, and run the bootstrap as an interpreter would; it ends the process."""
+    ours = control.detach()
+    for fd in {int(entry) for entry in os.listdir("/proc/self/fd")} - {0, 1, 2, ours}:
+        with suppress(OSError):  # the one that has listed them
+            os.close(fd)
+    sys.argv[:] = [str(BOOTSTRAP), str(ours), ForkedInAdvance.libraries]
+    specification = importlib.util.spec_from_file_location("__main__", BOOTSTRAP)
+    assert specification is not None and specification.loader is not None
+    program = importlib.util.module_from_spec(specification)
+    program.__spec__ = None  # programs that are started by their path have none, which multiprocessing knows
+    sys.modules["__main__"] = program
+    specification.loader.exec_module(program)
 
 
 HeadStart = ForkedInAdvance | ForkProcess
