@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -117,14 +118,27 @@ def wait_replaced(server: RunningServer, victim: int) -> None:
 
 def connections_of(pid: int) -> int:
     """TCP connections that a process has."""
+    return len(ports_of_clients(pid))
+
+
+def ports_of_clients(pid: int) -> list[int]:
+    """Ports that the other ends of a process's TCP connections have; 0 for a listener."""
     ours = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:
             ours.add(os.readlink(entry))
         except OSError:
             continue
-    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
-    return sum(f"socket:[{line.split()[9]}]" in ours for line in lines)
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return [int(fields[2].partition(":")[2], 16) for fields in lines if f"socket:[{fields[9]}]" in ours]
+
+
+def is_all_read(client: socket.socket) -> bool:
+    """Whether the server has read what *client*, a connection to 127.0.0.1, has sent."""
+    # Both ends are compared: a connection to another server, in TIME_WAIT, may have had the same port here.
+    ends = [f":{end[1]:04X}" for end in (client.getpeername(), client.getsockname())]
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return [line[4][9:] for line in lines if [end[8:] for end in line[1:3]] == ends] == ["00000000"]
 
 
 class Client:
@@ -341,6 +355,31 @@ def test_what_a_killed_front_end_had_asked_for_is_cancelled_and_its_memory_comes
     wait_for(lambda: pending(server, "slow") == 0, "nothing of them waits any more")
     wait_for(lambda: slots(server) == 0, "every slot of shared memory is given back")
     assert server.infer("slow", [tensor("IN", "INT32", [3], [1, 2, 3])]).json["outputs"][0]["data"] == [1, 2, 3]
+
+
+def test_unfinished_requests_of_a_killed_front_end_count_no_more(repository: Path) -> None:
+    """Their sum over all front ends is bounded, and one of the lost would be missing for ever."""
+    values = list(range(200_000))
+    body = json.dumps({"inputs": [tensor("IN", "INT32", [len(values)], values)]}).encode()
+    with serving(repository, f"--max-receiving-bytes={len(body) * 3 // 2}") as server:
+
+        def status() -> int:
+            return server.request("POST", "/v2/models/echo/infer", body).status
+
+        assert status() == 200
+        for _ in range(FRONT_ENDS):
+            with socket.create_connection(("127.0.0.1", server.http_port)) as half:
+                half.sendall(
+                    b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(body)
+                )
+                half.sendall(body[: len(body) * 3 // 4])
+                # Whichever comes later is refused: this must be the whole.
+                wait_for(lambda: is_all_read(half), "the half is read")
+                wait_for(lambda: status() == 503, "the half takes the place of the whole")
+                (victim,) = (pid for pid in front_end_pids(server) if half.getsockname()[1] in ports_of_clients(pid))
+                os.kill(victim, signal.SIGKILL)
+                wait_replaced(server, victim)
+            assert status() == 200
 
 
 def pending(server: RunningServer, model: str) -> float:
