@@ -7,7 +7,6 @@ come through the channel, and what they ask goes back through it (`frontends.pro
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import functools
 import logging
 import os
@@ -19,7 +18,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from pytriton_lite import freed_memory, logs
-from pytriton_lite.core import heap
+from pytriton_lite.core import heap, prctl
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.file_limit import raise_file_limit
 from pytriton_lite.core.garbage import keep_what_is_there
@@ -56,8 +55,6 @@ logger = logging.getLogger(__name__)
 _BEAT_EVERY_S = 0.25
 _LOOK_EVERY_S = 2.5
 """How often idle memory is looked for."""
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
 
 
 def main() -> None:
@@ -65,20 +62,13 @@ def main() -> None:
     channel_fd, descriptors_fd, board_fd, number, front_ends = map(int, sys.argv[1:])
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)  # they are for the server, which ends us
-    _belong_to_parent(number)
+    prctl.die_with_parent()
+    prctl.name_thread(f"front end {number}")
     heap.keep_some()
     raise_file_limit()
     channel, descriptors = socket.socket(fileno=channel_fd), socket.socket(fileno=descriptors_fd)
     board = Board.attach(board_fd, front_ends)
     run(_serve(channel, descriptors, board, number))
-
-
-def _belong_to_parent(number: int) -> None:
-    """Have the kernel end us with the server, and show our number in ``ps``. Linux only."""
-    if sys.platform == "linux":
-        library = ctypes.CDLL(None)
-        library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        library.prctl(_PR_SET_NAME, f"front end {number}".encode(), 0, 0, 0)
 
 
 async def _serve(channel: socket.socket, descriptors: socket.socket, board: Board, number: int) -> None:

@@ -5,7 +5,6 @@ It reads a plan, then orders; an order is carried out until the next message com
 
 from __future__ import annotations
 
-import ctypes
 import signal
 import sys
 from multiprocessing.connection import Connection
@@ -14,8 +13,8 @@ from pytriton_lite.bench.calls import Plan
 from pytriton_lite.bench.load import Load
 from pytriton_lite.bench.orders import Failed, Order, Stopped, Window
 from pytriton_lite.client.errors import ClientError
+from pytriton_lite.core import prctl
 
-_PR_SET_TIMERSLACK = 29
 _TIMER_SLACK_NS = 1000
 """The kernel may wake a process 50 us late otherwise, which an open loop would count as the server's."""
 
@@ -47,8 +46,7 @@ def _carry_out(connection: Connection, plan: Plan, order: Order) -> None:
 def main(arguments: list[str]) -> int:
     """Serve the descriptor that is named."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which closes our connection
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, _TIMER_SLACK_NS, 0, 0, 0)
+    prctl.set_timer_slack(_TIMER_SLACK_NS)
     with Connection(int(arguments[0])) as connection:
         serve(connection)
     return 0

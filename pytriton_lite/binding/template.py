@@ -21,13 +21,14 @@ from typing import Any
 
 from pytriton_lite.binding.adapter import BoundModel
 from pytriton_lite.binding.specification import Specification
+from pytriton_lite.core import prctl
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.workers.fork_process import ForkedHere
 from pytriton_lite.engine.workers.fork_server import ForkServer
 from pytriton_lite.ipc import cuda
 from pytriton_lite.ipc.segment import DEFAULT_PREFIX
-from pytriton_lite.worker import beginning, bootstrap, loader
+from pytriton_lite.worker import bootstrap, loader
 
 _PASSING = ("socket:", "pipe:", f"/memfd:{DEFAULT_PREFIX}")
 """What descriptors lead to that are of no use in another process, and keep something open if they are there.
@@ -70,7 +71,7 @@ class _Begun(ForkedHere):
 def _become_template(name: str, control: socket.socket, make_model: Callable[[], Any]) -> None:
     """In the child: leave what is the program's behind, and be a fork server until there is nobody to fork for."""
     _let_go(control.fileno())
-    beginning.name_thread(f"bound {name}")
+    prctl.name_thread(f"bound {name}")
     loader.give(make_model)
     bootstrap.ForkServer(control).serve()
 

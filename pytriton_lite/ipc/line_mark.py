@@ -8,8 +8,6 @@ for one.
 
 from __future__ import annotations
 
-import re
-
 _BEGIN = "\x1e"
 _END = "\x1f"
 
@@ -19,7 +17,6 @@ class LineMark:
 
     def __init__(self, number: int) -> None:
         self._head = f"{_BEGIN}{number:016x} "
-        self._pattern = re.compile(f"{self._head}([^{_BEGIN}{_END}]*){_END}")
 
     def put(self, request_id: str, text: str, *, is_mid_line: bool) -> str:
         """*text* with a mark at the beginning of each of its lines; the first is none where *is_mid_line*.
@@ -35,7 +32,13 @@ class LineMark:
 
         A mark is not at the beginning where something below Python's streams had begun the line.
         """
-        found = self._pattern.search(line)
-        if found is None:
-            return line, ""
-        return self._pattern.sub("", line), found[1]
+        text, *marked = line.split(self._head)
+        first_id = ""
+        for part in marked:
+            request_id, end, rest = part.partition(_END)
+            if end and _BEGIN not in request_id:
+                text += rest
+                first_id = first_id or request_id
+            else:
+                text += self._head + part
+        return text, first_id

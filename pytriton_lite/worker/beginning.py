@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import socket
 import sys
@@ -10,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pytriton_lite.core import prctl
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import RECEIVE_BYTES, FrameReader
 from pytriton_lite.ipc.messages import Kind
@@ -19,15 +19,13 @@ from pytriton_lite.worker.mailbox import EngineGone
 from pytriton_lite.worker.process import Host
 from pytriton_lite.worker.serving import Worker
 
-_PR_SET_NAME = 15
-
 
 def greet(channel: socket.socket) -> ModelStart | None:
     """Say that this process, or thread, is there; what it is to be, None when the engine is gone."""
     channel.sendall(messages.hello_frame(os.getpid()))
     start = _receive_start(channel)
     if start is not None:
-        name_thread(start.instance)
+        prctl.name_thread(start.instance)
     return start
 
 
@@ -41,15 +39,6 @@ def _receive_start(channel: socket.socket) -> ModelStart | None:
         for kind, body in reader.feed(data):
             assert kind == Kind.START, f"expected START, got frame {kind}"
             return ModelStart.parse(body)
-
-
-def name_thread(name: str) -> None:
-    """What ``ps`` and ``top`` show: *name*, as far as the kernel's 15 characters go. Linux only.
-
-    The main thread's name is the process's.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode("utf-8", "replace")[:15], 0, 0, 0)
 
 
 def hear_of_torch_threads() -> None:

@@ -24,6 +24,12 @@ import socket
 import struct
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pytriton_lite.core.blas import ThreadSetter
 
 _REPORT = struct.Struct("<Bii")
 _DESCRIPTORS = 5
@@ -67,42 +73,18 @@ def _import_numpy_with_one_thread() -> None:
     with no_collections(), one_thread():
         import numpy as np  # noqa: F401
 
-        import pytriton_lite.worker.main  # noqa: F401
+        import pytriton_lite.worker.main
+        import pytriton_lite.worker.stdio  # noqa: F401
     gc.freeze()
 
 
-def _restore_blas_threads() -> None:
+def _restore_blas_threads(setters: Sequence[ThreadSetter]) -> None:
     """Give OpenBLAS, if numpy brought it, the number of threads that it would have chosen in a fresh process."""
-    wanted = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS")
-    if wanted is not None and wanted.isdigit():
-        threads = int(wanted)
-    else:
-        from pytriton_lite.core.cores import usable_cores
+    from pytriton_lite.core.blas import own_thread_count
 
-        threads = usable_cores()
-    if threads == 1:
-        return
-    try:
-        mapped = Path("/proc/self/maps").read_text()
-    except OSError:
-        return
-    import ctypes
-
-    for path in {line.split(None, 5)[5] for line in mapped.splitlines() if "openblas" in line}:
-        library = ctypes.CDLL(path)
-        for prefix, suffix in (("scipy_", "64_"), ("scipy_", ""), ("", "64_"), ("", "")):
-            function = getattr(library, f"{prefix}openblas_set_num_threads{suffix}", None)
-            if function is not None:
-                function(threads)
-                break
-
-
-def _adopt_orphans() -> None:
-    """Become the parent of what processes below us leave behind: forked workers, and whatever else. Linux only."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    if setters and (count := own_thread_count()) != 1:
+        for setter in setters:
+            setter(count)
 
 
 _MOST_STRANGERS = 64
@@ -113,11 +95,15 @@ class ForkServer:
     """The loop of this process."""
 
     def __init__(self, control: socket.socket) -> None:
+        from pytriton_lite.core import blas, prctl
+
         self._control = control
+        self._blas = blas.thread_setters()
+        """Found once: every worker would look for them in the list of all that is mapped."""
         self._children: set[int] = set()
         self._strangers: dict[int, int] = {}
         """How processes ended that came to us as orphans, by pid: one may be a worker that is still to be adopted."""
-        _adopt_orphans()
+        prctl.adopt_orphans()
         self._wake_read, self._wake_write = socket.socketpair()
         for sock in (self._wake_read, self._wake_write):
             sock.setblocking(False)
@@ -199,7 +185,7 @@ class ForkServer:
             forked.let_children_end()
             for sock in (self._control, self._wake_read, self._wake_write):
                 sock.close()
-            _live_as_worker(descriptors)
+            _live_as_worker(descriptors, self._blas)
             status = 0
         except BaseException:
             import traceback
@@ -244,7 +230,7 @@ def _kill_group(pid: int) -> None:
         pass
 
 
-def _live_as_worker(descriptors: list[int]) -> None:
+def _live_as_worker(descriptors: list[int], blas: Sequence[ThreadSetter]) -> None:
     import mmap
 
     from pytriton_lite.ipc.line_mark import LineMark
@@ -257,7 +243,7 @@ def _live_as_worker(descriptors: list[int]) -> None:
     stdio.redirect(stdout_fd, stderr_fd, LineMark(control[CONTROL_LINE_MARK]))
     stdio.show_stacks_on(STACKS_SIGNAL)
     sys.argv = [""]
-    _restore_blas_threads()
+    _restore_blas_threads(blas)
     main.run(socket.socket(fileno=channel_fd), socket.socket(fileno=descriptors_fd), control)
 
 
@@ -278,9 +264,9 @@ def _main() -> None:
     from pytriton_lite.worker import forked  # once, for the workers too
 
     _import_numpy_with_one_thread()
-    from pytriton_lite.worker import beginning
+    from pytriton_lite.core import prctl
 
-    beginning.name_thread("fork server")  # in a process that was forked it would be the server's
+    prctl.name_thread("fork server")  # in a process that was forked it would be the server's
     ForkServer(control).serve()
     # The server waits for this end; to take numpy down is a tenth of what this process costs.
     forked.exit_process(0)

@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 
+from pytriton_lite.core import prctl
+
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -37,12 +39,8 @@ def _regard_signals() -> None:
 
 def die_with(parent: int) -> None:
     """Ask the kernel to kill us when *parent*, the fork server, dies, however it dies. Linux only."""
-    if sys.platform != "linux":
-        return
-    import ctypes
-
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
+    prctl.die_with_parent()
+    if sys.platform == "linux" and os.getppid() != parent:
         os._exit(1)
 
 
