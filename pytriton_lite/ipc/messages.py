@@ -716,8 +716,10 @@ def read_reply(body: memoryview, specs: SpecTable) -> tuple[int, Answer | None, 
 # ---------------------------------------------------------------------------------------------- CALL
 
 _CALL = struct.Struct("<QqQBxHI16s")
-"""call number, model version or -1, batch that waits for it or 0, flags, bytes of the model's name, of the outputs (JSON), UUID
+"""call number, model version or -1, batch that waits for it or 0, flags, bytes of the model's name, of the outputs, UUID
 of the device that the outputs are to be on"""
+_NAME = struct.Struct("<I")
+"""bytes of the name of an output that is asked for, before it"""
 
 FLAG_DECOUPLED = 1
 """The caller takes any number of responses."""
@@ -765,10 +767,30 @@ def put_call(
 ) -> None:
     """Append the head of a CALL; `put_request` and the inputs must follow, then `call_frame` around them."""
     raw_name = model_name.encode("utf-8", "surrogateescape")
-    raw_outputs = json.dumps(list(requested_outputs)).encode() if requested_outputs else b""
+    raw_outputs = _packed_names(requested_outputs)
     flags = FLAG_DECOUPLED * is_decoupled | FLAG_IN_EXECUTE * is_in_execute | FLAG_PREFERS_HOST * prefers_host
     parts.append(_CALL.pack(number, version, waiting_batch, flags, len(raw_name), len(raw_outputs), preferred_device))
     parts.append(raw_name + raw_outputs)
+
+
+def _packed_names(names: Sequence[str]) -> bytes:
+    """Each with its length before it. Text of JSON would take both sides longer than everything else in the head of a CALL."""
+    packed = b""
+    for name in names:
+        raw = name.encode("utf-8", "surrogatepass")
+        packed += _NAME.pack(len(raw)) + raw
+    return packed
+
+
+def _names(packed: memoryview) -> list[str]:
+    names: list[str] = []
+    at = 0
+    while at < len(packed):
+        (nbytes,) = _NAME.unpack_from(packed, at)
+        at += _NAME.size
+        names.append(str(packed[at : at + nbytes], "utf-8", "surrogatepass"))
+        at += nbytes
+    return names
 
 
 def call_frame(parts: list[bytes]) -> bytes:
@@ -780,7 +802,7 @@ def read_call(body: memoryview, specs: SpecTable) -> CallMessage:
     at = _CALL.size
     name = str(body[at : at + name_bytes], "utf-8", "surrogateescape")
     at += name_bytes
-    outputs: list[str] = json.loads(bytes(body[at : at + output_bytes])) if output_bytes else []
+    outputs = _names(body[at : at + output_bytes])
     at += output_bytes
     request, _ = _take_request(body, at, specs)
     return CallMessage(

@@ -31,6 +31,8 @@ U32 = st.integers(0, (1 << 32) - 1)
 U64 = st.integers(0, (1 << 64) - 1)
 DIMS = st.integers(0, (1 << 63) - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+ANY_TEXT = st.text(st.characters())
+"""Lone surrogates, too: Python's text may have them, and a model may ask for an output of such a name."""
 ANY_BYTES_AS_TEXT = st.binary(max_size=20).map(lambda raw: raw.decode("utf-8", "surrogateescape"))
 """What a front end makes of ids and parameters that are no UTF-8."""
 
@@ -236,8 +238,10 @@ def test_the_uuid_of_a_device_fits_into_a_window(uuid: bytes) -> None:
     assert found == (uuid if any(uuid) else b"")
 
 
-@given(st.booleans(), st.binary(min_size=16, max_size=16) | st.just(b""))
-def test_a_call_says_where_its_outputs_are_to_be(prefers_host: bool, device: bytes) -> None:
+@given(st.booleans(), st.binary(min_size=16, max_size=16) | st.just(b""), st.lists(ANY_TEXT))
+def test_a_call_says_which_outputs_and_where_they_are_to_be(
+    prefers_host: bool, device: bytes, names: list[str]
+) -> None:
     parts: list[bytes] = []
     messages.put_call(
         parts,
@@ -247,14 +251,14 @@ def test_a_call_says_where_its_outputs_are_to_be(prefers_host: bool, device: byt
         waiting_batch=0,
         is_decoupled=False,
         is_in_execute=True,
-        requested_outputs=["OUT"],
+        requested_outputs=names,
         prefers_host=prefers_host,
         preferred_device=device,
     )
     messages.put_plain_request(parts, 0)
     call = messages.read_call(body_of(messages.call_frame(parts), Kind.CALL), SpecTable())
     assert (call.prefers_host, call.preferred_device) == (prefers_host, device if any(device) else b"")
-    assert (call.is_in_execute, call.requested_outputs) == (True, ["OUT"])
+    assert (call.is_in_execute, call.requested_outputs) == (True, names)
 
 
 @given(st.sampled_from(ErrorCode), TEXT)
