@@ -164,8 +164,10 @@ CONTROL_WAITING_SENDS = 5
 STACKS_SIGNAL = signal.SIGRTMAX - 2 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
 """Has a worker write the Python stacks of its threads to its stderr, whoever holds the interpreter's lock."""
 
-BOTTOM_OF_STACKS = re.compile(r'File ".*bootstrap\.py", line \d+ in <module>$')
-"""The last line of them, most often: the main thread is written last, and that is where it began."""
+BOTTOM_OF_STACKS = re.compile(r'File ".*bootstrap\.py", line \d+ in _become_worker$')
+"""Where a worker began, in the main thread, which is written last. Lines below are of the processes that it was forked from."""
+STACK_LINE = '  File "'
+"""How a line of a stack begins."""
 
 # ---------------------------------------------------------------------------------------------- tensors
 

@@ -95,6 +95,8 @@ def test_a_stuck_execution_ends_with_its_limit_and_those_behind_it_are_served(tm
         assert server.worker_pids("m_0") != [first]
         assert "over its limit of 1 s" in server.log
         assert re.search(STACK + r".*\[m:1 m_0\]", server.log), server.log
+        *_, bottom = re.findall(r'File .*", line \d+ in (\w+)', server.log)
+        assert bottom == "_become_worker"  # not what the server did before it forked
         assert 'restarts{model="m",version="1"} 1' in server.get(server.metrics_url).body.decode()
 
 

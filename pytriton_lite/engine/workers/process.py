@@ -26,7 +26,7 @@ from pytriton_lite.engine.workers.settings import WorkerSettings
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import RECEIVE_BYTES, FrameReader, frame, receive_descriptor
 from pytriton_lite.ipc.line_mark import LineMark
-from pytriton_lite.ipc.messages import BOTTOM_OF_STACKS, STACKS_SIGNAL, Kind, Task
+from pytriton_lite.ipc.messages import BOTTOM_OF_STACKS, STACK_LINE, STACKS_SIGNAL, Kind, Task
 from pytriton_lite.ipc.segment import Segment, words_of
 from pytriton_lite.ipc.start import ModelStart
 
@@ -179,12 +179,18 @@ class _Process:
         """The writing end of a pipe whose lines go to the log at *level*, as what the model wrote to *stream*."""
         read_fd, write_fd = os.pipe()
         fields = {**self.start.log_fields, "user_file": stream}
+        is_below_stacks = False
 
         def emit(line: str) -> None:
+            nonlocal is_below_stacks
             text, request_id = self._line_mark.take(line)
+            is_of_stack = text.startswith(STACK_LINE)
+            if is_below_stacks and is_of_stack:
+                return  # how the server itself was started, of which the model's author has no use
+            is_below_stacks = is_of_stack and BOTTOM_OF_STACKS.search(text) is not None
             extra = {**fields, "request_id": request_id} if request_id else fields
             logger.log(level, "%s", text, extra=extra)
-            if self._shown is not None and not self._shown.done() and BOTTOM_OF_STACKS.search(text):
+            if is_below_stacks and self._shown is not None and not self._shown.done():
                 self._shown.set_result(None)
 
         self._stack.callback(LinePipe(read_fd, emit).close)
