@@ -11,7 +11,7 @@ import enum
 import http.client
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 import numpy as np
@@ -66,6 +66,8 @@ class Protocol(str, enum.Enum):
 DIFFERENT = 4096
 """How many requests differ before the first one comes again; of strings, which are larger, a part of them."""
 _DIFFERENT_STRINGS = 64
+SEQUENCES = 50
+"""How many there are, and so how many callers can have one."""
 _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz ", np.uint8)
 _LARGEST_DIFFERENT_BYTES = 4096
 _LARGEST_NUMBER = 1000.0
@@ -79,6 +81,10 @@ class Call:
     inputs: Mapping[str, Input]
     responses: Sequence[Tensors]
     request_id: str = ""
+    steps: int = 0
+    """Requests of the sequence that the call is the first of; 0: of none."""
+    parameters: Mapping[str, int | bool] = field(default_factory=dict)
+    """Of a request over gRPC."""
 
     def over(self, protocol: Protocol) -> list[Call]:
         """The calls that are made over *protocol*: many, each with an id and numbers of its own, or this one alone.
@@ -86,6 +92,8 @@ class Call:
         Large tensors stay as they are, and so do images, which not any bytes are. Of the others the first has these tensors.
         All ids are of one length, and so are the answers to all calls.
         """
+        if self.steps:
+            return self._sequences()
         if protocol not in (Protocol.HTTP_JSON, Protocol.HTTP_BINARY, Protocol.GRPC):
             return [self]
         has_strings = any(tensor.dtype.kind == "S" for tensor in self.inputs.values())
@@ -98,6 +106,26 @@ class Call:
             inputs = {name: _others(random, tensor) for name, tensor in self.inputs.items()}
             calls.append(dataclasses.replace(self, inputs=inputs, request_id=f"request-{number:04}"))
         return calls
+
+    def _sequences(self) -> list[Call]:
+        """Sequences of `steps` requests that go on where the one before has ended, one behind the other.
+
+        Each request has the tensors of this call plus its number in the sequence, counted from 0.
+        """
+        return [
+            dataclasses.replace(
+                self,
+                inputs={name: tensor + tensor.dtype.type(step) for name, tensor in self.inputs.items()},
+                request_id=f"request-{number:04}",
+                parameters={
+                    "sequence_id": number + 1,
+                    "sequence_start": step == 0,
+                    "sequence_end": step == self.steps - 1,
+                },
+            )
+            for number in range(SEQUENCES)
+            for step in range(self.steps)
+        ]
 
 
 def _others(random: np.random.Generator, tensor: Input) -> Input:
@@ -195,6 +223,8 @@ def grpc_path(protocol: Protocol) -> str:
 def grpc_message(call: Call, protocol: Protocol = Protocol.GRPC) -> bytes:
     """A ModelInferRequest with raw contents, or tensors in regions, as tritonclient sends it."""
     request = grpc_service_pb.ModelInferRequest(model_name=call.model, id=call.request_id)
+    for name, value in call.parameters.items():
+        request.parameters[name].CopyFrom(_parameter(value))
     for name, tensor in call.inputs.items():
         given = request.inputs.add(name=name, datatype=_DATATYPES[tensor.dtype.kind], shape=tensor.shape)
         if protocol.uses_regions:
@@ -208,6 +238,12 @@ def grpc_message(call: Call, protocol: Protocol = Protocol.GRPC) -> bytes:
         wanted.parameters["shared_memory_byte_size"].int64_param = tensor.nbytes
     message: bytes = request.SerializeToString()
     return message
+
+
+def _parameter(value: int | bool) -> grpc_service_pb.InferParameter:
+    if isinstance(value, bool):
+        return grpc_service_pb.InferParameter(bool_param=value)
+    return grpc_service_pb.InferParameter(int64_param=value)
 
 
 def raw_http_request(call: Call, protocol: Protocol, port: int) -> bytes:

@@ -106,7 +106,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     for scenario in _chosen(options):
         for protocol in options.protocols or ():
             if not scenario.can_be_asked_over(protocol):
-                parser.error(f"scenario {scenario.name} streams its responses, which {protocol.value} cannot carry")
+                what = "has sequences" if scenario.call.steps else "streams its responses"
+                parser.error(f"scenario {scenario.name} {what}, which {protocol.value} cannot carry")
     return options
 
 

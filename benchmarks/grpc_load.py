@@ -11,13 +11,14 @@ time was over, seconds, percentiles of the latency in µs, bytes of the answers'
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import selectors
 import socket
 import struct
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import hpack
@@ -70,7 +71,7 @@ def request_blocks(port: int, path: str) -> tuple[bytes, bytes]:
 
 
 class Calls:
-    """The calls of all callers, one after the other: which message is next, and what came of them."""
+    """The calls of all callers: their frames, and what came of them."""
 
     def __init__(self, messages: Sequence[bytes], blocks: tuple[bytes, bytes]) -> None:
         self._first, block = blocks
@@ -83,15 +84,12 @@ class Calls:
             for message in messages
         ]
         self._messages = messages
-        self._next = 0
         self._good: set[bytes] = set()
         self.latencies_ns: list[int] = []
         self.body_bytes = 0
 
-    def frames(self, stream: int) -> bytes:
-        """HEADERS and DATA of the next call."""
-        at = self._next
-        self._next = (at + 1) % len(self._parts)
+    def frames(self, at: int, stream: int) -> bytes:
+        """HEADERS and DATA of a call with message number *at*."""
         if stream == 1:
             message = self._messages[at]
             data = b"\0" + struct.pack(">I", len(message)) + message
@@ -113,8 +111,10 @@ class Calls:
 class Caller:
     """One connection with one call in flight."""
 
-    def __init__(self, port: int, calls: Calls) -> None:
+    def __init__(self, port: int, calls: Calls, order: Iterator[int]) -> None:
+        """*order* says which message is the next, without end."""
         self._calls = calls
+        self._order = order
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         settings = struct.pack(">HIHI", _HEADER_TABLE_SIZE, 0, _INITIAL_WINDOW_SIZE, _LARGEST_WINDOW)
@@ -123,17 +123,17 @@ class Caller:
         self._received = b""
         self._stream = 1
         self._window = _FIRST_WINDOW
-        self._is_waiting = False
-        """Whether the peer has to make room before the next call begins."""
+        self._waiting = b""
+        """Frames of the next call, for which the peer has to make room first."""
         self._began_ns = 0
 
     def begin(self) -> None:
         """Send the next call, or wait until the peer takes that much."""
-        frames = self._calls.frames(self._stream)
+        frames = self._waiting or self._calls.frames(next(self._order), self._stream)
         if len(frames) > self._window:
-            self._is_waiting = True
+            self._waiting = frames
             return
-        self._is_waiting = False
+        self._waiting = b""
         self._window -= len(frames)  # somewhat more than what counts
         self._stream += 2
         self._began_ns = time.perf_counter_ns()
@@ -172,22 +172,31 @@ class Caller:
             self.socket.sendall(frame(_PING, _ACK, 0, payload))
         elif kind == _WINDOW_UPDATE and stream == bytes(4):
             self._window += int.from_bytes(payload, "big")
-            if self._is_waiting:
+            if self._waiting:
                 self.begin()
         elif kind in (_RST_STREAM, _GOAWAY):
             raise LoadError(f"frame {kind} from the server: {payload!r}")
 
 
-def load(port: int, path: str, messages: Sequence[bytes], *, callers: int, seconds: float) -> dict[str, object]:
-    """Load the server for *seconds*. The result is what the program prints."""
+def orders(messages: int, callers: int, own: int) -> list[Iterator[int]]:
+    """What each caller sends: the next one of all, over and over, or *own* messages of its own, where that is not 0."""
+    if not own:
+        return [itertools.cycle(range(messages))] * callers
+    return [itertools.cycle(range(number * own, (number + 1) * own)) for number in range(callers)]
+
+
+def load(
+    port: int, path: str, messages: Sequence[bytes], *, callers: int, seconds: float, own: int = 0
+) -> dict[str, object]:
+    """Load the server for *seconds*. The result is what the program prints. *own* is as in `orders`."""
     calls = Calls(messages, request_blocks(port, path))
     selector = selectors.DefaultSelector()
     error = ""
     began = time.perf_counter()
     connections = []
     try:
-        for _ in range(callers):
-            caller = Caller(port, calls)
+        for order in orders(len(messages), callers, own):
+            caller = Caller(port, calls, order)
             connections.append(caller)
             selector.register(caller.socket, selectors.EVENT_READ, caller.read)
             caller.begin()
@@ -217,10 +226,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--callers", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--path", required=True)
+    parser.add_argument("--own", type=int, default=0, help="messages that each caller has for itself; default: none")
     parser.add_argument("messages", type=Path)
     options = parser.parse_args(argv)
     messages = read_messages(options.messages.read_bytes())
-    print(json.dumps(load(options.port, options.path, messages, callers=options.callers, seconds=options.seconds)))
+    if len(messages) < options.callers * options.own:
+        parser.error(f"{options.callers} callers with {options.own} messages each: there are {len(messages)}")
+    found = load(
+        options.port, options.path, messages, callers=options.callers, seconds=options.seconds, own=options.own
+    )
+    print(json.dumps(found))
     return 0
 
 

@@ -28,6 +28,7 @@ from pathlib import Path
 import numpy as np
 from benchmark_error import BenchmarkError
 from calls import (
+    SEQUENCES,
     Call,
     HttpRequest,
     Protocol,
@@ -361,7 +362,10 @@ def read_h2load_log(log: str) -> list[int]:
 
 @dataclass(frozen=True)
 class GrpcLoad:
-    """`grpc_load` in a process of its own: calls that differ, each answer's status read. *folder* takes the messages."""
+    """`grpc_load` in a process of its own: calls that differ, each answer's status read. *folder* takes the messages.
+
+    Where the call is the first of a sequence, each caller has a sequence of its own, over and over.
+    """
 
     call: Call
     protocol: Protocol
@@ -369,12 +373,17 @@ class GrpcLoad:
     name: str = "grpc_load"
 
     def run(self, ports: Ports, *, callers: int, seconds: int) -> Load:
+        if self.call.steps and callers > SEQUENCES:
+            raise BenchmarkError(
+                f"{self.call.model} has {SEQUENCES} sequences, one for each caller, and {callers} callers"
+            )
         messages = self.folder / "messages.bin"
         messages.write_bytes(
             messages_file([grpc_message(call, self.protocol) for call in self.call.over(self.protocol)])
         )
         command = [sys.executable, str(Path(__file__).with_name("grpc_load.py")), f"--port={ports.grpc}"]
-        command += [f"--callers={callers}", f"--seconds={seconds}", f"--path={grpc_path(self.protocol)}", str(messages)]
+        command += [f"--callers={callers}", f"--seconds={seconds}", f"--path={grpc_path(self.protocol)}"]
+        command += [f"--own={self.call.steps}", str(messages)]
         return read_grpc_load(run_bounded(command, limit_s=seconds + GRACE_S))
 
 

@@ -18,7 +18,8 @@ class Scenario:
     """*protocols* and *callers* are what is measured unless the command line says otherwise.
 
     *calls* are the models that the asked one calls, or has as steps, once for each request: their counters must agree with its
-    own. A *decoupled* model can be asked over a stream alone.
+    own. A *decoupled* model can be asked over a stream alone, and sequences over gRPC, where each caller has its own: wrk knows
+    of no callers.
     """
 
     call: Call
@@ -42,6 +43,8 @@ class Scenario:
         return len(self.call.responses)
 
     def can_be_asked_over(self, protocol: Protocol) -> bool:
+        if self.call.steps:
+            return protocol is Protocol.GRPC
         return protocol is Protocol.GRPC_STREAM or not self.decoupled
 
 
@@ -112,6 +115,16 @@ STRINGS = Scenario(
     protocols=(Protocol.HTTP_JSON, Protocol.HTTP_BINARY, Protocol.GRPC),
     callers=(1, 4),
 )
+_ROW = np.array([[1.0, 2.0, -3.0, 0.5]], np.float32)
+"""A row of a batch."""
+BATCHED = Scenario(
+    Call("batched", {"IN": _ROW}, [{"OUT": 2 * _ROW[0]}]), protocols=(Protocol.HTTP_BINARY,), callers=(64,)
+)
+SEQUENCES = Scenario(
+    Call("sequences", {"IN": np.zeros((1, 4), np.float32)}, [{"SUM": np.zeros(4, np.float32)}], steps=10),
+    protocols=(Protocol.GRPC,),
+    callers=(50,),
+)
 SCENARIOS: Mapping[str, Scenario] = {
     scenario.name: scenario
     for scenario in (
@@ -126,5 +139,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         ENSEMBLE_LARGE,
         JPEG,
         STRINGS,
+        BATCHED,
+        SEQUENCES,
     )
 }

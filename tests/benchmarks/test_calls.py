@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmark_error import BenchmarkError
-from calls import DIFFERENT, Call, Protocol, check_answer, raw_http_request, read_http_outputs
+from calls import DIFFERENT, Call, Protocol, check_answer, grpc_message, raw_http_request, read_http_outputs
 from client_regions import outputs_of, registered
 from compare import MODELS, OUR_COMMAND
 from measured_server import MeasuredServer, free_ports
-from scenarios import SCENARIOS, Scenario
+from scenarios import SCENARIOS, SEQUENCES, Scenario
+
+from pytriton_lite.proto import grpc_service_pb
 
 Start = Callable[[str], MeasuredServer]
 
@@ -71,6 +73,21 @@ def test_requests_differ_in_id_and_numbers_and_not_in_the_length_of_their_answer
 def test_repeated_requests_are_one(protocol: Protocol) -> None:
     call = SCENARIOS["add_sub"].call
     assert call.over(protocol) == [call]
+
+
+def test_each_step_of_a_sequence_has_its_number_and_the_ends_are_marked() -> None:
+    first, *others = SEQUENCES.call.over(Protocol.GRPC)
+    steps = SEQUENCES.call.steps
+    assert len(others) == 50 * steps - 1
+    assert [int(call.inputs["IN"][0, 0]) for call in (first, *others)] == list(range(steps)) * 50
+    assert [call.parameters["sequence_id"] for call in (first, *others)][::steps] == list(range(1, 51))
+    message = grpc_service_pb.ModelInferRequest.FromString(grpc_message(first))
+    assert {name: value.bool_param for name, value in message.parameters.items() if name != "sequence_id"} == {
+        "sequence_start": True,
+        "sequence_end": False,
+    }
+    assert message.parameters["sequence_id"].int64_param == 1
+    assert [call.parameters["sequence_end"] for call in others[: steps - 1]] == [False] * (steps - 2) + [True]
 
 
 def test_large_tensors_do_not_differ() -> None:

@@ -136,7 +136,7 @@ def test_own_server_is_measured_with_nothing_said_about_it(capsys: pytest.Captur
 @needs_h2load
 def test_other_scenarios_are_measured_on_the_real_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = tmp_path / "result.json"
-    scenarios = ["bls", "ensemble", "decoupled", "bls_decoupled"]
+    scenarios = ["bls", "ensemble", "decoupled", "bls_decoupled", "batched", "sequences"]
     assert main([f"--scenarios={','.join(scenarios)}", f"--json={result}", *SHORT]) == 0
     headings = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("scenario"))
     assert headings.split()[-1] == "responses/s"
@@ -146,6 +146,8 @@ def test_other_scenarios_are_measured_on_the_real_models(tmp_path: Path, capsys:
         ("ensemble", "http-binary", 1),
         ("decoupled", "grpc-stream", 100),
         ("bls_decoupled", "http-binary", 1),
+        ("batched", "http-binary", 1),
+        ("sequences", "grpc", 1),
     ]
     assert all(cell["samples"]["ours"][0]["per_second"] > 0 for cell in cells)
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from benchmark_error import BenchmarkError
-from calls import HttpRequest
-from grpc_load import load, messages_file, read_messages
+from calls import HttpRequest, Protocol
+from grpc_load import load, messages_file, orders, read_messages
 from load_generators import (
+    GrpcLoad,
     histogram_percentile,
     measured_latencies,
     read_grpc_load,
@@ -24,6 +25,8 @@ from load_generators import (
     run_bounded,
     wrk_script,
 )
+from measured_server import Ports
+from scenarios import SEQUENCES
 
 WRK = """Running 1s test @ http://127.0.0.1:8000/v2/models/add_sub/infer
   1 threads and 1 connections
@@ -123,6 +126,18 @@ def test_lua_script_spells_every_byte_of_body_and_headers() -> None:
 def test_messages_come_back_from_their_file_as_they_were() -> None:
     messages = [b"", b"1 2\n3", bytes(1000), b"x"]
     assert read_messages(messages_file(messages)) == messages
+
+
+def test_callers_share_the_messages_or_have_some_of_their_own() -> None:
+    shared, own = orders(6, 2, own=0), orders(6, 2, own=2)
+    assert [next(shared[number % 2]) for number in range(7)] == [0, 1, 2, 3, 4, 5, 0]
+    assert [[next(order) for _ in range(3)] for order in own] == [[0, 1, 0], [2, 3, 2]]
+
+
+def test_there_are_no_more_callers_than_sequences(tmp_path: Path) -> None:
+    generator = GrpcLoad(SEQUENCES.call, Protocol.GRPC, tmp_path)
+    with pytest.raises(BenchmarkError, match="sequences has 50 sequences, one for each caller, and 51 callers"):
+        generator.run(Ports(0, 0, 0), callers=51, seconds=1)
 
 
 def test_grpc_load_says_why_it_has_no_answers() -> None:
