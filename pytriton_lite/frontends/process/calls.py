@@ -128,7 +128,11 @@ class RemoteCalls:
         if packed is not None:
             parts.append(packed.data)
         else:
-            self._put_inputs(parts, request.inputs)
+            try:
+                self._put_inputs(parts, request.inputs)
+            except InferenceError:
+                self._outputs.undo()
+                raise
         self._outputs.commit()
         call = RemoteCall(self, number, request, receiver)
         self._open[number] = call
@@ -156,11 +160,7 @@ class RemoteCalls:
             )
             return
         assert tensor.data is not None
-        try:
-            self._outputs.put_bytes(parts, spec, tensor.data)
-        except InferenceError:
-            self._outputs.undo()
-            raise
+        self._outputs.put_bytes(parts, spec, tensor.data)
 
     def consumed(self, number: int, count: int) -> None:
         self._consumed[number] = self._consumed.get(number, 0) + count

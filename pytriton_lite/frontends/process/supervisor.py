@@ -53,6 +53,8 @@ _START_S = 60.0
 _LOOK_EVERY_S = 0.5
 _SILENT_NS = 5_000_000_000
 """A front end that has given no sign of life for so long is killed. It gives four in a second."""
+_LATE_NS = 2_000_000_000
+"""A look that comes so long after the one before says nothing: this process itself stood still, and so did front ends."""
 _IDLE_NS = 2_500_000_000
 """How often a look is taken at the memory of a front end; idle from one to the next it is given back."""
 _UNHEARD_S = 1.0
@@ -135,7 +137,8 @@ class FrontEndProcess:
         self._on_end = on_end
         self._by_listener = {frames.HTTP: 0, frames.GRPC: 0}
         self._loop = asyncio.get_running_loop()
-        self._began_ns = self._looked_ns = time.monotonic_ns()
+        self._waited_since_ns = self._looked_ns = time.monotonic_ns()
+        """Since when it is waited for a sign of life."""
         self._failure = ""
         self._syncs: dict[int, asyncio.Future[None]] = {}
         self._last_sync = 0
@@ -234,8 +237,10 @@ class FrontEndProcess:
             self.kill()
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """Kill it. Harmless when its end was reported, behind which the number may be somebody else's."""
+        if self.state is not ProcessState.STOPPED:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     # ------------------------------------------------------------------------------------------ what it says
 
@@ -280,13 +285,17 @@ class FrontEndProcess:
 
     # ------------------------------------------------------------------------------------------ its end
 
+    def wait_anew(self, now_ns: int) -> None:
+        """Have what it did not do until now not count against it."""
+        self._waited_since_ns = now_ns
+
     def look(self, now_ns: int) -> None:
         """Kill it where it does not live any more, or does not get ready; give idle memory back."""
         if now_ns - self._looked_ns > _IDLE_NS:
             self._looked_ns = now_ns
             self._peer.trim_if_idle()
-        beat = max(self._shared.board.heartbeat_ns(self.number), self._began_ns)
-        if self.state is ProcessState.STARTING and now_ns - self._began_ns > _START_S * 1e9:
+        beat = max(self._shared.board.heartbeat_ns(self.number), self._waited_since_ns)
+        if self.state is ProcessState.STARTING and now_ns - self._waited_since_ns > _START_S * 1e9:
             self.replace(f"it was not ready within {_START_S:g} s")
         elif self.state is ProcessState.READY and now_ns - beat > _SILENT_NS:
             self.replace(f"it gave no sign of life for {_SILENT_NS / 1e9:g} s")
@@ -350,6 +359,7 @@ class FrontEnds:
         self._is_started = False
         self._is_draining = False
         self._looking: asyncio.TimerHandle | None = None
+        self._looked_ns = time.monotonic_ns()
         self.restarts = 0
         """How often a front end was started in place of one that had ended."""
         server = shared.server
@@ -369,9 +379,13 @@ class FrontEnds:
         self._looking = self._loop.call_later(_LOOK_EVERY_S, self._look)
 
     async def wait_ready(self) -> None:
-        """Wait until all of them are ready. Raises FrontEndError where one does not get so."""
-        await asyncio.gather(*(process.ready for process in self._processes.values()))
-        self._is_started = True
+        """Wait until each of them has got ready, and those that took the place of one that has ended since, too.
+
+        Raises FrontEndError where one does not.
+        """
+        while not self._is_started:
+            await asyncio.gather(*(process.ready for process in self._processes.values()))
+            self._is_started = all(process.ready.done() for process in self._processes.values())
 
     def _spawn(self, number: int) -> None:
         self._processes[number] = FrontEndProcess(self._shared, number, self._introduce, self._on_end)
@@ -468,16 +482,20 @@ class FrontEnds:
 
     def _look(self) -> None:
         now_ns = time.monotonic_ns()
+        is_late = now_ns - self._looked_ns > _LATE_NS
+        self._looked_ns = now_ns
         for process in list(self._processes.values()):
+            if is_late:
+                process.wait_anew(now_ns)
             process.look(now_ns)
         self._looking = self._loop.call_later(_LOOK_EVERY_S, self._look)
 
     def _on_end(self, process: FrontEndProcess, why: str) -> None:
-        """Start another one in its place."""
-        if self._is_stopping or not self._is_started:
-            return
+        """Start another one in its place. One that does not get ready while the server starts ends that (`wait_ready`)."""
         number = process.number
         was_ready = process.ready.exception() is None
+        if self._is_stopping or not (self._is_started or was_ready):
+            return
         shortest_s, longest_s = _BACK_OFF_S
         pause_s = 0.0 if was_ready else min(self._back_off.get(number, shortest_s), longest_s)
         self._back_off[number] = shortest_s if was_ready else pause_s * 2

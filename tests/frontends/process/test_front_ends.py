@@ -14,7 +14,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,11 @@ from pytriton_lite.core.errors import ErrorCode
 from pytriton_lite.core.log_settings import LogSettings
 from pytriton_lite.engine.server import Server, ServerOptions
 from pytriton_lite.engine.workers.settings import WorkerSettings
+from pytriton_lite.frontends.process import supervisor
 from pytriton_lite.frontends.process.board import Board
 from pytriton_lite.frontends.process.control import Answers
 from pytriton_lite.frontends.process.news import FrontEndStart
-from pytriton_lite.frontends.process.supervisor import FrontEndError, FrontEnds, Shared
+from pytriton_lite.frontends.process.supervisor import FrontEndError, FrontEnds, Shared, command_of
 from pytriton_lite.settings import Settings
 from tests.harness import RunningServer, is_running, process_name_and_parent, stat_fields, tensor, write_model
 from tests.prometheus_text import read_page
@@ -490,6 +491,60 @@ def test_a_front_end_of_which_there_is_no_program_is_no_mystery(tmp_path: Path) 
 
     with pytest.raises(FrontEndError, match="front end 0 cannot be started: No such file or directory"):
         asyncio.run(scenario())
+
+
+def started(tmp_path: Path, scenario: Callable[[FrontEnds], Coroutine[Any, Any, None]]) -> None:
+    """Run *scenario* with a real front end that has begun to start."""
+
+    async def run() -> None:
+        front_ends = FrontEnds(
+            shared(Server(ServerOptions((tmp_path,), WORKERS)), command_of("pytriton_lite.front_end"))
+        )
+        try:
+            front_ends.start()
+            await scenario(front_ends)
+        finally:
+            await front_ends.close()
+
+    asyncio.run(run())
+
+
+def test_one_that_ends_before_all_are_waited_for_is_replaced(tmp_path: Path) -> None:
+    """Front ends begin first, and models load for minutes."""
+
+    async def scenario(front_ends: FrontEnds) -> None:
+        (first,) = front_ends._processes.values()
+        await first.ready
+        first.kill()
+        await first.drained  # it has ended
+        await asyncio.sleep(0)
+        while front_ends._processes[0] is first:  # noqa: ASYNC110 - the next turn of the loop starts another
+            await asyncio.sleep(0)
+        await front_ends.wait_ready()
+        assert (front_ends.ready, front_ends.restarts) == (1, 1)
+        assert front_ends._processes[0].pid != first.pid
+
+    started(tmp_path, scenario)
+
+
+def test_a_server_that_stood_still_does_not_take_its_front_ends_for_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(front_ends: FrontEnds) -> None:
+        await front_ends.wait_ready()
+        (process,) = front_ends._processes.values()
+        assert front_ends._looking is not None
+        front_ends._looking.cancel()  # the test looks itself
+        os.kill(process.pid, signal.SIGSTOP)
+        monkeypatch.setattr(supervisor, "_SILENT_NS", 0)  # whatever it has given is too long ago
+        front_ends._looked_ns = 0
+        front_ends._look()
+        front_ends._looking.cancel()
+        assert process._failure == ""
+        front_ends._look()
+        assert process._failure.startswith("it gave no sign of life")
+
+    started(tmp_path, scenario)
 
 
 def shared(server: Server, command: list[str]) -> Shared:
