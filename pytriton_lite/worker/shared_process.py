@@ -23,6 +23,7 @@ import socket
 import struct
 import threading
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,8 @@ class SharedProcess(Worker):
         try:
             thread.start()
         except RuntimeError:
-            _close(descriptors)
+            for fd in descriptors:
+                os.close(fd)
             raise
         return os.getpid()
 
@@ -184,18 +186,21 @@ class SharedProcess(Worker):
         for stream in self._streams:
             stream.flush()
         ctypes.CDLL(None).fflush(None)  # what lies in the buffers of C would be written by both
-        go_read, go_write = os.pipe()
-        pid_read, pid_write = os.pipe()
-        try:
+        with ExitStack() as ours, ExitStack() as theirs:
+            for fd in descriptors:
+                theirs.callback(os.close, fd)
+            go_read, go_write = os.pipe()
+            theirs.callback(os.close, go_read)
+            ours.callback(os.close, go_write)  # last: the parent of the instance is the fork server by then
+            pid_read, pid_write = os.pipe()
+            theirs.callback(os.close, pid_write)
+            ours.callback(os.close, pid_read)
             between = os.fork()
             if between == 0:
                 self._fork_again(descriptors, go_read, pid_write, ours=(go_write, pid_read))
-        finally:
-            _close([*descriptors, go_read, pid_write])
-        with open(pid_read, "rb") as told:
-            os.waitpid(between, 0)
-            os.close(go_write)  # its parent is the fork server by now
-            pid = told.read(_PID.size)
+            theirs.close()
+            _wait_for(between)
+            pid = os.read(pid_read, _PID.size)
         if not pid:
             raise OSError("no process can be forked")
         return int(_PID.unpack(pid)[0])
@@ -215,7 +220,8 @@ class SharedProcess(Worker):
         status = 1
         try:
             os.setpgid(0, 0)
-            _close(unused)
+            for fd in unused:
+                os.close(fd)
             os.read(go_read, 1)  # end-of-file: the one in between has ended
             os.close(go_read)
             forked.die_with(self._fork_server)
@@ -244,9 +250,10 @@ class SharedProcess(Worker):
             forked.exit_process(status)
 
 
-def _close(descriptors: list[int] | tuple[int, ...]) -> None:
-    for fd in descriptors:
-        os.close(fd)
+def _wait_for(pid: int) -> None:
+    """Wait for the end of a process that was forked from this one."""
+    with suppress(ChildProcessError):  # a model may ignore SIGCHLD: then the kernel says that it has ended, but not how
+        os.waitpid(pid, 0)
 
 
 def _why_not_fork(before: frozenset[str]) -> str:
@@ -279,7 +286,7 @@ def _threads(before: frozenset[str]) -> list[str]:
         pid = os.fork()
         if pid == 0:
             os._exit(0)
-        os.waitpid(pid, 0)
+        _wait_for(pid)
     until = time.monotonic() + _THREAD_ENDS_S
     while len(ids := _thread_ids()) > 1 and threading.active_count() == 1 and time.monotonic() < until:
         time.sleep(0.001)  # there is nothing to wait for the kernel with
