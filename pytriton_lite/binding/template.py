@@ -25,7 +25,7 @@ from pytriton_lite.core import prctl
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.workers.fork_process import ForkedHere
-from pytriton_lite.engine.workers.fork_server import ForkServer
+from pytriton_lite.engine.workers.fork_server import ForkServer, PutAside
 from pytriton_lite.ipc import cuda
 from pytriton_lite.ipc.segment import DEFAULT_PREFIX
 from pytriton_lite.worker import bootstrap, loader
@@ -106,7 +106,9 @@ class Template:
         self._name = specification.name
         self._make_model = lambda: BoundModel(specification)
         self._is_closed = False
+        self._closes_when_idle = False
         self._server: ForkServer | None = None
+        self._aside = PutAside(self._on_idle)
         try:
             self._begun: _Begun | None = _Begun(self._name, self._make_model)
         except OSError as error:
@@ -119,7 +121,9 @@ class Template:
             return server
         if self._is_closed:
             raise InferenceError(ErrorCode.UNAVAILABLE, f"model '{self._name}' is not bound any more")
-        if server is not None:
+        if server is not None and server.is_alive:  # stuck: its workers serve on
+            self._aside.add(server)
+        elif server is not None:
             server.close()
         begun, self._begun = self._begun, None
         if begun is None:
@@ -129,6 +133,7 @@ class Template:
                 text = f"no process can be forked for model '{self._name}': {error}"
                 raise InferenceError(ErrorCode.UNAVAILABLE, text) from error
         self._server = ForkServer(begun)
+        self._server.on_idle = self._on_idle
         return self._server
 
     def close(self) -> None:
@@ -139,16 +144,15 @@ class Template:
             begun.end()
         server, self._server = self._server, None
         if server is not None:
-            server.on_idle = _nothing
             server.close()
+        self._aside.close()
 
     def close_when_idle(self) -> None:
         """`close` as soon as it has no worker any more."""
-        if self._server is None or self._server.is_idle:
+        self._closes_when_idle = True
+        self._on_idle()
+
+    def _on_idle(self) -> None:
+        is_idle = (self._server is None or self._server.is_idle) and not self._aside
+        if self._closes_when_idle and not self._is_closed and is_idle:
             self.close()
-        else:
-            self._server.on_idle = self.close
-
-
-def _nothing() -> None:
-    """Nobody listens."""

@@ -8,8 +8,8 @@ forked (foreground.py). On the control socket:
 * in: one byte ``f`` with five descriptors (channel, descriptors, control page, stdout, stderr), once per worker to fork;
   ``k`` and a pid: kill that worker and everything it started; ``p``: say that it is here; ``a`` and a pid: tend a worker that
   a process of the model has forked (shared_process.py), whose parent this has become, as those that are forked here
-* out: ``<kind:u8> <pid:i32> <status:i32>``: ``s`` spawned (in the order of the requests), ``x`` exited with a wait status,
-  ``p`` in answer to ``p``
+* out: ``<kind:u8> <pid:i32> <status:i32>``: ``s`` spawned or ``f`` not, with an errno (in the order of the requests), ``x``
+  exited with a wait status, ``p`` in answer to ``p``
 
 End-of-file on it means that the server is gone: kill every worker and exit. Every worker leads a process group of its own,
 so that what a model started ends with it.
@@ -96,6 +96,7 @@ class ForkServer:
 
     def __init__(self, control: socket.socket) -> None:
         from pytriton_lite.core import blas, prctl
+        from pytriton_lite.worker import forked
 
         self._control = control
         self._blas = blas.thread_setters()
@@ -107,20 +108,24 @@ class ForkServer:
         self._wake_read, self._wake_write = socket.socketpair()
         for sock in (self._wake_read, self._wake_write):
             sock.setblocking(False)
-        # The server alone decides when workers end; the terminal's Ctrl-C reaches us too.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        # The server alone decides when workers end. What a terminal sends reaches us too, and SIGHUP opens a server's log anew.
+        for number in forked.ENDING_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
 
     def serve(self) -> None:
         """Fork and reap until the server is gone."""
+        # Not select: our descriptors have the numbers that they had in the server, which may be large.
+        poll = select.poll()
+        for sock in (self._control, self._wake_read):
+            poll.register(sock.fileno(), select.POLLIN)
         while True:
-            ready, _, _ = select.select([self._control, self._wake_read], [], [])
-            if self._wake_read in ready:
+            ready = {fd for fd, _ in poll.poll()}
+            if self._wake_read.fileno() in ready:
                 self._wake_read.recv(4096)
                 self._reap()
-            if self._control in ready and not self._handle_request():
+            if self._control.fileno() in ready and not self._handle_request():
                 break
         # Before the sockets go with the interpreter: children that die now would be told of through a closed one.
         signal.set_wakeup_fd(-1)
@@ -146,6 +151,8 @@ class ForkServer:
         if data == b"p":
             self._report(b"p", 0, 0)
             return True
+        for fd in descriptors:
+            os.set_inheritable(fd, False)  # not for what a model starts
         self._fork(descriptors)
         for fd in descriptors:
             os.close(fd)
@@ -153,7 +160,11 @@ class ForkServer:
 
     def _fork(self, descriptors: list[int]) -> None:
         parent = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:  # no processes or no memory left: the workers that there are serve on
+            self._report(b"f", 0, error.errno or 0)
+            return
         if pid == 0:
             self._become_worker(parent, descriptors)
         try:

@@ -68,6 +68,8 @@ def resume(control: socket.socket, words: list[str]) -> int:
 def _receive(control: socket.socket) -> Orders | None:
     """What the server wants; None when it ends without having wanted anything."""
     data, descriptors, _, _ = socket.recv_fds(control, _LENGTH.size, _DESCRIPTORS)
+    for fd in descriptors:
+        os.set_inheritable(fd, False)  # not for what a model starts
     if not data:
         return None
     (length,) = _LENGTH.unpack(data)

@@ -8,16 +8,17 @@ import sys
 
 from pytriton_lite.core import prctl
 
-_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What a terminal or an operator sends to all processes of a server, which alone decides when they end."""
 
 
 def disregard_signals() -> None:
-    """Let SIGINT and SIGTERM do nothing here: the server alone decides when a worker ends (model API, 1.3).
+    """Let `ENDING_SIGNALS` do nothing here: the server alone decides when a worker ends (model API, 1.3).
 
     By a handler, where the fork server has SIG_IGN: programs that the model starts would inherit that, and could not be
     terminated.
     """
-    for number in _ENDING_SIGNALS:
+    for number in ENDING_SIGNALS:
         signal.signal(number, lambda *_: None)
         signal.siginterrupt(number, False)
 
@@ -25,8 +26,8 @@ def disregard_signals() -> None:
 def let_children_end() -> None:
     """Have the processes that the model forks regard these signals, from their first moment on."""
     os.register_at_fork(
-        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS),
-        after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS),
+        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS),
+        after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS),
         after_in_child=_regard_signals,
     )
 
@@ -34,7 +35,8 @@ def let_children_end() -> None:
 def _regard_signals() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
 
 
 def die_with(parent: int) -> None:

@@ -115,7 +115,7 @@ def test_user_code_runs_on_the_main_thread(server: RunningServer) -> None:
     assert answer(server, code) is True
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_that_asks_for_the_end_does_nothing(server: RunningServer, name: str) -> None:
     """Model API, 1.3: no KeyboardInterrupt reaches a model."""
     code = f"""

@@ -28,6 +28,11 @@ _IDLE_S = 30.0
 _ANSWER_S = 5.0
 """How long one that has answered before may take to answer again. It forks in a millisecond."""
 
+_END_S = 1.0
+"""How long one that is closed may take to end: it kills what its workers have started. The loop waits for it."""
+_IDLE_END_S = 0.1
+"""The same for one that has no workers. It ends in some milliseconds, unless it is stopped, which nobody would have noticed."""
+
 _REPORT_S = 1.0
 """How long after a worker's end, which the kernel tells us, its fork server may take to say how it ended."""
 
@@ -134,6 +139,8 @@ class ForkServer:
         self._buffer = b""
         self._spawning: deque[asyncio.Future[Spawned]] = deque()
         self._asking = asyncio.Lock()
+        self._room: asyncio.Future[None] = self._loop.create_future()
+        """Done when the one who holds the lock may try again."""
         self._exits: dict[int, asyncio.Future[WorkerExit]] = {}
         self._last_words: deque[str] = deque(maxlen=20)
         self._errors = LinePipe(process.errors_fd, self._hear)
@@ -150,8 +157,12 @@ class ForkServer:
         self._pidfds: dict[int, int] = {}
         self._killing: set[int] = set()
         """Workers that it was told to kill and whose ends it has not reported."""
+        self._unreported: set[int] = set()
+        """Workers whose ends it has not reported, and which were given up. Nobody has ended what they started."""
+        self._is_asked = False
+        """Whether the latest ``p`` found room in the socket."""
         self.on_idle: Callable[[], None] = _nothing
-        """Called when the last worker has ended."""
+        """Called when the last worker has ended, with the fork server or by itself; not by `close`."""
         control.setblocking(False)
         self._loop.add_reader(control.fileno(), self._read)
 
@@ -221,24 +232,25 @@ class ForkServer:
         return True
 
     async def _wait_writable(self) -> None:
-        writable: asyncio.Future[None] = self._loop.create_future()
-
-        def has_room() -> None:
-            if not writable.done():
-                writable.set_result(None)
-
-        self._loop.add_writer(self._control.fileno(), has_room)
+        room = self._room = self._loop.create_future()
+        self._loop.add_writer(self._control.fileno(), self._on_room)
         try:
-            await writable
+            await room
         finally:
             if self.is_alive:
                 self._loop.remove_writer(self._control.fileno())
+
+    def _on_room(self) -> None:
+        if not self._room.done():
+            self._room.set_result(None)
 
     def kill(self, pid: int) -> None:
         """End a worker and everything it started, now. Harmless for one that has ended."""
         if self.is_alive and pid in self._exits:
             try:
                 self._control.send(b"k" + struct.pack("<i", pid))
+            except (BlockingIOError, InterruptedError):  # full
+                self._kill_directly(pid)
             except OSError:
                 pass  # gone, and its workers with it; `_read` will see it
             self._killing.add(pid)
@@ -262,19 +274,29 @@ class ForkServer:
 
     def _expect_answer(self) -> None:
         """See to it that a silence is noticed. It may take its time to import numpy, so the first answer has no limit here."""
-        if self._overdue is not None or not self._has_answered or self.is_stuck or not self.is_alive:
-            return
+        if self._overdue is None and self._has_answered and not self.is_stuck and self.is_alive:
+            self._is_asked = self._ask_for_sign()
+            self._overdue = self._loop.call_later(self._answer_s, self._on_overdue)
+
+    def _ask_for_sign(self) -> bool:
+        """Whether there is room for the question. One who is gone is heard of elsewhere."""
         try:
             self._control.send(b"p")
+        except (BlockingIOError, InterruptedError):
+            return False
         except OSError:
-            pass  # full: what is in there is not read either
-        self._overdue = self._loop.call_later(self._answer_s, self._on_overdue)
+            pass
+        return True
 
     def _on_overdue(self) -> None:
         self._has_caught_up = False
         self._read()  # the loop itself may have been late
         self._overdue = None
         if self._has_caught_up or not self.is_alive:
+            return
+        if not self._is_asked and self._ask_for_sign():  # it has read meanwhile
+            self._is_asked = True
+            self._overdue = self._loop.call_later(self._answer_s, self._on_overdue)
             return
         self.is_stuck = True
         logger.error(
@@ -289,6 +311,9 @@ class ForkServer:
                 spawned.set_exception(self._does_not_answer())
         for pid in self._killing:
             self._kill_directly(pid)
+        for pid in self._unreported:
+            _kill_group(pid)
+        self._unreported.clear()
 
     def _does_not_answer(self) -> ForkServerStuck:
         text = f"the worker interpreter '{self.executable}' (pid {self.pid}) does not answer"
@@ -311,8 +336,14 @@ class ForkServer:
 
     def _end_unreported(self, pid: int) -> None:
         exited = self._exits.pop(pid, None)
-        if exited is not None:
-            self._ended(exited, WorkerExit(None))
+        if exited is None:
+            return
+        # One that is stuck has not reaped it, so that the number is still its own. One that is slow does it all itself.
+        if self.is_stuck:
+            _kill_group(pid)
+        else:
+            self._unreported.add(pid)
+        self._ended(exited, WorkerExit(None))
 
     def _forget_pidfd(self, pid: int) -> None:
         fd = self._pidfds.pop(pid, None)
@@ -322,6 +353,7 @@ class ForkServer:
 
     def close(self) -> None:
         """End it and every worker it still has."""
+        limit_s = _IDLE_END_S if self.is_idle else _END_S
         if self.is_stuck:
             self._process.kill()  # it would not see that it is to end
         if self.is_alive:
@@ -329,7 +361,7 @@ class ForkServer:
         else:
             self._process.kill()  # it has closed its socket, so it is ending anyway
         try:
-            self._process.wait(timeout=5)
+            self._process.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -345,6 +377,10 @@ class ForkServer:
             f"the worker interpreter '{self.executable}' ended{f': {words}' if words else ' without a word'}{self._advice}",
         )
 
+    def _cannot_fork(self, number: int) -> InferenceError:
+        text = f"the worker interpreter '{self.executable}' cannot fork a worker: {os.strerror(number)}"
+        return InferenceError(ErrorCode.UNAVAILABLE, text)
+
     def _read(self) -> None:
         try:
             data = self._control.recv(65536)
@@ -354,6 +390,7 @@ class ForkServer:
             data = b""
         if not data:
             self._on_end()
+            self.on_idle()
             return
         self._buffer += data
         while len(self._buffer) >= _REPORT.size:
@@ -374,9 +411,14 @@ class ForkServer:
                     spawned.set_result((pid, self._exits[pid]))
                 else:  # whoever asked has gone; nobody would ever stop this worker
                     self.kill(pid)
+            elif kind == ord("f"):
+                spawned = self._spawning.popleft()
+                if not spawned.done():
+                    spawned.set_exception(self._cannot_fork(status))
             else:
                 self._forget_pidfd(pid)
                 self._killing.discard(pid)
+                self._unreported.discard(pid)
                 exited = self._exits.pop(pid, None)
                 if exited is not None:  # else we have heard of it from the kernel
                     self._ended(exited, WorkerExit(status))
@@ -391,6 +433,9 @@ class ForkServer:
         """The fork server is gone or being closed: its workers are, too."""
         self.is_alive = False
         self._loop.remove_reader(self._control.fileno())
+        # Before the number is somebody else's. Who waits for room finds out.
+        self._loop.remove_writer(self._control.fileno())
+        self._on_room()
         self._control.close()
         self._errors.close()
         if self._overdue is not None:
@@ -420,6 +465,37 @@ def _nothing() -> None:
     """Do nothing: the fork server is nobody's but its owner's."""
 
 
+class PutAside:
+    """Fork servers that do not answer and still have workers, which serve. Each ends with its last worker."""
+
+    def __init__(self, on_empty: Callable[[], None] = _nothing) -> None:
+        self._servers: set[ForkServer] = set()
+        self._on_empty = on_empty
+
+    def __len__(self) -> int:
+        return len(self._servers)
+
+    def add(self, server: ForkServer) -> None:
+        """Own *server* from now on."""
+        if not server.has_workers:
+            server.close()
+            return
+        self._servers.add(server)
+        server.on_idle = lambda: self._end(server)
+
+    def _end(self, server: ForkServer) -> None:
+        self._servers.discard(server)
+        server.close()
+        if not self._servers:
+            self._on_empty()
+
+    def close(self) -> None:
+        """End all of them, and their workers."""
+        servers, self._servers = self._servers, set()
+        for server in servers:
+            server.close()
+
+
 class ForkServers:
     """The fork servers of this engine, by environment: numpy is imported, and variables are read, when one starts.
 
@@ -432,13 +508,12 @@ class ForkServers:
         self._head_start = head_start
         self._by_environment: dict[Environment, ForkServer] = {}
         self._endings: dict[Environment, asyncio.TimerHandle] = {}
-        self._stuck: set[ForkServer] = set()
-        """Fork servers that do not answer and still have workers, which serve."""
+        self._aside = PutAside()
 
     def get(self, environment: Environment) -> ForkServer:
         server = self._by_environment.get(environment)
         if server is not None and server.is_stuck and server.is_alive:
-            self._put_aside(server)
+            self._aside.add(server)
             server = None
         if server is None or not server.is_alive:
             if server is not None:
@@ -472,18 +547,6 @@ class ForkServers:
     async def prepared(self, environment: Environment) -> ForkServer:
         return self.get(environment)
 
-    def _put_aside(self, server: ForkServer) -> None:
-        """Let *server*, which is stuck, go when its last worker has ended."""
-        if not server.has_workers:
-            server.close()
-            return
-        self._stuck.add(server)
-        server.on_idle = lambda: self._end_stuck(server)
-
-    def _end_stuck(self, server: ForkServer) -> None:
-        self._stuck.discard(server)
-        server.close()
-
     def _end_later(self, environment: Environment) -> None:
         self._forget_ending(environment)
         loop = asyncio.get_running_loop()
@@ -508,6 +571,4 @@ class ForkServers:
         for server in self._by_environment.values():
             server.close()
         self._by_environment.clear()
-        for server in self._stuck:
-            server.close()
-        self._stuck.clear()
+        self._aside.close()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -14,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.engine.environments import Environment
+from pytriton_lite.engine.workers import fork_server
 from pytriton_lite.engine.workers.fork_process import BOOTSTRAP
 from pytriton_lite.engine.workers.fork_server import ForkServer, ForkServers, ForkServerStuck
 from pytriton_lite.ipc.channel import FrameReader
@@ -153,17 +158,119 @@ def test_a_version_gets_its_next_worker_from_another_fork_server(tmp_path: Path)
     asyncio.run(scenario())
 
 
+def test_what_a_worker_started_ends_with_it_where_its_fork_server_is_stopped() -> None:
+    async def scenario(servers: ForkServers, server: ForkServer, ends: Ends) -> None:
+        pid, exited = await server.spawn(ends.descriptors())
+        command = ["sleep", "3600"]
+        started = await asyncio.create_subprocess_exec(*command, preexec_fn=lambda: os.setpgid(0, pid))
+        stop(server)
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.wait_for(exited, WAIT_S)
+        assert await asyncio.wait_for(started.wait(), WAIT_S) == -signal.SIGKILL
+
+    with_fork_servers(scenario)
+
+
+def test_those_who_wait_for_room_hear_of_the_end_and_the_number_is_free_for_others() -> None:
+    async def scenario(servers: ForkServers, server: ForkServer, ends: Ends) -> None:
+        os.kill(server.pid, signal.SIGSTOP)
+        number = server._control.fileno()
+        given = ends.descriptors()
+        waiting = [asyncio.ensure_future(server.spawn(given)) for _ in range(400)]
+        while not server._asking.locked():  # noqa: ASYNC110 - until the socket is full
+            await asyncio.sleep(0)
+        os.kill(server.pid, signal.SIGKILL)
+        found = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), WAIT_S)
+        assert {type(one) for one in found} == {InferenceError}
+        ours, theirs = socket.socketpair()
+        with ours, theirs, ExitStack() as stack:
+            if number not in (ours.fileno(), theirs.fileno()):
+                stack.callback(os.close, os.dup2(ours.fileno(), number))
+            loop = asyncio.get_running_loop()
+            came = asyncio.Event()
+            loop.add_reader(number, came.set)
+            stack.callback(loop.remove_reader, number)
+            (ours if number == theirs.fileno() else theirs).send(b"x")
+            await asyncio.wait_for(came.wait(), WAIT_S)
+
+    with_fork_servers(scenario)
+
+
+def test_one_that_cannot_fork_says_so_and_its_workers_serve_on(tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import errno, os\n"
+        "real = os.fork\n"
+        "def fork():\n"
+        f"    if os.path.exists({str(full)!r}):\n"
+        "        raise OSError(errno.EAGAIN, 'no more')\n"
+        "    return real()\n"
+        "os.fork = fork\n"
+    )
+
+    async def scenario() -> None:
+        with ExitStack() as stack:
+            ends = Ends(stack)
+            server = ForkServer.start(Environment(sys.executable, {**os.environ, "PYTHONPATH": str(tmp_path)}))
+            stack.callback(server.close)
+            pid, exited = await asyncio.wait_for(server.spawn(ends.descriptors()), WAIT_S)
+            full.touch()
+            with pytest.raises(InferenceError, match="cannot fork a worker: Resource temporarily unavailable"):
+                await asyncio.wait_for(server.spawn(ends.descriptors()), WAIT_S)
+            full.unlink()
+            assert (await asyncio.wait_for(server.spawn(ends.descriptors()), WAIT_S))[0] > 0
+            assert is_running(pid) and not exited.done()
+
+    asyncio.run(scenario())
+
+
+def test_one_that_is_idle_and_stopped_keeps_nobody_waiting_when_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(servers: ForkServers, server: ForkServer, ends: Ends) -> None:
+        (pid,) = server._exits
+        server.kill(pid)
+        await asyncio.wait_for(server._exits[pid], WAIT_S)
+        os.kill(server.pid, signal.SIGSTOP)
+        waits: list[float | None] = []
+        wait = server._process.wait
+
+        def recorded(timeout: float | None = None) -> int:
+            waits.append(timeout)
+            return wait(timeout)
+
+        monkeypatch.setattr(server._process, "wait", recorded)
+        servers.close()
+        assert waits == [fork_server._IDLE_END_S, None]
+        assert server._process.poll() == -signal.SIGKILL
+
+    with_fork_servers(scenario)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no terminals that hang up")
+def test_a_terminal_that_hangs_up_ends_neither_it_nor_its_workers() -> None:
+    async def scenario(servers: ForkServers, server: ForkServer, ends: Ends) -> None:
+        os.kill(server.pid, signal.SIGHUP)
+        pid, exited = await asyncio.wait_for(server.spawn(ends.descriptors()), WAIT_S)
+        assert await asyncio.to_thread(ends.channels[-1].recv, 1)  # HELLO: its handlers are there
+        os.kill(pid, signal.SIGHUP)
+        assert (await asyncio.wait_for(server.spawn(ends.descriptors()), WAIT_S))[0] > 0
+        assert is_running(pid) and not exited.done()
+
+    with_fork_servers(scenario)
+
+
 def start(model_dir: Path) -> bytes:
     return start_of(model_dir=model_dir).frame()
 
 
 @contextmanager
-def bootstrap() -> Iterator[tuple[socket.socket, subprocess.Popen[bytes]]]:
+def bootstrap(lowest: int = 3) -> Iterator[tuple[socket.socket, subprocess.Popen[bytes]]]:
+    """A fork server whose control socket has a number from *lowest* on."""
     ours, theirs = socket.socketpair()
-    with ours, theirs:
-        command = [sys.executable, str(BOOTSTRAP), str(theirs.fileno()), ""]
-        with subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE) as process:
+    with ours, theirs, open(fcntl.fcntl(theirs, fcntl.F_DUPFD, lowest)) as given:
+        command = [sys.executable, str(BOOTSTRAP), str(given.fileno()), ""]
+        with subprocess.Popen(command, pass_fds=[given.fileno()], stderr=subprocess.PIPE) as process:
             theirs.close()
+            given.close()
             try:
                 yield ours, process
             finally:
@@ -182,6 +289,27 @@ def test_a_fork_server_ends_without_a_word_with_many_workers() -> None:
             control.close()
             _, said = process.communicate(timeout=WAIT_S)
     assert said == b""
+
+
+def test_a_fork_server_works_with_descriptors_of_large_numbers_and_its_workers_pass_none_on() -> None:
+    """A server with many connections has large ones, and select would refuse them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        if soft < 2000:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (2000, hard))
+            stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        ends = Ends(stack)
+        with bootstrap(lowest=1500) as (control, _):
+            socket.send_fds(control, [b"f"], ends.descriptors())
+            kind, pid, _ = struct.unpack("<Bii", control.recv(9, socket.MSG_WAITALL))
+            assert (kind, bool(ends.channels[0].recv(1))) == (ord("s"), True)
+            if sys.platform == "linux":
+                flags = {
+                    fd.name: int(Path(f"/proc/{pid}/fdinfo/{fd.name}").read_text().split()[3], 8)
+                    for fd in Path(f"/proc/{pid}/fd").iterdir()
+                    if os.readlink(fd).startswith("socket:")
+                }
+                assert flags and all(flag & os.O_CLOEXEC for flag in flags.values())
 
 
 def test_a_worker_whose_model_fails_when_the_server_has_gone_says_nothing_of_ours(tmp_path: Path) -> None:
