@@ -161,6 +161,8 @@ class ForkServer:
         """Workers whose ends it has not reported, and which were given up. Nobody has ended what they started."""
         self._is_asked = False
         """Whether the latest ``p`` found room in the socket."""
+        self._owes_more = False
+        """Whether something was asked of it behind the latest ``p``, whose answer says nothing about that."""
         self.on_idle: Callable[[], None] = _nothing
         """Called when the last worker has ended, with the fork server or by itself; not by `close`."""
         control.setblocking(False)
@@ -274,7 +276,10 @@ class ForkServer:
 
     def _expect_answer(self) -> None:
         """See to it that a silence is noticed. It may take its time to import numpy, so the first answer has no limit here."""
-        if self._overdue is None and self._has_answered and not self.is_stuck and self.is_alive:
+        if self._overdue is not None:
+            self._owes_more = True
+        elif self._has_answered and not self.is_stuck and self.is_alive:
+            self._owes_more = False
             self._is_asked = self._ask_for_sign()
             self._overdue = self._loop.call_later(self._answer_s, self._on_overdue)
 
@@ -289,9 +294,9 @@ class ForkServer:
         return True
 
     def _on_overdue(self) -> None:
+        self._overdue = None
         self._has_caught_up = False
         self._read()  # the loop itself may have been late
-        self._overdue = None
         if self._has_caught_up or not self.is_alive:
             return
         if not self._is_asked and self._ask_for_sign():  # it has read meanwhile
@@ -299,6 +304,8 @@ class ForkServer:
             self._overdue = self._loop.call_later(self._answer_s, self._on_overdue)
             return
         self.is_stuck = True
+        if self._overdue is not None:
+            self._overdue.cancel()
         logger.error(
             "worker interpreter %s (pid %d) has not answered for %g s: another takes its place, its %d workers serve on",
             self.executable,
@@ -402,6 +409,8 @@ class ForkServer:
                 if self._overdue is not None:
                     self._overdue.cancel()
                     self._overdue = None
+                if self._owes_more:
+                    self._expect_answer()
             elif kind == ord("s"):
                 # Both at once: the exit may be the next report of the same read.
                 self._exits[pid] = self._loop.create_future()

@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import os
 import resource
+import select
 import signal
 import socket
 import struct
@@ -109,6 +110,19 @@ def test_one_that_does_not_kill_is_noticed_and_the_worker_is_killed(caplog: pyte
         await asyncio.wait_for(exited, WAIT_S)
         assert not is_running(pid)
         assert "has not answered" in caplog.text
+
+    with_fork_servers(scenario)
+
+
+def test_an_answer_says_nothing_of_what_was_asked_behind_its_question() -> None:
+    async def scenario(servers: ForkServers, server: ForkServer, ends: Ends) -> None:
+        pid, exited = await server.spawn(ends.descriptors())
+        server._expect_answer()
+        assert select.select([server._control], [], [], WAIT_S)[0]  # the answer is there, and the loop has not read it
+        stop(server)
+        server.kill(pid)
+        await asyncio.wait_for(exited, WAIT_S)
+        assert not is_running(pid)
 
     with_fork_servers(scenario)
 
