@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import math
 import os
 import signal
 import tempfile
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import FrameType
@@ -20,6 +22,8 @@ gc.disable()  # until all tests are collected: of what modules and tests are mad
 
 HANG_S = 450
 """pytest-timeout fails a test after 300 s. What hangs even then, as a thread may that the test waits for, is cut off."""
+_RENEW_S = 30
+"""So much of it may have been used up by tests before."""
 END_S = 120
 """When all tests are done: a thread that waits for ever would keep the process."""
 
@@ -97,26 +101,36 @@ class _EndOfWaiting:
 
     def __init__(self) -> None:
         self._terminal = os.dup(2)  # pytest puts something else into its place
+        self._begun_at = -math.inf
 
     def begin(self, limit_s: int) -> None:
         faulthandler.dump_traceback_later(limit_s, exit=True, file=self._terminal)
+        self._begun_at = time.monotonic()
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self) -> Generator[None, Any, Any]:
-        self.begin(HANG_S)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
+        # Each beginning is a thread that the one before has to end for: half of what pytest itself costs for a small test. The
+        # tests of a file follow each other, so one limit may be for many of them, as long as nearly all of it is left.
+        if time.monotonic() - self._begun_at > _RENEW_S:
+            self.begin(HANG_S)
         try:
             return (yield)
         finally:
-            faulthandler.cancel_dump_traceback_later()
+            if nextitem is None or nextitem.path != item.path:
+                self._call_off()  # from here on pytest-xdist may have nothing to do for long
+
+    def _call_off(self) -> None:
+        faulthandler.cancel_dump_traceback_later()
+        self._begun_at = -math.inf
 
     @pytest.hookimpl(trylast=True)
     def pytest_exception_interact(self) -> None:
         self.begin(HANG_S)  # pytest has just called it off
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if not hasattr(
-            session.config, "workerinput"
-        ):  # one of several waits for the others, and is ended by pytest-xdist
+        if hasattr(session.config, "workerinput"):
+            self._call_off()  # one of several waits for the others, and is ended by pytest-xdist
+        else:
             self.begin(END_S)
 
 
