@@ -1,12 +1,17 @@
-"""Servers that are forked from a process which has imported what a server imports.
+"""Servers that are forked from a process which has imported what a server imports, and fork servers likewise.
 
 A started server spends 0.7 s of a core on imports, a forked one a tenth of that, and a run of all tests has 330 servers. From
 ``main`` on nothing differs: the forked process has the arguments, the environment and the output that it was given,
 its own workers, ports and end, and no descriptor but the three. Tests of what comes before ``main`` start a server as users do.
 
-As a module of its own, ``python -m tests.forked_servers <descriptor>``, it is that process: the nursery. On the control socket
-it is sent descriptors, the server's output and a file with a `_Birth` in JSON, and answers with ``_REPORT``: a process id and
--1 for one that it has forked, with its descriptor; a process id and the status of wait for one that has ended.
+The first fork server of an engine that a test has in its own process (`forked_head_start`) costs 0.14 s when it is started, and
+that of each of 160 engines was. Forked from a process with numpy it is what a server's first one is
+(``pytriton_lite.engine.workers.fork_process``). All others are started by the engine.
+
+As a module of its own, ``python -m tests.forked_servers <descriptor> <kind>``, it is that process: the nursery. On the control
+socket it is sent descriptors, the output, a file with a `_Birth` in JSON, and a fork server's control socket. It answers with
+``_REPORT``: a process id and -1 for one that it has forked, with its descriptor; a process id and the status of wait for one
+that has ended.
 """
 
 from __future__ import annotations
@@ -28,7 +33,9 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TypedDict
+from typing import IO, Literal, TypedDict, cast
+
+from pytriton_lite.engine.workers.fork_process import BegunProcess, HeadStart, _become_fork_server
 
 CAN_FORK = hasattr(os, "pidfd_open")
 """Not on macOS, where the frameworks of the system do not bear a fork."""
@@ -40,8 +47,12 @@ _BEFORE_MAIN = ("LANG", "LC_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "P
 """Variables that begin so take effect when an interpreter or a library of it starts: too late for a fork."""
 
 
+Kind = Literal["servers", "fork-servers"]
+"""What a nursery has imported the modules of, and forks."""
+
+
 class _Birth(TypedDict):
-    """What makes one server: arguments of the command, and all of its environment."""
+    """What makes one process: arguments of the command, none for a fork server, and all of its environment."""
 
     arguments: list[str]
     environ: dict[str, str]
@@ -52,9 +63,10 @@ def _before_main(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class ForkedServer:
-    """A server process, with what tests use of `subprocess.Popen`."""
+    """A server process, or a fork server's, with what tests and engines use of `subprocess.Popen`."""
 
-    def __init__(self, nursery: Nursery, pid: int, pidfd: int, output: IO[bytes]) -> None:
+    def __init__(self, nursery: Nursery, pid: int, pidfd: int, output: IO[bytes] | None = None) -> None:
+        """*output* is the reading end of what it writes, if it owns that."""
         self.pid = pid
         self.stdout = output
         self._nursery = nursery
@@ -97,13 +109,34 @@ class ForkedServer:
         os.close(self._pidfd)
 
 
+class ForkedHeadStart(BegunProcess):
+    """The first fork server of an engine in this process, forked from a nursery."""
+
+    libraries = ""
+
+    def __init__(self) -> None:
+        self.executable = sys.executable
+        self.variables: Mapping[str, str] = dict(os.environ)
+        self.control, theirs = socket.socketpair()
+        self.errors_fd, write = os.pipe()
+        with theirs, open(write, "wb"):
+            self.process = nursery("fork-servers").fork_server(self.variables, write, theirs.fileno())
+
+
+def forked_head_start() -> HeadStart | None:
+    """What an engine takes for its first fork server; None where a forked one is not the same, and the engine starts it."""
+    if CAN_FORK and Path.cwd() == _PROJECT and nursery("fork-servers").can_fork(os.environ):
+        return cast("HeadStart", ForkedHeadStart())  # it has what is used of one
+    return None
+
+
 class Nursery:
     """The process that servers are forked from; it ends before the process that has started it."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Kind) -> None:
         self._control, theirs = socket.socketpair()
         self._before_main = _before_main(os.environ)
-        command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+        command = [sys.executable, "-m", __name__, str(theirs.fileno()), kind]
         with theirs:
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, cwd=_PROJECT
@@ -124,18 +157,26 @@ class Nursery:
 
     def fork(self, arguments: Sequence[str], environ: Mapping[str, str]) -> ForkedServer:
         """A server that is about to begin."""
-        birth = _Birth(arguments=list(arguments), environ=dict(environ))
         read, write = os.pipe()
         output = open(read, "rb", buffering=0)  # noqa: SIM115 - the server of the test has it, and closes it
-        with tempfile.TemporaryFile() as file, open(write, "wb"), self._lock:
+        with open(write, "wb"):
+            pid, pidfd = self._fork(_Birth(arguments=list(arguments), environ=dict(environ)), write)
+        return ForkedServer(self, pid, pidfd, output)
+
+    def fork_server(self, environ: Mapping[str, str], errors: int, control: int) -> ForkedServer:
+        """A fork server that is about to begin, with these descriptors, which stay ours too."""
+        return ForkedServer(self, *self._fork(_Birth(arguments=[], environ=dict(environ)), errors, control))
+
+    def _fork(self, birth: _Birth, output: int, *descriptors: int) -> tuple[int, int]:
+        with tempfile.TemporaryFile() as file, self._lock:
             file.write(json.dumps(birth).encode())
             file.flush()
-            socket.send_fds(self._control, [b"f"], [write, file.fileno()])
+            socket.send_fds(self._control, [b"f"], [output, file.fileno(), *descriptors])
             while (report := self._next_report())[1] != _BORN:
                 self._note(report[0], report[1])
             pid, _, pidfds = report
             self.ends.pop(pid, None)  # of one that has had this number before
-            return ForkedServer(self, pid, pidfds[0], output)
+            return pid, pidfds[0]
 
     def hear_of_the_end(self, pid: int) -> None:
         """Wait until the end of *pid*, which has come, is reported."""
@@ -156,13 +197,13 @@ class Nursery:
 
 
 @functools.cache
-def nursery() -> Nursery:
+def nursery(kind: Kind = "servers") -> Nursery:
     """The one of this process."""
-    return Nursery()
+    return Nursery(kind)
 
 
 def _serve_births(control: socket.socket) -> list[int] | None:
-    """Fork until the other end of *control* is closed. In a forked process: the two descriptors that it was sent."""
+    """Fork until the other end of *control* is closed. In a forked process: the descriptors that it was sent."""
     living: dict[int, int] = {}
     with control, selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
@@ -174,7 +215,7 @@ def _serve_births(control: socket.socket) -> list[int] | None:
                     os.close(living.pop(pid))
                     control.sendall(_REPORT.pack(pid, status))
                     continue
-                data, descriptors, _, _ = socket.recv_fds(control, 1, 2)
+                data, descriptors, _, _ = socket.recv_fds(control, 1, 3)
                 if not data:
                     return None
                 pid = os.fork()
@@ -205,8 +246,8 @@ def _be_born(output: int, description: int) -> list[str]:
     return birth["arguments"]
 
 
-def _run() -> int:
-    # Imported for the servers; without them a fork would be as dear as a start.
+def _import_a_server() -> None:
+    """What a server imports. Without it a fork would be as dear as a start."""
     import encodings.idna  # noqa: F401 - by the first socket
 
     import pydantic.v1  # noqa: F401 - by FastAPI, with the first route
@@ -215,17 +256,41 @@ def _run() -> int:
     with contextlib.suppress(ImportError):
         import uvloop  # noqa: F401 - by asyncio's runner, where it is not told to do without
     import pytriton_lite.app
+    import pytriton_lite.cli
     import pytriton_lite.frontends.http.admin  # noqa: F401 - by the first request that wants it
-    from pytriton_lite.cli import main
 
+
+def _import_a_fork_server() -> None:
+    """What it imports, and as it does: what a BLAS starts threads for now would lack them in its workers."""
+    from pytriton_lite.core.blas import one_thread
+
+    with one_thread():
+        import numpy as np  # noqa: F401
+
+        from pytriton_lite.worker import beginning, main  # noqa: F401
+
+
+def _run(control: socket.socket, kind: str) -> int:
+    if kind == "servers":
+        _import_a_server()
+    else:
+        _import_a_fork_server()
     # A server collects garbage when it has started. It would look through all that was imported here, and so write into all of
     # it, of which it has a copy of its own then: more than half of what its start costs.
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal, and tests end this one
-    descriptors = _serve_births(socket.socket(fileno=int(sys.argv[1])))
-    return 0 if descriptors is None else main(_be_born(*descriptors))
+    descriptors = _serve_births(control)
+    if descriptors is None:
+        return 0
+    output, description, *own = descriptors
+    arguments = _be_born(output, description)
+    if own:
+        _become_fork_server(socket.socket(fileno=own[0]))
+    from pytriton_lite.cli import main
+
+    return main(arguments)
 
 
 if __name__ == "__main__":
-    sys.exit(_run())
+    sys.exit(_run(socket.socket(fileno=int(sys.argv[1])), sys.argv[2]))

@@ -23,7 +23,7 @@ SEQUENCES = "sequence_batching { max_sequence_idle_microseconds: 3600000000 }"
 
 def play(folder: Path, scenario: Callable[[World], Awaitable[None]]) -> None:
     async def run() -> None:
-        async with World(folder) as world:
+        async with World(folder, started=True) as world:  # `children` are those of a child of ours
             await scenario(world)
         assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
 

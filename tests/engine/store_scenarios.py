@@ -18,6 +18,7 @@ from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.server import Server, ServerOptions
 from pytriton_lite.engine.workers.settings import WorkerSettings
 from pytriton_lite.frontends.pending_answer import PendingAnswer
+from tests.forked_servers import forked_head_start
 
 WORKERS = WorkerSettings(
     executable=sys.executable,
@@ -133,7 +134,11 @@ def run(
 
     async def main() -> None:
         server = Server(ServerOptions(repositories, WORKERS, is_explicit=is_explicit, **options))
+        if not is_explicit:
+            server._fork_servers._head_start = forked_head_start()
         assert await server.load_all() == loads_all
+        if is_explicit:  # a server that has loaded nothing has no use for one any more; here a load follows
+            server._fork_servers._head_start = forked_head_start()
         server.start_serving()
         try:
             await asyncio.wait_for(scenario(server), 60)

@@ -23,6 +23,7 @@ from pytriton_lite.engine.workers.fork_server import ForkServers
 from pytriton_lite.engine.workers.instance import Instance
 from pytriton_lite.engine.workers.settings import WorkerSettings
 from tests.engine.answering import answer_of
+from tests.forked_servers import forked_head_start
 from tests.harness import write_model
 
 WAIT_S = 30
@@ -88,11 +89,14 @@ class Gate:
 
 
 class World:
-    """Versions of models, each in a folder of its own, that share a fork server and, if they are to, resources."""
+    """Versions of models, each in a folder of its own, that share a fork server and, if they are to, resources.
 
-    def __init__(self, folder: Path, *, grants: ResourceGrants | None = None) -> None:
+    The fork server is forked (forked_servers.py), unless it is to be *started* because a test looks for its process.
+    """
+
+    def __init__(self, folder: Path, *, grants: ResourceGrants | None = None, started: bool = False) -> None:
         self._folder = folder
-        self._fork_servers = ForkServers()
+        self._fork_servers = ForkServers(head_start=None if started else forked_head_start())
         self.grants = grants
         self.versions: list[WorkerVersion] = []
 
