@@ -26,7 +26,14 @@ from pytriton_lite.engine.environments.threads import too_many_threads
 from pytriton_lite.engine.workers.fork_server import ForkServers
 from pytriton_lite.ipc.messages import CONTROL_BYTES
 from pytriton_lite.ipc.segment import Segment
-from tests.environment_kit import make_environment, numpy_alone, pack, write_numpy_wheel, write_wheel
+from tests.environment_kit import (
+    make_environment,
+    numpy_alone,
+    pack,
+    python_with_quick_pip,
+    write_numpy_wheel,
+    write_wheel,
+)
 from tests.harness import write_model
 
 Act = Callable[[Environments], Coroutine[Any, Any, Any]]
@@ -42,11 +49,11 @@ def config_of(repository: Path, *parameters: tuple[str, str], name: str = "m", r
     return read_model_config(folder, versions=[1])
 
 
-def within(act: Act, **options: Any) -> Any:
-    """What *act* gives, with environments that are closed afterwards."""
+def within(act: Act, *, python: str = sys.executable, **options: Any) -> Any:
+    """What *act* gives, with environments of a server on *python* that are closed afterwards."""
 
     async def scenario() -> Any:
-        environments = Environments(sys.executable, **options)
+        environments = Environments(python, **options)
         try:
             return await act(environments)
         finally:
@@ -393,8 +400,10 @@ def installer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, t
 
 
 @pytest.fixture
-def with_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+def with_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """An interpreter, which builds environments with pip."""
     monkeypatch.setenv("PATH", os.defpath)
+    return python_with_quick_pip(tmp_path / "python")
 
 
 def write_requirements(repository: Path, text: str, name: str = "m") -> Path:
@@ -416,7 +425,6 @@ def word_in(environment: Environment) -> str:
 def test_requirements_become_an_environment_with_numpy_that_is_used_again(
     installer: str, wheels: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then, one that is not complete is not used but built again."""
     caplog.set_level(logging.INFO, "pytriton_lite")
     monkeypatch.setenv("PYTHONPATH", str(Path(pytest.__file__).parent.parent))  # no package of the server's counts
     path = write_requirements(tmp_path, f"--no-index\n--find-links {wheels.as_uri()}\ntiny  # no numpy\n")
@@ -430,20 +438,30 @@ def test_requirements_become_an_environment_with_numpy_that_is_used_again(
     assert prepare(tmp_path, **allowed(tmp_path)).executable == first.executable
     assert [message for message in caplog.messages if "building" in message] == []
 
+
+def test_an_environment_of_requirements_that_is_not_complete_is_built_again(
+    installer: str, wheels: Path, tmp_path: Path
+) -> None:
+    python = sys.executable if installer == "uv" else python_with_quick_pip(tmp_path / "python")
+    write_requirements(tmp_path, f"--no-index\n--find-links {wheels.as_uri()}\ntiny\nnumpy\n")
+    first = prepare(tmp_path, python=python, **allowed(tmp_path))
     folder = Path(first.executable).parent.parent
     (folder / MARKER).unlink()
     (folder / "half").touch()
-    assert prepare(tmp_path, **allowed(tmp_path)).executable == first.executable
+    again = prepare(tmp_path, python=python, **allowed(tmp_path))
+    assert again.executable == first.executable
+    assert word_in(again) == "installed"
     assert not (folder / "half").exists()
+    assert (folder / MARKER).exists()
 
 
-def test_a_requirements_file_elsewhere_is_named_by_a_parameter(wheels: Path, tmp_path: Path, with_pip: None) -> None:
+def test_a_requirements_file_elsewhere_is_named_by_a_parameter(wheels: Path, tmp_path: Path, with_pip: str) -> None:
     """Two servers that want it at once build it once."""
     (tmp_path / "common.txt").write_text(f"--no-index\n--find-links {wheels.as_uri()}\ntiny\nnumpy\n")
     config = config_of(tmp_path, ("REQUIREMENTS", "../common.txt"))
 
     async def act(one: Environments) -> list[Environment]:
-        other = Environments(sys.executable, **allowed(tmp_path))
+        other = Environments(with_pip, **allowed(tmp_path))
         try:
             return await asyncio.gather(*(e.prepare(config, tmp_path / "m") for e in (one, other, one)))
         finally:
@@ -457,7 +475,7 @@ def test_a_requirements_file_elsewhere_is_named_by_a_parameter(wheels: Path, tmp
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
-        prepared = within(act, **allowed(tmp_path))
+        prepared = within(act, python=with_pip, **allowed(tmp_path))
     finally:
         log.removeHandler(handler)
         log.setLevel(level)
@@ -469,7 +487,8 @@ def test_requirements_that_do_not_resolve_are_told_in_the_installers_words(
     installer: str, wheels: Path, tmp_path: Path
 ) -> None:
     path = write_requirements(tmp_path, f"--no-index\n--find-links {wheels.as_uri()}\nno-such-package==9\n")
-    error = refusal(tmp_path, **allowed(tmp_path))
+    python = sys.executable if installer == "uv" else python_with_quick_pip(tmp_path / "python")
+    error = refusal(tmp_path, python=python, **allowed(tmp_path))
     assert error.code is ErrorCode.INTERNAL
     assert error.message.startswith(f"the environment of {path} cannot be built: the installer exited with code 1:\n")
     assert "no-such-package" in error.message
@@ -548,7 +567,7 @@ def build_wheel(*_, **__):
 
 
 @pytest.fixture
-def endless(tmp_path: Path, with_pip: None) -> Iterator[Path]:
+def endless(tmp_path: Path) -> Iterator[Path]:
     """Requirements whose build does not end; where it says that it has begun."""
     source = tmp_path / "source"
     source.mkdir()
@@ -563,7 +582,9 @@ def endless(tmp_path: Path, with_pip: None) -> Iterator[Path]:
     yield source
 
 
-def test_who_gives_up_or_closes_ends_the_installer_and_all_it_started(endless: Path, tmp_path: Path) -> None:
+def test_who_gives_up_or_closes_ends_the_installer_and_all_it_started(
+    endless: Path, with_pip: str, tmp_path: Path
+) -> None:
     for name in ("pipe", "never"):
         os.mkfifo(endless / name)
     config = config_of(tmp_path)
@@ -584,7 +605,7 @@ def test_who_gives_up_or_closes_ends_the_installer_and_all_it_started(endless: P
     # pip copies the folder it builds from, but not its pipes; so it is told where they are.
     backend = endless / "backend.py"
     backend.write_text(BLOCKING_BACKEND.replace("pathlib.Path(__file__).parent", f"pathlib.Path({str(endless)!r})"))
-    assert within(act, **allowed(tmp_path)) == "building\n"
+    assert within(act, python=with_pip, **allowed(tmp_path)) == "building\n"
 
 
 RUN_SOMETHING = """
