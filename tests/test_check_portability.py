@@ -59,6 +59,11 @@ def test_what_triton_takes_is_not(code: str, tmp_path: Path) -> None:
     assert notes(HEAD + code, tmp_path) == []
 
 
+def test_parameters_of_a_response_are_noted(tmp_path: Path) -> None:
+    code = HEAD + "def f():\n    return pb_utils.InferenceResponse(output_tensors=[], parameters={'n': 1})"
+    assert notes(code, tmp_path) == ["3: InferenceResponse takes no parameters in Triton 2.51, but in later ones"]
+
+
 def test_postponed_annotations_are_not_evaluated(tmp_path: Path) -> None:
     code = f"from __future__ import annotations\n{HEAD}def f(r: pb_utils.InferenceRequest, log=pb_utils.Logger): pass"
     assert notes(code, tmp_path) == [f"3: {LATE.format('Logger')}"]

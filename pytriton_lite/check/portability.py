@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import TypeGuard
 
 _MODULE = "triton_python_backend_utils"
 
@@ -57,6 +58,8 @@ def traps(tree: ast.Module) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and _is_of(node, names) and node.attr in _ONLY_HERE:
             yield node, f"Triton's pb_utils has no {node.attr}"
+        elif _is_response_with_parameters(node, names):
+            yield node, "InferenceResponse takes no parameters in Triton 2.51, but in later ones"
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
             strange = next(filter(None, map(_not_ascii, (*node.args, *(word.value for word in node.keywords)))), "")
             if strange:
@@ -71,6 +74,16 @@ def _aliases(tree: ast.Module) -> Iterator[str]:
 
 def _is_of(node: ast.Attribute, names: set[str]) -> bool:
     return isinstance(node.value, ast.Name) and node.value.id in names
+
+
+def _is_response_with_parameters(node: ast.AST, names: set[str]) -> TypeGuard[ast.Call]:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and _is_of(node.func, names)
+        and node.func.attr == "InferenceResponse"
+        and any(word.arg == "parameters" for word in node.keywords)
+    )
 
 
 def _postpones_annotations(tree: ast.Module) -> bool:

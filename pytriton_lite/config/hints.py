@@ -112,6 +112,8 @@ _DISTRIBUTIONS = {
 
 def _missing_package(found: re.Match[str]) -> str:
     module = found[1].partition(".")[0]
+    if module == "triton_python_backend":
+        return ""  # the worker's text says Triton's name (worker/misnomers.py), and whose package this would be nobody knows
     name = _DISTRIBUTIONS.get(module, module)
     return (
         f"pip install {name} where the server runs; or name {name} in a requirements.txt beside config.pbtxt and serve with "

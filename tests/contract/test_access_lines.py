@@ -195,6 +195,7 @@ def test_a_client_that_gives_up_has_a_line_when_the_model_is_done(server: Runnin
             gate.wait()
     line = line_of(server, request_id="gone")
     assert (line["status"], line["bytes_out"], line["instance"]) == (499, 0, "script_0_0")
+    assert line["queue_us"] >= 0 and line["compute_infer_us"] > 0
 
 
 def test_a_client_that_leaves_while_its_large_answer_is_written_has_a_line(server: RunningServer) -> None:

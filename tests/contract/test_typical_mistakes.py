@@ -66,6 +66,11 @@ def missing_package(at: Path) -> Path:
     return at / "models"
 
 
+def misnamed_module(at: Path) -> Path:
+    write_model(at / "models", "double", f"import triton_python_backend\n{CODE}", CONFIG)
+    return at / "models"
+
+
 def initialize_raises(at: Path) -> Path:
     code = f"{CODE}\n    def initialize(self, args):\n        self.weights = open('/nowhere/weights.npy')\n"
     write_model(at / "models", "double", code, CONFIG)
@@ -110,6 +115,13 @@ STARTS = [
         "model 'double' version 1: {at}/models/double/1/model.py:1: ModuleNotFoundError: No module named 'no_such_package' "
         "(pip install no_such_package where the server runs; or name no_such_package in a requirements.txt beside config.pbtxt "
         "and serve with --allow-requirements=true; or give the model an environment of its own with EXECUTION_ENV_PATH)",
+        "",
+    ),
+    Start(
+        misnamed_module,
+        "model 'double' version 1: {at}/models/double/1/model.py:1: ModuleNotFoundError: No module named "
+        "'triton_python_backend' (Triton's module is triton_python_backend_utils: import triton_python_backend_utils as "
+        "pb_utils)",
         "",
     ),
     Start(

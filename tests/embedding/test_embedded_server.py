@@ -491,12 +491,21 @@ def test_what_does_not_end_in_time_is_killed_and_its_caller_is_told(repository: 
 
 def test_a_model_that_does_not_load_ends_the_start_and_says_why(tmp_path: Path) -> None:
     write_model(tmp_path, "broken", "raise RuntimeError('no weights')", "")
-    write_model(tmp_path, "fine", "class TritonPythonModel:\n    def execute(self, requests):\n        return []", "")
+    code = """
+        from pathlib import Path
+        class TritonPythonModel:
+            def execute(self, requests):
+                return []
+            def finalize(self):
+                Path(__file__).with_name("finalized").touch()
+        """
+    write_model(tmp_path, "fine", code, "")
     before = set(threading.enumerate())
     with pytest.raises(StartError, match="failed to load all models") as failure:
         Server(tmp_path).start()
     assert "no weights" in "\n".join(failure.value.causes)
     assert set(threading.enumerate()) == before
+    assert (tmp_path / "fine" / "1" / "finalized").exists()
     with Server(tmp_path, exit_on_error=False) as server:
         assert server.models() == ["fine"] and not server.is_ready()
 

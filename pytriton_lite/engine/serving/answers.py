@@ -127,7 +127,7 @@ class Answers:
         output_ns = max(0, now_ns - result.executed_ns)
         for ticket in batch.tickets:
             if ticket.request.timeline is not None:
-                _note_execution(ticket.request.timeline, instance, batch, result)
+                _note_execution(ticket.request.timeline, ticket, instance, batch, result)
         if outcomes and outcomes[0] is Fate.SKIPPED:
             for ticket in batch.tickets:
                 statistics.add_failure(FailureReason.CANCELED, now_ns - ticket.accepted_ns)
@@ -374,10 +374,11 @@ def _is_in_order(ticket: Ticket) -> bool:
     return not ticket.is_null and ticket.caller is None
 
 
-def _note_execution(timeline: Timeline, instance: Instance, batch: Batch, result: BatchResult) -> None:
+def _note_execution(timeline: Timeline, ticket: Ticket, instance: Instance, batch: Batch, result: BatchResult) -> None:
     is_skipped = bool(result.answers) and result.answers[0].fate is Fate.SKIPPED
     if not is_skipped:
         timeline.instance = instance.name
+        timeline.enqueued_ns = ticket.enqueued_ns  # an answer that nobody waits for any more says nothing of it
         timeline.executed_batch_size = batch.batch_size
         timeline.compute_start_ns = result.taken_ns
         timeline.inputs_ns = result.inputs_ns
