@@ -1051,7 +1051,7 @@ class Listener:
         deadline = loop.time() + timeout_s
         name = self.name.removesuffix("Service").rstrip()
         while self._state.connections:
-            left_s = deadline - loop.time()
+            left_s = min(deadline - loop.time(), timeout_s)  # which the sum may exceed by the last bit
             if left_s <= 0:
                 return False
             logger.info(

@@ -402,7 +402,8 @@ def test_nothing_is_left_behind_and_nothing_of_the_process_is_changed(repository
         ] == handlers
         assert sys.getswitchinterval() == interval and logger.handlers == [] and logger.propagate
     assert not server.is_running and server.http_port is None and not server.is_ready()
-    assert (open_descriptors(), set(threading.enumerate()), children()) == before
+    assert (set(threading.enumerate()), children()) == before[1:]
+    assert open_descriptors() <= before[0]  # of tests before, clients of gRPC close theirs when they like
     assert not any(map(is_running, pids))
     assert server.stop()
     with pytest.raises(RuntimeError, match="the server has been stopped"):

@@ -92,7 +92,7 @@ class Generations:
         deadline = loop.time() + timeout_s
         are_stopped = False
         while True:
-            left_s = max(0.0, deadline - loop.time())
+            left_s = min(max(0.0, deadline - loop.time()), timeout_s)  # the sum may exceed it by the last bit
             are_stopped = are_stopped or self._tell_inferences(left_s)
             if are_stopped:
                 # Operations on models, which Triton counts here, have ended before.
