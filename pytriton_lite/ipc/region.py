@@ -13,6 +13,9 @@ import os
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 
+_AT_ONCE_BYTES = 4096
+"""So much is read by one call, which gives all there is. A larger piece may come in several."""
+
 
 class ClientSegment:
     """A client's segment as the server holds it; the descriptor is ours until the object is garbage.
@@ -26,8 +29,12 @@ class ClientSegment:
         self.fd = fd
         self.nbytes = nbytes
 
-    def read(self, offset: int, nbytes: int) -> bytearray:
+    def read(self, offset: int, nbytes: int) -> bytes | bytearray:
         """A private copy. Raises InferenceError when the segment is not so large any more, or there is no memory for it."""
+        if nbytes <= _AT_ONCE_BYTES:
+            whole = os.pread(self.fd, nbytes, offset)
+            if len(whole) == nbytes:
+                return whole
         try:
             data = bytearray(nbytes)
         except MemoryError:

@@ -327,7 +327,8 @@ def _check_inside(region: SystemRegion | CudaRegion, offset: int, byte_size: int
 
 def _check_still_there(region: SystemRegion, end: int) -> None:
     """Refuse a segment that its owner has truncated since: better here than by a worker in the middle of a batch."""
-    nbytes = os.fstat(region.segment.fd).st_size
+    # The size by a seek, which costs a third of what a stat does: nobody reads or writes at a position.
+    nbytes = os.lseek(region.segment.fd, 0, os.SEEK_END)
     if end > nbytes:
         raise InferenceError(
             ErrorCode.INVALID_ARG,

@@ -39,7 +39,7 @@ class Servicer:
         self.observation = server.observation
         self.counts = server.request_counts.grpc
         self.receive_budget = server.receive_budget
-        self.request_templates = RequestTemplates()
+        self.request_templates = RequestTemplates(server.regions)
         self.response_templates = ResponseTemplates()
 
     def start_infer(

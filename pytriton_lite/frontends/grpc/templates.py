@@ -1,16 +1,26 @@
 """Messages that differ from an earlier one in their id and their tensors' bytes alone: neither parsed nor made anew.
 
 A message is cut at these places, in protobuf's wire form, and what is left of it is looked up. Whatever is not as most clients
-send it goes the long way, by protobuf, which says what is wrong with it.
+send it goes the long way, by protobuf, which says what is wrong with it. Tensors in regions of clients are looked up anew for
+each request: what a region is may change, and so may what lies there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Buffer, PackedForm
+from pytriton_lite.frontends.grpc.parameters import RegionPlace, region_place
 from pytriton_lite.frontends.grpc.parsing import field_header
+from pytriton_lite.ipc.device_segment import DeviceSegment, is_on_device
 from pytriton_lite.ipc.messages import form_of
 from pytriton_lite.proto.grpc_service_pb import ModelInferRequest, ModelInferResponse
+
+if TYPE_CHECKING:
+    from pytriton_lite.engine.workers.regions import Regions
 
 _MOST = 512
 _LONGEST = 2048
@@ -57,34 +67,90 @@ class _RequestTemplate:
         )
 
 
+class _PlacedTemplate:
+    """What a request says beside its id whose inputs all lie in regions."""
+
+    __slots__ = ("_classes", "_inputs", "_model_name", "_requested", "_version", "_windows")
+
+    def __init__(
+        self, request: InferenceRequest, inputs: Sequence[RegionPlace], windows: Sequence[tuple[str, RegionPlace]]
+    ) -> None:
+        """*inputs* are the places of the request's, *windows* those of outputs by name."""
+        self._model_name = request.model_name
+        self._version = request.version
+        self._requested = request.requested_outputs
+        self._classes = request.classes
+        self._inputs = [
+            (given.name, given.datatype, given.shape, place) for given, place in zip(request.inputs, inputs)
+        ]
+        self._windows = windows
+
+    def request(self, request_id: str, regions: Regions) -> InferenceRequest:
+        """The request, with what *regions* are now. Raises InferenceError where one is not there, or not so large."""
+        request = InferenceRequest(
+            self._model_name,
+            self._version,
+            request_id=request_id,
+            requested_outputs=self._requested,
+            classes=self._classes,
+        )
+        for name, datatype, shape, place in self._inputs:
+            tensor = regions.tensor(
+                name, datatype, shape, region=place.region, offset=place.offset, byte_size=place.byte_size
+            )
+            request.inputs.append(tensor)
+            request.on_device = request.on_device or is_on_device(tensor)
+        if self._windows:
+            windows = request.output_windows = {}
+            for name, place in self._windows:
+                window = windows[name] = regions.window(place.region, place.offset, place.byte_size)
+                request.on_device = request.on_device or isinstance(window.segment, DeviceSegment)
+        return request
+
+
 class RequestTemplates:
     """Requests seen lately, without their ids. Emptied when full: what never comes again must not stay for ever."""
 
-    def __init__(self) -> None:
+    def __init__(self, regions: Regions) -> None:
+        """*regions* are the clients' shared memory."""
+        self._regions = regions
         self._by_rest: dict[bytes, _RequestTemplate] = {}
+        self._placed: dict[bytes, _PlacedTemplate] = {}
+        """Those without raw contents."""
 
     def read(self, data: bytes, begin: int, end: int) -> InferenceRequest | None:
         """The request that is the message ``data[begin:end]``; None where no such message has been kept."""
         id_at, id_begin, id_end, raw_at = _cut(data, begin, end)
         if raw_at < 0:
             return None
+        if raw_at == end and (end - begin > _LONGEST or not self._placed):
+            return None
         rest = data[begin:id_at] + data[id_end:raw_at]
-        template = self._by_rest.get(rest)
-        if template is None:
-            return None
+        template = self._by_rest.get(rest) if raw_at < end else None
+        placed = self._placed.get(rest) if raw_at == end else None
         try:
-            request_id = data[id_begin:id_end].decode()
+            if template is not None:
+                return template.request(data[id_begin:id_end].decode(), data, raw_at, end)
+            if placed is not None:
+                return placed.request(data[id_begin:id_end].decode(), self._regions)
         except UnicodeDecodeError:
-            return None
-        return template.request(request_id, data, raw_at, end)
+            pass
+        except InferenceError:
+            pass  # of several errors the long way tells the one that Triton tells
+        return None
 
     def keep(self, data: bytes, message: ModelInferRequest, request: InferenceRequest) -> None:
         """Remember *request*, that *message* was, whose bytes are *data*, if it is of the kind that repeats."""
         id_at, _, id_end, raw_at = _cut(data, 0, len(data))
-        if raw_at < 0 or request.output_windows is not None or any(given.parameters for given in message.inputs):
-            return  # what a region is, may change
         rest = data[:id_at] + data[id_end:raw_at]
-        if len(rest) > _LONGEST or not all(tensor.datatype.itemsize for tensor in request.inputs):
+        if raw_at < 0 or len(rest) > _LONGEST:
+            return
+        if raw_at == len(data):
+            self._keep_placed(rest, message, request)
+            return
+        if request.output_windows is not None or any(given.parameters for given in message.inputs):
+            return
+        if not all(tensor.datatype.itemsize for tensor in request.inputs):
             return
         form = form_of(request.inputs)
         if form is None:
@@ -96,11 +162,27 @@ class RequestTemplates:
             self._by_rest.clear()
         self._by_rest[rest] = template
 
+    def _keep_placed(self, rest: bytes, message: ModelInferRequest, request: InferenceRequest) -> None:
+        inputs: list[RegionPlace] = []
+        for given in message.inputs:
+            place = region_place(given.name, given.parameters)
+            if place is None:
+                return
+            inputs.append(place)
+        if not inputs:
+            return
+        places = [(wanted.name, region_place(wanted.name, wanted.parameters)) for wanted in message.outputs]
+        windows = [(name, place) for name, place in places if place is not None]
+        if len(self._placed) >= _MOST:
+            self._placed.clear()
+        self._placed[rest] = _PlacedTemplate(request, inputs, windows)
+
 
 def _cut(data: bytes, at: int, end: int) -> tuple[int, int, int, int]:
     """Where in a ModelInferRequest its id's field begins, the id itself, where that ends, and where raw contents begin.
 
-    Without an id the first three are where all begins. The last is -1 for a message that has parameters, or is unusual.
+    Without an id the first three are where all begins. The last is *end* where there are no raw contents, and -1 for a message
+    that has parameters, or is unusual.
     """
     id_at = id_begin = id_end = at
     has_id = False
@@ -125,7 +207,7 @@ def _cut(data: bytes, at: int, end: int) -> tuple[int, int, int, int]:
             has_id = True
             id_at, id_begin, id_end = begin, at, at + nbytes
         at += nbytes
-    return 0, 0, 0, -1
+    return (id_at, id_begin, id_end, end) if at == end else (0, 0, 0, -1)
 
 
 class _ResponseTemplate:

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytriton_lite.core import dtypes
+from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
-from pytriton_lite.core.tensor import PackedForm, Tensor
+from pytriton_lite.core.tensor import PackedForm, Tensor, Window
 from pytriton_lite.engine.workers.regions import Regions
 from pytriton_lite.frontends.grpc.codec import decode_request, encode_response_parts, encode_stream_response
 from pytriton_lite.frontends.grpc.templates import RequestTemplates, ResponseTemplates
@@ -27,6 +28,26 @@ Input = ModelInferRequest.InferInputTensor
 Output = ModelInferRequest.InferRequestedOutputTensor
 NO_REGIONS = Regions(is_allowed=False)
 SIZES = (0, 1, 127, 128, 300)
+
+
+class Memory(Regions):
+    """Regions that are there, with bytes that say which piece of which region they are; one that is not: "gone"."""
+
+    def __init__(self) -> None:
+        super().__init__(is_allowed=True)
+        self.asked: list[tuple[str, int, int]] = []
+
+    def window(self, region: str, offset: int, byte_size: int) -> Any:
+        self.asked.append((region, offset, byte_size))
+        if region == "gone":
+            raise InferenceError(ErrorCode.NOT_FOUND, "Unable to find shared memory region: 'gone'")
+        return Window(f"segment of {region}", offset, byte_size)  # type: ignore[arg-type]
+
+    def tensor(
+        self, name: str, datatype: Any, shape: tuple[int, ...], *, region: str, offset: int, byte_size: int
+    ) -> Tensor:
+        self.window(region, offset, byte_size)
+        return Tensor(name, datatype, shape, f"{region} {offset} {byte_size} {len(self.asked)}".encode(), byte_size)
 
 
 def message(request_id: str = "", *, data: tuple[bytes, ...] = (b"abcd", b"e"), **fields: Any) -> ModelInferRequest:
@@ -71,7 +92,7 @@ def described(request: InferenceRequest) -> Any:
 def test_a_template_gives_the_request_that_protobuf_gives(
     ids: list[str], sizes: list[int], outputs: list[str], classes: int, data: st.DataObject
 ) -> None:
-    templates = RequestTemplates()
+    templates = RequestTemplates(NO_REGIONS)
     parameters = {"classification": InferParameter(int64_param=classes)} if classes else {}
     for turn, request_id in enumerate(ids):
         contents = tuple(data.draw(st.binary(min_size=size, max_size=size)) for size in sizes)
@@ -111,9 +132,67 @@ UNUSUAL = {
 }
 
 
+def place(region: str, offset: int | None, byte_size: int) -> dict[str, InferParameter]:
+    said = {
+        "shared_memory_region": InferParameter(string_param=region),
+        "shared_memory_byte_size": InferParameter(int64_param=byte_size),
+    }
+    return said if offset is None else {**said, "shared_memory_offset": InferParameter(int64_param=offset)}
+
+
+PLACES = st.builds(place, st.sampled_from(["r", "s"]), st.none() | st.integers(0, 300), st.integers(0, 300))
+
+
+@given(
+    ids=st.lists(st.text(max_size=150), min_size=2, max_size=4),
+    inputs=st.lists(PLACES | st.just({}), max_size=3),
+    outputs=st.lists(PLACES | st.just({}), max_size=3),
+)
+def test_a_template_of_tensors_in_regions_looks_there_for_each_request(
+    ids: list[str], inputs: list[dict[str, InferParameter]], outputs: list[dict[str, InferParameter]]
+) -> None:
+    by_protobuf, by_template = Memory(), Memory()
+    templates = RequestTemplates(by_template)
+    wanted = [Output(name=f"O{at}", parameters=said) for at, said in enumerate(outputs)]
+    given_here = [
+        Input(name=f"I{at}", datatype="FP32", shape=[at, 2], parameters=said) for at, said in enumerate(inputs)
+    ]
+    raw = [bytes(8 * at) for at, said in enumerate(inputs) if not said]
+    for turn, request_id in enumerate(ids):
+        sent = ModelInferRequest(
+            model_name="m", id=request_id, inputs=given_here, outputs=wanted, raw_input_contents=raw
+        )
+        data = serialized(sent)
+        by_template.asked.clear()
+        by_protobuf.asked.clear()
+        known = read(templates, data)
+        expected = decode_request(ModelInferRequest.FromString(data), 3, by_protobuf)
+        templates.keep(data, sent, expected)
+        if all(inputs) and inputs:
+            assert (known is not None) is (turn > 0)
+        if known is not None:
+            assert described(known) == described(expected)
+            assert known.output_windows == expected.output_windows
+            assert by_template.asked == by_protobuf.asked
+
+
+def test_a_region_that_is_gone_is_told_by_the_long_way() -> None:
+    memory = Memory()
+    templates = RequestTemplates(memory)
+    sent = ModelInferRequest(
+        model_name="m", inputs=[Input(name="I", datatype="UINT8", shape=[4], parameters=place("r", None, 4))]
+    )
+    templates.keep(serialized(sent), sent, decode_request(sent, 3, memory))
+    assert read(templates, serialized(sent)) is not None
+    gone = Memory()
+    gone.window = lambda region, offset, byte_size: Memory.window(gone, "gone", offset, byte_size)  # type: ignore[method-assign]
+    templates._regions = gone
+    assert read(templates, serialized(sent)) is None
+
+
 @pytest.mark.parametrize("sent", UNUSUAL.values(), ids=UNUSUAL)
 def test_what_is_unusual_is_not_remembered(sent: ModelInferRequest) -> None:
-    templates = RequestTemplates()
+    templates = RequestTemplates(NO_REGIONS)
     kept(templates, serialized(sent))
     assert read(templates, serialized(sent)) is None
 
@@ -136,14 +215,14 @@ TEMPLATE_CASES = {
 
 @pytest.mark.parametrize("data", TEMPLATE_CASES.values(), ids=TEMPLATE_CASES)
 def test_what_differs_elsewhere_is_not_known_again(data: bytes) -> None:
-    templates = RequestTemplates()
+    templates = RequestTemplates(NO_REGIONS)
     kept(templates, PLAIN)
     assert read(templates, PLAIN) is not None
     assert read(templates, data) is None
 
 
 def test_an_id_may_stand_anywhere_before_the_tensors() -> None:
-    templates = RequestTemplates()
+    templates = RequestTemplates(NO_REGIONS)
     before_the_model = b"\x1a\x02id" + PLAIN.replace(b"\x1a\x02id", b"")
     expected = kept(templates, before_the_model)
     known = read(templates, before_the_model)
@@ -153,7 +232,7 @@ def test_an_id_may_stand_anywhere_before_the_tensors() -> None:
 
 
 def test_templates_are_emptied_rather_than_grow() -> None:
-    templates = RequestTemplates()
+    templates = RequestTemplates(NO_REGIONS)
     for number in range(2000):
         kept(templates, serialized(message(model_name=f"m{number}")))
         assert len(templates._by_rest) <= 512
