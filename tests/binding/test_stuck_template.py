@@ -14,8 +14,8 @@ from pytriton_lite.binding.specification import Specification
 from pytriton_lite.binding.template import Template
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.workers.fork_server import ForkServerStuck
+from tests.engine.fork_server_kit import Ends, stop
 from tests.engine.version_kit import WAIT_S
-from tests.engine.workers.test_stuck_fork_server import Ends, stop
 from tests.harness import is_running
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="bound models are forked on Linux alone")

@@ -24,33 +24,11 @@ from pytriton_lite.engine.workers import fork_server
 from pytriton_lite.engine.workers.fork_process import BOOTSTRAP
 from pytriton_lite.engine.workers.fork_server import ForkServer, ForkServers, ForkServerStuck
 from pytriton_lite.ipc.channel import FrameReader
-from pytriton_lite.ipc.messages import CONTROL_BYTES, Kind
-from pytriton_lite.ipc.segment import Segment
+from pytriton_lite.ipc.messages import Kind
+from tests.engine.fork_server_kit import ANSWER_S, Ends, stop
 from tests.engine.starts import start_of
 from tests.engine.version_kit import WAIT_S, World, kill, name_in
 from tests.harness import is_running
-
-ANSWER_S = 0.3
-"""What one that is stopped is given, from then on: before, a busy machine may keep any of them waiting for as long."""
-
-
-class Ends:
-    """The server's ends of the workers that a test asks for; they live until it closes."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack = stack
-        self._null = os.open(os.devnull, os.O_RDWR)
-        stack.callback(os.close, self._null)
-        self.channels: list[socket.socket] = []
-
-    def descriptors(self) -> list[int]:
-        ours, theirs = socket.socketpair()
-        control = Segment.create(CONTROL_BYTES, prefix="pytriton_lite_test_")
-        self.channels.append(ours)
-        self.theirs = theirs
-        for closed in (ours, theirs, control):
-            self._stack.callback(closed.close)
-        return [theirs.fileno(), theirs.fileno(), control.fd, self._null, self._null]
 
 
 def with_fork_servers(scenario: Callable[[ForkServers, ForkServer, Ends], Awaitable[None]]) -> None:
@@ -66,12 +44,6 @@ def with_fork_servers(scenario: Callable[[ForkServers, ForkServer, Ends], Awaita
             await scenario(servers, server, ends)
 
     asyncio.run(run())
-
-
-def stop(server: ForkServer) -> None:
-    """Stop its process. What it owes is noticed soon."""
-    os.kill(server.pid, signal.SIGSTOP)
-    server._answer_s, server._report_s = ANSWER_S, ANSWER_S / 2
 
 
 def test_a_worker_whose_fork_server_is_stopped_ends_all_the_same() -> None:
