@@ -26,9 +26,10 @@ from typing import TypeVar
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.core.tensor import Tensor, Window
 from pytriton_lite.ipc.device import HANDLE_BYTES
-from pytriton_lite.ipc.device_segment import DeviceSegment
+from pytriton_lite.ipc.device_segment import DeviceSegment, is_on_device
 from pytriton_lite.ipc.messages import INLINE_BYTES
 from pytriton_lite.ipc.region import ClientSegment
 
@@ -233,6 +234,28 @@ class Regions:
         if nbytes <= INLINE_BYTES or datatype is dtypes.BYTES:
             return Tensor(name, datatype, shape, segment.read(start, nbytes))
         return Tensor(name, datatype, shape, None, nbytes, home=(segment, start))
+
+    def add_input(
+        self,
+        request: InferenceRequest,
+        name: str,
+        datatype: DataType,
+        shape: tuple[int, ...],
+        *,
+        region: str,
+        offset: int,
+        byte_size: int,
+    ) -> None:
+        """Give *request* the input that is `tensor`. Raises InferenceError as that does."""
+        tensor = self.tensor(name, datatype, shape, region=region, offset=offset, byte_size=byte_size)
+        request.inputs.append(tensor)
+        request.on_device = request.on_device or is_on_device(tensor)
+
+    def add_window(self, request: InferenceRequest, name: str, region: str, offset: int, byte_size: int) -> None:
+        """Have output *name* of *request* go into `window`. Raises InferenceError as that does."""
+        request.output_windows = request.output_windows or {}
+        window = request.output_windows[name] = self.window(region, offset, byte_size)
+        request.on_device = request.on_device or isinstance(window.segment, DeviceSegment)
 
     # ------------------------------------------------------------------------------------------ rules
 

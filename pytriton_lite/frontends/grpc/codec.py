@@ -22,7 +22,6 @@ from pytriton_lite.frontends.grpc.parameters import (
 )
 from pytriton_lite.frontends.grpc.parsing import NOTHING_TYPED, Typed, field_header
 from pytriton_lite.frontends.grpc.templates import ResponseTemplates
-from pytriton_lite.ipc.device_segment import is_on_device
 from pytriton_lite.proto.grpc_service_pb import (
     InferParameter,
     InferTensorContents,
@@ -135,9 +134,7 @@ def decode_request(
         if min(shape, default=0) < 0 or prod(shape) > _MAX_INT64 // (datatype.itemsize or 1):
             _refuse_shape(name, datatype, shape)
         if place is not None:
-            found_tensor = regions.tensor(name, datatype, shape, **place._asdict())
-            request.inputs.append(found_tensor)
-            request.on_device = request.on_device or is_on_device(found_tensor)
+            regions.add_input(request, name, datatype, shape, **place._asdict())
         else:
             request.inputs.append(Tensor(name, datatype, shape, data))
     for output in outputs:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import SEQUENCE_END, SEQUENCE_START, InferenceRequest
-from pytriton_lite.ipc.device_segment import DeviceSegment
 from pytriton_lite.proto.grpc_service_pb import InferParameter
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def wants_empty_final(parameters: Parameters) -> bool:
 
 
 class RegionPlace(NamedTuple):
-    """A piece of shared memory as a request names it: what `Regions.window` and `Regions.tensor` take."""
+    """A piece of shared memory as a request names it: what `Regions.add_window` and `Regions.add_input` take."""
 
     region: str
     offset: int
@@ -119,9 +118,7 @@ def read_output_parameters(name: str, parameters: Parameters, request: Inference
         request.classes = request.classes or {}
         request.classes[name] = classification.int64_param
     if place is not None:
-        request.output_windows = request.output_windows or {}
-        window = request.output_windows[name] = regions.window(*place)
-        request.on_device = request.on_device or isinstance(window.segment, DeviceSegment)
+        regions.add_window(request, name, *place)
 
 
 def _correlation_id(parameter: InferParameter, choice: str | None) -> int | str:

@@ -15,7 +15,6 @@ from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Buffer, PackedForm
 from pytriton_lite.frontends.grpc.parameters import RegionPlace, region_place
 from pytriton_lite.frontends.grpc.parsing import field_header
-from pytriton_lite.ipc.device_segment import DeviceSegment, is_on_device
 from pytriton_lite.ipc.messages import form_of
 from pytriton_lite.proto.grpc_service_pb import ModelInferRequest, ModelInferResponse
 
@@ -33,8 +32,8 @@ _ID, _PARAMETERS, _RAW_INPUT_CONTENTS = 0x1A, 0x22, 0x3A
 _RESPONSE_ID, _RAW_OUTPUT_CONTENTS = 0x1A, 0x32
 
 
-class _RequestTemplate:
-    """What a request says beside its id and its tensors' bytes."""
+class _PackedTemplate:
+    """What a request says beside its id and its tensors' bytes, which are raw contents."""
 
     __slots__ = ("_classes", "_form", "_headers", "_model_name", "_requested", "_version")
 
@@ -70,23 +69,34 @@ class _RequestTemplate:
 class _PlacedTemplate:
     """What a request says beside its id whose inputs all lie in regions."""
 
-    __slots__ = ("_classes", "_inputs", "_model_name", "_requested", "_version", "_windows")
+    __slots__ = ("_classes", "_inputs", "_model_name", "_regions", "_requested", "_version", "_windows")
 
     def __init__(
-        self, request: InferenceRequest, inputs: Sequence[RegionPlace], windows: Sequence[tuple[str, RegionPlace]]
+        self,
+        request: InferenceRequest,
+        regions: Regions,
+        inputs: Sequence[RegionPlace],
+        windows: Sequence[tuple[str, RegionPlace]],
     ) -> None:
         """*inputs* are the places of the request's, *windows* those of outputs by name."""
         self._model_name = request.model_name
         self._version = request.version
         self._requested = request.requested_outputs
         self._classes = request.classes
+        self._regions = regions
         self._inputs = [
             (given.name, given.datatype, given.shape, place) for given, place in zip(request.inputs, inputs)
         ]
         self._windows = windows
 
-    def request(self, request_id: str, regions: Regions) -> InferenceRequest:
-        """The request, with what *regions* are now. Raises InferenceError where one is not there, or not so large."""
+    def request(self, request_id: str, data: bytes, at: int, end: int) -> InferenceRequest | None:
+        """The request, with what the regions are now; None where ``data[at:end]`` has contents, or a region is gone or smaller.
+
+        Then the long way tells which of several errors Triton tells.
+        """
+        if at != end:
+            return None
+        regions = self._regions
         request = InferenceRequest(
             self._model_name,
             self._version,
@@ -94,17 +104,21 @@ class _PlacedTemplate:
             requested_outputs=self._requested,
             classes=self._classes,
         )
-        for name, datatype, shape, place in self._inputs:
-            tensor = regions.tensor(
-                name, datatype, shape, region=place.region, offset=place.offset, byte_size=place.byte_size
-            )
-            request.inputs.append(tensor)
-            request.on_device = request.on_device or is_on_device(tensor)
-        if self._windows:
-            windows = request.output_windows = {}
+        try:
+            for name, datatype, shape, place in self._inputs:
+                regions.add_input(
+                    request,
+                    name,
+                    datatype,
+                    shape,
+                    region=place.region,
+                    offset=place.offset,
+                    byte_size=place.byte_size,
+                )
             for name, place in self._windows:
-                window = windows[name] = regions.window(place.region, place.offset, place.byte_size)
-                request.on_device = request.on_device or isinstance(window.segment, DeviceSegment)
+                regions.add_window(request, name, place.region, place.offset, place.byte_size)
+        except InferenceError:
+            return None
         return request
 
 
@@ -114,68 +128,59 @@ class RequestTemplates:
     def __init__(self, regions: Regions) -> None:
         """*regions* are the clients' shared memory."""
         self._regions = regions
-        self._by_rest: dict[bytes, _RequestTemplate] = {}
-        self._placed: dict[bytes, _PlacedTemplate] = {}
-        """Those without raw contents."""
+        self._by_rest: dict[bytes, _PackedTemplate | _PlacedTemplate] = {}
 
     def read(self, data: bytes, begin: int, end: int) -> InferenceRequest | None:
         """The request that is the message ``data[begin:end]``; None where no such message has been kept."""
         id_at, id_begin, id_end, raw_at = _cut(data, begin, end)
-        if raw_at < 0:
-            return None
-        if raw_at == end and (end - begin > _LONGEST or not self._placed):
+        if raw_at < 0 or raw_at - begin - (id_end - id_at) > _LONGEST:
             return None
         rest = data[begin:id_at] + data[id_end:raw_at]
-        template = self._by_rest.get(rest) if raw_at < end else None
-        placed = self._placed.get(rest) if raw_at == end else None
+        template = self._by_rest.get(rest)
+        if template is None:
+            return None
         try:
-            if template is not None:
-                return template.request(data[id_begin:id_end].decode(), data, raw_at, end)
-            if placed is not None:
-                return placed.request(data[id_begin:id_end].decode(), self._regions)
+            request_id = data[id_begin:id_end].decode()
         except UnicodeDecodeError:
-            pass
-        except InferenceError:
-            pass  # of several errors the long way tells the one that Triton tells
-        return None
+            return None
+        return template.request(request_id, data, raw_at, end)
 
     def keep(self, data: bytes, message: ModelInferRequest, request: InferenceRequest) -> None:
         """Remember *request*, that *message* was, whose bytes are *data*, if it is of the kind that repeats."""
-        id_at, _, id_end, raw_at = _cut(data, 0, len(data))
-        rest = data[:id_at] + data[id_end:raw_at]
-        if raw_at < 0 or len(rest) > _LONGEST:
+        end = len(data)
+        id_at, _, id_end, raw_at = _cut(data, 0, end)
+        if raw_at < 0 or raw_at - (id_end - id_at) > _LONGEST:
             return
-        if raw_at == len(data):
-            self._keep_placed(rest, message, request)
+        template = self._placed(message, request) if raw_at == end else _packed(message, request)
+        if template is None:
             return
-        if request.output_windows is not None or any(given.parameters for given in message.inputs):
-            return
-        if not all(tensor.datatype.itemsize for tensor in request.inputs):
-            return
-        form = form_of(request.inputs)
-        if form is None:
-            return
-        template = _RequestTemplate(request, form)
-        if template.request(request.request_id, data, raw_at, len(data)) is None:  # numbers that lie elsewhere in it
-            return
+        if raw_at < end and template.request(request.request_id, data, raw_at, end) is None:
+            return  # numbers that lie elsewhere in it
         if len(self._by_rest) >= _MOST:
             self._by_rest.clear()
-        self._by_rest[rest] = template
+        self._by_rest[data[:id_at] + data[id_end:raw_at]] = template
 
-    def _keep_placed(self, rest: bytes, message: ModelInferRequest, request: InferenceRequest) -> None:
+    def _placed(self, message: ModelInferRequest, request: InferenceRequest) -> _PlacedTemplate | None:
         inputs: list[RegionPlace] = []
         for given in message.inputs:
             place = region_place(given.name, given.parameters)
             if place is None:
-                return
+                return None
             inputs.append(place)
         if not inputs:
-            return
+            return None
         places = [(wanted.name, region_place(wanted.name, wanted.parameters)) for wanted in message.outputs]
         windows = [(name, place) for name, place in places if place is not None]
-        if len(self._placed) >= _MOST:
-            self._placed.clear()
-        self._placed[rest] = _PlacedTemplate(request, inputs, windows)
+        return _PlacedTemplate(request, self._regions, inputs, windows)
+
+
+def _packed(message: ModelInferRequest, request: InferenceRequest) -> _PackedTemplate | None:
+    if request.output_windows is not None or any(given.parameters for given in message.inputs):
+        return None
+    if not all(tensor.datatype.itemsize for tensor in request.inputs):
+        return None
+    form = form_of(request.inputs)
+    return None if form is None else _PackedTemplate(request, form)
 
 
 def _cut(data: bytes, at: int, end: int) -> tuple[int, int, int, int]:

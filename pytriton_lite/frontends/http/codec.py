@@ -38,7 +38,6 @@ from pytriton_lite.frontends.http.json_tensors import (
     write_data,
     write_numbers,
 )
-from pytriton_lite.ipc.device_segment import DeviceSegment, is_on_device
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.workers.regions import Regions
@@ -345,9 +344,7 @@ def _read_inputs(
         size = parameters.get("binary_data_size", _ABSENT)
         if size is _ABSENT:
             region, offset, nbytes = _region(parameters)
-            tensor = regions.tensor(name, datatype, shape, region=region, offset=offset, byte_size=nbytes)
-            request.inputs.append(tensor)
-            request.on_device = request.on_device or is_on_device(tensor)
+            regions.add_input(request, name, datatype, shape, region=region, offset=offset, byte_size=nbytes)
             continue
         size = _unsigned("binary_data_size", size)
         if available is not None and at + size > available:
@@ -494,9 +491,7 @@ def _read_outputs(items: object, request: InferenceRequest, regions: Regions) ->
         binary: bool | None = None
         if is_in_region:
             region, offset, nbytes = _region(parameters)
-            request.output_windows = request.output_windows or {}
-            window = request.output_windows[name] = regions.window(region, offset, nbytes)
-            request.on_device = request.on_device or isinstance(window.segment, DeviceSegment)
+            regions.add_window(request, name, region, offset, nbytes)
         else:
             said = parameters.get("binary_data", False)
             if type(said) is not bool:
