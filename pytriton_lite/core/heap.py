@@ -13,6 +13,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from pytriton_lite.core.libc import libc
+
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 """Numbers of malloc.h"""
 
@@ -20,12 +22,12 @@ _OWN_TUNING = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHO
 """Variables by which the owner of a process says the same."""
 
 
-def _libc() -> ctypes.CDLL | None:
-    """glibc; None where there is another library, which has neither call."""
+def _glibc() -> ctypes.CDLL | None:
+    """None where there is another library, which has neither call."""
     if sys.platform != "linux":
         return None
-    libc = ctypes.CDLL(None)
-    return libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
+    found = libc()
+    return found if hasattr(found, "mallopt") and hasattr(found, "malloc_trim") else None
 
 
 def is_tuned_by(environ: Mapping[str, str]) -> bool:
@@ -35,23 +37,23 @@ def is_tuned_by(environ: Mapping[str, str]) -> bool:
 
 def keep_some() -> None:
     """Have glibc keep up to 64 MiB of what was freed at the heap's end; single allocations over 32 MiB go back at once."""
-    libc = _libc()
-    if libc is not None:
-        libc.mallopt(_M_TRIM_THRESHOLD, 64 << 20)
-        libc.mallopt(_M_TOP_PAD, 8 << 20)
-        libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+    glibc = _glibc()
+    if glibc is not None:
+        glibc.mallopt(_M_TRIM_THRESHOLD, 64 << 20)
+        glibc.mallopt(_M_TOP_PAD, 8 << 20)
+        glibc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
 
 
 def can_give_back() -> bool:
     """Whether `give_back` does anything."""
-    return _libc() is not None
+    return _glibc() is not None
 
 
 def give_back() -> None:
     """Give every free page back to the system. Takes some 30 ms for a gigabyte, without the interpreter's lock."""
-    libc = _libc()
-    if libc is not None:
-        libc.malloc_trim(0)
+    glibc = _glibc()
+    if glibc is not None:
+        glibc.malloc_trim(0)
 
 
 def resident_bytes() -> int:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import signal
 import sys
-from functools import cache
+
+from pytriton_lite.core.libc import libc
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -35,9 +35,4 @@ def adopt_orphans() -> None:
 
 def _ask(option: int, value: int | bytes) -> None:
     if sys.platform == "linux":
-        _libc().prctl(option, value, 0, 0, 0)
-
-
-@cache  # each CDLL makes a class of its own, in pages that a forked process would share otherwise
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
+        libc().prctl(option, value, 0, 0, 0)

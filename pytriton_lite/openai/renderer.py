@@ -11,7 +11,6 @@ follows each frame.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import resource
@@ -22,12 +21,13 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any, BinaryIO
 
+from pytriton_lite.core import prctl
+
 CPU_S = 1.0
 """Processor time that one rendering may take. The largest templates take some milliseconds."""
 _MEMORY_BYTES = 1 << 30
 _MOST_CHARACTERS = 16 << 20
 _LENGTH = struct.Struct("<I")
-_PR_SET_PDEATHSIG = 1
 
 Json = dict[str, Any]
 
@@ -38,8 +38,7 @@ class _Raised(Exception):
 
 def main() -> None:
     """Answer frames on stdin until it ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl.die_with_parent()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # they are for the server, whose end is ours
     os.environ.clear()

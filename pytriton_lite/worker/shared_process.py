@@ -15,7 +15,6 @@ between ends at once, and the fork server, which adopts orphans (bootstrap.py), 
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import mmap
 import os
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.libc import libc
 from pytriton_lite.core.sharing import InstanceSharing
 from pytriton_lite.ipc import cuda, messages
 from pytriton_lite.ipc.channel import wait_descriptor
@@ -185,7 +185,7 @@ class SharedProcess(Worker):
         """Fork an instance; its pid. Raises OSError where there can be no more processes."""
         for stream in self._streams:
             stream.flush()
-        ctypes.CDLL(None).fflush(None)  # what lies in the buffers of C would be written by both
+        libc().fflush(None)  # what lies in the buffers of C would be written by both
         with ExitStack() as ours, ExitStack() as theirs:
             for fd in descriptors:
                 theirs.callback(os.close, fd)
