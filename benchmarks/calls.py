@@ -84,7 +84,7 @@ class Call:
     steps: int = 0
     """Requests of the sequence that the call is the first of; 0: of none."""
     parameters: Mapping[str, int | bool] = field(default_factory=dict)
-    """Of a request over gRPC."""
+    """What the request says beside its tensors; over gRPC alone."""
 
     def over(self, protocol: Protocol) -> list[Call]:
         """The calls that are made over *protocol*: many, each with an id and numbers of its own, or this one alone.
@@ -224,7 +224,7 @@ def grpc_message(call: Call, protocol: Protocol = Protocol.GRPC) -> bytes:
     """A ModelInferRequest with raw contents, or tensors in regions, as tritonclient sends it."""
     request = grpc_service_pb.ModelInferRequest(model_name=call.model, id=call.request_id)
     for name, value in call.parameters.items():
-        request.parameters[name].CopyFrom(_parameter(value))
+        setattr(request.parameters[name], "bool_param" if isinstance(value, bool) else "int64_param", value)
     for name, tensor in call.inputs.items():
         given = request.inputs.add(name=name, datatype=_DATATYPES[tensor.dtype.kind], shape=tensor.shape)
         if protocol.uses_regions:
@@ -238,12 +238,6 @@ def grpc_message(call: Call, protocol: Protocol = Protocol.GRPC) -> bytes:
         wanted.parameters["shared_memory_byte_size"].int64_param = tensor.nbytes
     message: bytes = request.SerializeToString()
     return message
-
-
-def _parameter(value: int | bool) -> grpc_service_pb.InferParameter:
-    if isinstance(value, bool):
-        return grpc_service_pb.InferParameter(bool_param=value)
-    return grpc_service_pb.InferParameter(int64_param=value)
 
 
 def raw_http_request(call: Call, protocol: Protocol, port: int) -> bytes:

@@ -16,7 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -68,6 +68,16 @@ def open_descriptors() -> int:
     """Of this process, the one that counts them included."""
     gc.collect()  # what a test before left in a cycle would be closed while the next one counts
     return len(os.listdir("/proc/self/fd"))
+
+
+def descriptors() -> set[tuple[str, str]]:
+    """Numbers of those of this process, and what they lead to; without the one that lists them."""
+    gc.collect()  # as above
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            found.add((number, os.readlink(f"/proc/self/fd/{number}")))
+    return found
 
 
 _CLAIMS: list[socket.socket] = []

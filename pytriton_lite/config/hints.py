@@ -112,8 +112,6 @@ _DISTRIBUTIONS = {
 
 def _missing_package(found: re.Match[str]) -> str:
     module = found[1].partition(".")[0]
-    if module == "triton_python_backend":
-        return ""  # the worker's text says Triton's name (worker/misnomers.py), and whose package this would be nobody knows
     name = _DISTRIBUTIONS.get(module, module)
     return (
         f"pip install {name} where the server runs; or name {name} in a requirements.txt beside config.pbtxt and serve with "
@@ -235,6 +233,8 @@ _TABLE: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = tup
         ),
         (r"not unique across all model repositories", "rename one of them, or serve with --model-namespacing=true"),
         # what a model's code raises
+        # The worker's text says Triton's name (worker/misnomers.py), and whose package this would be nobody knows.
+        (r"^ModuleNotFoundError: No module named 'triton_python_backend[.']", ""),
         (r"^(?:ModuleNotFoundError|ImportError): No module named '([\w.]+)'", _missing_package),
         (r"^AttributeError: module '.*' has no attribute 'TritonPythonModel'", "the class of a model has that name"),
         # ensembles

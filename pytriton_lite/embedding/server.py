@@ -132,13 +132,9 @@ class Server:
             assert self._thread is not None
             try:
                 self._thread.do(self._start())
-            except Exception:
-                self._stop(
-                    self._settings.exit_timeout_secs
-                )  # models that have loaded are finalized, as when a server stops
-                raise
-            except BaseException:  # Ctrl-C
-                self._stop(0.0)
+            except BaseException as error:
+                # Models that have loaded are finalized, as when a server stops; but Ctrl-C waits for nobody.
+                self._stop(self._settings.exit_timeout_secs if isinstance(error, Exception) else 0.0)
                 raise
         return self
 

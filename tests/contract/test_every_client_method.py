@@ -232,7 +232,7 @@ def is_server_live(client: Client) -> None:
 
 @of_client
 def is_server_ready(client: Client) -> None:
-    until(lambda: client.do("is_server_ready") is True)  # not while a model ends that a test before has unloaded
+    assert client.do("is_server_ready") is True
 
 
 @of_client
@@ -263,9 +263,19 @@ def get_model_config(client: Client) -> None:
 
 @of_client
 def get_model_repository_index(client: Client) -> None:
+    assert {row["name"] for row in indexed(client) if row.get("state") == "READY"} >= set(MODELS)
+
+
+def unload(client: Client, name: str, **keywords: Any) -> None:
+    """Unload it, and wait for its end: the server is not ready meanwhile, which is for others to rely on."""
+    client.do("unload_model", name, **keywords)
+    until(lambda: "UNLOADING" not in {row.get("state") for row in indexed(client)})
+
+
+def indexed(client: Client) -> list[dict[str, Any]]:
     index = client.ask("get_model_repository_index")
-    rows = index if client.is_http else index["models"]
-    assert {row["name"] for row in rows if row.get("state") == "READY"} >= set(MODELS)
+    rows: list[dict[str, Any]] = index if client.is_http else index["models"]
+    return rows
 
 
 @of_client
@@ -284,7 +294,7 @@ def load_model(client: Client) -> None:
     result = inferred(client, [given(client, value, "INT8")], "of_files", model_version="7")
     assert result.as_numpy("OUTPUT0").tolist() == [-1, 5]
     for name in ("ident_u8", "of_files"):
-        client.do("unload_model", name)
+        unload(client, name)
     text = "failed to load 'no such/model', failed to poll from model repository"
     assert client.refusal("load_model", "no such model") == text.replace("/", " ")
 
@@ -292,7 +302,7 @@ def load_model(client: Client) -> None:
 @of_client
 def unload_model(client: Client) -> None:
     client.do("load_model", "ident_bool")
-    client.do("unload_model", "ident_bool", unload_dependents=True)
+    unload(client, "ident_bool", unload_dependents=True)
     assert client.do("is_model_ready", "ident_bool") is False
 
 

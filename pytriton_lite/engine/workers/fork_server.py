@@ -299,10 +299,10 @@ class ForkServer:
         self._read()  # the loop itself may have been late
         if self._has_caught_up or not self.is_alive:
             return
-        if not self._is_asked and self._ask_for_sign():  # it has read meanwhile
-            self._is_asked = True
-            self._overdue = self._loop.call_later(self._answer_s, self._on_overdue)
-            return
+        if not self._is_asked:
+            self._expect_answer()
+            if self._is_asked:  # there is room now: it has read meanwhile
+                return
         self.is_stuck = True
         if self._overdue is not None:
             self._overdue.cancel()

@@ -231,7 +231,6 @@ def test_one_that_is_idle_and_stopped_keeps_nobody_waiting_when_it_is_closed(mon
     with_fork_servers(scenario)
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no terminals that hang up")
 def test_a_terminal_that_hangs_up_ends_neither_it_nor_its_workers() -> None:
     async def scenario(servers: ForkServers, server: ForkServer, ends: Ends) -> None:
         os.kill(server.pid, signal.SIGHUP)

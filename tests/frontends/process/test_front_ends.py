@@ -517,7 +517,6 @@ def test_one_that_ends_before_all_are_waited_for_is_replaced(tmp_path: Path) -> 
         await first.ready
         first.kill()
         await first.drained  # it has ended
-        await asyncio.sleep(0)
         while front_ends._processes[0] is first:  # noqa: ASYNC110 - the next turn of the loop starts another
             await asyncio.sleep(0)
         await front_ends.wait_ready()
