@@ -10,6 +10,7 @@ more seldom.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 from pytriton_lite.core.heap import can_give_back, give_back, resident_bytes
@@ -44,9 +45,10 @@ class FreedMemory:
         self._timer = self._loop.call_later(LOOK_EVERY_S, self._on_time)
 
     def _on_time(self) -> None:
-        if self._trimming is None and self.look():
-            self._trimming = self._loop.create_task(self.give_back())
         self._timer = self._loop.call_later(LOOK_EVERY_S, self._on_time)
+        with contextlib.suppress(OSError):  # no descriptor to read the size with; the next look may have one
+            if self._trimming is None and self.look():
+                self._trimming = self._loop.create_task(self.give_back())
 
     def look(self) -> bool:
         """Whether so much of what the process has may be free that `give_back` is worth it. Called every few seconds."""
@@ -67,10 +69,11 @@ class FreedMemory:
         try:
             await in_daemon_thread(self._trim)
         finally:
-            self._least = self._resident()
+            self._trimming = None
             self._looks = 0
             self._times += 1
-            self._trimming = None
+            with contextlib.suppress(OSError):
+                self._least = self._resident()
 
     def close(self) -> None:
         self._timer.cancel()

@@ -44,6 +44,9 @@ LOGGER = logging.getLogger("pytriton_lite")
 FOREIGN_LOGGERS = ("asyncio", "uvicorn", "grpc", "opentelemetry")
 """Libraries under us. Their warnings and errors belong into our log; their chatter does not."""
 
+_OF_LOST_CONNECTIONS = frozenset(["SSL connection is closed", "socket.send() raised exception."])
+"""What event loops write for each piece that is written to a peer which has gone: any client could fill the log with it."""
+
 _HANDLER_NAME = "pytriton_lite"
 
 _FRAMES = "\n\nAt:\n"
@@ -213,7 +216,8 @@ def _lowest_level(settings: LogSettings) -> int:
 class SeverityFilter:
     """``--log-info``, ``--log-warning`` and ``--log-error``, each on its own: no level expresses warnings without errors.
 
-    Verbose lines pass: the logger's level keeps them out where they are not wanted.
+    Verbose lines pass: the logger's level keeps them out where they are not wanted. Nothing is said of what cannot be sent
+    because the peer has gone.
     """
 
     info: bool
@@ -221,6 +225,8 @@ class SeverityFilter:
     error: bool
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if record.name == "asyncio" and record.msg in _OF_LOST_CONNECTIONS:
+            return False
         if record.levelno >= logging.ERROR:
             return self.error
         if record.levelno >= logging.WARNING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import sys
 from collections.abc import Callable
 
@@ -47,6 +48,33 @@ def test_growth_counts_from_the_least_that_was_seen() -> None:
         assert memory.look()
 
     with_memory(scenario)
+
+
+def test_process_without_a_descriptor_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(freed_memory, "LOOK_EVERY_S", 0.001)
+    failures = 3
+
+    async def run() -> None:
+        process = Process()
+        looked = asyncio.Event()
+
+        def resident() -> int:
+            nonlocal failures
+            if looks and failures:
+                failures -= 1
+                raise OSError(errno.EMFILE, "Too many open files")
+            if looks:
+                looked.set()
+            looks.append(None)
+            return process.resident
+
+        looks: list[None] = []
+        memory = FreedMemory(process.trim, resident)
+        await asyncio.wait_for(looked.wait(), 20)
+        memory.close()
+
+    asyncio.run(run())
+    assert not failures
 
 
 def looks_until_due(memory: FreedMemory) -> int:

@@ -272,6 +272,16 @@ def test_warnings_of_libraries_come_in_our_format_and_their_chatter_does_not(nam
 # Tables -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("message", ["socket.send() raised exception.", "SSL connection is closed"])
+def test_event_loops_say_nothing_of_peers_that_have_gone(message: str) -> None:
+    stream = io.StringIO()
+    logs.configure(Settings(), stream)
+    logging.getLogger("asyncio").warning(message)
+    logging.getLogger("asyncio").warning("something else")
+    [written] = stream.getvalue().splitlines()
+    assert "something else" in written
+
+
 def test_a_table_has_tritons_look() -> None:
     """repository.md section 8."""
     rows = [["add_sub", "1", "READY"], ["broken", "-", "UNAVAILABLE: no"]]

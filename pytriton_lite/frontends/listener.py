@@ -485,6 +485,12 @@ class ListenerProtocol(HttpToolsProtocol):
             self._tls.forget()
         self._until_gone().set_result(None)
         self._give_up_body()
+        # uvicorn tells the cycle that came last, which need not be the one that runs.
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+        self.pipeline.clear()
         super().connection_lost(exc)
         self.server_state.places.give_back()
         if self.server_state.closing and not self.server_state.connections:

@@ -305,6 +305,36 @@ def test_a_second_close_takes_over_from_a_patient_first() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("behind", [0, 1, 2])
+def test_application_that_streams_hears_of_a_client_that_has_gone_whatever_is_queued_behind(behind: int) -> None:
+    async def scenario() -> None:
+        started = 0
+        ended = asyncio.Event()
+
+        async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+            nonlocal started
+            started += 1
+            await receive()  # the body
+            leaving = asyncio.ensure_future(receive())
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while not leaving.done():
+                await send({"type": "http.response.body", "body": b"hello", "more_body": True})
+                await asyncio.sleep(0)
+            assert leaving.result() == {"type": "http.disconnect"}
+            ended.set()
+
+        listener = await listen(stream)
+        async with connect(listener) as (reader, writer):
+            writer.write(REQUEST * (1 + behind))
+            await reader.readuntil(b"hello")
+            writer.transport.abort()
+        await asyncio.wait_for(ended.wait(), 20)
+        assert await listener.close_gracefully(60)
+        assert started == 1
+
+    run(scenario)
+
+
 def test_header_names_are_kept_as_received_when_asked_for() -> None:
     seen: list[Scope] = []
 

@@ -202,7 +202,7 @@ class Http2Connection:
         self._sender.resume()
 
     def data_received(self, data: bytes) -> None:
-        if self.state is _CLOSED:
+        if self._is_over():
             return
         share = self._share
         if self._is_waiting:
@@ -226,7 +226,7 @@ class Http2Connection:
     def go_on(self) -> None:
         """Work on what was kept: it is our turn again."""
         self._is_waiting = False
-        if self.state is _CLOSED:
+        if self._is_over():
             self._rest = b""
             self._forget_places()
             self._resume_reading()  # what comes is dropped, and the end of it has to be seen
@@ -241,6 +241,13 @@ class Http2Connection:
             self._work(data, begin)
         if not self._is_waiting:
             self._resume_reading()
+
+    def _is_over(self) -> bool:
+        """Whether nothing that comes is looked at any more.
+
+        A transport is closing from the first write that fails on, and logs those that follow one by one.
+        """
+        return self.state is _CLOSED or self._transport.is_closing()
 
     def _work(self, data: bytes, begin: int) -> None:
         """Read the frames in *data* from *begin* on, as long as the slice of time lasts."""
@@ -286,7 +293,7 @@ class Http2Connection:
         work = 0  # in frames, and kilobytes of them
         if self._data_left is not None:
             begin = self._go_on_with_data(data, begin, *self._data_left)
-        while end - begin >= frames.FRAME_HEAD_BYTES and self.state is not _CLOSED:
+        while end - begin >= frames.FRAME_HEAD_BYTES and not self._is_over():
             high, low, kind, flags, stream_id = frames.read_head(data, begin)
             length = high << 16 | low
             if length > MAX_FRAME_BYTES:

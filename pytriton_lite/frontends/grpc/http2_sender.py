@@ -121,16 +121,14 @@ class Sender:
             self._connection.finish(call)
             return
         call.opening = head
-        call.unsent += prefix, message
-        self._keep_unread(size)
+        self._keep_unread(call, (prefix, message))
         call.closing = closing
         self._send_or_keep(call)
 
     def send_answer_in_parts(self, call: Call, opening: bytes, parts: list[Buffer]) -> None:
         """See `Link.send_answer_in_parts`."""
         call.opening = self._header_frame(call, opening)
-        call.unsent += parts
-        self._keep_unread(sum(map(len, parts)))
+        self._keep_unread(call, parts)
         call.closing = self._closing(call, OK_TRAILERS)
         self._send_or_keep(call)
 
@@ -141,8 +139,7 @@ class Sender:
         """
         if opening:
             call.opening = self._header_frame(call, opening)
-        call.unsent += prefix, message
-        self._keep_unread(len(prefix) + len(message))
+        self._keep_unread(call, (prefix, message))
         if call not in self._without_window and call not in self._without_connection_window:
             self._unsent[call] = None
         self._flush_soon()
@@ -180,8 +177,16 @@ class Sender:
         """Close the connection at once, whatever is unread."""
         self._connection.abort()
 
-    def _keep_unread(self, nbytes: int) -> None:
-        """Count *nbytes* of answers that wait for the peer to take them."""
+    def _keep_unread(self, call: Call, parts: Iterable[Buffer]) -> None:
+        """Keep *parts* of an answer until the peer takes them.
+
+        Empty ones are left out: nothing of them would be sent when the windows are used up, and the trailers wait for all.
+        """
+        nbytes = 0
+        for part in parts:
+            if size := len(part):
+                call.unsent.append(part)
+                nbytes += size
         self.unread_answers += nbytes
         self._uncounted_bytes += nbytes
         if self._uncounted_bytes >= LARGE_ANSWER:

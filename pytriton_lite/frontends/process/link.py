@@ -227,10 +227,12 @@ class FrontEndLink(Link):
             return
         # Connections first: those who wait for room may fill it again.
         self._share.let_go()
-        for _ in range(min(len(self._waiting), _AT_A_TIME)):
+        woken = 0
+        while self._waiting and woken < _AT_A_TIME:
             waiting = self._waiting.popleft()
-            if not waiting.done():
+            if not waiting.done():  # one that was cancelled sends nothing, whose weight would wake the next
                 waiting.set_result(None)
+                woken += 1
 
     def receive_descriptor(self) -> int:
         """The descriptor that goes with the frame which is being read; ours from now on. Raises ProtocolError without one."""

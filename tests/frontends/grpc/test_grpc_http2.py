@@ -528,6 +528,23 @@ class TestFlowControl:
         peer.send(window_update(0, 1 << 20))
         assert peer.answer(3).trailers["grpc-status"] == "0"
 
+    def test_trailers_behind_an_empty_message_need_no_window(self, listener: Http2Listener) -> None:
+        with Http2Peer.connect(listener, PREFACE + settings(initial_window_size=0)) as peer:
+            peer.request(1, b"", "/inference.GRPCInferenceService/SystemSharedMemoryUnregister")
+            peer.send(window_update(1, 5))
+            answer = peer.answer(1)
+            assert answer.message == b""
+            assert answer.trailers["grpc-status"] == "0"
+
+    def test_peer_that_leaves_amid_what_wants_an_answer_leaves_no_line_in_the_log(
+        self, listener: Http2Listener, peer: Http2Peer
+    ) -> None:
+        """Loops log each write to a connection that is lost; the fixture `start` looks for them."""
+        with Http2Peer.connect(listener, PREFACE + settings(initial_window_size=1)) as leaving:
+            leaving.send(settings(initial_window_size=5) * 3000)
+        peer.request(1, b"", LIVE)
+        assert peer.answer(1).trailers["grpc-status"] == "0"
+
     def test_window_below_zero_waits_until_it_is_open_again(self, listener: Http2Listener) -> None:
         """RFC 9113, section 6.9.2."""
         with Http2Peer.connect(listener, PREFACE + settings(initial_window_size=100)) as peer:

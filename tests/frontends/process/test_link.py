@@ -224,6 +224,20 @@ def test_who_sends_much_waits_for_room_and_others_come_in_between() -> None:
     run(scenario)
 
 
+def test_who_gives_up_waiting_for_room_takes_nobody_s_turn() -> None:
+    async def scenario(engine: EngineEnd, front_end: FrontEndEnd) -> None:
+        while front_end.share.begin():
+            front_end.link.add(frame(1, [bytes(PART_BYTES)]))
+        given_up = [asyncio.ensure_future(front_end.link.room()) for _ in range(20)]
+        waiting = asyncio.ensure_future(front_end.link.room())
+        await asyncio.sleep(0)
+        for one in given_up:
+            one.cancel()
+        await waiting
+
+    run(scenario)
+
+
 def test_the_engine_takes_in_slices_what_has_come_at_once() -> None:
     async def scenario(engine: EngineEnd, front_end: FrontEndEnd) -> None:
         engine.frame_s = SLICE_S * 0.6
