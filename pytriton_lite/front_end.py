@@ -24,7 +24,7 @@ from pytriton_lite.core.file_limit import raise_file_limit
 from pytriton_lite.core.garbage import keep_what_is_there
 from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
 from pytriton_lite.event_loop import run
-from pytriton_lite.frontends.accepting import Arrivals, Places
+from pytriton_lite.frontends.accepting import Arrivals, Places, Throttle
 from pytriton_lite.frontends.addresses import ListenError
 from pytriton_lite.frontends.grpc import http2
 from pytriton_lite.frontends.grpc.http2 import Http2Listener, make_http2
@@ -45,6 +45,7 @@ from pytriton_lite.frontends.process.remote_server import RemoteServer
 from pytriton_lite.frontends.unread import UnreadBudget
 from pytriton_lite.frontends.work_share import share_of
 from pytriton_lite.ipc.arena import DEFAULT_BYTES
+from pytriton_lite.ipc.channel import DescriptorLost
 from pytriton_lite.ipc.device_segment import DeviceSegment
 from pytriton_lite.ipc.process_memory import InputMemory, OutputMemory
 from pytriton_lite.ipc.region import ClientSegment
@@ -105,6 +106,7 @@ class FrontEnd:
         self._http: Listener | None = None
         self._grpc: Http2Listener | None = None
         self._lost: dict[int, int] = {}
+        self._dropped = Throttle(self._loop.time)
         self._closing: asyncio.Task[None] | None = None
         self._beat()
 
@@ -144,14 +146,19 @@ class FrontEnd:
             return
         if kind == frames.CONNECTION:
             for listener in frames.read_numbers(body):
-                connection = socket.socket(fileno=self._link.receive_descriptor())
-                connection.setblocking(False)
-                self._arrivals[listener].take(connection)
+                self._take_connection(listener)
         elif kind == frames.MODEL:
             server.on_model(*frames.read_told(body))
         elif kind == frames.REGION:
             region, news = frames.read_told(body)
-            segment = None if isinstance(news, str) else self._segment_of(news)
+            try:
+                segment = None if isinstance(news, str) else self._segment_of(news)
+            except DescriptorLost as error:
+                logger.error(
+                    "the shared memory region '%s' cannot be used through this front end: %s", news.name, error
+                )
+                server.on_region(region, news.name, None)
+                return
             server.on_region(region, news, segment)
         elif kind == frames.WATCH:
             server.observation.is_on = frames.read_told(body)[1]
@@ -166,6 +173,19 @@ class FrontEnd:
                     served.begin_drain()
         elif kind == frames.CLOSE:
             self._closing = self._loop.create_task(self._close(frames.read_told(body)[1]))
+
+    def _take_connection(self, listener: int) -> None:
+        try:
+            connection = socket.socket(fileno=self._link.receive_descriptor())
+        except DescriptorLost as error:
+            # The engine counts, and gives no more than there is room for: something else of this process takes descriptors.
+            count = self._dropped.count()
+            if count:
+                logger.error("%d connections were closed at once: %s", count, error)
+            self.lost(listener)
+            return
+        connection.setblocking(False)
+        self._arrivals[listener].take(connection)
 
     async def _close(self, timeout_s: float) -> None:
         ending: list[Coroutine[Any, Any, bool]] = []

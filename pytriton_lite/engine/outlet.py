@@ -41,8 +41,8 @@ class Outlet:
         self._descriptors = descriptors
         self._on_lost = on_lost
         self._unsent = bytearray()
-        self._unsent_descriptors: deque[int] = deque()
-        """Copies of descriptors for which the socket has no room: it holds some hundreds."""
+        self._unsent_descriptors: deque[tuple[int, object]] = deque()
+        """Those for which the socket has no room: it holds some hundreds. With who keeps each open; None for a copy of ours."""
         self._is_open = True
 
     def send(self, data: bytes) -> None:
@@ -73,14 +73,17 @@ class Outlet:
         if not self._unsent:
             self._loop.remove_writer(self._channel.fileno())
 
-    def send_descriptor(self, fd: int) -> None:
-        """Send *fd*, which stays the caller's, behind those before it. It may come later than the frame that announces it."""
+    def send_descriptor(self, fd: int, owner: object = None) -> None:
+        """Send *fd*, which stays the caller's, behind those before it. It may come later than the frame that announces it.
+
+        *owner* keeps *fd* open as long as it lives. Without one a descriptor that has to wait is copied, and those may be few.
+        """
         if not self._is_open:
             return
         try:
             if not self._unsent_descriptors and self._can_send(fd):
                 return
-            self._unsent_descriptors.append(os.dup(fd))
+            self._unsent_descriptors.append((os.dup(fd) if owner is None else fd, owner))
         except OSError as error:
             self._lose(error)
             return
@@ -95,8 +98,8 @@ class Outlet:
 
     def _send_descriptors(self) -> None:
         try:
-            while self._unsent_descriptors and self._can_send(self._unsent_descriptors[0]):
-                os.close(self._unsent_descriptors.popleft())
+            while self._unsent_descriptors and self._can_send(self._unsent_descriptors[0][0]):
+                self._drop_first()
         except OSError as error:
             self._lose(error)
             return
@@ -108,11 +111,16 @@ class Outlet:
         if not isinstance(error, ConnectionError):
             self._on_lost(error)
 
+    def _drop_first(self) -> None:
+        fd, owner = self._unsent_descriptors.popleft()
+        if owner is None:
+            os.close(fd)
+
     def _drop_descriptors(self) -> None:
         if self._unsent_descriptors:
             self._loop.remove_writer(self._descriptors.fileno())
         while self._unsent_descriptors:
-            os.close(self._unsent_descriptors.popleft())
+            self._drop_first()
 
     def close(self) -> None:
         """Forget what was not sent; nothing is sent any more. Must be called before the sockets are closed."""

@@ -9,6 +9,8 @@ frame finds it waiting. The engine alone may be late, since it does not wait for
 from __future__ import annotations
 
 import array
+import errno
+import os
 import socket
 import struct
 
@@ -21,6 +23,10 @@ LARGEST_FRAME = 1 << 30
 RECEIVE_BYTES = 1 << 16
 """Python allocates so much before it knows how little came. Above the allocator's threshold for mapping memory (128 KiB) that
 costs 17 µs a call instead of 2."""
+
+
+class DescriptorLost(ProtocolError):
+    """A descriptor was sent, and the system has dropped it: this process has as many as it may have."""
 
 
 class FrameReader:
@@ -96,10 +102,12 @@ def wait_descriptor(sock: socket.socket) -> int:
 
 
 def _received(sock: socket.socket, flags: int) -> int:
-    data, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_LEN(array.array("i").itemsize), flags)
+    data, ancillary, truncated, _ = sock.recvmsg(1, socket.CMSG_LEN(array.array("i").itemsize), flags)
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds = array.array("i")
             fds.frombytes(payload[: fds.itemsize])
             return fds[0]
+    if truncated & socket.MSG_CTRUNC:
+        raise DescriptorLost(os.strerror(errno.EMFILE))
     raise ProtocolError(f"expected a descriptor, got {data!r}")

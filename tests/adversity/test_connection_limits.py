@@ -77,9 +77,17 @@ def can_ask(server: RunningServer) -> bool:
         return False
 
 
-def test_without_descriptors_the_server_serves_those_it_has_and_accepts_again(repository: Path) -> None:
+@pytest.mark.parametrize("front_ends", [0, 2])
+def test_without_descriptors_the_server_serves_those_it_has_and_accepts_again(
+    repository: Path, front_ends: int
+) -> None:
     python = ("bash", "-c", 'ulimit -Sn 90; ulimit -Hn 90; exec "$0" "$@"', sys.executable)
-    flags = ("--http-max-connections=1000", "--model-control-mode=explicit", "--load-model=m")
+    flags = (
+        "--http-max-connections=1000",
+        "--model-control-mode=explicit",
+        "--load-model=m",
+        f"--frontends={front_ends}",
+    )
     with RunningServer(repository, python=python, flags=flags) as server:
         kept = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
         kept.request("GET", "/v2/health/live")
@@ -94,3 +102,4 @@ def test_without_descriptors_the_server_serves_those_it_has_and_accepts_again(re
         wait_until(lambda: can_ask(server))
         assert value_of(server, "m") == 5
         assert server.stop() == 0
+        assert "has ended" not in server.log

@@ -69,8 +69,8 @@ class Link:
         self._first = first
         self._reader = FrameReader()
         self._out: list[bytes] = []
-        self._out_descriptors: list[int] = []
-        """Descriptors of frames in `_out`, in their order."""
+        self._out_descriptors: list[tuple[int, object]] = []
+        """Descriptors of frames in `_out`, in their order, with their owners; None where they are ours."""
         self._outlet = Outlet(self._loop, channel, descriptors, self._lose_descriptor)
         self._is_flush_due = False
         self._is_open = True
@@ -79,14 +79,17 @@ class Link:
 
     # ------------------------------------------------------------------------------------------ out
 
-    def add(self, frame: bytes, fd: int = -1) -> None:
-        """Send *frame* at the end of this turn of the loop, behind the others; with *fd*, which is ours from now on."""
+    def add(self, frame: bytes, fd: int = -1, owner: object = None) -> None:
+        """Send *frame* at the end of this turn of the loop, behind the others; with *fd*, if there is one.
+
+        It is *owner*'s, which keeps it open as long as it lives; ours from now on where there is none.
+        """
         self._out.append(frame)
         if fd >= 0:
             if not self._is_open:
-                os.close(fd)
+                _close_own(fd, owner)
                 return
-            self._out_descriptors.append(fd)
+            self._out_descriptors.append((fd, owner))
         if not self._is_flush_due:
             self.flush_soon()
 
@@ -106,9 +109,9 @@ class Link:
         first = self._news()
         if self._out_descriptors:
             descriptors, self._out_descriptors = self._out_descriptors, []
-            for fd in descriptors:
-                self._outlet.send_descriptor(fd)
-                os.close(fd)
+            for fd, owner in descriptors:
+                self._outlet.send_descriptor(fd, owner)
+                _close_own(fd, owner)
         data = b"".join(first + out if first else out)
         if data:
             self._outlet.send(data)
@@ -169,11 +172,16 @@ class Link:
         self._is_open = False
         self._loop.remove_reader(self._channel.fileno())
         self._outlet.close()
-        for fd in self._out_descriptors:
-            os.close(fd)
+        for fd, owner in self._out_descriptors:
+            _close_own(fd, owner)
         self._out_descriptors.clear()
         self._channel.close()
         self._descriptors.close()
+
+
+def _close_own(fd: int, owner: object) -> None:
+    if owner is None:
+        os.close(fd)
 
 
 class FrontEndLink(Link):
@@ -197,9 +205,9 @@ class FrontEndLink(Link):
         """For room."""
         descriptors.setblocking(True)
 
-    def add(self, frame: bytes, fd: int = -1) -> None:
+    def add(self, frame: bytes, fd: int = -1, owner: object = None) -> None:
         """See `Link.add`."""
-        super().add(frame, fd)
+        super().add(frame, fd, owner)
         self._count(frame)
 
     def _count(self, frame: bytes) -> None:
@@ -235,7 +243,10 @@ class FrontEndLink(Link):
                 woken += 1
 
     def receive_descriptor(self) -> int:
-        """The descriptor that goes with the frame which is being read; ours from now on. Raises ProtocolError without one."""
+        """The descriptor that goes with the frame which is being read; ours from now on.
+
+        Raises DescriptorLost where this process may have no more, ProtocolError without one.
+        """
         return wait_descriptor(self._descriptors)
 
     def _read(self) -> None:

@@ -22,6 +22,11 @@ class RegionNumbers:
         self._segments[number] = segment
         return number
 
+    @property
+    def count(self) -> int:
+        """How many segments front ends have, or still have."""
+        return len(self._segments)
+
     def number(self, name: str) -> int | None:
         """The number of the region *name* as it is registered now."""
         return self._numbers.get(name)

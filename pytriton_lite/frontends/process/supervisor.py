@@ -16,6 +16,7 @@ import contextlib
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -61,6 +62,8 @@ _UNHEARD_S = 1.0
 """How long a front end may take to read what it is told, before somebody is answered who will rely on that."""
 _BACK_OFF_S = (0.1, 30.0)
 """The first pause before a front end is started again that did not get ready, and the longest."""
+_OWN_DESCRIPTORS = 64
+"""What a front end needs beside those of connections and regions: some twenty, and segments on their way."""
 _DRAINED_S = 1.0
 """What a front end may take beyond the time that it was given to end its connections."""
 # A group of its own, so that Ctrl-C at a terminal is the server's. Not a session, where that can be helped: the scheduler of
@@ -122,9 +125,12 @@ class FrontEndProcess:
         shared: Shared,
         number: int,
         on_ready: Callable[[FrontEndProcess], None],
+        on_gone: Callable[[], None],
         on_end: Callable[[FrontEndProcess, str], None],
     ) -> None:
         """*on_ready* is to tell it everything that the others know, before it gets its first connection.
+
+        *on_gone* hears of connections that have ended.
 
         Raises FrontEndError where it cannot be started.
         """
@@ -134,6 +140,7 @@ class FrontEndProcess:
         """Connections that it has."""
         self._shared = shared
         self._on_ready = on_ready
+        self._on_gone = on_gone
         self._on_end = on_end
         self._by_listener = {frames.HTTP: 0, frames.GRPC: 0}
         self._loop = asyncio.get_running_loop()
@@ -186,15 +193,22 @@ class FrontEndProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def tell(self, frame: bytes, fd: int = -1) -> None:
-        """Send what others rely on, with *fd*, if there is one, which is ours from now on. `heard` says when it was read."""
+    def tell(self, frame: bytes, fd: int = -1, owner: object = None) -> None:
+        """Send what others rely on; see `Link.add`. `heard` says when it was read."""
         self._is_unheard = True
-        self._link.add(frame, fd)
+        self._link.add(frame, fd, owner)
 
     def _first_frames(self) -> list[bytes]:
         return self._memory.frames(self._link.send_descriptor) if self._memory.is_touched else []
 
     # ------------------------------------------------------------------------------------------ what it is told
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it has a descriptor for one connection more. It may have as many as this process."""
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        others = _OWN_DESCRIPTORS + self._shared.regions.count
+        return most == resource.RLIM_INFINITY or self.connections < max(1, most - others)
 
     def take(self, listener: int, connection: socket.socket) -> None:
         """Hand over a connection, which is closed here."""
@@ -216,7 +230,7 @@ class FrontEndProcess:
             self.tell(frames.told_frame(frames.REGION, number, news))
             return
         news = RegionNews(name, region.key, region.offset, region.byte_size, region.segment.nbytes)
-        self.tell(frames.told_frame(frames.REGION, number, news), os.dup(region.segment.fd))
+        self.tell(frames.told_frame(frames.REGION, number, news), region.segment.fd, region.segment)
 
     def heard(self) -> asyncio.Future[None] | None:
         """Done when it has read everything that it was told; None where it has already, or has ended."""
@@ -250,6 +264,7 @@ class FrontEndProcess:
         if kind == frames.GONE:
             for listener, count in frames.read_pairs(body):
                 self._gone(listener, count)
+            self._on_gone()
         elif kind == frames.SYNCED:
             for number in frames.read_numbers(body):
                 heard = self._syncs.pop(number, None)
@@ -351,7 +366,7 @@ class FrontEnds:
         self._loop = asyncio.get_running_loop()
         self._processes: dict[int, FrontEndProcess] = {}
         self._waiting: deque[tuple[int, socket.socket]] = deque()
-        """Connections that there is no front end for at the moment."""
+        """Connections that no front end has room for yet; where they take all descriptors, others wait to be accepted."""
         self._back_off: dict[int, float] = {}
         self._restarts: dict[int, asyncio.TimerHandle] = {}
         self._dropping: set[asyncio.Future[None]] = set()
@@ -388,7 +403,9 @@ class FrontEnds:
             self._is_started = all(process.ready.done() for process in self._processes.values())
 
     def _spawn(self, number: int) -> None:
-        self._processes[number] = FrontEndProcess(self._shared, number, self._introduce, self._on_end)
+        self._processes[number] = FrontEndProcess(
+            self._shared, number, self._introduce, self._hand_over_waiting, self._on_end
+        )
 
     def _introduce(self, process: FrontEndProcess) -> None:
         """Tell a front end that has just got ready what all others know."""
@@ -401,8 +418,7 @@ class FrontEnds:
         process.tell(frames.told_frame(frames.LOGGING, 0, shared.start.log_settings))
         if self._is_draining:
             process.tell(frames.numbers_frame(frames.DRAIN, []))
-        while self._waiting and not self._is_stopping:
-            process.take(*self._waiting.popleft())
+        self._hand_over_waiting()
 
     def _ready(self) -> list[FrontEndProcess]:
         return [process for process in self._processes.values() if process.state is ProcessState.READY]
@@ -420,12 +436,16 @@ class FrontEnds:
         return _Taker(self, listener)
 
     def hand_over(self, listener: int, connection: socket.socket) -> None:
-        """Give *connection* to the front end that has the fewest, or keep it until there is one."""
-        ready = self._ready()
-        if ready:
-            min(ready, key=_connections).take(listener, connection)
-        else:
-            self._waiting.append((listener, connection))
+        """Give *connection* to the front end that has the fewest, or keep it until there is one with room for it."""
+        self._waiting.append((listener, connection))
+        self._hand_over_waiting()
+
+    def _hand_over_waiting(self) -> None:
+        while self._waiting and not self._is_stopping:
+            with_room = [process for process in self._ready() if process.has_room]
+            if not with_room:
+                return
+            min(with_room, key=_connections).take(*self._waiting.popleft())
 
     # ------------------------------------------------------------------------------------------ news
 

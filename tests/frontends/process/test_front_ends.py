@@ -7,6 +7,8 @@ import http.client
 import itertools
 import json
 import os
+import resource
+import select
 import signal
 import socket
 import subprocess
@@ -419,6 +421,58 @@ def test_whoever_changes_what_is_served_waits_for_no_front_end_that_does_not_lis
                 thread.join()
         wait_for(lambda: not is_running(victim), "it is killed")
         server.wait_for_log("it did not hear what it was told for 1 s")
+
+
+def test_a_front_end_without_descriptors_drops_the_connections_that_come_and_keeps_the_others(
+    repository: Path,
+) -> None:
+    with RunningServer(repository, flags=("--frontends=1",)) as server, clients(server, 1) as (kept,):
+        (pid,) = front_end_pids(server)
+        used = max(int(name) for name in os.listdir(f"/proc/{pid}/fd"))
+        limit = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 3, limit[1]))
+        host, port = server.http_url.split(":")
+        with ExitStack() as stack:
+            more = [stack.enter_context(socket.create_connection((host, int(port)), 30)) for _ in range(20)]
+            closed = [client for client in more if client.fileno() >= 0 and select.select([client], [], [], 1)[0]]
+            assert closed
+            assert all(client.recv(1) == b"" for client in closed)
+            assert kept.infer("echo", 7)[0] == 200
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
+        with clients(server, 3) as found:
+            assert [client.infer("echo", 1)[0] for client in found] == [200] * 3
+        server.wait_for_log("connections were closed at once: Too many open files")
+        assert kept.infer("echo", 8)[0] == 200
+        assert front_end_pids(server) == [pid]
+
+
+def test_a_region_for_which_a_front_end_has_no_descriptor_is_not_known_to_it(repository: Path) -> None:
+    from tritonclient.utils import shared_memory
+
+    key = f"/front_end_few_{os.getpid()}"
+    region = shared_memory.create_shared_memory_region("few", key, 4)
+    flags = ("--frontends=1", "--allow-client-shm=true")
+    try:
+        with RunningServer(repository, flags=flags) as server, clients(server, 1) as (client,):
+            (pid,) = front_end_pids(server)
+            used = sorted(int(name) for name in os.listdir(f"/proc/{pid}/fd"))
+            free = next(number for number in itertools.count() if number not in used)
+            limit = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, limit[1]))
+            register = {"key": key, "offset": 0, "byte_size": 4}
+            assert client.post("/v2/systemsharedmemory/region/few/register", register) == (200, None)
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
+            place = {"shared_memory_region": "few", "shared_memory_byte_size": 4}
+            request = {"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "parameters": place}]}
+            status, answer = client.post("/v2/models/echo/infer", request)
+            assert (status, answer["error"]) == (404, "Unable to find shared memory region: 'few'")
+            server.wait_for_log("the shared memory region 'few' cannot be used through this front end: Too many open")
+            assert client.post("/v2/systemsharedmemory/region/few/unregister", {}) == (200, None)
+            assert client.post("/v2/systemsharedmemory/region/few/register", register) == (200, None)
+            assert client.post("/v2/models/echo/infer", request)[0] == 200
+            assert front_end_pids(server) == [pid]
+    finally:
+        shared_memory.destroy_shared_memory_region(region)
 
 
 def test_front_ends_end_with_a_server_that_is_killed(server: RunningServer) -> None:

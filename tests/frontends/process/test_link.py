@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
+from pytriton_lite.core.errors import ProtocolError
 from pytriton_lite.engine.outlet import socket_pair
 from pytriton_lite.frontends.process.link import PART_BYTES, WINDOW, EngineLink, FrontEndLink
 from pytriton_lite.frontends.work_share import SLICE_S, WorkShare
-from pytriton_lite.ipc.channel import frame
+from pytriton_lite.ipc.channel import frame, receive_descriptor
 
 AnyLink = TypeVar("AnyLink", EngineLink, FrontEndLink)
 
@@ -99,6 +101,33 @@ def test_each_descriptor_comes_with_its_frame() -> None:
         engine.link.add(frame(2, [b"third "]), memory(b"3"))
         await until(lambda: len(front_end.heard) == 4)
         assert front_end.heard == [(2, b"first 1"), (2, b"second 2"), (1, b"none"), (2, b"third 3")]
+
+    run(scenario)
+
+
+def test_descriptors_that_their_owner_keeps_open_are_not_copied() -> None:
+    """More than a socket holds: those that wait take none of the descriptors that connections need."""
+
+    async def scenario(engine: EngineEnd, front_end: FrontEndEnd) -> None:
+        owner = memory(b"lent")
+        before = len(os.listdir("/proc/self/fd"))
+        engine.link._descriptors.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        front_end.link._loop.remove_reader(front_end.link._channel.fileno())
+        for _ in range(2000):
+            engine.link.add(frame(2, [b""]), owner, engine)
+        engine.link.flush()
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(engine.link._outlet._unsent_descriptors) > 0
+        received = 0
+        while received < 2000:
+            with contextlib.suppress(ProtocolError):  # none is there at the moment
+                os.close(receive_descriptor(front_end.link._descriptors))
+                received += 1
+                continue
+            await asyncio.sleep(0)
+        assert not engine.link._outlet._unsent_descriptors
+        assert os.pread(owner, 4, 0) == b"lent"
+        os.close(owner)
 
     run(scenario)
 
