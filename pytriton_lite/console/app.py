@@ -45,6 +45,8 @@ _FILES = "/console/files/"
 _GIVEN = "/console/given/"
 _PAGES = {"/": "index.html", "/docs": "docs.html"}
 _JSON = b"application/json"
+_LONGEST_NUMBER = 18
+"""Digits of a line's number. Python takes long to read thousands of them, and refuses more."""
 
 
 def console_app(server: Server, options: ConsoleOptions, lines: RecentLines) -> AsgiApp:
@@ -101,7 +103,8 @@ class _Console:
             return orjson.dumps(self._about())
         if path == "/console/statistics":
             return orjson.dumps(self._statistics())
-        after = int(query["after"]) if query.get("after", "").isdecimal() else 0
+        said = query.get("after", "")
+        after = int(said) if said.isdecimal() and len(said) <= _LONGEST_NUMBER else 0
         if path == "/console/lines":
             model = query.get("model", "")
             return _lines(self._lines.of_model(model, after) if model else self._lines.of_server(after))

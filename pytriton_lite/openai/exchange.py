@@ -25,10 +25,28 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
+_DEEPEST = 200
+"""Objects and arrays inside each other. orjson reads 1024 of them, and writes 254: what is passed on to a model."""
+
 REQUEST_ID = b"x-request-id"
 _GIVEN_ID = re.compile(rb"[!-~]{1,128}")
 _JSON_TYPE = (b"content-type", b"application/json")
 _EVENT_TYPE = (b"content-type", b"text/event-stream; charset=utf-8")
+
+
+def _parse(body: bytes | bytearray | memoryview) -> object:
+    """The document. Raises orjson.JSONDecodeError; ApiError for one that could not be passed on."""
+    document = orjson.loads(body)
+    level = [document]
+    # What has fewer brackets than that, as most have, is not deep.
+    if bytes(body).count(b"[") + bytes(body).count(b"{") > _DEEPEST:
+        for _ in range(_DEEPEST):
+            values = [parent.values() if type(parent) is dict else parent for parent in level]
+            level = [child for children in values for child in children if type(child) in (dict, list)]
+            if not level:
+                return document
+        raise ApiError(f"The JSON body has more than {_DEEPEST} objects and arrays inside each other.")
+    return document
 
 
 class Surroundings:
@@ -85,7 +103,7 @@ class Exchange:
         """The JSON object that the body is. Raises ApiError, Disconnected."""
         body = await self.read_body()
         try:
-            document = await self.around.large.run(len(body), lambda: orjson.loads(body), self.scope)
+            document = await self.around.large.run(len(body), lambda: _parse(body), self.scope)
         except orjson.JSONDecodeError as error:
             raise ApiError(f"We could not parse the JSON body of your request: {error}") from None
         if not isinstance(document, dict):

@@ -84,7 +84,7 @@ def _compiled(template: str, tokens: Json) -> Callable[[Json], Iterator[str]]:
         compiled = environment.from_string(template)
     except jinja2.TemplateSyntaxError as error:
         raise _Raised(f"the chat template is none: line {error.lineno}: {error.message}") from None
-    return lambda values: compiled.generate(**{**tokens, **values})
+    return lambda values: compiled.generate({**tokens, **values})
 
 
 def _to_json(value: object, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

@@ -137,6 +137,7 @@ def test_what_a_model_prints_is_among_its_lines_and_nobody_elses(server: Running
     assert (printed[-1]["model"], printed[-1]["version"], printed[-1]["instance"]) == ("add_sub", "1", "add_sub_0")
     assert server.get(f"/console/lines?model=add_sub&after={printed[-1]['number']}").json == {"lines": []}
     assert not any("adding" in line["text"] for line in server.get("/console/lines?model=size").json["lines"])
+    assert printed[-1] in server.get(f"/console/lines?model=add_sub&after={'9' * 5000}").json["lines"]  # none's number
     assert not any("adding" in line["text"] for line in server.get("/console/lines").json["lines"])
 
 

@@ -221,6 +221,27 @@ def test_a_load_that_cannot_be_read_harms_nobody(many: CloudServer, body: bytes)
     assert ask(many, "GET", "/ping").status == 200
 
 
+@pytest.mark.parametrize("key", [".", "..", "a\0b", "x" * 300], ids=repr)
+def test_a_hash_that_can_be_no_directory_is_refused(many: CloudServer, archives: Path, key: str) -> None:
+    reply = ask(many, "POST", "/models", {"model_name": key, "url": str(archives / "one" / "model")})
+    assert reply.status == 400
+    assert key in reply.error
+
+
+def test_a_directory_that_can_be_none_is_refused(many: CloudServer) -> None:
+    for url in ("/tmp/a\0b", "/" + "x" * 5000):
+        reply = ask(many, "POST", "/models", {"model_name": "nowhere", "url": url})
+        assert (reply.status, url in reply.error) == (400, True)
+
+
+def test_a_configuration_that_is_no_utf_8_is_refused(many: CloudServer, archives: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.pbtxt").write_bytes(b'name: "\xff"')
+    reply = ask(many, "POST", "/models", {"model_name": "latin", "url": str(tmp_path)})
+    assert (reply.status, "'latin'" in reply.error) == (400, True)
+    assert load(many, archives, "one").status == 200  # nothing is left of those that were refused
+    assert ask(many, "DELETE", "/models/one").status == 200
+
+
 def test_nothing_is_loaded_from_the_kernels_directories(many: CloudServer) -> None:
     reply = ask(many, "POST", "/models", {"model_name": "p", "url": "/proc/self"})
     assert reply.status == 400

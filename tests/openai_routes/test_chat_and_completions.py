@@ -192,6 +192,12 @@ def test_a_chat_template_makes_the_prompt_of_the_messages(server: RunningServer)
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["self", "args", "messages_", "template"])
+def test_a_variable_of_a_template_may_have_any_name(server: RunningServer, name: str) -> None:
+    document = chat(server, chat_template_kwargs={name: 1}).json
+    assert document["choices"][0]["message"]["content"] == "<user> hello there\n<assistant>"
+
+
 def test_a_streamed_chat_begins_with_the_role_and_ends_with_the_reason(server: RunningServer) -> None:
     first, *pieces, last, end = events(chat(server, stream=True))
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
@@ -326,6 +332,16 @@ def test_a_model_is_not_asked_for_what_it_does_not_declare(server: RunningServer
 def test_a_body_that_is_no_object_is_refused(server: RunningServer, body: bytes) -> None:
     reply = server.post("/v1/chat/completions", body)
     assert (reply.status, reply.json["error"]["type"]) == (400, "invalid_request_error")
+
+
+@pytest.mark.parametrize("depth", [199, 250, 600])
+def test_a_body_that_is_nested_too_deeply_to_be_passed_on_is_refused(server: RunningServer, depth: int) -> None:
+    nested: object = "x"
+    for _ in range(depth):
+        nested = [nested]
+    reply = complete(server, "mirror", "q", bias=nested)
+    assert (reply.status, reply.json["error"]["type"]) == (400, "invalid_request_error")
+    assert ("inside each other" in reply.json["error"]["message"]) == (depth > 199)
 
 
 def test_a_value_that_does_not_fit_the_tensor_is_refused(server: RunningServer) -> None:

@@ -8,6 +8,7 @@ which there is a directory of links for each model that is loaded; the engine kn
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import shutil
@@ -140,7 +141,20 @@ class Archives:
             await asyncio.sleep(_LOOK_S)
 
     def _link(self, key: str, url: str, target: str) -> Archive:
-        """Make the directories of links. Raises InferenceError(INVALID_ARG) for what has no model."""
+        """Make the directories of links. Raises ArchiveTaken; InferenceError(INVALID_ARG) for what has no model."""
+        try:
+            return self._linked(key, url, target)
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # a path that is none, a name that is too long, a configuration in no UTF-8
+            is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+            raise InferenceError(
+                ErrorCode.RESOURCE_EXHAUSTED if is_full else ErrorCode.INVALID_ARG,
+                f"failed to register '{url}' as model '{key}': {error}",
+            ) from None
+
+    def _linked(self, key: str, url: str, target: str) -> Archive:
         folder = Path(os.path.realpath(url))
         if any(folder.is_relative_to(place) for place in _FORBIDDEN):
             raise _refused(f"invalid url '{url}': no model is loaded from {', '.join(_FORBIDDEN)}")

@@ -211,6 +211,8 @@ class _Routes:
                 ErrorCode.INVALID_ARG,
                 'failed to parse the request JSON buffer: expected {"model_name": <hash>, "url": <directory>}',
             ) from None
+        if key in (".", ".."):
+            raise InferenceError(ErrorCode.INVALID_ARG, f"invalid model_name '{key}': it is the name of no model")
         target = next((value.decode("latin-1") for name, value in scope["headers"] if name == TARGET_MODEL), key)
         await self._archives.load(key, url, target)
         await send_empty(send, 200)

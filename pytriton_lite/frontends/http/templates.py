@@ -137,7 +137,8 @@ class Templates:
         request_id, rest = _without_id(document)
         if len(rest) > _LONGEST or request.output_windows is not None:
             return
-        if request_id is not None and b'"id"' in rest:  # of several ids the last one counts
+        # Of several ids the last one counts, and an escape may hide the name of one.
+        if request_id is not None and (b'"id"' in rest or b"\\" in rest):
             return
         if not all(type(tensor.data) is memoryview for tensor in request.inputs):
             return

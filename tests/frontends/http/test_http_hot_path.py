@@ -405,6 +405,18 @@ def test_of_several_ids_the_last_counts_with_a_template_too() -> None:
         assert request.request_id == "last"
 
 
+@pytest.mark.parametrize("last", ["last", "one"])
+def test_an_id_whose_name_is_written_with_an_escape_counts_with_a_template_too(last: str) -> None:
+    templates = Templates()
+    rest = document(id=last)[1:].replace(b'"id"', b'"\\u0069d"')
+    for first in ("one", "two", "one"):
+        text = with_id(first, rest)
+        known = read(templates, text)
+        request, forms = decoded(text) if known is None else known
+        templates.keep(text, request, forms)
+        assert request.request_id == last
+
+
 def test_a_template_keeps_no_tensor() -> None:
     templates = Templates()
     data = bytearray(32)
