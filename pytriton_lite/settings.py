@@ -10,7 +10,6 @@ To add an option, add a field. Its flag is its name with dashes: ``http_port`` i
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import enum
 import glob
 import math
@@ -150,6 +149,8 @@ _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s@]+", re.ASCII)
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """The one of *known* that looks most like *word*."""
+    import difflib  # which nobody needs who makes no mistake
+
     return difflib.get_close_matches(word, list(known), n=1, cutoff=0.0)[0]
 
 

@@ -482,6 +482,13 @@ def test_help_does_not_wait_for_the_web_frameworks() -> None:
     assert done.stdout.splitlines()[-1] == "False"
 
 
+def test_the_server_imports_nothing_that_only_mistakes_plug_ins_or_clients_need() -> None:
+    code = "import sys, pytriton_lite.app; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    seldom = {"difflib", "fastapi", "google.protobuf.json_format", "grpc", "hpack", "importlib.metadata", "pydantic"}
+    assert seldom & set(done.stdout.split()) == set()
+
+
 def test_windows_is_refused_before_anything_is_imported_that_it_lacks() -> None:
     code = (
         "import sys; sys.platform = 'win32'\n"

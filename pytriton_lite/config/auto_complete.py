@@ -6,8 +6,6 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from google.protobuf import json_format
-
 from pytriton_lite.config.errors import invalid
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.config.normalise import normalise
@@ -51,6 +49,8 @@ def _parse(fields: dict[str, Any], model_name: str) -> model_config_pb.ModelConf
     for kind in ("input", "output"):
         if isinstance(fields.get(kind), list):
             fields[kind] = [_canonical_tensor(tensor, kind, model_name) for tensor in fields[kind]]
+    from google.protobuf import json_format  # half a megabyte, and few models say anything
+
     found = model_config_pb.ModelConfig()
     try:
         json_format.ParseDict(fields, found, ignore_unknown_fields=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -64,16 +63,18 @@ def _unknown_value(found: re.Match[str]) -> str:
         if field.name == name and field.cpp_type == FieldDescriptor.CPPTYPE_ENUM
         for known in field.enum_type.values_by_name
     }
-    near = difflib.get_close_matches(value.upper(), sorted(known), n=1, cutoff=0.3)
-    return f"did you mean {near[0]}?" if near else ""
+    near = _closest(value.upper(), sorted(known), likeness=0.3)
+    return f"did you mean {near}?" if near else ""
 
 
 def _quoted_enum(found: re.Match[str]) -> str:
     return f"names of values stand without quotes: {found[1]}"
 
 
-def _closest(word: str, known: Iterable[str]) -> str:
-    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=_CLOSE)), "")
+def _closest(word: str, known: Iterable[str], likeness: float = _CLOSE) -> str:
+    import difflib  # which nobody needs who makes no mistake
+
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=likeness)), "")
 
 
 def _messages() -> Mapping[str, Any]:

@@ -6,7 +6,6 @@ calls ``_start_asgi_task``, and pipelined answers would come in the wrong order.
 
 from __future__ import annotations
 
-from importlib import metadata
 from types import FunctionType
 
 
@@ -19,6 +18,8 @@ def require(package: str, owner: type, *names: str) -> None:
     assigned = initializer.__code__.co_names if isinstance(initializer, FunctionType) else ()
     missing = [name for name in names if not hasattr(owner, name) and name not in assigned]
     if missing:
+        from importlib import metadata  # a megabyte, for this text alone
+
         raise ImportError(
             f"{package} {metadata.version(package)} does not fit pytriton-lite: its {owner.__name__} has no "
             f"{', '.join(missing)}. pytriton-lite was tested with {_wanted(package)}; install that: "
@@ -28,6 +29,8 @@ def require(package: str, owner: type, *names: str) -> None:
 
 def _wanted(package: str) -> str:
     """The requirement of pytriton-lite, as it was installed."""
+    from importlib import metadata
+
     try:
         requirements = metadata.requires("pytriton-lite") or []
     except metadata.PackageNotFoundError:  # it runs from its source

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
 from pytriton_lite.repository.index import is_version
@@ -27,6 +26,8 @@ def advice_on_repository(root: Path) -> str:
     if not root.exists():
         parent = next(parent for parent in root.parents if parent.exists())
         names = [entry.name for entry in _directories(parent)]
+        import difflib  # which nobody needs who makes no mistake
+
         near = difflib.get_close_matches(root.relative_to(parent).parts[0], names, n=1)
         return f"did you mean {parent / near[0]}?" if near else f"there is no such directory in {parent}"
     if not root.is_dir():

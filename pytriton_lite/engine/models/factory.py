@@ -103,7 +103,7 @@ class VersionFactory:
         if config.ensemble is not None:
             self._advise_on_cache(config, version)
             return check_ensemble_for_load(config, model_dir=directory), None
-        folders = self._backends.folders()
+        folders = self._backends.folders_for(config.backend)
         # A backend may have an environment for all its models.
         config = resolve_for_load(config, model_dir=directory, gpu_ids=self._gpu_ids, backends=folders)
         at_step("environment")

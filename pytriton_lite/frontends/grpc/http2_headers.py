@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import hpack
-
 from pytriton_lite.frontends.grpc import http2_frames as frames
 from pytriton_lite.frontends.grpc.http2_call import Endpoint, Head, MalformedRequest
 from pytriton_lite.frontends.grpc.http2_frames import ConnectionFault, Http2Error
@@ -30,7 +28,9 @@ class HeaderBlocks:
     def __init__(self, endpoint: Endpoint, wariness: Wariness) -> None:
         self._endpoint = endpoint
         self._wariness = wariness
-        self._decoder = hpack.Decoder(4 * MAX_HEADER_LIST_BYTES)
+        import hpack  # which a server without connections does not need
+
+        self._decoder: Any = hpack.Decoder(4 * MAX_HEADER_LIST_BYTES)
         self._heads: dict[bytes, Head] = {}
         """Heads by header block, for blocks that mean the same as long as the decoder's table does not change."""
         self.begun: tuple[int, int, bytearray] | None = None
@@ -75,10 +75,8 @@ class HeaderBlocks:
             self._wariness.count((len(block) - _FREE_BLOCK_BYTES) >> 10)
         try:
             headers: list[Any] = list(self._decoder.decode(block, raw=True))
-        except hpack.OversizedHeaderListError as error:
-            raise ConnectionFault(Http2Error.ENHANCE_YOUR_CALM, "header list too large") from error
-        except hpack.HPACKError as error:
-            raise ConnectionFault(Http2Error.COMPRESSION_ERROR, "header block cannot be decoded") from error
+        except Exception as error:
+            raise _fault_of(error) from error
         if len(headers) > _FREE_FIELDS:
             self._wariness.count(len(headers) // _FREE_FIELDS)
         is_lasting = len(block) <= _LONGEST_CACHED_BLOCK and frames.keeps_table(block)
@@ -97,3 +95,14 @@ class HeaderBlocks:
                 self._heads.clear()
             self._heads[block] = head
         return head
+
+
+def _fault_of(error: Exception) -> Exception:
+    """What a connection ends with whose header block made hpack raise *error*; *error* itself where that is a bug."""
+    import hpack
+
+    if isinstance(error, hpack.OversizedHeaderListError):
+        return ConnectionFault(Http2Error.ENHANCE_YOUR_CALM, "header list too large")
+    if isinstance(error, hpack.HPACKError):
+        return ConnectionFault(Http2Error.COMPRESSION_ERROR, "header block cannot be decoded")
+    return error

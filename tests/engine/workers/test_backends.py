@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from pytriton_lite.config.model_config import ModelConfig
+from pytriton_lite.engine.workers import backends
 from pytriton_lite.engine.workers.backends import Backends
 from pytriton_lite.engine.workers.fork_process import BOOTSTRAP
 from pytriton_lite.proto import model_config_pb
@@ -55,6 +58,19 @@ def test_a_native_backend_of_the_operator_leaves_the_one_that_comes_with_the_ser
 def test_python_is_no_python_based_backend(tmp_path: Path) -> None:
     write(tmp_path, "python", "model.py")
     assert "python" not in Backends(tmp_path).folders()
+
+
+def test_packages_are_not_looked_through_for_models_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> dict[str, Path]:
+        raise AssertionError("packages were looked through")
+
+    monkeypatch.setattr(backends, "_of_packages", fail)
+    found = Backends(tmp_path)
+    assert found.find("python") is None
+    assert found.folders_for("python") == {}
+    assert [name for name, _, _ in found.table([config("python")])] == ["python"]
+    with pytest.raises(AssertionError, match="looked through"):
+        found.find("onnxruntime")
 
 
 def test_a_directory_that_is_not_there_holds_no_backends(tmp_path: Path) -> None:
