@@ -19,7 +19,7 @@ from typing import Any
 
 from pytriton_lite import freed_memory, logs
 from pytriton_lite.core import heap, prctl
-from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.core.errors import DescriptorLost, InferenceError
 from pytriton_lite.core.file_limit import raise_file_limit
 from pytriton_lite.core.garbage import keep_what_is_there
 from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
@@ -45,7 +45,6 @@ from pytriton_lite.frontends.process.remote_server import RemoteServer
 from pytriton_lite.frontends.unread import UnreadBudget
 from pytriton_lite.frontends.work_share import share_of
 from pytriton_lite.ipc.arena import DEFAULT_BYTES
-from pytriton_lite.ipc.channel import DescriptorLost
 from pytriton_lite.ipc.device_segment import DeviceSegment
 from pytriton_lite.ipc.process_memory import InputMemory, OutputMemory
 from pytriton_lite.ipc.region import ClientSegment
@@ -98,7 +97,7 @@ class FrontEnd:
         self._loop = asyncio.get_running_loop()
         self._calls = RemoteCalls()
         share = share_of(self._loop)
-        self._link = FrontEndLink(channel, descriptors, self._on_frame, self._on_end, self._first_frames, share)
+        self._link = FrontEndLink(channel, descriptors, self._on_frame, self._on_end, share)
         self._descriptors = descriptors
         self._server: RemoteServer | None = None
         self._log: logs.Log | None = None
@@ -106,6 +105,7 @@ class FrontEnd:
         self._http: Listener | None = None
         self._grpc: Http2Listener | None = None
         self._lost: dict[int, int] = {}
+        """Connections by listener of whose end the engine has not been told."""
         self._dropped = Throttle(self._loop.time)
         self._closing: asyncio.Task[None] | None = None
         self._beat()
@@ -118,17 +118,15 @@ class FrontEnd:
         self._calls.trim_if_idle()
         self._loop.call_later(_LOOK_EVERY_S, self._look)
 
-    def _first_frames(self) -> list[bytes]:
-        found = self._calls.first_frames() if self._server is not None else []
-        if self._lost:
-            found.append(frames.pairs_frame(frames.GONE, self._lost.items()))
-            self._lost = {}
-        return found
-
     def lost(self, listener: int) -> None:
         """A connection of *listener* has ended."""
+        if not self._lost:
+            self._loop.call_soon(self._tell_lost)
         self._lost[listener] = self._lost.get(listener, 0) + 1
-        self._link.flush_soon()
+
+    def _tell_lost(self) -> None:
+        lost, self._lost = self._lost, {}
+        self._link.add(frames.pairs_frame(frames.GONE, lost.items()))
 
     def _on_end(self, reason: str) -> None:
         """The engine is gone, or will have nothing more of us."""
@@ -142,7 +140,7 @@ class FrontEnd:
             self._start(frames.read_told(body)[1])
             return
         assert server is not None, "START comes first"
-        if self._calls.on_frame(kind, body) or server.questions.on_frame(kind, body):
+        if server.questions.on_frame(kind, body):
             return
         if kind == frames.CONNECTION:
             for listener in frames.read_numbers(body):

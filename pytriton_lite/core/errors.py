@@ -74,3 +74,7 @@ class BugError(Exception):
 
 class ProtocolError(Exception):
     """The other end of a channel between engine and worker sent what cannot be a frame of ours."""
+
+
+class DescriptorLost(ProtocolError):
+    """A descriptor was sent through a channel, and the system has dropped it: this process has as many as it may have."""

@@ -192,6 +192,11 @@ class InferenceResponse:
         self.packed = None
 
 
+def only_response(response: InferenceResponse | InferenceError | None) -> InferenceResponse | InferenceError:
+    """What a receiver of one response tells its client of *response*, the last it is given."""
+    return InferenceError(ErrorCode.INTERNAL, "the request ended without a response") if response is None else response
+
+
 class ResponseReceiver(Protocol):
     """A client's end of a request: it gets the responses. Called in the event loop; must not raise, and must not wait."""
 

@@ -6,16 +6,17 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.request import InferenceRequest, InferenceResponse, PendingRequest, ResponseReceiver
+from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.core.request import (
+    InferenceRequest,
+    InferenceResponse,
+    PendingRequest,
+    ResponseReceiver,
+    only_response,
+)
 
 if TYPE_CHECKING:
     from pytriton_lite.frontends.door import Door, Servable
-
-
-def only(response: InferenceResponse | InferenceError | None) -> InferenceResponse | InferenceError:
-    """What a receiver of one response tells its client of *response*, the last it is given."""
-    return InferenceError(ErrorCode.INTERNAL, "the request ended without a response") if response is None else response
 
 
 class PendingAnswer(asyncio.Future[InferenceResponse]):
@@ -50,7 +51,7 @@ class PendingAnswer(asyncio.Future[InferenceResponse]):
         self._ticket = None
         if self.done():
             return
-        outcome = only(self._latest)
+        outcome = only_response(self._latest)
         if isinstance(outcome, InferenceError):
             self.set_exception(outcome)
         else:

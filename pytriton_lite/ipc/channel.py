@@ -14,7 +14,7 @@ import os
 import socket
 import struct
 
-from pytriton_lite.core.errors import ProtocolError
+from pytriton_lite.core.errors import DescriptorLost, ProtocolError
 
 HEADER = struct.Struct("<II")
 LARGEST_FRAME = 1 << 30
@@ -23,10 +23,6 @@ LARGEST_FRAME = 1 << 30
 RECEIVE_BYTES = 1 << 16
 """Python allocates so much before it knows how little came. Above the allocator's threshold for mapping memory (128 KiB) that
 costs 17 µs a call instead of 2."""
-
-
-class DescriptorLost(ProtocolError):
-    """A descriptor was sent, and the system has dropped it: this process has as many as it may have."""
 
 
 class FrameReader:

@@ -37,7 +37,6 @@ import signal
 import struct
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pytriton_lite.core import dtypes
@@ -371,7 +370,6 @@ _WINDOW = struct.Struct("<HxxIQQ")
 """number of the output, segment, offset, nbytes"""
 
 
-@dataclass(slots=True)
 class RequestMessage:
     """One request as the worker gets it. ``outputs_mask`` bit n asks for the n-th configured output; 0 asks for all.
 
@@ -380,15 +378,39 @@ class RequestMessage:
     ``trace_context`` is empty for a request that is not traced; a CALL gives it back for the request that it is made for.
     """
 
-    request_id: str
-    correlation_id: int | str
-    timeout_us: int
-    sequence_flags: int
-    parameters_json: str
-    outputs_mask: int
-    inputs: list[TensorRef]
-    windows: list[tuple[int, int, int, int]]
-    trace_context: str = ""
+    __slots__ = (
+        "correlation_id",
+        "inputs",
+        "outputs_mask",
+        "parameters_json",
+        "request_id",
+        "sequence_flags",
+        "timeout_us",
+        "trace_context",
+        "windows",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        correlation_id: int | str,
+        timeout_us: int,
+        sequence_flags: int,
+        parameters_json: str,
+        outputs_mask: int,
+        inputs: list[TensorRef],
+        windows: list[tuple[int, int, int, int]],
+        trace_context: str = "",
+    ) -> None:
+        self.request_id = request_id
+        self.correlation_id = correlation_id
+        self.timeout_us = timeout_us
+        self.sequence_flags = sequence_flags
+        self.parameters_json = parameters_json
+        self.outputs_mask = outputs_mask
+        self.inputs = inputs
+        self.windows = windows
+        self.trace_context = trace_context
 
 
 def put_request(
@@ -733,25 +755,50 @@ FLAG_PREFERS_HOST = 4
 """The outputs are to be on the host (PreferredMemory)."""
 
 
-@dataclass(slots=True)
 class CallMessage:
     """A request that a model makes of another one. ``version`` is -1 where the server is to choose.
 
     ``waiting_batch`` is the batch whose ``execute`` cannot end before the call does, 0 where nothing hangs on it.
     """
 
-    number: int
-    model_name: str
-    version: int
-    waiting_batch: int
-    is_decoupled: bool
-    is_in_execute: bool
-    prefers_host: bool
-    """Whether the outputs are to be on the host, wherever the callee leaves them."""
-    preferred_device: bytes
-    """UUID of the device that the outputs are to be on; empty where it does not matter."""
-    requested_outputs: list[str]
-    request: RequestMessage
+    __slots__ = (
+        "is_decoupled",
+        "is_in_execute",
+        "model_name",
+        "number",
+        "preferred_device",
+        "prefers_host",
+        "request",
+        "requested_outputs",
+        "version",
+        "waiting_batch",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        model_name: str,
+        version: int,
+        waiting_batch: int,
+        is_decoupled: bool,
+        is_in_execute: bool,
+        prefers_host: bool,
+        preferred_device: bytes,
+        requested_outputs: list[str],
+        request: RequestMessage,
+    ) -> None:
+        self.number = number
+        self.model_name = model_name
+        self.version = version
+        self.waiting_batch = waiting_batch
+        self.is_decoupled = is_decoupled
+        self.is_in_execute = is_in_execute
+        self.prefers_host = prefers_host
+        """Whether the outputs are to be on the host, wherever the callee leaves them."""
+        self.preferred_device = preferred_device
+        """UUID of the device that the outputs are to be on; empty where it does not matter."""
+        self.requested_outputs = requested_outputs
+        self.request = request
 
 
 def put_call(

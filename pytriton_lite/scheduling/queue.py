@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
@@ -19,7 +18,6 @@ NOT_ITERATIVE_TEXT = (
 )
 
 
-@dataclass(slots=True)
 class Decision:
     """What is to be done now. Every ticket that left the queue is in exactly one of the lists.
 
@@ -28,12 +26,15 @@ class Decision:
     takes those behind it along. Those of ``expired`` are told ``expired_text``, those of ``failed`` their error.
     """
 
-    batches: list[tuple[Place, list[Ticket]]] = field(default_factory=list)
-    expired: list[Ticket] = field(default_factory=list)
-    cancelled: list[Ticket] = field(default_factory=list)
-    next_check_ns: int | None = None
-    failed: list[tuple[Ticket, InferenceError]] = field(default_factory=list)
-    expired_text: str = "Request timeout expired"
+    __slots__ = ("batches", "cancelled", "expired", "expired_text", "failed", "next_check_ns")
+
+    def __init__(self, *, cancelled: list[Ticket] | None = None, expired_text: str = "Request timeout expired") -> None:
+        self.batches: list[tuple[Place, list[Ticket]]] = []
+        self.expired: list[Ticket] = []
+        self.cancelled: list[Ticket] = [] if cancelled is None else cancelled
+        self.next_check_ns: int | None = None
+        self.failed: list[tuple[Ticket, InferenceError]] = []
+        self.expired_text = expired_text
 
     @property
     def ends_some(self) -> bool:

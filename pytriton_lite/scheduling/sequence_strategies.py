@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Hashable
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from pytriton_lite.config.model_config import DirectStrategy, DynamicBatching, OldestStrategy, QueuePolicy
@@ -14,15 +13,17 @@ from pytriton_lite.scheduling.sequence_slots import Sequence, Slots
 from pytriton_lite.scheduling.ticket import Ticket
 
 
-@dataclass(slots=True)
 class Pick:
     """``rows`` are the sequences whose next requests make a batch, None for a row with a null request.
 
     ``next_check_ns`` is when there will be a batch if nothing else happens first.
     """
 
-    rows: list[Sequence | None] = field(default_factory=list)
-    next_check_ns: int | None = None
+    __slots__ = ("next_check_ns", "rows")
+
+    def __init__(self, rows: list[Sequence | None] | None = None, next_check_ns: int | None = None) -> None:
+        self.rows: list[Sequence | None] = [] if rows is None else rows
+        self.next_check_ns = next_check_ns
 
 
 class Strategy(Protocol):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse, ResponseReceiver
@@ -40,12 +40,15 @@ class Bottleneck(Protocol):
         """Ways in which what waits here may get on."""
 
 
-class Execution(NamedTuple):
+class Execution:
     """A batch that a worker has begun with."""
 
-    tickets: Sequence[Ticket]
-    needs: Sequence[Ticket]
-    """Calls of the model that must be answered before ``execute`` can return."""
+    __slots__ = ("needs", "tickets")
+
+    def __init__(self, tickets: Sequence[Ticket], needs: Sequence[Ticket]) -> None:
+        self.tickets = tickets
+        self.needs = needs
+        """Calls of the model that must be answered before ``execute`` can return."""
 
 
 class Executor(Protocol):
@@ -72,11 +75,14 @@ class Executor(Protocol):
         """Tell the worker how many responses to *ticket* in *batch* have been passed on."""
 
 
-class Caller(NamedTuple):
+class Caller:
     """A model that makes a request. ``ensembles`` are those in between, the outermost first: the request is a step's."""
 
-    instance: Executor
-    ensembles: tuple[str, ...] = ()
+    __slots__ = ("ensembles", "instance")
+
+    def __init__(self, instance: Executor, ensembles: tuple[str, ...] = ()) -> None:
+        self.instance = instance
+        self.ensembles = ensembles
 
 
 class TicketOwner(Protocol):

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from pytriton_lite.worker.request import InferenceRequest
 
 
-@dataclass
 class Batch:
     """A batch that was begun. Times are CLOCK_MONOTONIC ns."""
 
-    number: int
-    requests: list[InferenceRequest]
-    taken_ns: int
-    inputs_ns: int
+    __slots__ = ("inputs_ns", "number", "requests", "taken_ns")
+
+    def __init__(self, number: int, requests: list[InferenceRequest], taken_ns: int, inputs_ns: int) -> None:
+        self.number = number
+        self.requests = requests
+        self.taken_ns = taken_ns
+        self.inputs_ns = inputs_ns
 
 
 class Batches:

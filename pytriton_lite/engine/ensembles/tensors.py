@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import SEQUENCE_END, SEQUENCE_START, ParameterValue
@@ -12,11 +11,14 @@ from pytriton_lite.core.tensor import Tensor
 _UINT64 = (1 << 64) - 1
 
 
-class Sequence(NamedTuple):
+class Sequence:
     """What a request says of the sequence that it belongs to."""
 
-    correlation_id: int | str
-    flags: int
+    __slots__ = ("correlation_id", "flags")
+
+    def __init__(self, correlation_id: int | str, flags: int) -> None:
+        self.correlation_id = correlation_id
+        self.flags = flags
 
     def as_parameters(self) -> dict[str, ParameterValue]:
         """Parameters of a response, where integers have a sign: ids from 2⁶³ on are shown as negative numbers, as by Triton."""
@@ -28,15 +30,18 @@ class Sequence(NamedTuple):
         }
 
 
-class EnsembleTensor(NamedTuple):
+class EnsembleTensor:
     """A tensor of an ensemble. ``is_batched`` says whether whoever gave it batches.
 
     ``sequence`` is there if the response that brought it says something else of the sequence than the request.
     """
 
-    tensor: Tensor
-    is_batched: bool
-    sequence: Sequence | None
+    __slots__ = ("is_batched", "sequence", "tensor")
+
+    def __init__(self, tensor: Tensor, is_batched: bool, sequence: Sequence | None) -> None:
+        self.tensor = tensor
+        self.is_batched = is_batched
+        self.sequence = sequence
 
     def given_to(self, name: str, dims: tuple[int, ...], *, batches: bool) -> Tensor:
         """The tensor as *name* of a model with *dims*, which *batches* or does not: the same bytes, in the same place."""

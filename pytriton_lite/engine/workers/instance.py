@@ -52,16 +52,21 @@ A timer that began anew with every request would be dearer than the request's ow
 _CANNOT_ENCODE = "internal error of the server: the request cannot be handed to the model; the log has the details"
 
 
-class Sent(NamedTuple):
+class Sent:
     """What a sender gave: a response, or None for an end alone.
 
     ``infer_ns`` went by since the one before, or since the execution began, when the model sent it, at ``sent_ns``.
     """
 
-    response: InferenceResponse | InferenceError | None
-    is_final: bool
-    infer_ns: int
-    sent_ns: int
+    __slots__ = ("infer_ns", "is_final", "response", "sent_ns")
+
+    def __init__(
+        self, response: InferenceResponse | InferenceError | None, is_final: bool, infer_ns: int, sent_ns: int
+    ) -> None:
+        self.response = response
+        self.is_final = is_final
+        self.infer_ns = infer_ns
+        self.sent_ns = sent_ns
 
 
 class InstanceOwner(Protocol):

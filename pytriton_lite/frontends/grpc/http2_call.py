@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.request import only_response
 from pytriton_lite.core.tensor import Buffer
 from pytriton_lite.core.timeline import CLIENT_GONE
 from pytriton_lite.frontends.grpc import compression
@@ -37,7 +38,6 @@ from pytriton_lite.frontends.grpc.parsing import LARGE_BYTES, NOTHING_TYPED, Par
 from pytriton_lite.frontends.grpc.restricted import refusal, restrictions_by_path
 from pytriton_lite.frontends.grpc.service_streams import LONGEST_QUESTION_BYTES, Opener
 from pytriton_lite.frontends.grpc.servicer import Servicer
-from pytriton_lite.frontends.pending_answer import only
 from pytriton_lite.frontends.work_share import share_of
 from pytriton_lite.proto.grpc_service_pb import ModelInferRequest
 
@@ -839,7 +839,7 @@ class UnaryCall(Call):
         if self.is_ended:
             return
         self._pending = None
-        outcome = only(response)
+        outcome = only_response(response)
         if isinstance(outcome, InferenceError):
             self._fail(outcome)
             return

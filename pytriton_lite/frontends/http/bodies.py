@@ -14,6 +14,7 @@ import numpy as np
 from pytriton_lite.core.cores import usable_cores
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
+from pytriton_lite.frontends.http.codec import check_limit
 from pytriton_lite.frontends.http.json_slices import Job, weight
 from pytriton_lite.frontends.listener import Receive, Scope, read_body_into, when_gone
 
@@ -239,15 +240,6 @@ def allocate(size: int, *, before: int = 0) -> memoryview:
         raise InferenceError(
             ErrorCode.UNAVAILABLE, f"no memory for a request body of {before + size} bytes; send smaller tensors"
         ) from None
-
-
-def check_limit(what: str, size: int, limit: int) -> None:
-    if size > limit:
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
-            f"request {what} size of {size} bytes exceeds the maximum allowed input size of {limit} bytes. Use "
-            "--http-max-input-size to increase the limit.",
-        )
 
 
 async def wait_disconnected(receive: Receive) -> None:

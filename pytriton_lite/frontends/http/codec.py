@@ -49,6 +49,16 @@ MAX_ENTRIES = 4096
 """Inputs, requested outputs and parameters that a request may have, each: every one of them takes its time on the loop."""
 
 
+def check_limit(what: str, size: int, limit: int) -> None:
+    """Refuse *what* of a request, of *size* bytes, beyond *limit*. Raises InferenceError(INVALID_ARG)."""
+    if size > limit:
+        raise InferenceError(
+            ErrorCode.INVALID_ARG,
+            f"request {what} size of {size} bytes exceeds the maximum allowed input size of {limit} bytes. Use "
+            "--http-max-input-size to increase the limit.",
+        )
+
+
 class OutputForms:
     """Forms of a response's outputs, whether they are binary: ``listed`` by name, ``default`` for the others.
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from pytriton_lite.core.errors import InferenceError
-from pytriton_lite.core.request import InferenceRequest, InferenceResponse, PendingRequest
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse, PendingRequest, only_response
 from pytriton_lite.core.states import StateEnum, move
 from pytriton_lite.core.tensor import Buffer
 from pytriton_lite.core.timeline import CLIENT_GONE, Timeline
@@ -32,13 +32,12 @@ from pytriton_lite.frontends.http import codec
 from pytriton_lite.frontends.http.bodies import LargeDocuments, is_large
 from pytriton_lite.frontends.http.codec import OutputForms
 from pytriton_lite.frontends.http.errors import BUG, STATUS, error_body, retry_headers
-from pytriton_lite.frontends.http.infer import Reading, find_served, join_small
 from pytriton_lite.frontends.http.json_tensors import written_weight
 from pytriton_lite.frontends.http.options import HttpOptions
+from pytriton_lite.frontends.http.reading import Reading, find_served, join_small
 from pytriton_lite.frontends.http.routes import split_infer_path
 from pytriton_lite.frontends.http.templates import KnownHead, Templates, known_head
 from pytriton_lite.frontends.listener import ListenerProtocol, NameKeepingProtocol, ProtocolFactory
-from pytriton_lite.frontends.pending_answer import only
 from pytriton_lite.frontends.restriction import restrictions
 from pytriton_lite.frontends.unread import LARGE_ANSWER
 
@@ -329,7 +328,7 @@ class InferProtocol(ListenerProtocol):
             self._ticket = None
             self._end_timeline(CLIENT_GONE)
             return
-        outcome = only(response)
+        outcome = only_response(response)
         if isinstance(outcome, InferenceError):
             self._ticket = None
             self._write_refusal(outcome)

@@ -19,8 +19,8 @@ import orjson
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Buffer
+from pytriton_lite.frontends.http import json_slices
 from pytriton_lite.frontends.http.json_slices import (
-    SMALL_BYTES,
     DocumentError,
     LargeArray,
     TooComplex,
@@ -74,7 +74,7 @@ def syntax_error(error: DocumentError) -> InferenceError:
 
 def _load(data: Buffer, parse: Callable[[Buffer], object]) -> object:
     try:
-        if is_small(data):
+        if len(data) <= json_slices.SMALL_BYTES or is_small(data):  # most need not be weighed
             return parse(data)
         skeleton = split(memoryview(data), parse)
         try:
@@ -90,7 +90,7 @@ def _load(data: Buffer, parse: Callable[[Buffer], object]) -> object:
 
 def _standard(data: Buffer) -> object:
     """What *data* say by the standard. Raises orjson.JSONDecodeError, and MemoryError."""
-    if len(data) > SMALL_BYTES:  # asking takes as long as parsing less
+    if len(data) > json_slices.SMALL_BYTES:  # asking takes as long as parsing less
         need_memory(len(data))
     return orjson.loads(data)
 

@@ -52,7 +52,7 @@ class RemoteCall:
 
 
 class RemoteCalls:
-    """All requests of this process that the engine has, and the memory that their tensors lie in."""
+    """All requests of this process that the engine has, and the memory that their tensors lie in: a `link.FrameTaker`."""
 
     def __init__(self) -> None:
         self._regions: weakref.WeakKeyDictionary[ClientSegment | DeviceSegment, int] = weakref.WeakKeyDictionary()
@@ -76,6 +76,7 @@ class RemoteCalls:
         self._link = link
         self._inputs = inputs
         self._outputs = outputs
+        link.taker = self
 
     def trim_if_idle(self) -> None:
         """Give memory back that a burst has taken, where nothing was begun since the last time."""
@@ -93,8 +94,8 @@ class RemoteCalls:
         """The engine knows *segment* by *number* for as long as it lives here."""
         self._regions[segment] = number
 
-    def first_frames(self) -> list[bytes]:
-        """News of memory, and of responses that were passed on, which go before the frames of a turn."""
+    def news(self) -> list[bytes]:
+        """See `link.FrameTaker`: of memory, and of responses that were passed on."""
         found = self._outputs.announcements()
         inputs = self._inputs
         if inputs.released:
@@ -181,8 +182,8 @@ class RemoteCalls:
 
     # ------------------------------------------------------------------------------------------ in
 
-    def on_frame(self, kind: int, body: memoryview) -> bool:
-        """Whether the frame was one of those that are for us."""
+    def take(self, kind: int, body: memoryview) -> bool:
+        """See `link.FrameTaker`."""
         if kind == frames.REPLY:
             self._on_reply(body)
         elif kind == Kind.RELEASE:

@@ -90,11 +90,9 @@ class RemoteObservation(Observation):
         self._send(frames.said_frame(frames.ENDED, timeline.trace.number, said))
 
 
-def number_of(timeline: Timeline | None) -> int:
+def number_of(timeline: Timeline) -> int:
     """The number under which the engine follows a request; 0 for one that it does not."""
-    if timeline is None or not isinstance(timeline.trace, RemoteTrace):
-        return 0
-    return timeline.trace.number
+    return timeline.trace.number if isinstance(timeline.trace, RemoteTrace) else 0
 
 
 _OF_REFUSED = ("method", "peer", "receiving_ns", *_TOLD)

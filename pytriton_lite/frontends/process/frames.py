@@ -34,7 +34,7 @@ import math
 import pickle
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
@@ -186,15 +186,18 @@ class ExtrasTable:
         return known
 
 
-class Checked(NamedTuple):
+class Checked:
     """What a front end has found when it checked a request, against the version that has ``stamp``."""
 
-    model: int
-    """The number of the model's name."""
-    stamp: int
-    batch_size: int
-    has_shape_key: bool
-    """Whether only requests of equal shapes may share a batch with this one."""
+    __slots__ = ("batch_size", "has_shape_key", "model", "stamp")
+
+    def __init__(self, model: int, stamp: int, batch_size: int, has_shape_key: bool) -> None:
+        self.model = model
+        """The number of the model's name."""
+        self.stamp = stamp
+        self.batch_size = batch_size
+        self.has_shape_key = has_shape_key
+        """Whether only requests of equal shapes may share a batch with this one."""
 
 
 def put_call(parts: list[bytes], number: int, checked: Checked, request: InferenceRequest, extras: bytes) -> None:
@@ -217,19 +220,45 @@ def put_call(parts: list[bytes], number: int, checked: Checked, request: Inferen
         parts.append(raw_id + extras)
 
 
-class Call(NamedTuple):
+class Call:
     """The head of a CALL. ``version`` is -1 where the server is to choose; so many ``tensors`` begin at ``at``."""
 
-    number: int
-    version: int
-    stamp: int
-    model: int
-    request_id: str
-    extras: bytes
-    tensors: int
-    batch_size: int
-    has_shape_key: bool
-    at: int
+    __slots__ = (
+        "at",
+        "batch_size",
+        "extras",
+        "has_shape_key",
+        "model",
+        "number",
+        "request_id",
+        "stamp",
+        "tensors",
+        "version",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        version: int,
+        stamp: int,
+        model: int,
+        request_id: str,
+        extras: bytes,
+        tensors: int,
+        batch_size: int,
+        has_shape_key: bool,
+        at: int,
+    ) -> None:
+        self.number = number
+        self.version = version
+        self.stamp = stamp
+        self.model = model
+        self.request_id = request_id
+        self.extras = extras
+        self.tensors = tensors
+        self.batch_size = batch_size
+        self.has_shape_key = has_shape_key
+        self.at = at
 
 
 def read_call(body: bytes) -> Call:
@@ -287,17 +316,30 @@ def put_failure(parts: list[bytes], number: int, error: InferenceError | None, *
     parts.append(text)
 
 
-class Reply(NamedTuple):
+class Reply:
     """A REPLY as it came: an error, or else a response, unless it ``is_empty``. ``packed`` has outputs that are all there."""
 
-    number: int
-    is_final: bool
-    is_empty: bool
-    error: InferenceError | None
-    version: int
-    parameters: dict[str, Any]
-    outputs: list[TensorRef]
-    packed: PackedTensors | None
+    __slots__ = ("error", "is_empty", "is_final", "number", "outputs", "packed", "parameters", "version")
+
+    def __init__(
+        self,
+        number: int,
+        is_final: bool,
+        is_empty: bool,
+        error: InferenceError | None,
+        version: int,
+        parameters: dict[str, Any],
+        outputs: list[TensorRef],
+        packed: PackedTensors | None,
+    ) -> None:
+        self.number = number
+        self.is_final = is_final
+        self.is_empty = is_empty
+        self.error = error
+        self.version = version
+        self.parameters = parameters
+        self.outputs = outputs
+        self.packed = packed
 
 
 def read_reply(body: memoryview, specs: SpecTable) -> Reply:

@@ -18,7 +18,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from pytriton_lite.core.errors import ProtocolError
 from pytriton_lite.engine.outlet import Outlet
@@ -46,6 +46,16 @@ def _weight(nbytes: int) -> int:
     return 1 + (nbytes >> _BODY_BYTES_SHIFT)
 
 
+class FrameTaker(Protocol):
+    """What has most of the frames, so that nobody else is asked about them (`Link.taker`)."""
+
+    def take(self, kind: int, body: memoryview) -> bool:
+        """Whether the frame was one of those that are for us. Raises ProtocolError for what is none."""
+
+    def news(self) -> list[bytes]:
+        """Frames that go before those of this turn, which may refer to them; descriptors of theirs were sent."""
+
+
 class Link:
     """What both ends are. Owns both sockets until `close`. Nothing that is sent waits for the other end to read."""
 
@@ -55,18 +65,18 @@ class Link:
         descriptors: socket.socket,
         on_frame: OnFrame,
         on_end: Callable[[str], None],
-        first: Callable[[], list[bytes]],
     ) -> None:
-        """*on_end* is called once, with a reason or an empty text, when the other end is gone or has said what is no frame.
+        """*on_frame* hears of frames that the taker has left.
 
-        *first* gives the frames that go before those of a turn: news of memory that they refer to.
+        *on_end* is called once, with a reason or an empty text, when the other end is gone or has said what is no frame.
         """
         self._loop = asyncio.get_running_loop()
         self._channel = channel
         self._descriptors = descriptors
         self._on_frame = on_frame
         self._on_end = on_end
-        self._first = first
+        self.taker: FrameTaker | None = None
+        """Is asked about each frame first, and for what goes before those of a turn."""
         self._reader = FrameReader()
         self._out: list[bytes] = []
         self._out_descriptors: list[tuple[int, object]] = []
@@ -117,10 +127,10 @@ class Link:
             self._outlet.send(data)
 
     def _news(self) -> list[bytes]:
-        return self._first()
+        return [] if self.taker is None else self.taker.news()
 
     def send_descriptor(self, fd: int) -> None:
-        """Send *fd*, which stays the caller's, now: for what *first* gives frames of."""
+        """Send *fd*, which stays the caller's, now: for what `FrameTaker.news` gives frames of."""
         self._outlet.send_descriptor(fd)
 
     def _lose_descriptor(self, error: OSError) -> None:
@@ -152,7 +162,8 @@ class Link:
     def _say(self, kind: int, body: memoryview) -> bool:
         """Hand a frame on. Whether the other end is still believed."""
         try:
-            self._on_frame(kind, body)
+            if self.taker is None or not self.taker.take(kind, body):
+                self._on_frame(kind, body)
         except ProtocolError as error:
             self._end(str(error))
         except Exception as error:
@@ -193,11 +204,10 @@ class FrontEndLink(Link):
         descriptors: socket.socket,
         on_frame: OnFrame,
         on_end: Callable[[str], None],
-        first: Callable[[], list[bytes]],
         share: WorkShare,
     ) -> None:
         """See `Link`. *share* is held while the engine is behind."""
-        super().__init__(channel, descriptors, on_frame, on_end, first)
+        super().__init__(channel, descriptors, on_frame, on_end)
         self._share = share
         self._untaken = 0
         """What frames count that the engine has not taken."""
@@ -266,11 +276,10 @@ class EngineLink(Link):
         descriptors: socket.socket,
         on_frame: OnFrame,
         on_end: Callable[[str], None],
-        first: Callable[[], list[bytes]],
         share: WorkShare,
     ) -> None:
         """See `Link`. Frames are taken in slices of *share*."""
-        super().__init__(channel, descriptors, on_frame, on_end, first)
+        super().__init__(channel, descriptors, on_frame, on_end)
         self._share = share
         self._received: Sequence[tuple[int, memoryview]] = ()
         self._at = 0

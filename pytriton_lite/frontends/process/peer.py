@@ -17,7 +17,7 @@ from pytriton_lite.frontends.process import frames
 from pytriton_lite.frontends.process.following import Followed
 from pytriton_lite.frontends.process.frames import Call, Extras, ExtrasTable
 from pytriton_lite.frontends.process.link import EngineLink
-from pytriton_lite.frontends.process.model_news import StampedVersions
+from pytriton_lite.frontends.process.numbering import StampedVersions
 from pytriton_lite.frontends.process.regions import RegionNumbers
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import frame
@@ -49,7 +49,7 @@ class PeerCall:
 
 
 class Peer:
-    """The calls of one front end process. `close` when it is gone."""
+    """The calls of one front end process: a `link.FrameTaker`. `close` when it is gone."""
 
     def __init__(
         self,
@@ -80,8 +80,12 @@ class Peer:
         """Calls that have come, and how many that were when somebody looked last."""
         self._is_closed = False
 
-    def on_frame(self, kind: int, body: memoryview) -> bool:
-        """Whether the frame was one of those that are for us."""
+    def news(self) -> list[bytes]:
+        """See `link.FrameTaker`: memory that the next replies lie in."""
+        return self._memory.frames(self._link.send_descriptor) if self._memory.is_touched else []
+
+    def take(self, kind: int, body: memoryview) -> bool:
+        """See `link.FrameTaker`."""
         if kind == frames.CALL:
             self._begin(bytes(body))
         elif kind == frames.CONSUMED:

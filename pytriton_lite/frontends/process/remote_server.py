@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.core.custom_metrics import Family
@@ -57,12 +57,17 @@ class RemoteVersion:
         return Checked(self.model, self.stamp, batch_size, admission.shape_key(request) is not None)
 
 
-class _Meaning(NamedTuple):
+class _Meaning:
     """What a name means."""
 
-    id: ModelId | None
-    refusal: tuple[ErrorCode, str] | None
-    versions: dict[int, RemoteVersion]
+    __slots__ = ("id", "refusal", "versions")
+
+    def __init__(
+        self, id: ModelId | None, refusal: tuple[ErrorCode, str] | None, versions: dict[int, RemoteVersion]
+    ) -> None:
+        self.id = id
+        self.refusal = refusal
+        self.versions = versions
 
 
 class RemoteServer:
@@ -136,9 +141,11 @@ class RemoteServer:
         Raises InferenceError for what does not fit the model.
         """
         timeline = request.timeline
+        number = 0
         if timeline is not None:
             timeline.arrived(request.request_id, served.version)
-        return self._calls.begin(self._check(served, request), request, receiver, number_of(timeline))
+            number = number_of(timeline)
+        return self._calls.begin(self._check(served, request), request, receiver, number)
 
     # ------------------------------------------------------------------------------------------ what the engine says
 

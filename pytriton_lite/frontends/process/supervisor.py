@@ -40,8 +40,9 @@ from pytriton_lite.frontends.process.board import Board
 from pytriton_lite.frontends.process.control import Answers, Control
 from pytriton_lite.frontends.process.following import Followed, refused_timeline
 from pytriton_lite.frontends.process.link import EngineLink
-from pytriton_lite.frontends.process.model_news import ModelNewsSource, ModelNumbers, StampedVersions
+from pytriton_lite.frontends.process.model_news import ModelNewsSource
 from pytriton_lite.frontends.process.news import FrontEndStart, RegionNews
+from pytriton_lite.frontends.process.numbering import ModelNumbers, StampedVersions
 from pytriton_lite.frontends.process.peer import Peer
 from pytriton_lite.frontends.process.regions import RegionNumbers
 from pytriton_lite.frontends.work_share import share_of
@@ -164,7 +165,7 @@ class FrontEndProcess:
             on_news=lambda: self._link.flush_soon(),
         )
         share = share_of(self._loop)
-        self._link = EngineLink(channel, descriptors, self._on_frame, self._on_link_end, self._first_frames, share)
+        self._link = EngineLink(channel, descriptors, self._on_frame, self._on_link_end, share)
         self._peer = Peer(
             shared.server,
             self._link,
@@ -174,6 +175,7 @@ class FrontEndProcess:
             versions=shared.versions,
             name_of=shared.names.name,
         )
+        self._link.taker = self._peer
         self._control = Control(shared.answers, self._link.add)
         with their_channel, their_descriptors:
             given = [their_channel.fileno(), their_descriptors.fileno(), shared.board.segment.fd]
@@ -197,9 +199,6 @@ class FrontEndProcess:
         """Send what others rely on; see `Link.add`. `heard` says when it was read."""
         self._is_unheard = True
         self._link.add(frame, fd, owner)
-
-    def _first_frames(self) -> list[bytes]:
-        return self._memory.frames(self._link.send_descriptor) if self._memory.is_touched else []
 
     # ------------------------------------------------------------------------------------------ what it is told
 
@@ -259,7 +258,7 @@ class FrontEndProcess:
     # ------------------------------------------------------------------------------------------ what it says
 
     def _on_frame(self, kind: int, body: memoryview) -> None:
-        if self._peer.on_frame(kind, body) or self._control.on_frame(kind, body):
+        if self._control.on_frame(kind, body):
             return
         if kind == frames.GONE:
             for listener, count in frames.read_pairs(body):

@@ -110,7 +110,8 @@ def test_a_request_comes_as_it_was_sent(
         theirs = SpecTable()
         body = bytes(body_of(frame(frames.CALL, parts), frames.CALL))
         call = frames.read_call(body)
-        assert Checked(call.model, call.stamp, call.batch_size, call.has_shape_key) == CHECKED
+        found = (call.model, call.stamp, call.batch_size, call.has_shape_key)
+        assert found == (CHECKED.model, CHECKED.stamp, CHECKED.batch_size, CHECKED.has_shape_key)
         assert (call.number, call.request_id) == (7, request.request_id)
         assert call.version == (-1 if version is None else version)
         assert same(frames.read_inputs(body, call, theirs), inputs)

@@ -31,7 +31,8 @@ class End(Generic[AnyLink]):
         self.frame_s = 0.0
         """What it takes to read one."""
         self.share = WorkShare(loop.call_soon, lambda: self.now)
-        self.link = kind(channel, descriptors, self._on_frame, self.ended.append, self._first, self.share)
+        self.link = kind(channel, descriptors, self._on_frame, self.ended.append, self.share)
+        self.link.taker = self
 
     def _on_frame(self, kind: int, body: memoryview) -> None:
         self.now += self.frame_s
@@ -43,7 +44,10 @@ class End(Generic[AnyLink]):
         else:
             self.heard.append((kind, bytes(body)))
 
-    def _first(self) -> list[bytes]:
+    def take(self, kind: int, body: memoryview) -> bool:
+        return False
+
+    def news(self) -> list[bytes]:
         for fd in self.first_descriptors:
             self.link.send_descriptor(fd)
             os.close(fd)

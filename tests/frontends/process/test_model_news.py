@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 
 from pytriton_lite.core.states import VersionState
-from pytriton_lite.frontends.process.model_news import ModelNumbers, StampedVersions
+from pytriton_lite.frontends.process.numbering import ModelNumbers, StampedVersions
+
+FAKES = pytest.mark.interpreted("versions are fakes")
 
 
 def version(stamp: int, state: VersionState = VersionState.READY) -> Any:
     return SimpleNamespace(stamp=stamp, state=state)
 
 
+@FAKES
 def test_a_version_is_found_by_its_stamp_for_as_long_as_its_name_has_it() -> None:
     versions = StampedVersions()
     old, new, other = version(1), version(2), version(3)
@@ -27,6 +30,7 @@ def test_a_version_is_found_by_its_stamp_for_as_long_as_its_name_has_it() -> Non
     assert (versions.get(2), versions.get(3)) == (None, other)
 
 
+@FAKES
 @pytest.mark.parametrize("state", [state for state in VersionState if state is not VersionState.READY])
 def test_a_version_that_is_not_ready_is_looked_for_by_its_name(state: VersionState) -> None:
     """Whoever was told before it changed gets the text that it would get without front ends."""

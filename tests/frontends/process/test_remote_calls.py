@@ -68,7 +68,7 @@ def run(scenario: Callable[[RemoteCalls, Engine], Awaitable[None]]) -> None:
         theirs.setblocking(False)
         calls = RemoteCalls()
         share = share_of(asyncio.get_running_loop())
-        link = FrontEndLink(ours, our_descriptors, lambda kind, body: None, lambda why: None, calls.first_frames, share)
+        link = FrontEndLink(ours, our_descriptors, lambda kind, body: None, lambda why: None, share)
         outputs = OutputMemory(our_descriptors, prefix="calls_test_", ring_bytes=1 << 16)
         calls.use(link, InputMemory(our_descriptors, calls.on_release), outputs)
         with theirs, their_descriptors:
@@ -89,7 +89,7 @@ def reply(calls: RemoteCalls, number: int, *, is_final: bool) -> None:
     parts: list[bytes] = []
     frames.put_response(parts, number, InferenceResponse("m", 1, "", [], {}), is_final=is_final)
     ((kind, body),) = FrameReader().feed(frame(frames.REPLY, parts))
-    assert calls.on_frame(kind, body)
+    assert calls.take(kind, body)
 
 
 async def turn() -> None:
@@ -171,7 +171,7 @@ def test_a_large_tensor_goes_by_reference_and_its_memory_comes_back() -> None:
         (ref,) = frames.read_inputs(body, call, SpecTable())
         assert ref.nbytes == 100_000
         ((released, slots),) = FrameReader().feed(messages.release_frame([ref.slot]))
-        assert calls.on_frame(released, slots)
+        assert calls.take(released, slots)
         assert calls._outputs.arena.live_slots == 0
 
     run(scenario)
@@ -194,7 +194,7 @@ def test_a_response_that_there_is_no_room_for_is_an_error_and_gives_its_memory_b
         spec = SpecTable().encode("OUT", dtypes.UINT8, (9,))
         messages.put_reference(parts, spec, place=Place.SLOT, segment=5, slot=2, offset=0, nbytes=9)
         for kind, body in FrameReader().feed(messages.segment_frame(5, 4096) + frame(frames.REPLY, parts)):
-            assert calls.on_frame(kind, body)
+            assert calls.take(kind, body)
         ((error, is_final),) = receiver.heard
         assert (error.code, is_final) == (ErrorCode.UNAVAILABLE, True)
         assert error.message == (
@@ -215,7 +215,7 @@ def test_an_error_is_heard_as_it_was_said() -> None:
         error = InferenceError(ErrorCode.UNAVAILABLE, "too much waits", retry_after_s=2)
         frames.put_failure(parts, call.number, error, is_final=True)
         ((kind, body),) = FrameReader().feed(frame(frames.REPLY, parts))
-        calls.on_frame(kind, body)
+        calls.take(kind, body)
         ((heard, is_final),) = receiver.heard
         assert (heard.code, heard.message, heard.retry_after_s, is_final) == (error.code, error.message, 2, True)
 
