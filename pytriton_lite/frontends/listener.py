@@ -84,6 +84,7 @@ require(
         "resume_writing",
     ),
     *("_start_asgi_task", "_unset_keepalive_if_required", "pipeline", "connections", "tasks", "scope", "cycle"),
+    "timeout_keep_alive_task",
 )
 require(
     "uvicorn",
@@ -449,7 +450,7 @@ class ListenerProtocol(HttpToolsProtocol):
         self._share = share_of(self.loop)
         self._is_waiting = False
         """`go_on` will be called."""
-        self._running: Any = None
+        self.running: Any = None
         """The cycle whose application was started last."""
         self._timer: asyncio.TimerHandle | None = None
         """Until the end of a head, or of the connection once it is refused."""
@@ -463,7 +464,7 @@ class ListenerProtocol(HttpToolsProtocol):
         self.is_refused = False
         self._body_reader: BodyReader | None = None
         """Has the transport, until the end of a body."""
-        self._refusal: _Refused | None = None
+        self.refusal: _Refused | None = None
         """The refusal that is to be written behind the answers that are due."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
@@ -486,7 +487,7 @@ class ListenerProtocol(HttpToolsProtocol):
         self._until_gone().set_result(None)
         self._give_up_body()
         # uvicorn tells the cycle that came last, which need not be the one that runs.
-        running = self._running
+        running = self.running
         if running is not None and not running.response_complete:
             running.disconnected = True
             running.message_event.set()
@@ -510,7 +511,7 @@ class ListenerProtocol(HttpToolsProtocol):
         """
         if self.scheme == "https":  # asyncio's TLS closes both sides, whatever is said here
             return False
-        if self._refusal is not None:
+        if self.refusal is not None:
             return True  # which closes behind the answers that are due
         if not self.close_behind_answers():
             return False
@@ -532,7 +533,7 @@ class ListenerProtocol(HttpToolsProtocol):
 
     def is_answer_due(self) -> bool:
         """Whether a request is being answered, or waits for that."""
-        return bool(self.pipeline) or (self._running is not None and not self._running.response_complete)
+        return bool(self.pipeline) or (self.running is not None and not self.running.response_complete)
 
     def is_between_requests(self) -> bool:
         """Whether everything that has come was answered, and nothing of another request is there."""
@@ -801,7 +802,7 @@ class ListenerProtocol(HttpToolsProtocol):
         if not (unread or (self.owes_body() and not self.transport.is_closing())):
             self._stall = None
             return
-        received, read = self._received, self.answers.written - unread
+        received, read = self._received, self.bytes_written() - unread
         if self._stall is None:
             self._stall = received, read, now
             return
@@ -814,6 +815,10 @@ class ListenerProtocol(HttpToolsProtocol):
                 self.transport.abort()
             else:
                 self._refuse(_Refused(408, f"less than 1 KiB of the request's body has come in {timeout_s:g} s"))
+
+    def bytes_written(self) -> int:
+        """Bytes of answers that were given to the transport."""
+        return self.answers.written
 
     def note_large_answer(self, nbytes: int) -> None:
         """Count *nbytes* of an answer that were given to the transport."""
@@ -839,7 +844,7 @@ class ListenerProtocol(HttpToolsProtocol):
         if not self._drop_broken_request():
             self.transport.abort()
         elif self.is_answer_due():
-            self._refusal = refusal
+            self.refusal = refusal
         else:
             self._send_refusal(refusal)
 
@@ -856,7 +861,7 @@ class ListenerProtocol(HttpToolsProtocol):
         self._give_up_body()
         cycle.disconnected = True  # its application ends, and writes nothing
         cycle.message_event.set()
-        self._running = None
+        self.running = None
         return True
 
     def _send_refusal(self, refusal: _Refused) -> None:
@@ -895,7 +900,7 @@ class ListenerProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         cycle.transport = self.answers
-        self._running = cycle
+        self.running = cycle
         if not cycle.keep_alive:
             _say_close(cycle)
         chosen: Any = self._saying_close(cycle, app) if self.server_state.draining else app
@@ -920,19 +925,19 @@ class ListenerProtocol(HttpToolsProtocol):
 
     def end_answer(self) -> None:
         """An answer is written, and the next request begun if there is one."""
-        if self._refusal is not None and not self.is_answer_due() and not self.transport.is_closing():
-            refusal, self._refusal = self._refusal, None
+        if self.refusal is not None and not self.is_answer_due() and not self.transport.is_closing():
+            refusal, self.refusal = self.refusal, None
             self._send_refusal(refusal)
         elif self.server_state.closing and self.is_between_requests():
             self.transport.close()
 
     def is_last_known(self) -> bool:
         """Whether nothing has come behind the request that is to be answered now, as far as can be told."""
-        return not (self.pipeline or self._rest or self._is_in_head or self._is_parsing or self._refusal is not None)
+        return not (self.pipeline or self._rest or self._is_in_head or self._is_parsing or self.refusal is not None)
 
     def begin_drain(self) -> None:
         """Close behind the answer that is due, where it has not begun; an idle connection stays for one more request."""
-        cycle = self._running
+        cycle = self.running
         if cycle is not None and not cycle.response_started and self.is_last_known():
             _say_close(cycle)
 

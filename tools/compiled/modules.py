@@ -19,10 +19,10 @@ _ROOMS = {
     "engine/serving": "*",
     "engine/workers": "asking device_helper execution_watch instance keeper memory outputs oversight process shared_process "
     "state_outputs wire",
-    "frontends": "unread work_share",
+    "frontends": "deflating unread work_share",
     "frontends/process": "calls frames link numbering peer remote_server",
     "frontends/grpc": "calls codec compression http2_* parameters parsing servicer templates",
-    "frontends/http": "codec generate_codec json_dialect json_tensors json_values reading templates",
+    "frontends/http": "codec generate_codec json_dialect json_tensors json_values ordinary reading templates",
     "ipc": "arena channel line_mark messages process_memory start tensor_io",
     "scheduling": "*",
     "worker": "batches conversation execute executions mailbox placement request_ids senders",

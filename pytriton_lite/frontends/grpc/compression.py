@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import zlib
 
+from pytriton_lite.frontends.deflating import FORMATS, deflater
 from pytriton_lite.frontends.grpc.options import CompressionLevel
 
-WBITS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
+ENCODINGS = frozenset([b"gzip", b"deflate"])
 ACCEPTED = b"identity,deflate,gzip"
 
 THREAD_BYTES = 64 << 10
@@ -37,7 +38,7 @@ class Inflater:
     def __init__(self, data: bytes, encoding: bytes, limit: int) -> None:
         """No more than *limit* bytes and one are ever made of *data*, nor more than `allowed_bytes` says."""
         self._encoding = encoding.decode()
-        self._inflater = zlib.decompressobj(WBITS[encoding])
+        self._inflater = zlib.decompressobj(FORMATS[self._encoding] + zlib.MAX_WBITS)
         self._data = memoryview(data)
         self._at = 0
         self._limit = min(limit, allowed_bytes(len(data)))
@@ -98,8 +99,10 @@ def allowed_bytes(sent: int) -> int:
 
 
 def compress(message: bytes, encoding: bytes) -> bytes:
-    deflater = zlib.compressobj(wbits=WBITS[encoding])
-    return deflater.compress(message) + deflater.flush()
+    """*message* in *encoding*, gzip or deflate, at zlib's default level, as by gRPC."""
+    compressing = deflater(encoding.decode(), len(message))
+    compressed: bytes = compressing.compress(message) + compressing.flush()
+    return compressed
 
 
 def choose(level: CompressionLevel, accepted: bytes) -> bytes | None:

@@ -214,7 +214,7 @@ class Endpoint:
         if route is None:
             return Head(None, error_block(Failure(Status.UNIMPLEMENTED, "")), Status.UNIMPLEMENTED)
         encoding = fields.get(b"grpc-encoding", b"identity")
-        if encoding not in compression.WBITS and encoding != b"identity":
+        if encoding not in compression.ENCODINGS and encoding != b"identity":
             text = f"grpc-encoding '{encoding.decode('latin-1')}' is not supported, expected one of identity, deflate, gzip"
             block = error_block(Failure(Status.UNIMPLEMENTED, text))
             return Head(route, block + field(b"grpc-accept-encoding", compression.ACCEPTED), Status.UNIMPLEMENTED)

@@ -9,21 +9,21 @@ from typing import NamedTuple, NoReturn
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Buffer
+from pytriton_lite.frontends.deflating import deflater
 from pytriton_lite.frontends.http.bodies import allocate
 
 _AUTO_DETECT = 32 + zlib.MAX_WBITS  # gzip or zlib by the first bytes
-_WBITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 # zlib's fastest. A 4 MiB FP32 image takes 28 ms and becomes 1.3 MB; at the default level, 6, it is 134 ms and 1.05 MB.
 _LEVEL = 1
 _FREE_BYTES = 16 << 20
 """A body may expand to so much whatever its own size: zeros shrink to a thousandth, honest ones among them."""
 _MOST_EXPANSION = 1040
 """What deflate can make of a byte is 1032 at most."""
-_AT_ONCE_BYTES = 512
+_INFLATED_AT_ONCE_BYTES = 512
 """A compressed body of this size expands to half a megabyte at most, and in less time than a thread needs to start."""
 _STEP_BYTES, _EXPANDED_STEP_BYTES = 64 << 10, 256 << 10
-# Below this many bytes the work is done before a thread would have started; zlib lets go of the interpreter lock.
-_THREAD_BYTES = 64 << 10
+AT_ONCE_BYTES = 64 << 10
+"""Fewer bytes are compressed before a thread would have started; zlib lets go of the interpreter lock."""
 
 
 class UnsupportedEncoding(InferenceError):
@@ -77,16 +77,24 @@ async def decompress(body: Buffer, limits: ExpansionLimits) -> memoryview:
     """The contents of *body*. Raises InferenceError where it is none, cut short, or larger than *limits* allow."""
     if not body:
         _refuse("nothing to be decompressed")
-    if len(body) < _AT_ONCE_BYTES:
+    if len(body) < _INFLATED_AT_ONCE_BYTES:
         return _decompress(body, limits)
     return await asyncio.to_thread(_decompress, body, limits)
 
 
 async def compress(parts: Sequence[Buffer], encoding: str) -> bytes:
     """*parts*, one behind the other, as one body of *encoding*, which `choose` chose."""
-    if sum(map(len, parts)) < _THREAD_BYTES:
-        return _compress(parts, encoding)
-    return await asyncio.to_thread(_compress, parts, encoding)
+    if sum(map(len, parts)) < AT_ONCE_BYTES:
+        return compress_now(parts, encoding)
+    return await asyncio.to_thread(compress_now, parts, encoding)
+
+
+def compress_now(parts: Sequence[Buffer], encoding: str) -> bytes:
+    """`compress`, in this thread."""
+    compressing = deflater(encoding, sum(map(len, parts)), _LEVEL)
+    pieces = [compressing.compress(part) for part in parts]
+    pieces.append(compressing.flush())
+    return b"".join(pieces)
 
 
 def refuse_size(max_size: int) -> NoReturn:
@@ -147,13 +155,6 @@ def _refuse_expansion(compressed: int, most: int, limits: ExpansionLimits) -> No
         f"{compressed} bytes of compressed data expand to more than {most} bytes, which is more than {limits.max_ratio} times "
         "as many. Use --http-max-compression-ratio to increase the limit."
     )
-
-
-def _compress(parts: Sequence[Buffer], encoding: str) -> bytes:
-    deflater = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WBITS[encoding])
-    pieces = [deflater.compress(part) for part in parts]
-    pieces.append(deflater.flush())
-    return b"".join(pieces)
 
 
 def _refuse(text: str) -> NoReturn:

@@ -23,7 +23,7 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER of no time
 
 HOT = ""
-ASGI = "Accept-Encoding: identity\r\n"
+ASGI = "Content-Encoding: identity\r\n"
 """What makes a request go through the application."""
 
 both_ways = pytest.mark.parametrize("head", [pytest.param(HOT, id="hot path"), pytest.param(ASGI, id="application")])

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import itertools
 import json
 import struct
+import sys
+import termios
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -17,9 +22,10 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.workers.regions import Regions
 from pytriton_lite.frontends.http import codec
 from pytriton_lite.frontends.http.hot_path import hot_path
+from pytriton_lite.frontends.http.infer import refusing_app
 from pytriton_lite.frontends.http.server import HttpOptions, http_app
 from pytriton_lite.frontends.http.templates import Templates, known_head
-from pytriton_lite.frontends.listener import Listener, start_listener
+from pytriton_lite.frontends.listener import AsgiApp, Listener, start_listener
 
 NO_REGIONS = Regions(is_allowed=False)
 
@@ -56,6 +62,12 @@ class Session:
     def send(self, data: bytes) -> None:
         self.writer.write(data)
 
+    def unread(self) -> int:
+        """Bytes that the server has not read."""
+        (connection,) = self.listener._state.protocols()
+        sock = connection.transport.get_extra_info("socket")
+        return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)), sys.byteorder)
+
     async def reply(self) -> tuple[int, dict[str, str], Any]:
         status, headers, body = await raw_reply(self)
         return status, headers, json.loads(body) if body else None
@@ -67,14 +79,16 @@ class Session:
         return data
 
 
-def in_session(scenario: Callable[[Session], Any], server: FakeServer | None = None) -> None:
-    """Run *scenario* with a fresh `Session`."""
+def in_session(
+    scenario: Callable[[Session], Any], server: FakeServer | None = None, app: AsgiApp | None = None
+) -> None:
+    """Run *scenario* with a fresh `Session`; *app* is behind the hot path in place of ours."""
 
     async def run() -> None:
         fake = server or FakeServer()
         options = HttpOptions()
         listener = await start_listener(
-            http_app(fake, options),
+            app or http_app(fake, options),
             host="127.0.0.1",
             port=0,
             reuse_port=False,
@@ -90,6 +104,180 @@ def in_session(scenario: Callable[[Session], Any], server: FakeServer | None = N
             await listener.close_gracefully(5)
 
     asyncio.run(run())
+
+
+def without_application(scenario: Callable[[Session], Any], server: FakeServer | None = None) -> None:
+    """Run *scenario* where only ordinary requests are answered."""
+    in_session(scenario, server, app=refusing_app(418, "the application"))
+
+
+@pytest.mark.parametrize(
+    ("head", "status", "encoding"),
+    [
+        ("", 200, None),
+        ("Accept-Encoding: identity\r\n", 200, None),
+        ("Accept-Encoding: gzip, deflate\r\n", 200, "gzip"),
+        ("Accept-Encoding: deflate\r\n", 200, "deflate"),
+        ("Accept-Encoding: br\r\n", 200, None),
+        ("Content-Encoding: identity\r\n", 418, None),
+    ],
+)
+@pytest.mark.parametrize("is_json", [True, False])
+def test_a_client_may_take_compressed_answers(head: str, status: int, encoding: str | None, is_json: bool) -> None:
+    outputs = [{"name": "OUTPUT0", "parameters": {"binary_data": not is_json}}]
+
+    async def scenario(session: Session) -> None:
+        for step in range(3):
+            session.send(message(vector(1, 2, 3, step), vector(1, 1, 1, 1), head=head, outputs=outputs))
+            found, headers, body = await raw_reply(session)
+            assert (found, headers.get("content-encoding")) == (status, encoding)
+            if status != 200:
+                return
+            names = [*headers]
+            assert (names[0], names[-1]) == ("content-type", "content-length")
+            if encoding is not None:
+                body = zlib.decompress(body, zlib.MAX_WBITS + (16 if encoding == "gzip" else 0))
+            size = int(headers.get("inference-header-content-length", len(body)))
+            output = json.loads(body[:size])["outputs"][0]
+            assert (output["data"] if is_json else [*struct.unpack("<4f", body[size:])]) == [2.0, 3.0, 4.0, step + 1.0]
+
+    without_application(scenario)
+
+
+@pytest.mark.parametrize("elements", [5_000, 100_000])
+@pytest.mark.parametrize("is_json", [True, False])
+def test_large_answers_are_compressed_too(elements: int, is_json: bool) -> None:
+    """The first in its place, the second by a thread."""
+
+    async def scenario(session: Session) -> None:
+        values = list(range(elements))
+        parameters = {"binary_data_size": 4 * elements}
+        described = {"name": "X", "shape": [elements], "datatype": "INT32", "parameters": parameters}
+        for request_id in ("one", "two"):
+            document = {"id": request_id, "inputs": [described], "parameters": {"binary_data_output": not is_json}}
+            text = json.dumps(document).encode()
+            data = struct.pack(f"<{elements}i", *values)
+            session.send(
+                b"POST /v2/models/ident_INT32/infer HTTP/1.1\r\nHost: h\r\nAccept-Encoding: gzip\r\n"
+                b"Inference-Header-Content-Length: %d\r\nContent-Length: %d\r\n\r\n"
+                % (len(text), len(text) + len(data))
+                + text
+                + data
+            )
+            status, headers, body = await raw_reply(session)
+            assert (status, headers["content-encoding"]) == (200, "gzip")
+            body = zlib.decompress(body, 16 + zlib.MAX_WBITS)
+            size = int(headers.get("inference-header-content-length", len(body)))
+            answer = json.loads(body[:size])
+            assert answer["id"] == request_id
+            assert (answer["outputs"][0]["data"] == values) if is_json else (body[size:] == data)
+
+    in_session(scenario)
+
+
+# Heads that come by themselves --------------------------------------------------------------------------------------------
+
+
+def pieces(data: bytes, *cuts: int) -> list[bytes]:
+    """*data*: its head, and its body cut where *cuts* say, counted from its beginning."""
+    begin = data.index(b"\r\n\r\n") + 4
+    ends = [begin, *(begin + cut for cut in cuts), len(data)]
+    return [data[:begin], *(data[left:right] for left, right in itertools.pairwise(ends))]
+
+
+async def seen(session: Session) -> None:
+    """Return when the server has read what was sent."""
+    while True:
+        await asyncio.sleep(0)
+        if not session.unread():
+            return
+
+
+@pytest.mark.parametrize("cuts", [(), (1,), (40, 200), (3, 4, 5)], ids=str)
+def test_a_head_may_come_before_its_body(cuts: tuple[int, ...]) -> None:
+    """As from Python's own client, and those that are made of it."""
+
+    async def scenario(session: Session) -> None:
+        for step in range(4):
+            for piece in pieces(message(vector(1, 2, 3, step), vector(1, 1, 1, 1), id=f"{step}"), *cuts):
+                session.send(piece)
+                await seen(session)
+            status, _, answer = await session.reply()
+            assert (status, answer["id"], answer["outputs"][0]["data"]) == (200, f"{step}", [2.0, 3.0, 4.0, step + 1.0])
+
+    without_application(scenario)
+
+
+def test_what_comes_right_behind_such_a_body_is_the_next_request() -> None:
+    async def scenario(session: Session) -> None:
+        one, other = (message(vector(step, 2, 3, 4), vector(1, 1, 1, 1)) for step in (1, 2))
+        live = b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n"
+        session.send(one)
+        await session.sums()
+        head, body = pieces(one)
+        for behind in (other, live, other[:100]):
+            session.send(head)
+            await seen(session)
+            session.send(body + behind)
+            assert await session.sums() == [2.0, 3.0, 4.0, 5.0]
+            if behind == live:
+                assert (await session.reply())[0] == 200
+                continue
+            session.send(other[len(behind) :])
+            assert await session.sums() == [3.0, 3.0, 4.0, 5.0]
+
+    in_session(scenario)
+
+
+def test_heads_of_requests_that_came_together_are_not_taken_for_one() -> None:
+    async def scenario(session: Session) -> None:
+        live = b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n"
+        refused = message(vector(1, 1, 1, 1), vector(0, 0, 0, 0), model="nope")
+        head, body = pieces(message(vector(1, 2, 3, 4), vector(1, 1, 1, 1)))
+        for first, status in ((live, 200), (refused, 404)):
+            for _ in range(3):
+                session.send(first + head)
+                assert (await session.reply())[0] == status
+                session.send(body)
+                assert await session.sums() == [2.0, 3.0, 4.0, 5.0]
+
+    in_session(scenario)
+
+
+@pytest.mark.parametrize("cut", [0, 10])
+def test_a_connection_that_ends_before_such_a_body_is_closed(cut: int) -> None:
+    async def scenario(session: Session) -> None:
+        whole = message(vector(1, 2, 3, 4), vector(1, 1, 1, 1))
+        session.send(whole)
+        await session.sums()
+        head, body = pieces(whole)
+        session.send(head)
+        await seen(session)
+        if cut:
+            session.send(body[:cut])
+            await seen(session)
+        session.writer.write_eof()
+        assert await session.reader.read() == b""
+
+    in_session(scenario)
+
+
+def test_a_listener_that_closes_waits_for_such_a_body() -> None:
+    async def scenario(session: Session) -> None:
+        whole = message(vector(1, 2, 3, 4), vector(1, 1, 1, 1))
+        session.send(whole)
+        await session.sums()
+        head, body = pieces(whole)
+        session.send(head)
+        await seen(session)
+        closing = asyncio.ensure_future(session.listener.close_gracefully(20))
+        await asyncio.sleep(0)
+        session.send(body)
+        status, headers, _ = await session.reply()
+        assert (status, headers["connection"]) == (200, "close")
+        assert await closing
+
+    in_session(scenario)
 
 
 class SlowServer(FakeServer):
@@ -482,7 +670,7 @@ def test_heads_with_unusual_lengths_are_not_remembered(lengths: bytes) -> None:
     assert known_head(HEAD % lengths) is None
 
 
-@pytest.mark.parametrize("head", ["", "Accept-Encoding: identity\r\n"], ids=["hot path", "application"])
+@pytest.mark.parametrize("head", ["", "Content-Encoding: identity\r\n"], ids=["hot path", "application"])
 def test_requests_that_differ_get_each_its_own_answer(head: str) -> None:
     async def scenario(session: Session) -> None:
         for number in (1, 22, 333, 4, 55555):
@@ -494,7 +682,7 @@ def test_requests_that_differ_get_each_its_own_answer(head: str) -> None:
     in_session(scenario)
 
 
-@pytest.mark.parametrize("head", ["", "Accept-Encoding: identity\r\n"], ids=["hot path", "application"])
+@pytest.mark.parametrize("head", ["", "Content-Encoding: identity\r\n"], ids=["hot path", "application"])
 def test_a_known_head_whose_lengths_do_not_fit_is_refused_as_the_first_is(head: str) -> None:
     async def scenario(session: Session) -> None:
         good = message(vector(1, 1, 1, 1), vector(1, 0, 0, 0), head=head)
@@ -532,7 +720,7 @@ class OverloadedServer(FakeServer):
         raise self._error
 
 
-@pytest.mark.parametrize("head", ["", "Accept-Encoding: identity\r\n"], ids=["hot path", "application"])
+@pytest.mark.parametrize("head", ["", "Content-Encoding: identity\r\n"], ids=["hot path", "application"])
 @pytest.mark.parametrize(("retry_after_s", "header"), [(0.02, "1"), (1.0, "1"), (2.1, "3"), (None, None)])
 def test_refusal_says_in_whole_seconds_when_to_try_again(head: str, retry_after_s: float | None, header: Any) -> None:
     async def scenario(session: Session) -> None:
@@ -543,7 +731,7 @@ def test_refusal_says_in_whole_seconds_when_to_try_again(head: str, retry_after_
     in_session(scenario, OverloadedServer(retry_after_s))
 
 
-@pytest.mark.parametrize("head", ["", "Accept-Encoding: identity\r\n"], ids=["hot path", "application"])
+@pytest.mark.parametrize("head", ["", "Content-Encoding: identity\r\n"], ids=["hot path", "application"])
 def test_overload_may_be_told_as_429(head: str) -> None:
     async def scenario(session: Session) -> None:
         session.send(message(vector(1, 1, 1, 1), vector(0, 0, 0, 0), head=head))

@@ -222,7 +222,7 @@ def test_inference_over_a_socket_needs_its_header_on_every_request() -> None:
     assert answers[0][1] == {"error": REFUSED}
 
 
-@pytest.mark.parametrize("headers", [(), ("Accept-Encoding: identity",)], ids=["hot path", "application"])
+@pytest.mark.parametrize("headers", [(), ("Content-Encoding: identity",)], ids=["hot path", "application"])
 def test_a_connection_that_has_inferred_is_closed_when_it_is_idle(headers: tuple[str, ...]) -> None:
     """The watch that the hot path keeps, and uvicorn's timer."""
     request = infer_bytes(*headers)

@@ -240,6 +240,7 @@ def swelling(running: Running) -> Iterator[None]:
     del running.server.models["swell", 1]
 
 
+@pytest.mark.interpreted("what compiled code calls is replaced")
 def test_a_large_json_output_is_written_in_a_thread_and_what_comes_behind_it_waits(
     connection: socket.socket, swelling: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
