@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import gzip
 import http.client
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -36,9 +37,11 @@ _DATATYPES = {"f": "FP32", "u": "UINT8", "S": "BYTES"}
 
 
 class Protocol(str, enum.Enum):
-    """How a call is spelled. Requests of the first three differ from each other as people's do, in their ids and numbers."""
+    """How a call is spelled. Requests of the first four differ from each other as people's do, in their ids and numbers."""
 
     HTTP_JSON = "http-json"
+    HTTP_JSON_GZIP = "http-json-gzip"
+    """The same from a client that takes compressed answers, as requests, httpx and aiohttp do."""
     HTTP_BINARY = "http-binary"
     GRPC = "grpc"
     HTTP_JSON_REPEATED = "http-json-repeated"
@@ -56,7 +59,12 @@ class Protocol(str, enum.Enum):
 
     @property
     def is_json(self) -> bool:
-        return self in (Protocol.HTTP_JSON, Protocol.HTTP_JSON_REPEATED)
+        return self in (Protocol.HTTP_JSON, Protocol.HTTP_JSON_GZIP, Protocol.HTTP_JSON_REPEATED)
+
+    @property
+    def is_varied(self) -> bool:
+        """Whether requests differ from each other."""
+        return self in (Protocol.HTTP_JSON, Protocol.HTTP_JSON_GZIP, Protocol.HTTP_BINARY, Protocol.GRPC)
 
     @property
     def uses_regions(self) -> bool:
@@ -94,7 +102,7 @@ class Call:
         """
         if self.steps:
             return self._sequences()
-        if protocol not in (Protocol.HTTP_JSON, Protocol.HTTP_BINARY, Protocol.GRPC):
+        if not protocol.is_varied:
             return [self]
         has_strings = any(tensor.dtype.kind == "S" for tensor in self.inputs.values())
         nbytes = sum(tensor.nbytes for tensor in self.inputs.values())
@@ -176,7 +184,12 @@ def region_name(call: Call, tensor: str) -> str:
 def http_request(call: Call, protocol: Protocol) -> HttpRequest:
     if protocol.uses_regions:
         return _region_request(call)
-    return _json_request(call) if protocol.is_json else _binary_request(call)
+    if not protocol.is_json:
+        return _binary_request(call)
+    request = _json_request(call)
+    if protocol is Protocol.HTTP_JSON_GZIP:
+        return HttpRequest({**request.headers, "Accept-Encoding": "gzip, deflate"}, request.body)
+    return request
 
 
 def _json_request(call: Call) -> HttpRequest:
@@ -319,7 +332,8 @@ def _ask_http(call: Call, protocol: Protocol, port: int) -> Answer:
     headers, body = post(http_path(call), http_request(call, protocol), port)
     if protocol.uses_regions:
         return Answer([], len(body))
-    return Answer([read_http_outputs(body, headers[HEADER_LENGTH])], len(body))
+    contents = gzip.decompress(body) if headers["Content-Encoding"] == "gzip" else body
+    return Answer([read_http_outputs(contents, headers[HEADER_LENGTH])], len(body))
 
 
 def post(path: str, request: HttpRequest, port: int) -> tuple[http.client.HTTPMessage, bytes]:

@@ -55,7 +55,7 @@ def test_right_answers_pass_over_every_protocol_and_are_counted(start: Start) ->
         assert (counters.succeeded, counters.failed) == (len(asked), 0), name
 
 
-@pytest.mark.parametrize("protocol", [Protocol.HTTP_JSON, Protocol.HTTP_BINARY, Protocol.GRPC])
+@pytest.mark.parametrize("protocol", [found for found in Protocol if found.is_varied])
 def test_requests_differ_in_id_and_numbers_and_not_in_the_length_of_their_answers(protocol: Protocol) -> None:
     call = SCENARIOS["add_sub"].call
     calls = call.over(protocol)

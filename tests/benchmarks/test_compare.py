@@ -48,7 +48,10 @@ def test_add_sub_of_the_project_is_measured_unless_something_else_is_asked_for()
         (["--callers=1,0"], "expected a number above 0"),
         (["--callers=1;8"], "expected a whole number, got '1;8'"),
         (["--rounds=-1"], "expected a whole number, got '-1'"),
-        (["--protocols=http"], "no protocol 'http'; known: http-json, http-binary, grpc, http-json-repeated"),
+        (
+            ["--protocols=http"],
+            "no protocol 'http'; known: http-json, http-json-gzip, http-binary, grpc, http-json-repeated",
+        ),
         (["--scenarios=add_sub,blz"], "no scenario 'blz'; known: add_sub, bls, ensemble, decoupled, bls_decoupled"),
         (["--scenarios=add_sub,decoupled", "--protocols=grpc"], "decoupled streams its responses, which grpc cannot"),
         (["--only=peer"], "--only peer needs --peer-command"),
