@@ -114,32 +114,36 @@ class SharedProcess(_Process):
 
     async def fork(self, descriptors: list[int]) -> Spawned:
         """A worker that is forked from it: see `Spawner.spawn`."""
-        _, pid = await self._branch(descriptors)
+        pid, _ = await self._branch(descriptors)
         exited = await self.spawner.adopt(pid)
         self._count(exited)
         return pid, exited
 
     async def begin_thread(self, descriptors: list[int]) -> Spawned:
         """A worker that is a thread of it."""
-        number, pid = await self._branch(descriptors)
-        exited = self._threads[number]
+        pid, exited = await self._branch(descriptors)
+        assert exited is not None, "its instances are threads"
         self._count(exited)
         return pid, exited
 
-    async def _branch(self, descriptors: list[int]) -> tuple[int, int]:
-        """The number and the pid of a new instance. Raises ForkServerStuck where it has ended: another one may do it."""
+    async def _branch(self, descriptors: list[int]) -> tuple[int, asyncio.Future[WorkerExit] | None]:
+        """The pid of a new instance, and its end where it is a thread, which may have come already.
+
+        Raises ForkServerStuck where the process has ended: another one may do it.
+        """
         if not self.is_alive:
             raise self._is_gone()
         number = next(self._numbers)
         answer = self._asked[number] = self._loop.create_future()
+        exited: asyncio.Future[WorkerExit] | None = None
         if self.are_threads:
-            self._threads[number] = self._loop.create_future()
+            exited = self._threads[number] = self._loop.create_future()
         for fd in descriptors:
             self.send_descriptor(fd)
         self.send(messages.branch_frame(number))
         began = self._loop.time()
         try:
-            return number, await answer
+            return await answer, exited
         finally:
             if not answer.done() or answer.cancelled():
                 self._asked.pop(number, None)
@@ -177,12 +181,13 @@ class SharedProcess(_Process):
         elif kind == Kind.BRANCHED:
             number, pid, refusal = messages.read_branched(body)
             asked = self._asked.pop(number, None)
+            if not pid:  # there is no instance, and none that could end
+                self._threads.pop(number, None)
             if asked is None or asked.done():  # whoever asked has gone, and closed the channel of that instance
                 return
             if pid:
                 asked.set_result(pid)
                 return
-            self._threads.pop(number, None)
             asked.set_exception(
                 InferenceError(ErrorCode.UNAVAILABLE, f"an instance of '{self.start.model}' cannot be made: {refusal}")
             )

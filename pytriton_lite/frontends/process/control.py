@@ -62,6 +62,8 @@ class _Request:
     def __init__(self) -> None:
         self.pieces: asyncio.Queue[Message] = asyncio.Queue()
         self.written = asyncio.Event()
+        self.is_answered = False
+        """Whether the last piece of the answer was sent."""
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
@@ -195,14 +197,21 @@ class Control:
                     await settled
             if request.gone.done():
                 return
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                request.is_answered = True
             request.written.clear()
             self._send(frames.told_frame(frames.WRITE, number, message))
             await request.written.wait()
 
         try:
             await self._answers.app(scope, receive, send)
+        except Exception:
+            logger.exception("the answer to %s %s failed", said["method"], said["path"])
         finally:
             del self._requests[number]
+            if not request.is_answered and not request.gone.done():
+                # Nothing more comes, and the client would wait for it.
+                self._send(frames.told_frame(frames.WRITE, number, None))
 
     def close(self) -> None:
         """The process is gone."""

@@ -170,7 +170,7 @@ class Questions:
     # ------------------------------------------------------------------------------------------ HTTP
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have the engine answer a request: an ASGI application."""
+        """Have the engine answer a request: an ASGI application. It ends without an answer where the engine's has."""
         number = self._number()
         request = self._requests[number] = _Request(receive, send)
         said = {name: scope[name] for name in _SCOPE if name in scope}
