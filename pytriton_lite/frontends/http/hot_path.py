@@ -25,7 +25,7 @@ from pytriton_lite.frontends.http.compression import choose
 from pytriton_lite.frontends.http.options import HttpOptions
 from pytriton_lite.frontends.http.ordinary import JSON_LENGTH, LARGEST_BODY, OrdinaryRequests
 from pytriton_lite.frontends.http.routes import split_infer_path
-from pytriton_lite.frontends.http.templates import Templates, known_head
+from pytriton_lite.frontends.http.templates import LONGEST_HEAD, Templates, known_head
 from pytriton_lite.frontends.listener import ListenerProtocol, NameKeepingProtocol, ProtocolFactory
 from pytriton_lite.frontends.restriction import restrictions
 
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 _LARGEST_UNCOUNTED = 64 << 10
 """A longer body that has not come yet takes its part of the budget of unfinished requests."""
 
-_LONGEST_HEAD = 4096
+_MOST_MISSES, _SELDOM = 8, 64
+"""After so many requests in a row whose heads were not known again one of 64 is remembered: it costs a tenth of a request."""
 
 _UNUSUAL = frozenset({b"content-encoding", b"transfer-encoding", b"expect", b"upgrade"})
 
@@ -126,8 +127,12 @@ class InferProtocol(ListenerProtocol):
     def _remember_head(self, data: bytes, body_bytes: int) -> None:
         """*data* was one ordinary request from its first byte to its last, or to the end of its head."""
         end = len(data) - body_bytes
-        if end <= _LONGEST_HEAD and data.endswith(b"\r\n\r\n", 0, end):
-            self._ordinary.head = known_head(data[:end])
+        misses = self._ordinary.misses
+        if misses > _MOST_MISSES and self._messages % _SELDOM:
+            return
+        if end <= LONGEST_HEAD and data.endswith(b"\r\n\r\n", 0, end):
+            # An id in a header of its own, as proxies and tracing clients add it, is another one in each request.
+            self._ordinary.head = known_head(data[:end], has_holes=misses > 0 and not self._observation.is_on)
 
     def is_answer_due(self) -> bool:
         return self._ordinary.ticket is not None or super().is_answer_due()

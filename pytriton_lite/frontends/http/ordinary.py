@@ -101,6 +101,8 @@ class OrdinaryRequests:
         self._state: Any = None
         self.head: KnownHead | None = None
         """The head that `target` and `headers` were read from, if it came in one piece with its body."""
+        self.misses = 0
+        """Requests in a row that did not begin with the head that was known then."""
         self.target: tuple[str, str | None] = ("", None)
         """Model, and version as it stands in the path."""
         self.headers: dict[bytes, bytes] = {}
@@ -147,9 +149,13 @@ class OrdinaryRequests:
         head = self.head
         if head is None or not self.is_free():
             return False
+        if head.has_holes and self._observation.is_on:  # who watches wants the headers as they are
+            return False
         found = head.read(data)
         if found is None:
+            self.misses += 1
             return False
+        self.misses = 0
         begin, length, self.json_bytes = found
         is_whole = begin + length == len(data)
         if (not is_whole and (begin != len(data) or length > _LARGEST_AWAITED)) or length > self.largest_body():

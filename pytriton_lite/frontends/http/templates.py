@@ -12,6 +12,8 @@ from pytriton_lite.core.tensor import Buffer, PackedTensors, Tensor
 from pytriton_lite.frontends.http.codec import OutputForms
 from pytriton_lite.ipc.messages import form_of
 
+LONGEST_HEAD = 4096
+"""No longer head is known again."""
 _MOST = 512
 _LONGEST = 2048
 
@@ -22,16 +24,46 @@ _ID = re.compile(rb'\{ *"id" *: *"([ !#-\[\]-~]*)" *,')
 """The beginning of a document whose first member is an id that reads as it is written."""
 
 
+_FIELDS = re.compile(rb"\r\n([^:\r\n]+):([^\r\n]*)(?=\r\n)")
+_TELLING = frozenset(
+    (
+        *(
+            b"accept-encoding",
+            b"connection",
+            b"content-encoding",
+            b"content-length",
+            b"content-type",
+            b"expect",
+            b"host",
+        ),
+        *(b"http2-settings", b"inference-header-content-length", b"keep-alive", b"proxy-connection", b"te", b"trailer"),
+        *(b"transfer-encoding", b"upgrade"),
+    )
+)
+"""Headers whose values say how a request is to be read or answered. All others are for those who watch requests."""
+_NUMBER = rb"([0-9]{1,5})"
+_VALUE = rb"[\t -~\x80-\xff]*"
+"""A header's value, as a parser takes it."""
+
+
 class KnownHead:
     """The head of a request, cut where the numbers of Content-Length and Inference-Header-Content-Length stand in it.
 
-    A head with other numbers there, and every other byte the same, means the same but for them.
+    A head with other numbers there, and every other byte the same, means the same but for them. Where ``has_holes``, headers
+    that tell nothing of how the request is to be read may have other values, too.
     """
 
-    __slots__ = ("_begin", "_between", "_end", "_is_json_first")
+    __slots__ = ("_begin", "_between", "_end", "_is_json_first", "_pattern", "has_holes")
 
-    def __init__(self, begin: bytes, between: bytes, end: bytes, *, is_json_first: bool) -> None:
-        """What stands before the first number, between the two, empty where there is one alone, and behind the last."""
+    def __init__(
+        self, begin: bytes, between: bytes, end: bytes, *, is_json_first: bool, pattern: re.Pattern[bytes] | None = None
+    ) -> None:
+        """What stands before the first number, between the two, empty where there is one alone, and behind the last.
+
+        *pattern* is all of it with holes.
+        """
+        self.has_holes = pattern is not None
+        self._pattern = pattern
         self._begin = begin
         self._between = between
         self._end = end
@@ -42,6 +74,15 @@ class KnownHead:
 
         None where *data* does not begin with such a head.
         """
+        if self._pattern is not None:
+            found = self._pattern.match(data)
+            if found is None or found.end() > LONGEST_HEAD:
+                return None
+            first = int(found[1])
+            if not self._between:
+                return found.end(), first, -1
+            last = int(found[2])
+            return (found.end(), last, first) if self._is_json_first else (found.end(), first, last)
         if not data.startswith(self._begin):
             return None
         begin = len(self._begin)
@@ -66,7 +107,7 @@ class KnownHead:
         return (body, last, first) if self._is_json_first else (body, first, last)
 
 
-def known_head(head: bytes) -> KnownHead | None:
+def known_head(head: bytes, *, has_holes: bool = False) -> KnownHead | None:
     """*head*, which a parser has taken, with its empty line; None where it says other things of the lengths than usual."""
     found = list(_LENGTHS.finditer(head))
     names = [match[1].lower() for match in found]
@@ -76,7 +117,28 @@ def known_head(head: bytes) -> KnownHead | None:
         return None
     first, last = found[0], found[-1]
     between = head[first.end(2) : last.start(2)] if len(found) > 1 else b""
-    return KnownHead(head[: first.start(2)], between, head[last.end(2) :], is_json_first=names[0] != b"content-length")
+    pattern = _with_holes(head) if has_holes else None
+    is_json_first = names[0] != b"content-length"
+    return KnownHead(head[: first.start(2)], between, head[last.end(2) :], is_json_first=is_json_first, pattern=pattern)
+
+
+def _with_holes(head: bytes) -> re.Pattern[bytes]:
+    """What matches *head*, the lengths in it as groups, and every head that differs in what tells nothing."""
+    pieces: list[bytes] = []
+    at = 0
+    for field in _FIELDS.finditer(head):
+        name = field[1].lower()
+        if name not in _TELLING:
+            begin, end, hole = field.start(2), field.end(2), _VALUE
+        elif name.endswith(b"content-length"):
+            value = field[2]
+            begin = field.start(2) + len(value) - len(value.lstrip(b" \t"))
+            end, hole = field.end(2), _NUMBER
+        else:
+            continue
+        pieces += re.escape(head[at:begin]), hole
+        at = end
+    return re.compile(b"".join([*pieces, re.escape(head[at:])]))
 
 
 class Template:

@@ -19,13 +19,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.timeline import Timeline
+from pytriton_lite.engine.tracing.observation import HeaderOf
 from pytriton_lite.engine.workers.regions import Regions
 from pytriton_lite.frontends.http import codec
 from pytriton_lite.frontends.http.hot_path import hot_path
 from pytriton_lite.frontends.http.infer import refusing_app
 from pytriton_lite.frontends.http.server import HttpOptions, http_app
 from pytriton_lite.frontends.http.templates import Templates, known_head
-from pytriton_lite.frontends.listener import AsgiApp, Listener, start_listener
+from pytriton_lite.frontends.listener import AsgiApp, ConnectionLimits, Listener, start_listener
 
 NO_REGIONS = Regions(is_allowed=False)
 
@@ -80,7 +82,10 @@ class Session:
 
 
 def in_session(
-    scenario: Callable[[Session], Any], server: FakeServer | None = None, app: AsgiApp | None = None
+    scenario: Callable[[Session], Any],
+    server: FakeServer | None = None,
+    app: AsgiApp | None = None,
+    limits: ConnectionLimits | None = None,
 ) -> None:
     """Run *scenario* with a fresh `Session`; *app* is behind the hot path in place of ours."""
 
@@ -94,6 +99,7 @@ def in_session(
             reuse_port=False,
             name="HTTPService",
             protocol=hot_path(fake, options),
+            limits=limits or ConnectionLimits(),
         )
         streams = await asyncio.open_connection("127.0.0.1", listener.port)
         session = Session(fake, listener, streams)
@@ -173,6 +179,116 @@ def test_large_answers_are_compressed_too(elements: int, is_json: bool) -> None:
             assert (answer["outputs"][0]["data"] == values) if is_json else (body[size:] == data)
 
     in_session(scenario)
+
+
+# Headers that differ -----------------------------------------------------------------------------------------------------
+
+
+def parsed(session: Session) -> int:
+    """Ordinary requests of the connection whose head was parsed."""
+    (connection,) = session.listener._state.protocols()
+    return int(connection._messages)  # type: ignore[attr-defined]  # the hot path's
+
+
+@pytest.mark.parametrize("name", ["x-request-id", "TraceParent", "my-own-id"])
+def test_an_id_in_a_header_does_not_defeat_what_is_known_of_the_head(name: str) -> None:
+    """Proxies and clients that trace add one to each request."""
+
+    async def scenario(session: Session) -> None:
+        for step in range(20):
+            head = f"Accept: */*\r\n{name}: {'ab' * step}{step}\r\nUser-Agent: me\r\n"
+            session.send(message(vector(1, 2, 3, step), vector(1, 1, 1, 1), head=head, id="b" + "a" * step))
+            status, _, answer = await session.reply()
+            assert (status, answer["id"], answer["outputs"][0]["data"]) == (
+                200,
+                "b" + "a" * step,
+                [2.0, 3.0, 4.0, step + 1.0],
+            )
+        assert parsed(session) == 2
+
+    without_application(scenario)
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        ("x-request-id: c\r\nAccept-Encoding: gzip\r\n", 200),
+        ("x-request-id: c\r\nTransfer-Encoding: x\r\n", 400),
+        ("x-request-id: c\r\nHost: other\r\n", 400),
+        ("x-request-id: c\r\nContent-Length: 7\r\n", 400),
+        ("x-request-id: c\x7f\r\n", 400),
+        ("x-request-id: c\0\r\n", 400),
+        ("x-request-id: c\n\r\n", 400),
+        ("x-request-id: " + "c" * 70_000 + "\r\n", 431),
+    ],
+    ids=repr,
+)
+def test_what_a_parser_would_see_in_a_head_is_seen(head: str, status: int) -> None:
+    async def scenario(session: Session) -> None:
+        for number in range(4):
+            session.send(message(vector(1, 2, 3, 4), vector(1, 1, 1, 1), head=f"x-request-id: {number}\r\n"))
+            assert await session.sums() == [2.0, 3.0, 4.0, 5.0]
+        session.send(message(vector(1, 2, 3, 4), vector(1, 1, 1, 1), head=head))
+        found, headers, _ = await raw_reply(session)
+        assert found == status
+        assert ("content-encoding" in headers) is ("gzip" in head)
+
+    in_session(scenario)
+
+
+def test_heads_that_are_never_known_again_are_seldom_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    remembered = 0
+
+    def counted(head: bytes, *, has_holes: bool) -> Any:
+        nonlocal remembered
+        remembered += 1
+        return known_head(head, has_holes=has_holes)
+
+    monkeypatch.setattr("pytriton_lite.frontends.http.hot_path.known_head", counted)
+
+    async def scenario(session: Session) -> None:
+        for number in range(100):
+            session.send(message(vector(1, 2, 3, 4), vector(1, 1, 1, 1), head=f"x-{number}: 1\r\n"))
+            assert await session.sums() == [2.0, 3.0, 4.0, 5.0]
+        assert remembered < 15
+        for _ in range(2 * 64):  # and found out when they are
+            session.send(message(vector(1, 2, 3, 4), vector(1, 1, 1, 1)))
+            assert await session.sums() == [2.0, 3.0, 4.0, 5.0]
+        assert parsed(session) < 100 + 70
+
+    without_application(scenario)
+
+
+class Ids:
+    """Watches requests, and keeps what their header said."""
+
+    is_watching = True
+    waits_for_worker = False
+
+    def __init__(self) -> None:
+        self.seen: list[bytes | None] = []
+
+    def begins(self, timeline: Timeline, header: HeaderOf) -> bool:
+        self.seen.append(header(b"x-request-id"))
+        return False
+
+    def ended(self, timeline: Timeline) -> None: ...
+
+
+def test_who_watches_requests_gets_each_header_as_it_came() -> None:
+    fake, ids = FakeServer(), Ids()
+
+    async def scenario(session: Session) -> None:
+        for number in range(5):
+            session.send(message(vector(1, 2, 3, 4), vector(1, 1, 1, 1), head=f"x-request-id: {number}\r\n"))
+            await session.sums()
+        fake.observation.watch(ids)
+        for number in range(5, 10):
+            session.send(message(vector(1, 2, 3, 4), vector(1, 1, 1, 1), head=f"x-request-id: {number}\r\n"))
+            await session.sums()
+        assert ids.seen == [b"%d" % number for number in range(5, 10)]
+
+    in_session(scenario, fake)
 
 
 # Heads that come by themselves --------------------------------------------------------------------------------------------
@@ -260,6 +376,18 @@ def test_a_connection_that_ends_before_such_a_body_is_closed(cut: int) -> None:
         assert await session.reader.read() == b""
 
     in_session(scenario)
+
+
+def test_a_client_that_never_sends_such_a_body_is_cut_off() -> None:
+    async def scenario(session: Session) -> None:
+        whole = message(vector(1, 2, 3, 4), vector(1, 1, 1, 1))
+        session.send(whole)
+        await session.sums()
+        head, _ = pieces(whole)
+        session.send(head)
+        assert await session.reader.read() == b""
+
+    in_session(scenario, limits=ConnectionLimits(stall_timeout_s=0.2))
 
 
 def test_a_listener_that_closes_waits_for_such_a_body() -> None:
