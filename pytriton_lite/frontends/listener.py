@@ -871,7 +871,7 @@ class ListenerProtocol(HttpToolsProtocol):
         self.transport.write(
             STATUS_LINE[refusal.status]
             + b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-            + body
+            + (b"" if self.parser.get_method() == b"HEAD" else body)  # the client would take it for the next answer
         )
         self._is_in_head = False
         if self.transport.can_write_eof():

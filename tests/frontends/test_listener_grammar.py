@@ -181,6 +181,14 @@ def test_what_keeps_to_the_rules_is_answered(exchange: Exchange, sent: bytes, an
     assert exchange(*[sent[at : at + 1] for at in range(len(sent))]) == [answer]
 
 
+@pytest.mark.parametrize("behind", [b"", b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"])
+def test_a_refusal_of_a_head_request_has_no_body(exchange: Exchange, behind: bytes) -> None:
+    """Found by fuzzing (RFC 9110, section 9.3.2)."""
+    with pytest.raises(asyncio.IncompleteReadError) as ended:
+        exchange(behind + b"HEAD /a#x HTTP/1.1\r\nHost: h\r\n\r\n")
+    assert (ended.value.partial, ended.value.expected) == (b"", 54)
+
+
 def test_a_broken_body_behind_an_answer_ends_the_connection(exchange: Exchange) -> None:
     head = b"POST /early HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert exchange(head, b"1\r\na\r\n", b"xyz\r\n")[0] == ok("/early")
