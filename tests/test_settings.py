@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pytriton_lite.core.log_settings import LogFormat
@@ -350,6 +350,8 @@ def test_every_port_is_read(port: int) -> None:
 
 
 @given(st.text())
+@example("0,0=0")  # a setting of a cache, and of a backend
+@example("s3://bucket/models")
 def test_a_value_is_read_or_refused_and_nothing_else(text: str) -> None:
     for option in OPTIONS:
         try:
@@ -368,7 +370,9 @@ def test_a_value_is_read_or_refused_and_nothing_else(text: str) -> None:
                     enum.Enum,
                     RestrictedGroup,
                     BackendSetting,
+                    CacheSetting,
                     MetricsSetting,
+                    RemoteUrl,
                     ResourceSize,
                     TraceSetting,
                 ),
