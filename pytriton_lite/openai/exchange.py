@@ -15,7 +15,7 @@ from pytriton_lite.frontends.http.bodies import LargeDocuments, Receiving, read_
 from pytriton_lite.frontends.http.observed import peer_of
 from pytriton_lite.frontends.listener import Receive, Scope, Send
 from pytriton_lite.openai.errors import ApiError, Header
-from pytriton_lite.openai.members import Members, kind_of
+from pytriton_lite.openai.members import Members, kind_of, refuse_value
 from pytriton_lite.openai.metrics import Counted, OpenAiMetrics
 from pytriton_lite.openai.options import OpenAiOptions
 from pytriton_lite.openai.templates import Templates
@@ -35,18 +35,26 @@ _EVENT_TYPE = (b"content-type", b"text/event-stream; charset=utf-8")
 
 
 def _parse(body: bytes | bytearray | memoryview) -> object:
-    """The document. Raises orjson.JSONDecodeError; ApiError for one that could not be passed on."""
+    """The document. Raises orjson.JSONDecodeError; ApiError for an object with a member that could not be passed on."""
     document = orjson.loads(body)
-    level = [document]
+    text = bytes(body)
     # What has fewer brackets than that, as most have, is not deep.
-    if bytes(body).count(b"[") + bytes(body).count(b"{") > _DEEPEST:
-        for _ in range(_DEEPEST):
-            values = [parent.values() if type(parent) is dict else parent for parent in level]
-            level = [child for children in values for child in children if type(child) in (dict, list)]
-            if not level:
-                return document
-        raise ApiError(f"The JSON body has more than {_DEEPEST} objects and arrays inside each other.")
+    if type(document) is dict and text.count(b"[") + text.count(b"{") > _DEEPEST:
+        for name, value in document.items():
+            if _is_deeper(value, _DEEPEST - 1):
+                refuse_value(name, f"the JSON body has more than {_DEEPEST} objects and arrays inside each other.")
     return document
+
+
+def _is_deeper(value: object, most: int) -> bool:
+    """Whether *value* has more than *most* objects and arrays inside each other, itself counted."""
+    level: list[Any] = [value] if type(value) in (dict, list) else []
+    for _ in range(most):
+        values = [parent.values() if type(parent) is dict else parent for parent in level]
+        level = [child for children in values for child in children if type(child) in (dict, list)]
+        if not level:
+            return False
+    return True
 
 
 class Surroundings:

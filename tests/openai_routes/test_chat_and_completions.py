@@ -342,6 +342,27 @@ def test_a_body_that_is_nested_too_deeply_to_be_passed_on_is_refused(server: Run
     reply = complete(server, "mirror", "q", bias=nested)
     assert (reply.status, reply.json["error"]["type"]) == (400, "invalid_request_error")
     assert ("inside each other" in reply.json["error"]["message"]) == (depth > 199)
+    assert reply.json["error"]["param"] == "bias"
+
+
+@pytest.mark.parametrize(
+    ("path", "members", "name", "inside"),
+    [
+        ("chat/completions", {"model": "agent", "messages": HELLO}, "response_format", {"type": "json_schema"}),
+        ("chat/completions", {"model": "scribe", "messages": HELLO}, "chat_template_kwargs", {}),
+        ("responses", {"model": "agent", "input": "hello"}, "metadata", {}),
+    ],
+)
+def test_a_member_is_as_deep_as_can_be_passed_on_or_refused_by_its_name(
+    server: RunningServer, path: str, members: dict[str, Any], name: str, inside: dict[str, Any]
+) -> None:
+    for brackets, status in ((198, 200), (199, 400), (300, 400)):  # in the member, which is in the body
+        nested = json.loads("[" * brackets + "]" * brackets)
+        reply = server.post(f"/v1/{path}", {**members, name: {**inside, "x": nested}})
+        assert reply.status == status, reply.body
+        if status == 400:
+            assert reply.json["error"]["param"] == name
+            assert "inside each other" in reply.json["error"]["message"]
 
 
 def test_a_value_that_does_not_fit_the_tensor_is_refused(server: RunningServer) -> None:
