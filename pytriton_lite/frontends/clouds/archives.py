@@ -209,7 +209,7 @@ def _models_in(folder: Path) -> tuple[Path, list[Path]]:
 
 def _is_ensemble(model: Path) -> bool:
     try:
-        text = (model / _CONFIG).read_text()
+        text = _read(model / _CONFIG)
         return parse_model_config(text, source=str(model / _CONFIG)).platform == "ensemble"
     except (OSError, ValueError, PollError):
         return False
@@ -219,13 +219,22 @@ def _link_model(model: Path, place: Path) -> None:
     """Links in *place* to all that *model* has; its configuration has the name *place* has, whatever it called itself."""
     for entry in model.iterdir():
         if entry.name == _CONFIG:
-            (place / _CONFIG).write_text(_renamed(entry, place.name))
+            (place / _CONFIG).write_text(_renamed(entry, place.name), "utf-8")
         else:
             (place / entry.name).symlink_to(entry)
 
 
+def _read(path: Path) -> str:
+    """A configuration, which is UTF-8 whatever the locale is. Raises OSError; ValueError for another encoding."""
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise ValueError(f"{path.name} is not UTF-8: byte 0x{byte:02x} at offset {error.start}") from None
+
+
 def _renamed(path: Path, name: str) -> str:
-    text = path.read_text()
+    text = _read(path)
     try:
         message = parse_model_config(text, source=str(path))
     except PollError:
