@@ -144,10 +144,12 @@ def _with_holes(head: bytes) -> re.Pattern[bytes]:
 class Template:
     """What the JSON part of a request says when all its inputs are binary."""
 
-    __slots__ = ("_form", "_inputs", "_request", "forms", "nbytes")
+    __slots__ = ("_form", "_inputs", "_request", "forms", "has_id_cut", "nbytes")
 
-    def __init__(self, request: InferenceRequest, forms: OutputForms) -> None:
+    def __init__(self, request: InferenceRequest, forms: OutputForms, *, has_id_cut: bool) -> None:
         self.forms = forms
+        self.has_id_cut = has_id_cut
+        """Whether the document began with an id that is not part of the template's key."""
         self.nbytes = sum(tensor.nbytes for tensor in request.inputs)
         self._form = form_of(request.inputs)
         self._inputs = [(tensor.name, tensor.datatype, tensor.shape, tensor.nbytes) for tensor in request.inputs]
@@ -192,6 +194,9 @@ class Templates:
         at = len(document)
         if template is None or template.nbytes != len(body) - at:
             return None
+        # A document that lacks its beginning is what is left of one whose id was cut out, and it is no JSON.
+        if template.has_id_cut is (request_id is None):
+            return None
         return template.request(model_name, version, request_id, body, at), template.forms
 
     def keep(self, document: bytes, request: InferenceRequest, forms: OutputForms) -> None:
@@ -206,7 +211,7 @@ class Templates:
             return
         if len(self._by_rest) >= _MOST:
             self._by_rest.clear()
-        self._by_rest[rest] = Template(request, forms)
+        self._by_rest[rest] = Template(request, forms, has_id_cut=request_id is not None)
 
 
 def _without_id(document: bytes) -> tuple[str | None, bytes]:

@@ -45,7 +45,11 @@ def document(**fields: Any) -> bytes:
 
 
 def message(left: bytes, right: bytes, *, model: str = "add_sub", head: str = "", **fields: Any) -> bytes:
-    text = document(**fields)
+    return message_of(document(**fields), left, right, model=model, head=head)
+
+
+def message_of(text: bytes, left: bytes, right: bytes, *, model: str = "add_sub", head: str = "") -> bytes:
+    """A request with *text* for its JSON part."""
     start = (
         f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: h\r\n{head}"
         f"Inference-Header-Content-Length: {len(text)}\r\nContent-Length: {len(text) + 32}\r\n\r\n"
@@ -731,6 +735,39 @@ def test_an_id_whose_name_is_written_with_an_escape_counts_with_a_template_too(l
         request, forms = decoded(text) if known is None else known
         templates.keep(text, request, forms)
         assert request.request_id == last
+
+
+def test_an_id_whose_name_is_written_with_an_escape_is_that_of_its_answer_each_time() -> None:
+    async def scenario(session: Session) -> None:
+        for last in ("one", "two", "one", "three"):
+            text = with_id("one", document(id=last)[1:].replace(b'"id"', b'"\\u0069d"'))
+            session.send(message_of(text, vector(1, 2, 3, 4), vector(1, 1, 1, 1)))
+            status, _, answer = await session.reply()
+            assert (status, answer["id"]) == (200, last)
+        assert [request.request_id for request in session.server.requests] == ["one", "two", "one", "three"]
+        for first in ("one", "two", "one"):
+            text = with_id(first, document(id="one")[1:].replace(b'"id"', b'"\\u0069d"'))
+            session.send(message_of(text, vector(1, 2, 3, 4), vector(1, 1, 1, 1)))
+            assert (await session.reply())[2]["id"] == "one"
+
+    in_session(scenario)
+
+
+def test_what_is_no_json_is_refused_though_it_is_a_part_of_what_was_seen() -> None:
+    whole = document()
+    parts = {"without its beginning": whole[1:], "with an id in front": with_id("two", whole)}
+
+    async def scenario(session: Session) -> None:
+        for text in (with_id("one", whole[1:]), whole):
+            session.send(message_of(text, vector(1, 2, 3, 4), vector(1, 1, 1, 1)))
+            assert (await session.reply())[0] == 200
+        for name, text in parts.items():
+            session.send(message_of(text, vector(1, 2, 3, 4), vector(1, 1, 1, 1)))
+            answer = (await session.reply())[2]
+            assert answer.get("error", "").startswith("failed to parse the request JSON buffer"), name
+        assert [request.request_id for request in session.server.requests] == ["one", ""]
+
+    in_session(scenario)
 
 
 def test_a_template_keeps_no_tensor() -> None:
