@@ -193,6 +193,49 @@ ENDLESS_CONFIG = """
     parameters { key: "OPENAI" value { string_value: "completion" } }
 """
 
+FILLER = """
+    import json
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    def given(request, name):
+        tensor = pb_utils.get_input_tensor_by_name(request, name)
+        return None if tensor is None else tensor.as_numpy().ravel().tolist()
+
+    def text(name, value):
+        return pb_utils.Tensor(name, np.array([value.encode()], np.object_))
+
+    class TritonPythonModel:
+        '''Writes two words and the suffix, a response for each; its tokens' logprobs where they are wanted.'''
+        def execute(self, requests):
+            for request in requests:
+                suffix, wanted = given(request, "suffix"), given(request, "logprobs")
+                sender = request.get_response_sender()
+                for word in ["one", " two", *([] if suffix is None else [suffix[0].decode()])]:
+                    outputs = [text("text", word)]
+                    if wanted is not None:
+                        others = [{"token": f"{word}{at}", "logprob": -at - 1.0} for at in range(wanted[0])]
+                        said = {"token": word, "logprob": -0.5, "top_logprobs": others}
+                        outputs.append(text("logprobs", json.dumps([said])))
+                    sender.send(pb_utils.InferenceResponse(outputs))
+                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+FILLER_CONFIG = """
+    backend: "python"
+    model_transaction_policy { decoupled: true }
+    input [
+      { name: "prompt" data_type: TYPE_STRING dims: [ 1 ] optional: true },
+      { name: "prompt_tokens" data_type: TYPE_INT32 dims: [ -1 ] optional: true },
+      { name: "suffix" data_type: TYPE_STRING dims: [ 1 ] optional: true },
+      { name: "logprobs" data_type: TYPE_INT32 dims: [ 1 ] optional: true }
+    ]
+    output [
+      { name: "text" data_type: TYPE_STRING dims: [ 1 ] },
+      { name: "logprobs" data_type: TYPE_STRING dims: [ 1 ] }
+    ]
+    parameters { key: "OPENAI" value { string_value: "completion" } }
+"""
+
 COMPLETION_CONFIG = SCRIBE_CONFIG.replace("chat, completion", "completion")
 UNDECLARED_CONFIG = SCRIBE_CONFIG.rpartition("    parameters")[0]
 
@@ -375,6 +418,7 @@ def write_openai_models(repository: Path) -> None:
     write_model(repository, "agent", AGENT, AGENT_CONFIG)
     write_model(repository, "mirror", MIRROR, MIRROR_CONFIG)
     write_model(repository, "endless", ENDLESS, ENDLESS_CONFIG)
+    write_model(repository, "filler", FILLER, FILLER_CONFIG)
     write_model(repository, "ensemble", config=ENSEMBLE_CONFIG)
     write_model(repository, "embedder", EMBEDDER, EMBEDDER_CONFIG)
     write_model(repository, "single", EMBEDDER, SINGLE_CONFIG)

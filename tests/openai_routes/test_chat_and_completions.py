@@ -139,6 +139,53 @@ def test_echo_puts_the_prompt_in_front(server: RunningServer) -> None:
     assert text_of(events(complete(server, echo=True, max_tokens=1, stream=True))) == "a b c da"
 
 
+def test_each_choice_and_its_stream_begin_with_the_echo_of_their_own_prompt(server: RunningServer) -> None:
+    members = {"prompt": ["P", "QQ"], "n": 2, "echo": True}
+    heads = ["P", "P", "QQ", "QQ"]
+    choices = complete(server, "filler", **members).json["choices"]
+    assert [choice["text"] for choice in choices] == [f"{head}one two" for head in heads]
+    streamed = events(complete(server, "filler", **members, stream=True))
+    assert [text_of(streamed, index) for index in range(4)] == [f"{head}one two" for head in heads]
+    assert complete(server, "filler", echo=False).json["choices"][0]["text"] == "one two"
+
+
+def test_a_suffix_goes_to_a_model_that_takes_one(server: RunningServer) -> None:
+    assert complete(server, "filler", suffix=" end").json["choices"][0]["text"] == "one two end"
+    assert complete(server, "filler", suffix=None).json["choices"][0]["text"] == "one two"
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_best_of_as_many_as_are_wanted_is_all_of_them(server: RunningServer, count: int) -> None:
+    choices = complete(server, "filler", n=count, best_of=count).json["choices"]
+    assert [choice["text"] for choice in choices] == ["one two"] * count
+
+
+def test_logprobs_of_a_completion_come_in_columns(server: RunningServer) -> None:
+    columns = complete(server, "filler", logprobs=2).json["choices"][0]["logprobs"]
+    assert columns == {
+        "tokens": ["one", " two"],
+        "token_logprobs": [-0.5, -0.5],
+        "top_logprobs": [{"one0": -1.0, "one1": -2.0}, {" two0": -1.0, " two1": -2.0}],
+        "text_offset": [0, 3],
+    }
+    # 0 is as good as an answer: logprobs of the tokens that were written, and no others.
+    assert complete(server, "filler", logprobs=0).json["choices"][0]["logprobs"] == {**columns, "top_logprobs": None}
+    for none in ({}, {"logprobs": None}):
+        assert complete(server, "filler", **none).json["choices"][0]["logprobs"] is None
+
+
+def test_offsets_of_tokens_count_from_the_beginning_of_the_echo_in_a_stream_too(server: RunningServer) -> None:
+    members = {"prompt": ["P", "QQ"], "echo": True, "logprobs": 1}
+    whole = [choice["logprobs"] for choice in complete(server, "filler", **members).json["choices"]]
+    assert [one["text_offset"] for one in whole] == [[1, 4], [2, 5]]
+    *pieces, _ = events(complete(server, "filler", **members, stream=True))
+    streamed = [piece["choices"][0] for piece in pieces]
+    for index, expected in enumerate(whole):
+        for column, values in expected.items():
+            of_choice = [one["logprobs"][column] for one in streamed if one["index"] == index]
+            assert [value for piece in of_choice for value in piece] == values
+
+
 def test_what_has_no_tensor_becomes_a_parameter_of_the_request(server: RunningServer) -> None:
     given = mirrored(server, temperature=0.5, top_k=3, presence_penalty=1, user="u", seed=4, mine=True, stop=["x", "y"])
     assert given["TEMPERATURE"] == [0.5] and given["seed"] == [4] and given["stop"] == ["x", "y"]
@@ -300,6 +347,33 @@ def test_what_cannot_be_is_refused_with_the_name_of_the_member(
     assert (reply.status, reply.json["error"]["type"]) == (400, "invalid_request_error")
     assert reply.json["error"]["param"] == param
     assert reply.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("model", "members", "param", "code"),
+    [
+        ("filler", {"best_of": 2}, "best_of", "unsupported_parameter"),
+        ("filler", {"best_of": 1, "n": 2}, "best_of", "unsupported_parameter"),
+        ("filler", {"best_of": 0}, "best_of", "integer_below_min_value"),
+        ("filler", {"best_of": 129}, "best_of", "integer_above_max_value"),
+        ("filler", {"best_of": "1"}, "best_of", "invalid_type"),
+        ("scribe", {"suffix": "x"}, "suffix", "unsupported_parameter"),
+        ("filler", {"suffix": ["x"]}, "suffix", "invalid_type"),
+        ("scribe", {"logprobs": 0}, "logprobs", "unsupported_parameter"),
+        ("filler", {"logprobs": -1}, "logprobs", "integer_below_min_value"),
+        ("filler", {"logprobs": 21}, "logprobs", "integer_above_max_value"),
+        ("filler", {"logprobs": True}, "logprobs", "invalid_type"),
+        ("filler", {"echo": "yes"}, "echo", "invalid_type"),
+        ("filler", {"echo": True, "prompt": [1, 2]}, "echo", "unsupported_parameter"),
+    ],
+    ids=str,
+)
+def test_what_a_completion_cannot_be_is_refused_with_the_name_of_the_member(
+    server: RunningServer, model: str, members: dict[str, Any], param: str, code: str
+) -> None:
+    reply = complete(server, model, **members)
+    assert (reply.status, reply.json["error"]["type"]) == (400, "invalid_request_error")
+    assert (reply.json["error"]["param"], reply.json["error"]["code"]) == (param, code)
 
 
 @pytest.mark.parametrize("tool_choice", ["perhaps", {"type": "function", "function": {"name": "other"}}, {}], ids=str)
