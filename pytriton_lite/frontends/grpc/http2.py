@@ -2,7 +2,7 @@
 
 It serves the same `Servicer` as `server`, where grpcio does, and passes the same tests. grpcio hands every call to a thread
 of its own and back, which takes more time than all of our work for a small request (benchmarks/README.md). Frames are
-read and written here; hpack decodes header blocks.
+read and written here, and header blocks are read by `http2_hpack`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """HTTP/2 on the wire: its numbers, frames to send, and the header blocks of gRPC answers (RFC 9113, RFC 7541).
 
 What is sent is encoded without the dynamic table: the same 40 bytes for nearly every answer, made once, and no state that
-could get out of step with the peer's. What is received goes through the library hpack.
+could get out of step with the peer's. What is received is read in `http2_hpack`.
 """
 
 from __future__ import annotations
@@ -111,43 +111,3 @@ def _string(data: bytes) -> bytes:
 
 
 STATUS_200 = b"\x88"  # entry 8 of the static table
-
-
-def keeps_table(block: bytes) -> bool:
-    """Whether a header block that can be decoded leaves the dynamic table as it is (RFC 7541, section 6).
-
-    Such a block means the same as long as no other kind comes. nghttp2 never puts ``:path`` into the table, so that blocks
-    with literals are common.
-    """
-    position = 0
-    end = len(block)
-    while position < end:
-        first = block[position]
-        if first & 0x80:  # a reference
-            position = _skip_integer(block, position, 0x7F)
-        elif first & 0x60:  # a field to be added to the table, or a change of its size
-            return False
-        else:
-            position = _skip_integer(block, position, 0x0F)
-            if not first & 0x0F:
-                position = _skip_string(block, position)
-            position = _skip_string(block, position)
-    return True
-
-
-def _skip_integer(block: bytes, position: int, prefix: int) -> int:
-    if block[position] & prefix != prefix:
-        return position + 1
-    position += 1
-    while block[position] & 0x80:
-        position += 1
-    return position + 1
-
-
-def _skip_string(block: bytes, position: int) -> int:
-    length = block[position] & 0x7F
-    after = _skip_integer(block, position, 0x7F)
-    if length == 0x7F:
-        for shift, octet in enumerate(block[position + 1 : after]):
-            length += (octet & 0x7F) << 7 * shift
-    return after + length

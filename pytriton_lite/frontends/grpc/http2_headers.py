@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from pytriton_lite.frontends.grpc import http2_frames as frames
 from pytriton_lite.frontends.grpc.http2_call import Endpoint, Head, MalformedRequest
 from pytriton_lite.frontends.grpc.http2_frames import ConnectionFault, Http2Error
+from pytriton_lite.frontends.grpc.http2_hpack import HeaderDecoder
 from pytriton_lite.frontends.grpc.http2_wariness import Wariness
 
 MAX_HEADER_LIST_BYTES = 16 << 10
@@ -28,9 +26,7 @@ class HeaderBlocks:
     def __init__(self, endpoint: Endpoint, wariness: Wariness) -> None:
         self._endpoint = endpoint
         self._wariness = wariness
-        import hpack  # which a server without connections does not need
-
-        self._decoder: Any = hpack.Decoder(4 * MAX_HEADER_LIST_BYTES)
+        self._decoder = HeaderDecoder(4 * MAX_HEADER_LIST_BYTES)
         self._heads: dict[bytes, Head] = {}
         """Heads by header block, for blocks that mean the same as long as the decoder's table does not change."""
         self.begun: tuple[int, int, bytearray] | None = None
@@ -65,7 +61,7 @@ class HeaderBlocks:
         return self._read_head(block) if head is None else head
 
     def decode(self, block: bytes) -> tuple[list[tuple[bytes, bytes]], bool]:
-        """The header list, and whether *block* means the same as long as no other changes the table.
+        """The header list, and whether *block* has left the table as it was, so that it means the same when it comes again.
 
         Raises ConnectionFault.
         """
@@ -73,36 +69,21 @@ class HeaderBlocks:
             raise ConnectionFault(Http2Error.ENHANCE_YOUR_CALM, "header list too large")
         if len(block) > _FREE_BLOCK_BYTES:
             self._wariness.count((len(block) - _FREE_BLOCK_BYTES) >> 10)
-        try:
-            headers: list[Any] = list(self._decoder.decode(block, raw=True))
-        except Exception as error:
-            raise _fault_of(error) from error
+        headers, keeps_table = self._decoder.decode(block)
         if len(headers) > _FREE_FIELDS:
             self._wariness.count(len(headers) // _FREE_FIELDS)
-        is_lasting = len(block) <= _LONGEST_CACHED_BLOCK and frames.keeps_table(block)
-        if not is_lasting:
+        if not keeps_table:
             self._heads.clear()
-        return headers, is_lasting
+        return headers, keeps_table
 
     def _read_head(self, block: bytes) -> Head | None:
-        headers, is_lasting = self.decode(block)
+        headers, keeps_table = self.decode(block)
         try:
             head = self._endpoint.read_head(headers)
         except MalformedRequest:
             return None
-        if is_lasting:
+        if keeps_table and len(block) <= _LONGEST_CACHED_BLOCK:
             if len(self._heads) >= _MAX_CACHED_BLOCKS:
                 self._heads.clear()
             self._heads[block] = head
         return head
-
-
-def _fault_of(error: Exception) -> Exception:
-    """What a connection ends with whose header block made hpack raise *error*; *error* itself where that is a bug."""
-    import hpack
-
-    if isinstance(error, hpack.OversizedHeaderListError):
-        return ConnectionFault(Http2Error.ENHANCE_YOUR_CALM, "header list too large")
-    if isinstance(error, hpack.HPACKError):
-        return ConnectionFault(Http2Error.COMPRESSION_ERROR, "header block cannot be decoded")
-    return error

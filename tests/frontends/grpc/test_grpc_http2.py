@@ -56,15 +56,12 @@ from http2_peer import (
     settings,
     window_update,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.frontends.grpc import compression, http2, http2_connection, http2_sender
 from pytriton_lite.frontends.grpc.http2 import Http2Listener, start_http2
 from pytriton_lite.frontends.grpc.http2_call import TasksToCome
-from pytriton_lite.frontends.grpc.http2_frames import keeps_table
 from pytriton_lite.frontends.grpc.options import GrpcOptions
 from pytriton_lite.frontends.grpc.placing_reader import PlacingReader
 from pytriton_lite.frontends.unread import UnreadBudget
@@ -985,28 +982,6 @@ async def begin_drain(listener: Http2Listener) -> None:
 
 def _headers_block(fields: list[tuple[str, str]]) -> bytes:
     return bytes(hpack.Encoder().encode(fields))
-
-
-@given(
-    fields=st.lists(
-        st.tuples(
-            st.sampled_from(["a", "content-length", ":path", "n" * 200]),
-            st.text(st.characters(max_codepoint=126, min_codepoint=32), max_size=300),
-            st.booleans(),
-        ),
-        max_size=6,
-    ),
-    is_huffman=st.booleans(),
-)
-def test_block_that_keeps_the_table_is_told_from_one_that_changes_it(
-    fields: list[tuple[str, str, bool]], is_huffman: bool
-) -> None:
-    encoder, decoder = hpack.Encoder(), hpack.Decoder()
-    decoder.decode(encoder.encode([("a", "b")]))
-    before = list(decoder.header_table.dynamic_entries)
-    block = bytes(encoder.encode(fields, huffman=is_huffman))  # the third item makes it a literal that is not added
-    decoder.decode(block)
-    assert keeps_table(block) is (before == list(decoder.header_table.dynamic_entries))
 
 
 class TestHostilePeers:
