@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import re
 import struct
 import time
 from collections import deque
@@ -65,8 +64,7 @@ _CONNECTION_HEADERS = frozenset({b"connection", b"proxy-connection", b"keep-aliv
 
 _PSEUDO_HEADERS = frozenset({b":method", b":scheme", b":path", b":authority"})
 # RFC 9113, section 8.2.1, and the tokens of RFC 9110, in small letters.
-_is_name = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+").fullmatch
-_is_bad_value = re.compile(rb"\A[ \t]|[\0\r\n]|[ \t]\Z").search
+_NAME_OCTETS = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz"
 
 OK_TRAILERS = field(b"grpc-status", b"0")
 
@@ -1200,6 +1198,16 @@ def _check_field(name: bytes, value: bytes) -> None:
         raise MalformedRequest
 
 
+# Both are asked for every field of a head that is not known. Regular expressions, and looks for octets that are not given as
+# numbers, take up to ten times as long.
+def _is_name(name: bytes) -> bool:
+    return bool(name) and not name.translate(None, _NAME_OCTETS)
+
+
+def _is_bad_value(value: bytes) -> bool:
+    return 0 in value or 10 in value or 13 in value or len(value.strip(b" \t")) != len(value)  # NUL, LF, CR
+
+
 def are_trailers(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """Whether the header list may stand behind a message: it has no pseudo-headers there."""
     try:
@@ -1211,6 +1219,8 @@ def are_trailers(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 
 def _is_grpc(content_type: bytes) -> bool:
+    if content_type == b"application/grpc":
+        return True
     kind = content_type.partition(b";")[0].strip().lower()
     return kind in (b"application/grpc", b"application/grpc+proto")
 

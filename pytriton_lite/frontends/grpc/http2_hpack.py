@@ -155,12 +155,17 @@ class HeaderDecoder:
         step = _MAY_END
         for at in range(begin, end):
             octet = block[at]
-            for four in (octet >> 4, octet & 0x0F):
-                step = steps[(step >> _STATE_SHIFT) * 16 + four]
-                if step & _HAS_OCTET:
-                    if step < 0:  # which has that bit, too
-                        raise _undecodable()
-                    octets.append(step & 0xFF)
+            # Twice the same, since a loop over the two halves makes a tuple for each octet.
+            step = steps[(step >> _STATE_SHIFT) * 16 + (octet >> 4)]
+            if step & _HAS_OCTET:
+                if step < 0:  # which has that bit, too
+                    raise _undecodable()
+                octets.append(step & 0xFF)
+            step = steps[(step >> _STATE_SHIFT) * 16 + (octet & 0x0F)]
+            if step & _HAS_OCTET:
+                if step < 0:
+                    raise _undecodable()
+                octets.append(step & 0xFF)
         if not step & _MAY_END:
             raise _undecodable()
         return bytes(octets)

@@ -61,7 +61,7 @@ from tritonclient.grpc import service_pb2
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.frontends.grpc import compression, http2, http2_connection, http2_sender
 from pytriton_lite.frontends.grpc.http2 import Http2Listener, start_http2
-from pytriton_lite.frontends.grpc.http2_call import TasksToCome
+from pytriton_lite.frontends.grpc.http2_call import TasksToCome, are_trailers
 from pytriton_lite.frontends.grpc.options import GrpcOptions
 from pytriton_lite.frontends.grpc.placing_reader import PlacingReader
 from pytriton_lite.frontends.unread import UnreadBudget
@@ -982,6 +982,31 @@ async def begin_drain(listener: Http2Listener) -> None:
 
 def _headers_block(fields: list[tuple[str, str]]) -> bytes:
     return bytes(hpack.Encoder().encode(fields))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_allowed"),
+    [
+        (b"x", b"", True),
+        (b"x-1!#$%&'*+.^_`|~", b"a \t\x01\x7f\xff b", True),
+        (b"", b"v", False),
+        (b"X", b"v", False),
+        (b"x y", b"v", False),
+        (b"x:", b"v", False),
+        (b"\xe4", b"v", False),
+        (b"x", b" v", False),
+        (b"x", b"v\t", False),
+        (b"x", b" ", False),
+        (b"x", b"a\0b", False),
+        (b"x", b"a\nb", False),
+        (b"x", b"a\r", False),
+        (b"te", b"trailers", True),
+        (b"te", b"gzip", False),
+        (b"connection", b"close", False),
+    ],
+)
+def test_fields_that_http2_allows(name: bytes, value: bytes, is_allowed: bool) -> None:
+    assert are_trailers([(name, value)]) is is_allowed
 
 
 class TestHostilePeers:
