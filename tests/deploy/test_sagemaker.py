@@ -234,11 +234,20 @@ def test_a_directory_that_can_be_none_is_refused(many: CloudServer) -> None:
         assert (reply.status, url in reply.error) == (400, True)
 
 
-def test_a_configuration_that_is_no_utf_8_is_refused(many: CloudServer, archives: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.pbtxt").write_bytes(b'name: "\xff"')
-    reply = ask(many, "POST", "/models", {"model_name": "latin", "url": str(tmp_path)})
-    assert reply.status == 400
-    assert f"'{tmp_path}' as model 'latin': config.pbtxt is not UTF-8: byte 0xff at offset 7" in reply.error
+def test_a_configuration_that_is_no_utf_8_is_refused_but_for_its_comments(
+    many: CloudServer, archives: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(archives / "bare" / "model", model)
+    config = (model / "config.pbtxt").read_bytes()
+    (model / "config.pbtxt").write_bytes(b"# M\xfcller's\n" + config)
+    reply = ask(many, "POST", "/models", {"model_name": "latin", "url": str(model)})
+    assert reply.status == 200, reply.error
+    assert ask(many, "POST", "/models/latin/invoke", ADD_SUB).status == 200
+    assert ask(many, "DELETE", "/models/latin").status == 200
+    (model / "config.pbtxt").write_bytes(config.replace(b'"INPUT0"', b'"M\xfcller"'))
+    reply = ask(many, "POST", "/models", {"model_name": "latin", "url": str(model)})
+    assert (reply.status, reply.error) == (400, "failed to load 'latin', failed to poll from model repository")
     assert load(many, archives, "one").status == 200  # nothing is left of those that were refused
     assert ask(many, "DELETE", "/models/one").status == 200
 
@@ -255,6 +264,13 @@ def test_a_configuration_is_utf_8_whatever_the_locale_is(tmp_path: Path) -> None
         reply = ask(server, "POST", "/models", {"model_name": "h", "url": str(model)})
         assert reply.status == 200, reply.error
         assert ask(server, "POST", "/models/h/invoke", ADD_SUB).json["outputs"][0]["data"] == [2.0, 4.0, 6.0, 8.0]
+
+
+def test_a_configuration_that_is_no_file_is_refused(many: CloudServer, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.pbtxt")  # to read it would take for ever
+    (tmp_path / "1").mkdir()
+    reply = ask(many, "POST", "/models", {"model_name": "pipe", "url": str(tmp_path)})
+    assert (reply.status, "it is no regular file" in reply.error) == (400, True), reply.error
 
 
 def test_nothing_is_loaded_from_the_kernels_directories(many: CloudServer) -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from google.protobuf import text_format
 
 from pytriton_lite.config.errors import PollError
+from pytriton_lite.config.regular_file import read_regular_file
 from pytriton_lite.config.text import parse_model_config
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.states import VersionState
@@ -144,10 +145,7 @@ class Archives:
         """Make the directories of links. Raises ArchiveTaken; InferenceError(INVALID_ARG) for what has no model."""
         try:
             return self._linked(key, url, target)
-        except (
-            OSError,
-            ValueError,
-        ) as error:  # a path that is none, a name that is too long, a configuration in no UTF-8
+        except (OSError, ValueError) as error:  # a path that is none, a name that is too long
             is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
             raise InferenceError(
                 ErrorCode.RESOURCE_EXHAUSTED if is_full else ErrorCode.INVALID_ARG,
@@ -209,7 +207,7 @@ def _models_in(folder: Path) -> tuple[Path, list[Path]]:
 
 def _is_ensemble(model: Path) -> bool:
     try:
-        text = _read(model / _CONFIG)
+        text = _read_text(model / _CONFIG)
         return parse_model_config(text, source=str(model / _CONFIG)).platform == "ensemble"
     except (OSError, ValueError, PollError):
         return False
@@ -219,22 +217,18 @@ def _link_model(model: Path, place: Path) -> None:
     """Links in *place* to all that *model* has; its configuration has the name *place* has, whatever it called itself."""
     for entry in model.iterdir():
         if entry.name == _CONFIG:
-            (place / _CONFIG).write_text(_renamed(entry, place.name), "utf-8")
+            (place / _CONFIG).write_text(_renamed(entry, place.name), "utf-8", "surrogateescape")
         else:
             (place / entry.name).symlink_to(entry)
 
 
-def _read(path: Path) -> str:
-    """A configuration, which is UTF-8 whatever the locale is. Raises OSError; ValueError for another encoding."""
-    try:
-        return path.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        byte = error.object[error.start]
-        raise ValueError(f"{path.name} is not UTF-8: byte 0x{byte:02x} at offset {error.start}") from None
+def _read_text(path: Path) -> str:
+    """A configuration. Bytes that are no UTF-8 do no harm in a comment; elsewhere the load refuses them."""
+    return read_regular_file(path).decode("utf-8", "surrogateescape")
 
 
 def _renamed(path: Path, name: str) -> str:
-    text = _read(path)
+    text = _read_text(path)
     try:
         message = parse_model_config(text, source=str(path))
     except PollError:
