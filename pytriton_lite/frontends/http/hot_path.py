@@ -5,8 +5,8 @@ complete ``POST …/infer`` on a keep-alive connection, is decoded as soon as it
 answered when the engine gives its response. Whatever is in any way unusual goes the way through the application that any
 other request goes; the bytes on the wire are the same.
 
-A client mostly sends the same head again, but for the lengths in it, and the same JSON part with another id and other tensors.
-Both are remembered: the head by its connection, which then leaves the parser alone, the JSON part by the listener (templates).
+Clients mostly send the same heads again, but for the lengths in them, and the same JSON parts with another id and other
+tensors. The listener remembers both (templates), and a connection the head that came last: a known one leaves the parser alone.
 
 Order on a connection: a request that comes while an answer is due waits in uvicorn's own pipeline. A connection that is lost
 cancels the request that it waits for.
@@ -25,7 +25,7 @@ from pytriton_lite.frontends.http.compression import choose
 from pytriton_lite.frontends.http.options import HttpOptions
 from pytriton_lite.frontends.http.ordinary import JSON_LENGTH, LARGEST_BODY, OrdinaryRequests
 from pytriton_lite.frontends.http.routes import split_infer_path
-from pytriton_lite.frontends.http.templates import LONGEST_HEAD, Templates, known_head
+from pytriton_lite.frontends.http.templates import LONGEST_HEAD, KnownHeads, Templates
 from pytriton_lite.frontends.listener import ListenerProtocol, NameKeepingProtocol, ProtocolFactory
 from pytriton_lite.frontends.restriction import restrictions
 
@@ -50,7 +50,7 @@ def hot_path(server: Door, options: HttpOptions, large: LargeDocuments | None = 
         return NameKeepingProtocol
     if options.cors_allow_origins or "inference" in restrictions(options.restricted):
         return ListenerProtocol
-    return partial(InferProtocol, server, options.max_input_size, Templates(), large or LargeDocuments())
+    return partial(InferProtocol, server, options.max_input_size, KnownHeads(), Templates(), large or LargeDocuments())
 
 
 class ReadingState(StateEnum):
@@ -81,12 +81,19 @@ class InferProtocol(ListenerProtocol):
     """
 
     def __init__(
-        self, server: Door, max_input_size: int, templates: Templates, large: LargeDocuments, **arguments: Any
+        self,
+        server: Door,
+        max_input_size: int,
+        heads: KnownHeads,
+        templates: Templates,
+        large: LargeDocuments,
+        **arguments: Any,
     ) -> None:
         super().__init__(**arguments)
         self._server = server
         self._observation = server.observation
-        self._ordinary = OrdinaryRequests(self, server, max_input_size, templates, large)
+        self._heads = heads
+        self._ordinary = OrdinaryRequests(self, server, max_input_size, heads, templates, large)
         self._reading = _BETWEEN
         self._messages = 0
         self._pieces: list[bytes] = []
@@ -110,7 +117,9 @@ class InferProtocol(ListenerProtocol):
             if not data:
                 return
         was_between = self._reading is _BETWEEN
-        if was_between and ordinary.take(data):
+        if was_between and not self._rest and not self.is_refused and ordinary.take(data):
+            if self._timer is not None:  # of the first head, which was to come in time
+                self._stop_timer()
             return
         messages = self._messages
         super().data_received(data)
@@ -127,12 +136,14 @@ class InferProtocol(ListenerProtocol):
     def _remember_head(self, data: bytes, body_bytes: int) -> None:
         """*data* was one ordinary request from its first byte to its last, or to the end of its head."""
         end = len(data) - body_bytes
-        misses = self._ordinary.misses
-        if misses > _MOST_MISSES and self._messages % _SELDOM:
+        ordinary = self._ordinary
+        ordinary.misses += 1
+        if ordinary.misses > _MOST_MISSES and self._messages % _SELDOM:
             return
         if end <= LONGEST_HEAD and data.endswith(b"\r\n\r\n", 0, end):
-            # An id in a header of its own, as proxies and tracing clients add it, is another one in each request.
-            self._ordinary.head = known_head(data[:end], has_holes=misses > 0 and not self._observation.is_on)
+            ordinary.head = self._heads.keep(
+                data[:end], ordinary.target, ordinary.headers, ordinary.encoding, is_exact=self._observation.is_on
+            )
 
     def is_answer_due(self) -> bool:
         return self._ordinary.ticket is not None or super().is_answer_due()

@@ -25,7 +25,7 @@ from pytriton_lite.frontends.http.codec import OutputForms
 from pytriton_lite.frontends.http.errors import BUG, STATUS, error_body, retry_headers
 from pytriton_lite.frontends.http.json_tensors import written_weight
 from pytriton_lite.frontends.http.reading import Reading, find_served, join_small
-from pytriton_lite.frontends.http.templates import KnownHead, Templates
+from pytriton_lite.frontends.http.templates import KnownHead, KnownHeads, Templates
 from pytriton_lite.frontends.unread import LARGE_ANSWER
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ class OrdinaryRequests:
         connection: Connection,
         server: Door,
         max_input_size: int,
+        heads: KnownHeads,
         templates: Templates,
         large: LargeDocuments,
     ) -> None:
@@ -93,6 +94,7 @@ class OrdinaryRequests:
         self._observation = server.observation
         self._counts = server.request_counts.http
         self._limit = max_input_size
+        self._heads = heads
         self._templates = templates
         self._large = large
         self._transport: Any = None
@@ -100,9 +102,9 @@ class OrdinaryRequests:
         self._pipeline: Any = None
         self._state: Any = None
         self.head: KnownHead | None = None
-        """The head that `target` and `headers` were read from, if it came in one piece with its body."""
+        """The head that `target`, `headers` and `encoding` are of, if it is known."""
         self.misses = 0
-        """Requests in a row that did not begin with the head that was known then."""
+        """Ordinary requests in a row whose heads were not known."""
         self.target: tuple[str, str | None] = ("", None)
         """Model, and version as it stands in the path."""
         self.headers: dict[bytes, bytes] = {}
@@ -142,19 +144,22 @@ class OrdinaryRequests:
     # ------------------------------------------------------------------------------------------ in
 
     def take(self, data: bytes) -> bool:
-        """Whether *data* is a request with the head that is known, which is begun then, or only that head.
+        """Whether *data* is a request with a head that is known, which is begun then, or only such a head.
 
         Python's clients send the head by itself, and the body right behind it: `missing`.
         """
+        if not self.is_free():
+            return False
+        is_exact = self._observation.is_on  # who watches wants the headers as they are
         head = self.head
-        if head is None or not self.is_free():
-            return False
-        if head.has_holes and self._observation.is_on:  # who watches wants the headers as they are
-            return False
-        found = head.read(data)
+        found = None if head is None or (is_exact and head.has_holes) else head.read(data)
         if found is None:
-            self.misses += 1
-            return False
+            known = self._heads.find(data, is_exact=is_exact)
+            if known is None:
+                return False
+            self.head = head = known[0]
+            found = known[1]
+            self.target, self.headers, self.encoding = head.target, head.headers, head.encoding
         self.misses = 0
         begin, length, self.json_bytes = found
         is_whole = begin + length == len(data)
@@ -246,9 +251,10 @@ class OrdinaryRequests:
             if known is not None:
                 request, self._forms = known
                 return request
-        if json_bytes >= 0:
-            self.headers[JSON_LENGTH] = b"%d" % json_bytes
-        reading = Reading(self._server, served, model, version, self.headers, self._limit)
+        headers = self.headers
+        if json_bytes >= 0:  # those of a known head are other requests', too
+            headers = {**headers, JSON_LENGTH: b"%d" % json_bytes}
+        reading = Reading(self._server, served, model, version, headers, self._limit)
         request, forms = reading.whole(body)
         self._forms = forms
         if document:

@@ -14,6 +14,10 @@ from pytriton_lite.ipc.messages import form_of
 
 LONGEST_HEAD = 4096
 """No longer head is known again."""
+_MOST_HEAD_BYTES = 1 << 20
+"""Bytes of heads that a listener remembers: some 4,000 of them. What is kept of one takes about ten times its length."""
+_MOST_ALIKE = 4
+"""Heads with the same request line that differ in more than a hole lets pass: those of clients of different kinds."""
 _MOST = 512
 _LONGEST = 2048
 
@@ -47,22 +51,50 @@ _VALUE = rb"[\t -~\x80-\xff]*"
 
 
 class KnownHead:
-    """The head of a request, cut where the numbers of Content-Length and Inference-Header-Content-Length stand in it.
+    """The head of an ordinary request, cut where the numbers of Content-Length and Inference-Header-Content-Length stand in it.
 
     A head with other numbers there, and every other byte the same, means the same but for them. Where ``has_holes``, headers
     that tell nothing of how the request is to be read may have other values, too.
     """
 
-    __slots__ = ("_begin", "_between", "_end", "_is_json_first", "_pattern", "has_holes")
+    __slots__ = (
+        "_begin",
+        "_between",
+        "_end",
+        "_is_json_first",
+        "_pattern",
+        "encoding",
+        "has_holes",
+        "headers",
+        "nbytes",
+        "shape",
+        "target",
+    )
 
     def __init__(
-        self, begin: bytes, between: bytes, end: bytes, *, is_json_first: bool, pattern: re.Pattern[bytes] | None = None
+        self,
+        begin: bytes,
+        between: bytes,
+        end: bytes,
+        *,
+        is_json_first: bool,
+        shape: bytes,
+        pattern: re.Pattern[bytes] | None,
     ) -> None:
         """What stands before the first number, between the two, empty where there is one alone, and behind the last.
 
-        *pattern* is all of it with holes.
+        *shape* is the text of a pattern for all of it with holes, and *pattern* that, compiled.
         """
         self.has_holes = pattern is not None
+        self.shape = shape
+        """Equal for heads that differ in the lengths and in what tells nothing."""
+        self.nbytes = len(begin) + len(between) + len(end)
+        self.target: tuple[str, str | None] = ("", None)
+        """Model, and version as it stands in the path."""
+        self.headers: dict[bytes, bytes] = {}
+        """As they were in the first such request."""
+        self.encoding: str | None = None
+        """What the answer is compressed with: ``gzip``, ``deflate``, or None."""
         self._pattern = pattern
         self._begin = begin
         self._between = between
@@ -117,13 +149,19 @@ def known_head(head: bytes, *, has_holes: bool = False) -> KnownHead | None:
         return None
     first, last = found[0], found[-1]
     between = head[first.end(2) : last.start(2)] if len(found) > 1 else b""
-    pattern = _with_holes(head) if has_holes else None
-    is_json_first = names[0] != b"content-length"
-    return KnownHead(head[: first.start(2)], between, head[last.end(2) :], is_json_first=is_json_first, pattern=pattern)
+    shape = _with_holes(head)
+    return KnownHead(
+        head[: first.start(2)],
+        between,
+        head[last.end(2) :],
+        is_json_first=names[0] != b"content-length",
+        shape=shape,
+        pattern=re.compile(shape) if has_holes else None,
+    )
 
 
-def _with_holes(head: bytes) -> re.Pattern[bytes]:
-    """What matches *head*, the lengths in it as groups, and every head that differs in what tells nothing."""
+def _with_holes(head: bytes) -> bytes:
+    """A pattern of *head*, the lengths in it as groups, and of every head that differs in what tells nothing."""
     pieces: list[bytes] = []
     at = 0
     for field in _FIELDS.finditer(head):
@@ -138,7 +176,71 @@ def _with_holes(head: bytes) -> re.Pattern[bytes]:
             continue
         pieces += re.escape(head[at:begin]), hole
         at = end
-    return re.compile(b"".join([*pieces, re.escape(head[at:])]))
+    return b"".join([*pieces, re.escape(head[at:])])
+
+
+class KnownHeads:
+    """The heads of ordinary requests that clients of a listener have sent lately, found by their request lines.
+
+    A proxy sends requests for many models, of many clients, on each of its connections. Of heads that differ in what tells
+    nothing, as an id does that is another one in each request, one alone is kept, with holes. Emptied when full.
+    """
+
+    def __init__(self) -> None:
+        self._by_line: dict[bytes, list[KnownHead]] = {}
+        self._nbytes = 0
+        """Of all heads."""
+
+    def find(self, data: bytes, *, is_exact: bool) -> tuple[KnownHead, tuple[int, int, int]] | None:
+        """The head that *data* begins with, and what it reads there; None where it is not known.
+
+        *is_exact* wants one without holes.
+        """
+        for known in self._by_line.get(_line(data), ()):
+            if is_exact and known.has_holes:
+                continue
+            found = known.read(data)
+            if found is not None:
+                return known, found
+        return None
+
+    def keep(
+        self,
+        head: bytes,
+        target: tuple[str, str | None],
+        headers: dict[bytes, bytes],
+        encoding: str | None,
+        *,
+        is_exact: bool,
+    ) -> KnownHead | None:
+        """Remember *head*, which `find` has not found, and what a parser has read in it; *headers* are kept, not copied.
+
+        None where it says other things of the lengths than usual. *is_exact* wants it without holes.
+        """
+        known = known_head(head)
+        if known is None:
+            return None
+        if self._nbytes > _MOST_HEAD_BYTES:
+            self._by_line.clear()
+            self._nbytes = 0
+        alike = self._by_line.setdefault(_line(head), [])
+        gone = [other for other in alike if other.shape == known.shape]
+        if gone and not is_exact:
+            known = known_head(head, has_holes=True)
+            assert known is not None
+        elif not gone and len(alike) == _MOST_ALIKE:
+            gone = alike[:1]
+        for other in gone:
+            alike.remove(other)
+            self._nbytes -= other.nbytes
+        known.target, known.headers, known.encoding = target, headers, encoding
+        alike.append(known)
+        self._nbytes += known.nbytes
+        return known
+
+
+def _line(data: bytes) -> bytes:
+    return data[: data.find(b"\r\n", 0, LONGEST_HEAD)]
 
 
 class Template:

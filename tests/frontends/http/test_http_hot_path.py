@@ -11,10 +11,11 @@ import sys
 import termios
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from http_fake_server import FakeServer
+from http_fake_server import FakeServer, default_models
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,7 +27,7 @@ from pytriton_lite.frontends.http import codec
 from pytriton_lite.frontends.http.hot_path import hot_path
 from pytriton_lite.frontends.http.infer import refusing_app
 from pytriton_lite.frontends.http.server import HttpOptions, http_app
-from pytriton_lite.frontends.http.templates import Templates, known_head
+from pytriton_lite.frontends.http.templates import LONGEST_HEAD, KnownHeads, Templates, known_head
 from pytriton_lite.frontends.listener import AsgiApp, ConnectionLimits, Listener, start_listener
 
 NO_REGIONS = Regions(is_allowed=False)
@@ -189,9 +190,8 @@ def test_large_answers_are_compressed_too(elements: int, is_json: bool) -> None:
 
 
 def parsed(session: Session) -> int:
-    """Ordinary requests of the connection whose head was parsed."""
-    (connection,) = session.listener._state.protocols()
-    return int(connection._messages)  # type: ignore[attr-defined]  # the hot path's
+    """Ordinary requests whose head was parsed, of all connections."""
+    return sum(connection._messages for connection in session.listener._state.protocols())  # type: ignore[attr-defined]  # the hot path's
 
 
 @pytest.mark.parametrize("name", ["x-request-id", "TraceParent", "my-own-id"])
@@ -240,27 +240,135 @@ def test_what_a_parser_would_see_in_a_head_is_seen(head: str, status: int) -> No
     in_session(scenario)
 
 
-def test_heads_that_are_never_known_again_are_seldom_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    remembered = 0
+def server_of(*names: str) -> FakeServer:
+    """Models like add_sub."""
+    (model,) = (model for model in default_models() if model.name == "add_sub")
+    return FakeServer([replace(model, name=name) for name in names])
 
-    def counted(head: bytes, *, has_holes: bool) -> Any:
-        nonlocal remembered
-        remembered += 1
-        return known_head(head, has_holes=has_holes)
 
-    monkeypatch.setattr("pytriton_lite.frontends.http.hot_path.known_head", counted)
+def test_heads_that_are_never_known_again_are_seldom_remembered() -> None:
+    names = [f"model_{number}" for number in range(100)]
 
     async def scenario(session: Session) -> None:
-        for number in range(100):
-            session.send(message(vector(1, 2, 3, 4), vector(1, 1, 1, 1), head=f"x-{number}: 1\r\n"))
+        for name in names:
+            session.send(message(vector(1, 2, 3, 4), vector(1, 1, 1, 1), model=name))
             assert await session.sums() == [2.0, 3.0, 4.0, 5.0]
-        assert remembered < 15
+        assert parsed(session) == 100
+        for name in names:
+            session.send(message(vector(1, 2, 3, 4), vector(1, 1, 1, 1), model=name))
+            assert await session.sums() == [2.0, 3.0, 4.0, 5.0]
+        assert 100 + 85 < parsed(session) < 200
+        known = parsed(session)
         for _ in range(2 * 64):  # and found out when they are
-            session.send(message(vector(1, 2, 3, 4), vector(1, 1, 1, 1)))
+            session.send(message(vector(1, 2, 3, 4), vector(1, 1, 1, 1), model="model_99"))
             assert await session.sums() == [2.0, 3.0, 4.0, 5.0]
-        assert parsed(session) < 100 + 70
+        assert parsed(session) < known + 70
+
+    without_application(scenario, server_of(*names))
+
+
+def test_requests_for_several_models_on_a_connection_are_known_again() -> None:
+    """As a proxy sends them, which has a connection for all of its clients."""
+    names = [f"model_{number}" for number in range(8)]
+
+    async def scenario(session: Session) -> None:
+        for step in range(5):
+            for name in names:
+                session.send(message(vector(1, 2, 3, step), vector(1, 1, 1, 1), model=name, id=f"{name} {step}"))
+                status, _, answer = await session.reply()
+                assert (status, answer["model_name"], answer["id"]) == (200, name, f"{name} {step}")
+                assert answer["outputs"][0]["data"] == [2.0, 3.0, 4.0, step + 1.0]
+        assert parsed(session) == len(names)
+
+    without_application(scenario, server_of(*names))
+
+
+KINDS = {
+    "plain": "",
+    "requests": "Accept-Encoding: gzip, deflate\r\nAccept: */*\r\n",
+    "deflates": "Accept-Encoding: deflate\r\n",
+    "other host": "X-Forwarded-Host: other\r\n",
+    "fifth": "Accept: a/b\r\nVia: x\r\n",
+}
+
+
+def test_clients_of_several_kinds_get_each_their_answers_on_one_connection() -> None:
+    encodings = {"requests": "gzip", "deflates": "deflate"}
+
+    async def send(session: Session, kind: str, step: int) -> None:
+        session.send(message(vector(1, 2, 3, step), vector(1, 1, 1, 1), head=KINDS[kind]))
+        status, headers, body = await raw_reply(session)
+        assert (status, headers.get("content-encoding")) == (200, encodings.get(kind))
+        if kind in encodings:
+            body = zlib.decompress(body, zlib.MAX_WBITS + (16 if kind == "requests" else 0))
+        assert json.loads(body)["outputs"][0]["data"] == [2.0, 3.0, 4.0, step + 1.0]
+
+    async def scenario(session: Session) -> None:
+        for step in range(5):
+            for kind in list(KINDS)[:4]:
+                await send(session, kind, step)
+        assert parsed(session) == 4
+        await send(session, "fifth", 5)  # for which the first has to go
+        await send(session, "requests", 6)
+        await send(session, "fifth", 7)
+        assert parsed(session) == 5
+        await send(session, "plain", 8)
+        assert parsed(session) == 6
 
     without_application(scenario)
+
+
+def test_a_head_is_known_on_other_connections_too() -> None:
+    async def scenario(session: Session) -> None:
+        session.send(message(vector(1, 2, 3, 4), vector(1, 1, 1, 1), id="first"))
+        assert await session.sums() == [2.0, 3.0, 4.0, 5.0]
+        streams = await asyncio.open_connection("127.0.0.1", session.listener.port)
+        other = Session(session.server, session.listener, streams)
+        other.send(message(vector(1, 2, 3, 5), vector(1, 1, 1, 1), id="a second"))
+        assert await other.sums() == [2.0, 3.0, 4.0, 6.0]
+        assert parsed(session) == 1
+        # No connection waits any more for its first head, which has come.
+        assert [connection._timer for connection in session.listener._state.protocols()] == [None, None]
+        other.writer.close()
+
+    in_session(scenario)
+
+
+@pytest.mark.parametrize("bad", [b"\0", b"CONNECT h:1 HTTP/1.1\r\nHost: h:1\r\n\r\n"], ids=["no request", "connect"])
+def test_a_connection_that_was_refused_answers_no_more(bad: bytes) -> None:
+    async def scenario(session: Session) -> None:
+        good = message(vector(1, 2, 3, 4), vector(1, 1, 1, 1))
+        session.send(good)
+        assert await session.sums() == [2.0, 3.0, 4.0, 5.0]
+        session.send(bad)
+        await seen(session)
+        session.send(good)
+        status, headers, _ = await raw_reply(session)
+        assert (status, headers["connection"]) == (400, "close")
+        assert await session.reader.read() == b""
+        assert len(session.server.requests) == 1
+
+    in_session(scenario)
+
+
+def test_heads_do_not_add_up() -> None:
+    heads = KnownHeads()
+
+    def keep(number: int) -> bytes:
+        head = b"POST /v2/models/m%d/infer HTTP/1.1\r\nHost: h\r\nX: %b\r\nContent-Length: 5\r\n\r\n" % (
+            number,
+            b"x" * 4_000,
+        )
+        assert heads.keep(head, (f"m{number}", None), {}, None, is_exact=False) is not None
+        return head
+
+    kept = [keep(number) for number in range(600)]
+    known = [head for head in kept if heads.find(head, is_exact=False) is not None]
+    assert known == kept[-len(known) :]
+    assert 0 < sum(map(len, known)) <= (1 << 20) + 2 * LONGEST_HEAD
+    for _ in range(600):  # one that is kept again takes its own place
+        keep(599)
+    assert heads.find(known[0], is_exact=False) is not None
 
 
 class Ids:
