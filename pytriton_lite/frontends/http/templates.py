@@ -15,7 +15,7 @@ from pytriton_lite.ipc.messages import form_of
 LONGEST_HEAD = 4096
 """No longer head is known again."""
 _MOST_HEAD_BYTES = 1 << 20
-"""Bytes of heads that a listener remembers: some 4,000 of them. What is kept of one takes about ten times its length."""
+"""Bytes of heads that a listener remembers: some 4,000 of them. What is kept of one takes 3 to 30 times its length."""
 _MOST_ALIKE = 4
 """Heads with the same request line that differ in more than a hole lets pass: those of clients of different kinds."""
 _MOST = 512
