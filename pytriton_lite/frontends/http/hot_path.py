@@ -92,7 +92,6 @@ class InferProtocol(ListenerProtocol):
         super().__init__(**arguments)
         self._server = server
         self._observation = server.observation
-        self._heads = heads
         self._ordinary = OrdinaryRequests(self, server, max_input_size, heads, templates, large)
         self._reading = _BETWEEN
         self._messages = 0
@@ -141,9 +140,7 @@ class InferProtocol(ListenerProtocol):
         if ordinary.misses > _MOST_MISSES and self._messages % _SELDOM:
             return
         if end <= LONGEST_HEAD and data.endswith(b"\r\n\r\n", 0, end):
-            ordinary.head = self._heads.keep(
-                data[:end], ordinary.target, ordinary.headers, ordinary.encoding, is_exact=self._observation.is_on
-            )
+            ordinary.remember_head(data[:end])
 
     def is_answer_due(self) -> bool:
         return self._ordinary.ticket is not None or super().is_answer_due()

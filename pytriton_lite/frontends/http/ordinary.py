@@ -178,6 +178,10 @@ class OrdinaryRequests:
                 self.receiving_ns = time.monotonic_ns()
         return True
 
+    def remember_head(self, head: bytes) -> None:
+        """Know *head*, which `target`, `headers` and `encoding` were read from by the parser, when it comes again."""
+        self.head = self._heads.keep(head, self.target, self.headers, self.encoding, is_exact=self._observation.is_on)
+
     def take_body(self, data: bytes) -> bytes:
         """Take what is missing of a body from *data*, and begin the request when that is all; what is left of *data*."""
         length = len(data)

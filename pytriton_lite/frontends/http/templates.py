@@ -89,10 +89,11 @@ class KnownHead:
         self.shape = shape
         """Equal for heads that differ in the lengths and in what tells nothing."""
         self.nbytes = len(begin) + len(between) + len(end)
+        """Length of the head without its two numbers."""
         self.target: tuple[str, str | None] = ("", None)
         """Model, and version as it stands in the path."""
         self.headers: dict[bytes, bytes] = {}
-        """As they were in the first such request."""
+        """Headers of the request that the head was kept from, names in lower case. Nobody changes them: others share them."""
         self.encoding: str | None = None
         """What the answer is compressed with: ``gzip``, ``deflate``, or None."""
         self._pattern = pattern
@@ -189,7 +190,7 @@ class KnownHeads:
     def __init__(self) -> None:
         self._by_line: dict[bytes, list[KnownHead]] = {}
         self._nbytes = 0
-        """Of all heads."""
+        """Bytes of all heads that are kept."""
 
     def find(self, data: bytes, *, is_exact: bool) -> tuple[KnownHead, tuple[int, int, int]] | None:
         """The head that *data* begins with, and what it reads there; None where it is not known.
