@@ -155,8 +155,13 @@ class Environments:
 
     async def _once(self, key: Hashable, make: Callable[[], Coroutine[None, None, Result]]) -> Result:
         """What *make* gave for *key*, now or at an earlier call. Failures are not kept."""
+
+        async def keep() -> None:
+            # In the task, which leaves `_at_work` behind that: whoever asks between its end and ours finds one or the other.
+            self._made[key] = await make()
+
         if key not in self._made:
-            self._made[key] = await self._together(key, make)
+            await self._together(key, keep)
         return cast(Result, self._made[key])
 
     async def _together(self, key: Hashable, make: Callable[[], Coroutine[None, None, Result]]) -> Result:

@@ -310,6 +310,20 @@ def test_an_archive_is_unpacked_once_for_all_models_until_it_changes(fine: Path,
     assert scratches(tmp_path) == []
 
 
+def test_whoever_asks_in_the_moment_when_an_archive_is_unpacked_has_it_too(fine: Path, tmp_path: Path) -> None:
+    """Somebody asks in every turn of the loop, so that there is none in which the work is neither under way nor done."""
+    config = config_of(tmp_path, ("EXECUTION_ENV_PATH", str(pack(fine, tmp_path / "env.tar.gz"))))
+
+    async def act(environments: Environments) -> set[str]:
+        asked = [asyncio.ensure_future(environments.prepare(config, tmp_path / "m"))]
+        while not asked[0].done():
+            asked.append(asyncio.ensure_future(environments.prepare(config, tmp_path / "m")))
+            await asyncio.sleep(0)
+        return {environment.executable for environment in await asyncio.gather(*asked)}
+
+    assert len(within(act)) == 1
+
+
 def test_a_refused_archive_says_why_and_leaves_nothing(fine: Path, tmp_path: Path) -> None:
     archive = tmp_path / "env.tar.gz"
     archive.write_bytes(b"no archive")
