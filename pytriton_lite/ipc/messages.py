@@ -470,7 +470,8 @@ def execute_frame(batches: int, parts: list[bytes]) -> bytes:
     return frame(Kind.EXECUTE, [_COUNT.pack(batches), *parts])
 
 
-def _take_request(body: memoryview, at: int, specs: SpecTable) -> tuple[RequestMessage, int]:
+def _take_head(body: bytes | memoryview, at: int) -> tuple[RequestMessage, int, int]:
+    """What `put_request` wrote: a request whose inputs are still to be read, where they begin, and how many they are."""
     (
         correlation,
         timeout_us,
@@ -506,14 +507,18 @@ def _take_request(body: memoryview, at: int, specs: SpecTable) -> tuple[RequestM
     for _ in range(window_count):
         windows.append(_WINDOW.unpack_from(body, at))
         at += _WINDOW.size
+    request = RequestMessage(
+        request_id, correlation_id, timeout_us, flags, parameters_json, mask, [], windows, trace_context
+    )
+    return request, at, inputs
+
+
+def _take_tensors(body: bytes | memoryview, at: int, count: int, specs: SpecTable) -> tuple[list[TensorRef], int]:
     tensors: list[TensorRef] = []
-    for _ in range(inputs):
+    for _ in range(count):
         tensor, at = take_tensor(body, at, specs)
         tensors.append(tensor)
-    request = RequestMessage(
-        request_id, correlation_id, timeout_us, flags, parameters_json, mask, tensors, windows, trace_context
-    )
-    return request, at
+    return tensors, at
 
 
 def read_execute(body: memoryview, specs: SpecTable) -> list[tuple[int, list[RequestMessage]]]:
@@ -526,7 +531,8 @@ def read_execute(body: memoryview, specs: SpecTable) -> list[tuple[int, list[Req
         at += 12
         requests: list[RequestMessage] = []
         for _ in range(count):
-            request, at = _take_request(body, at, specs)
+            request, at, inputs = _take_head(body, at)
+            request.inputs, at = _take_tensors(body, at, inputs, specs)
             requests.append(request)
         found.append((number, requests))
     return found
@@ -758,7 +764,8 @@ FLAG_PREFERS_HOST = 4
 class CallMessage:
     """A request that a model makes of another one. ``version`` is -1 where the server is to choose.
 
-    ``waiting_batch`` is the batch whose ``execute`` cannot end before the call does, 0 where nothing hangs on it.
+    ``waiting_batch`` is the batch whose ``execute`` cannot end before the call does, 0 where nothing hangs on it. ``packed``
+    has the inputs where all of them are in the message; ``request.inputs`` is empty then.
     """
 
     __slots__ = (
@@ -766,6 +773,7 @@ class CallMessage:
         "is_in_execute",
         "model_name",
         "number",
+        "packed",
         "preferred_device",
         "prefers_host",
         "request",
@@ -786,6 +794,7 @@ class CallMessage:
         preferred_device: bytes,
         requested_outputs: list[str],
         request: RequestMessage,
+        packed: PackedTensors | None,
     ) -> None:
         self.number = number
         self.model_name = model_name
@@ -799,6 +808,7 @@ class CallMessage:
         """UUID of the device that the outputs are to be on; empty where it does not matter."""
         self.requested_outputs = requested_outputs
         self.request = request
+        self.packed = packed
 
 
 def put_call(
@@ -831,7 +841,7 @@ def _packed_names(names: Sequence[str]) -> bytes:
     return packed
 
 
-def _names(packed: memoryview) -> list[str]:
+def _names(packed: bytes) -> list[str]:
     names: list[str] = []
     at = 0
     while at < len(packed):
@@ -847,13 +857,21 @@ def call_frame(parts: list[bytes]) -> bytes:
 
 
 def read_call(body: memoryview, specs: SpecTable) -> CallMessage:
-    number, version, waiting_batch, flags, name_bytes, output_bytes, device = _CALL.unpack_from(body)
+    """The CALL in *body*. *specs* are those of calls alone: results in between would have their forms forgotten."""
+    whole = bytes(body)
+    number, version, waiting_batch, flags, name_bytes, output_bytes, device = _CALL.unpack_from(whole)
     at = _CALL.size
-    name = str(body[at : at + name_bytes], "utf-8", "surrogateescape")
+    name = str(whole[at : at + name_bytes], "utf-8", "surrogateescape")
     at += name_bytes
-    outputs = _names(body[at : at + output_bytes])
+    outputs = _names(whole[at : at + output_bytes])
     at += output_bytes
-    request, _ = _take_request(body, at, specs)
+    request, at, inputs = _take_head(whole, at)
+    end, nbytes, form = specs.measure(whole, at, inputs)
+    packed: PackedTensors | None = None
+    if nbytes >= 0:
+        packed = PackedTensors(whole[at:end], inputs, nbytes, specs.unpack, form)
+    else:
+        request.inputs, _ = _take_tensors(whole, at, inputs, specs)
     return CallMessage(
         number,
         name,
@@ -865,6 +883,7 @@ def read_call(body: memoryview, specs: SpecTable) -> CallMessage:
         device if any(device) else b"",
         outputs,
         request,
+        packed,
     )
 
 

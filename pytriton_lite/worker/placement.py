@@ -119,7 +119,8 @@ class Placement:
                 ref.name,
                 ref.datatype,
                 ref.shape,
-                (Place.INPUT, batch, index << 32 | number),
+                # What lies in a message is handed on as it is: to look it up would cost the engine more than its bytes.
+                None if ref.place == Place.INLINE else (Place.INPUT, batch, index << 32 | number),
                 self._reader_of(ref),
                 ref.nbytes,
             )
@@ -127,7 +128,7 @@ class Placement:
         ]
 
     def _input(self, batch: int, index: int, number: int, ref: TensorRef) -> Tensor:
-        origin = (int(Place.INPUT), batch, index << 32 | number)
+        origin = None if ref.place == Place.INLINE else (int(Place.INPUT), batch, index << 32 | number)
         return Tensor._of_request(ref.name, ref.datatype, ref.shape, origin, self._reader_of(ref), ref.nbytes)
 
     def _device_tensor(self, ref: TensorRef) -> Tensor:

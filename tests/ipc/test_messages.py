@@ -261,6 +261,38 @@ def test_a_call_says_which_outputs_and_where_they_are_to_be(
     assert (call.is_in_execute, call.requested_outputs) == (True, names)
 
 
+@settings(max_examples=200)
+@given(st.lists(st.tuples(REQUESTS, TENSORS), max_size=4))
+def test_calls_arrive_as_they_were_sent(calls: list[tuple[dict[str, Any], list[TensorPlan]]]) -> None:
+    """Inputs that are all in the message stay packed, also where those of the call before were the same."""
+    specs = SpecTable()
+    for fields, tensors in [call for call in calls for _ in range(3)]:
+        parts: list[bytes] = []
+        messages.put_call(
+            parts,
+            1,
+            model_name="m",
+            version=-1,
+            waiting_batch=0,
+            is_decoupled=False,
+            is_in_execute=True,
+            requested_outputs=[],
+        )
+        messages.put_request(parts, **{**NOTHING_SAID, **fields}, input_count=len(tensors))
+        for tensor in tensors:
+            tensor.put(parts, SpecTable())
+        call = messages.read_call(body_of(messages.call_frame(parts), Kind.CALL), specs)
+        assert said(call.request) == {**NOTHING_SAID, **fields}
+        if call.packed is None:
+            assert any(tensor.place is not Place.INLINE for tensor in tensors)
+            assert [plan_of(ref) for ref in call.request.inputs] == tensors
+        else:
+            assert call.request.inputs == []
+            assert (call.packed.count, call.packed.nbytes) == (len(tensors), sum(len(plan.data) for plan in tensors))
+            found = [(t.name, t.datatype, t.shape, t.data) for t in call.packed.unpack()]
+            assert found == [(*tensor.spec, tensor.data) for tensor in tensors]
+
+
 @given(st.sampled_from(ErrorCode), TEXT)
 def test_a_failed_start_tells_code_and_text(code: ErrorCode, text: str) -> None:
     assert messages.read_failed(body_of(messages.failed_frame(code, text), Kind.FAILED)) == (code, text)

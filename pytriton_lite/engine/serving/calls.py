@@ -17,7 +17,7 @@ from pytriton_lite.engine.tracing.observation import Observation
 from pytriton_lite.engine.workers.asking import AskingInstance, CallOutcome, WorkerLink
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.device_segment import any_on_device
-from pytriton_lite.ipc.messages import CallMessage, Kind
+from pytriton_lite.ipc.messages import CallMessage, Kind, SpecTable
 from pytriton_lite.scheduling.ticket import Caller, Ticket
 
 logger = logging.getLogger(__name__)
@@ -116,6 +116,7 @@ class OpenCalls(OpenQuestions):
     def __init__(self, services: WorkerServices, instance: AskingInstance, worker: WorkerLink) -> None:
         super().__init__(services, instance.owner, instance.name, worker)
         self._instance = instance
+        self._specs = SpecTable()
         self._calls: dict[int, _Call] = {}
 
     def on_frame(self, kind: int, body: memoryview) -> None:
@@ -154,7 +155,7 @@ class OpenCalls(OpenQuestions):
     # ------------------------------------------------------------------------------------------ CALL
 
     def _begin(self, body: memoryview) -> None:
-        message = messages.read_call(body, self._instance.wire.specs)
+        message = messages.read_call(body, self._specs)
         self._instance.on_call(is_in_execute=message.is_in_execute)
         call = self._calls[message.number] = _Call(self, message.number, message.waiting_batch)
         observation = self._services.observation
@@ -170,7 +171,7 @@ class OpenCalls(OpenQuestions):
             served = self._find(message)
             request = self._request(message)
             request.timeline = call.timeline
-            request.on_device = any_on_device(request.inputs)
+            request.on_device = message.packed is None and any_on_device(request.inputs)
             if message.preferred_device or (served.answers_on_device and not message.prefers_host):
                 request.device_outputs = DevicePlaces(device=message.preferred_device)
             if served.config.decoupled and not message.is_decoupled:
@@ -211,11 +212,13 @@ class OpenCalls(OpenQuestions):
         parameters: dict[str, ParameterValue] = json.loads(fields.parameters_json) if fields.parameters_json else {}
         if any(type(value) is int and value not in _INT64 for value in parameters.values()):
             raise InferenceError(ErrorCode.INVALID_ARG, "Unsupported value type on parameters")
+        resolve = self._instance.wire.resolve
         return InferenceRequest(
             message.model_name,
             None if message.version < 0 else message.version,
             request_id=fields.request_id,
-            inputs=[self._instance.wire.resolve(ref, ref.shape) for ref in fields.inputs],
+            inputs=None if message.packed is not None else [resolve(ref, ref.shape) for ref in fields.inputs],
+            packed=message.packed,
             requested_outputs=message.requested_outputs,
             parameters=parameters,
             correlation_id=fields.correlation_id,

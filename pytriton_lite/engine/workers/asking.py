@@ -11,7 +11,7 @@ from typing import Protocol
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import InferenceResponse
 from pytriton_lite.core.tensor import Tensor
-from pytriton_lite.ipc.messages import SpecTable, TensorRef
+from pytriton_lite.ipc.messages import TensorRef
 from pytriton_lite.scheduling.ticket import Executor, Ticket
 
 CallOutcome = InferenceResponse | InferenceError | None
@@ -42,11 +42,7 @@ class WorkerLink(Protocol):
 
 
 class AskingWire(Protocol):
-    """Names of tensors in a worker's messages, and what they mean."""
-
-    @property
-    def specs(self) -> SpecTable:
-        """Names and types of tensors that the worker has told."""
+    """What references in a worker's messages mean."""
 
     def resolve(self, ref: TensorRef, shape: tuple[int, ...]) -> Tensor:
         """A tensor of the worker's. Raises InferenceError for one that is not there any more."""
