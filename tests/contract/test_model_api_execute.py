@@ -286,9 +286,13 @@ def test_only_what_the_client_asked_for_is_in_the_answer(server: RunningServer) 
     assert json.loads(outputs_of(reply)["OUT"]["data"][0]) == ["OUT"]
 
 
-def test_a_client_that_asks_for_nothing_asks_for_all(server: RunningServer) -> None:
+@pytest.mark.parametrize("fields", [{}, {"outputs": [{"name": name} for name in ("Y2", "OUT", "Y")]}])
+@pytest.mark.parametrize("request_id", [{}, {"id": "7"}])
+def test_a_client_that_asks_for_nothing_asks_for_all(
+    fields: dict[str, Any], request_id: dict[str, Any], server: RunningServer
+) -> None:
     """Model API, 2.3; the order is the response's (4.1)."""
-    reply = run(server, TELL_REQUESTED)
+    reply = run(server, TELL_REQUESTED, **fields, **request_id)
     assert list(outputs_of(reply)) == ["Y", "OUT"]
     assert json.loads(outputs_of(reply)["OUT"]["data"][0]) == ["OUT", "Y", "Y2"]
 
