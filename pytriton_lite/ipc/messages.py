@@ -357,6 +357,14 @@ def take_tensor(body: bytes | memoryview, at: int, specs: SpecTable) -> tuple[Te
     return TensorRef(spec, place, nbytes, segment=segment, slot=slot, offset=offset), at
 
 
+def _take_tensors(body: bytes | memoryview, at: int, count: int, specs: SpecTable) -> tuple[list[TensorRef], int]:
+    tensors: list[TensorRef] = []
+    for _ in range(count):
+        tensor, at = take_tensor(body, at, specs)
+        tensors.append(tensor)
+    return tensors, at
+
+
 # ---------------------------------------------------------------------------------------------- EXECUTE
 
 _COUNT = struct.Struct("<I")
@@ -513,14 +521,6 @@ def _take_head(body: bytes | memoryview, at: int) -> tuple[RequestMessage, int, 
     return request, at, inputs
 
 
-def _take_tensors(body: bytes | memoryview, at: int, count: int, specs: SpecTable) -> tuple[list[TensorRef], int]:
-    tensors: list[TensorRef] = []
-    for _ in range(count):
-        tensor, at = take_tensor(body, at, specs)
-        tensors.append(tensor)
-    return tensors, at
-
-
 def read_execute(body: memoryview, specs: SpecTable) -> list[tuple[int, list[RequestMessage]]]:
     """(batch number, requests) of an EXECUTE, in order."""
     (batches,) = _COUNT.unpack_from(body)
@@ -594,12 +594,7 @@ class Answer:
     @property
     def outputs(self) -> list[TensorRef]:
         """The outputs, and where they are."""
-        found: list[TensorRef] = []
-        at = 0
-        for _ in range(self.count):
-            tensor, at = take_tensor(self._data, at, self._specs)
-            found.append(tensor)
-        return found
+        return _take_tensors(self._data, 0, self.count, self._specs)[0]
 
 
 class BatchResult:

@@ -114,20 +114,10 @@ class Placement:
                 self._device_tensor(ref) if ref.place == Place.DEVICE else self._input(batch, index, number, ref)
                 for number, ref in enumerate(message.inputs)
             ]
-        return [
-            Tensor._of_request(
-                ref.name,
-                ref.datatype,
-                ref.shape,
-                # What lies in a message is handed on as it is: to look it up would cost the engine more than its bytes.
-                None if ref.place == Place.INLINE else (Place.INPUT, batch, index << 32 | number),
-                self._reader_of(ref),
-                ref.nbytes,
-            )
-            for number, ref in enumerate(message.inputs)
-        ]
+        return [self._input(batch, index, number, ref) for number, ref in enumerate(message.inputs)]
 
     def _input(self, batch: int, index: int, number: int, ref: TensorRef) -> Tensor:
+        # What lies in a message is handed on as it is: to look it up would cost the engine more than its bytes.
         origin = None if ref.place == Place.INLINE else (int(Place.INPUT), batch, index << 32 | number)
         return Tensor._of_request(ref.name, ref.datatype, ref.shape, origin, self._reader_of(ref), ref.nbytes)
 
