@@ -19,7 +19,7 @@ _ROOMS = {
     "engine/serving": "*",
     "engine/workers": "asking device_helper execution_watch instance keeper memory outputs oversight process shared_process "
     "state_outputs wire",
-    "frontends": "deflating unread work_share",
+    "frontends": "cancellations deflating unread work_share",
     "frontends/process": "calls frames link numbering peer remote_server",
     "frontends/grpc": "calls codec compression http2_* parameters parsing servicer templates",
     "frontends/http": "codec generate_codec json_dialect json_tensors json_values ordinary reading templates",

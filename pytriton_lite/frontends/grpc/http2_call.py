@@ -23,6 +23,7 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import only_response
 from pytriton_lite.core.tensor import Buffer
 from pytriton_lite.core.timeline import CLIENT_GONE
+from pytriton_lite.frontends.cancellations import Cancellations
 from pytriton_lite.frontends.grpc import compression
 from pytriton_lite.frontends.grpc.calls import CallsInFlight, RequestStream
 from pytriton_lite.frontends.grpc.codec import encode_response_parts
@@ -146,6 +147,35 @@ class Link(Protocol):
         """Whether so much lies unread on the connection that no request is taken; *on_room* is called when that is over."""
 
 
+class _NoLink:
+    """Stands for a connection that is lost: what is sent goes nowhere, and no request is taken."""
+
+    @property
+    def peer(self) -> str:
+        return ""
+
+    def send_answer(self, call: Call, opening: bytes, prefix: bytes, message: bytes) -> None:
+        pass
+
+    def send_answer_in_parts(self, call: Call, opening: bytes, parts: list[Buffer]) -> None:
+        pass
+
+    def send_part(self, call: Call, opening: bytes, prefix: bytes, message: bytes) -> None:
+        pass
+
+    def send_closing(self, call: Call, block: bytes) -> None:
+        pass
+
+    def take_more(self, call: Call) -> None:
+        pass
+
+    def holds_back(self, on_room: Callable[[], None]) -> bool:
+        return True
+
+
+_NO_LINK = _NoLink()
+
+
 class Endpoint:
     """What all connections of a listener share: the methods, and how their answers are made."""
 
@@ -162,6 +192,8 @@ class Endpoint:
         self.slow_parsings = SlowParsings()
         self.tasks_to_come = TasksToCome()
         self.inflations = Turns(_THREADS)
+        self.cancellations = Cancellations()
+        """Cancels calls whose connection is lost."""
         self._level = options.infer_response_compression_level
         self._restrictions = {path.encode(): one for path, one in restrictions_by_path(options.restricted).items()}
         pattern = options.header_forward_pattern
@@ -444,6 +476,10 @@ class Call:
 
     def on_sent(self) -> None:
         """Something of `unsent` was written."""
+
+    def unlink(self) -> None:
+        """The connection is lost: send nothing more to it. `cancel` follows, which may take its turns."""
+        self._link = _NO_LINK
 
     def cancel(self) -> None:
         """The peer wants no answer any more, or cannot get one, or not all of it."""

@@ -881,10 +881,11 @@ class Http2Connection:
         calls = list(self._streams.calls.values())
         self._streams.calls.clear()
         self._sender.close()
+        for call in calls:
+            call.unlink()
         # The last comes first, as in a stream of inference: a model that hears of the call that it serves, and returns, finds
         # none behind it that has not been cancelled yet.
-        for call in reversed(calls):
-            call.cancel()
+        self._endpoint.cancellations.add(reversed(calls))
 
 
 def _strip_padding(data: bytes, begin: int, end: int) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from pytriton_lite.core.tensor import PackedTensors, Tensor, Window
 from pytriton_lite.engine.counting.statistics import Refusal
 from pytriton_lite.engine.server import Server
 from pytriton_lite.engine.workers.memory import Parcel, PeerMemory, room_for
+from pytriton_lite.frontends.cancellations import Cancellations
 from pytriton_lite.frontends.http.errors import BUG
 from pytriton_lite.frontends.process import frames
 from pytriton_lite.frontends.process.following import Followed
@@ -244,8 +245,6 @@ class Peer:
         """The process is gone: cancel what it waited for."""
         self._is_closed = True
         calls, self._calls = self._calls, {}
-        for call in calls.values():
-            if call.ticket is not None:
-                call.ticket.cancel()
+        Cancellations().add(call.ticket for call in calls.values() if call.ticket is not None)
         self._followed.close(FRONT_END_GONE)
         self._memory.close()

@@ -66,6 +66,7 @@ from pytriton_lite.frontends.grpc.options import GrpcOptions
 from pytriton_lite.frontends.grpc.placing_reader import PlacingReader
 from pytriton_lite.frontends.unread import UnreadBudget
 from pytriton_lite.frontends.work_share import share_of
+from pytriton_lite.scheduling.ticket import Ticket
 from tests.harness import RunningServer, until, write_model
 
 PROTOCOL_ERROR, FLOW_CONTROL_ERROR, STREAM_CLOSED, FRAME_SIZE_ERROR = 1, 3, 5, 6
@@ -677,6 +678,34 @@ class TestDeadlinesAndCancellation:
         cancellations = [served.cancellation for served in engine.streams]
         assert cancellations == sorted(cancellations, reverse=True)
         assert min(cancellations) >= 0
+
+    def test_answers_that_come_before_a_lost_call_has_been_cancelled_go_nowhere(
+        self, loop: LoopThread, engine: FakeServer, peer: Http2Peer, listener: Http2Listener
+    ) -> None:
+        """Many calls are cancelled in turns of the loop: the connection is gone, and they still listen."""
+
+        def answer_others(ticket: Ticket) -> None:
+            try:
+                for served in engine.streams[:-1]:
+                    served.deliver(engine.echo(engine.find("held", None), served.request), is_final=True)
+            except Exception as error:
+                raised.append(error)
+            answered.set()
+
+        raised: list[Exception] = []
+        answered = threading.Event()
+        for number in range(60):
+            peer.request(2 * number + 1, infer_message("held"))
+        assert all(engine.streamed.acquire(timeout=60) for _ in range(60))
+        engine.streams[-1].cancelled = answer_others  # type: ignore[method-assign]  # the first that is cancelled
+        peer.sock.shutdown(socket.SHUT_WR)
+        assert answered.wait(60)
+        assert raised == []
+        with Http2Peer.connect(listener) as other:
+            other.request(1, b"", LIVE)
+            other.answer(1)
+        assert all(served.ticket.is_over for served in engine.streams)
+        assert loop.run(listener.stop(30))  # no call is left to wait for
 
     def test_request_that_the_engine_cancels_is_answered(
         self, loop: LoopThread, engine: FakeServer, peer: Http2Peer
