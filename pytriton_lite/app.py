@@ -32,7 +32,6 @@ from pytriton_lite.core import heap
 from pytriton_lite.core.build import build_kind
 from pytriton_lite.core.custom_metrics import Family
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.garbage import keep_what_is_there
 from pytriton_lite.core.log_settings import LogSettings
 from pytriton_lite.core.memory_limit import memory_limit
 from pytriton_lite.core.states import VersionState
@@ -69,6 +68,7 @@ from pytriton_lite.frontends.process.news import FrontEndStart
 from pytriton_lite.frontends.process.supervisor import FrontEndError, FrontEnds, Shared, command_of
 from pytriton_lite.frontends.tls import TlsOptions
 from pytriton_lite.frontends.unread import UnreadBudget
+from pytriton_lite.full_collections import FullCollections
 from pytriton_lite.ipc import device
 from pytriton_lite.ipc.segment import DEFAULT_PREFIX, HAS_MEMORY_FILES
 from pytriton_lite.listening import connection_limits, grpc_options, http_options, openai_options, tls_context
@@ -869,9 +869,10 @@ class App:
         if await self._unless_signalled(parts.load()):
             await parts.listen()
             self._say_ready()
-        keep_what_is_there()
+        collections = FullCollections()
         freed = freed_memory.begin_giving_back()
         logger.info("Signal (%d) received.", await self._signal)
+        collections.close()
         if freed is not None:
             freed.close()
         return await self._stop()

@@ -21,7 +21,6 @@ from pytriton_lite import freed_memory, logs
 from pytriton_lite.core import heap, prctl
 from pytriton_lite.core.errors import DescriptorLost, InferenceError
 from pytriton_lite.core.file_limit import raise_file_limit
-from pytriton_lite.core.garbage import keep_what_is_there
 from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
 from pytriton_lite.event_loop import run
 from pytriton_lite.frontends.accepting import Arrivals, Places, Throttle
@@ -44,6 +43,7 @@ from pytriton_lite.frontends.process.questions import ForwardedMethods
 from pytriton_lite.frontends.process.remote_server import RemoteServer
 from pytriton_lite.frontends.unread import UnreadBudget
 from pytriton_lite.frontends.work_share import share_of
+from pytriton_lite.full_collections import FullCollections
 from pytriton_lite.ipc.arena import DEFAULT_BYTES
 from pytriton_lite.ipc.device_segment import DeviceSegment
 from pytriton_lite.ipc.process_memory import InputMemory, OutputMemory
@@ -215,7 +215,7 @@ class FrontEnd:
             self._link.add(frames.said_frame(frames.FAILED, 0, str(error)))
             self._link.flush()
             os._exit(1)
-        keep_what_is_there()
+        self._collections = FullCollections()
         self._trimming = freed_memory.begin_giving_back()
         self._look()
         self._link.add(frames.numbers_frame(frames.READY, []))

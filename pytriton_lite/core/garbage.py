@@ -1,4 +1,4 @@
-"""When Python's collector of garbage runs: not through what is there for good, and not while that is made."""
+"""Python's collector of garbage, while modules are imported."""
 
 from __future__ import annotations
 
@@ -15,9 +15,3 @@ def no_collections() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def keep_what_is_there() -> None:
-    """Collect, and leave what remains, modules and what is made once, out of later collections: requests wait for those."""
-    gc.collect()
-    gc.freeze()

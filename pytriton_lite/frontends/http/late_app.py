@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from pytriton_lite.core.garbage import keep_what_is_there, no_collections
+from pytriton_lite.core.garbage import no_collections
 from pytriton_lite.frontends.http.errors import BUG
 from pytriton_lite.frontends.http.infer import send_error
 from pytriton_lite.frontends.listener import AsgiApp, Receive, Scope, Send
@@ -43,4 +43,3 @@ class LateApp:
                 self._app = await asyncio.get_running_loop().run_in_executor(None, self._make)
         finally:
             self._making = None
-        keep_what_is_there()
