@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceResponse, PendingRequest, parse_version
 from pytriton_lite.core.timeline import CLIENT_GONE
+from pytriton_lite.frontends.cancellations import Cancellations
 from pytriton_lite.frontends.grpc.calls import CallsInFlight
 from pytriton_lite.frontends.grpc.codec import (
     FINAL_RESPONSE,
@@ -200,7 +201,12 @@ class InferStream:
     # ------------------------------------------------------------------------------------------ out
 
     def put(self, request: _Request, message: bytes | None, *, is_final: bool) -> None:
-        """Send *message* of *request* as soon as its turn comes; None where there is nothing to be said."""
+        """Send *message* of *request* as soon as its turn comes; None where there is nothing to be said.
+
+        Behind the end it goes nowhere: a request that is to be cancelled may be answered before.
+        """
+        if self._is_over:
+            return
         if message is not None:
             request.held.append(message)
         request.is_ended = is_final
@@ -280,11 +286,11 @@ class InferStream:
         requests = list(self._open)
         self._open.clear()
         self._ordered.clear()
+        for _ in requests:
+            self._calls.end_one()
         # The last comes first: a model that hears of the request that it runs, and returns, finds none behind it that has
         # not been cancelled yet.
-        for request in reversed(requests):
-            request.cancel()
-            self._calls.end_one()
+        Cancellations().add(reversed(requests))
 
 
 class _Request:

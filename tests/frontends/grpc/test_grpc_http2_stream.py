@@ -10,6 +10,7 @@ import gzip
 import itertools
 import logging
 import struct
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,6 +42,7 @@ from pytriton_lite.frontends.grpc import infer_stream
 from pytriton_lite.frontends.grpc.http2 import Http2Listener, start_http2
 from pytriton_lite.frontends.grpc.http2_sender import STREAM_WINDOW
 from pytriton_lite.frontends.grpc.options import GrpcOptions
+from pytriton_lite.scheduling.ticket import Ticket
 
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 LIVE = "/inference.GRPCInferenceService/ServerLive"
@@ -393,6 +395,27 @@ class TestEnds:
         assert all(stream.was_cancelled.wait(WAIT_S) for stream in engine.streams)
         peer.request(3, b"", LIVE)
         assert peer.answer(3).trailers["grpc-status"] == "0"
+
+    def test_answers_that_come_before_a_request_has_been_cancelled_go_nowhere(
+        self, engine: FakeServer, peer: Http2Peer
+    ) -> None:
+        """Many requests are cancelled in turns of the loop, the last one first."""
+
+        def answer_others(ticket: Ticket) -> None:
+            for served in engine.streams[:-1]:
+                served.deliver(InferenceError(ErrorCode.INTERNAL, "no"), is_final=True)
+            answered.set()
+
+        answered = threading.Event()
+        open_stream(peer)
+        peer.send(data(message("decoupled") * 60))
+        entered(engine, 60)
+        engine.streams[-1].cancelled = answer_others  # type: ignore[method-assign]  # a request's owner
+        peer.send(reset(1, CANCEL))
+        assert answered.wait(WAIT_S)
+        peer.request(3, b"", LIVE)
+        assert all(found.stream != 1 for found in itertools.takewhile(lambda found: found.stream != 3, peer.frames()))
+        assert all(served.ticket.is_over for served in engine.streams)
 
     def test_reset_in_the_middle_of_a_message_leaves_nothing(self, engine: FakeServer, peer: Http2Peer) -> None:
         """Half of an answer has left, and half of a request has come."""
