@@ -495,9 +495,9 @@ class WorkerVersion(ServedVersion):
             await asyncio.wait_for(self._wait_drained(), timeout_s)
         except asyncio.TimeoutError:
             drained = False
-            self._dispatcher.fail_queued(_stopped_error(self.name))
+            self._dispatcher.fail_queued(_stopped_error(self.name), at_once=True)
         except asyncio.CancelledError:
-            self._dispatcher.fail_queued(_stopped_error(self.name))
+            self._dispatcher.fail_queued(_stopped_error(self.name), at_once=True)
             raise
         await self._stop_regrouping()
         remaining = None if deadline is None else max(0.0, deadline - self._loop.time())
