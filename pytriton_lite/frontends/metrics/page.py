@@ -19,6 +19,9 @@ from pytriton_lite.frontends.metrics.model_families import (
     number,
 )
 
+_ROWS_AT_A_TIME = 50
+"""Rows of one part of a page: a fraction of a millisecond for most families, 4 ms for histograms."""
+
 _NO_LABEL_CHARACTER = re.compile(r"[^a-zA-Z0-9_]")
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 _HELP_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n"})
@@ -27,33 +30,38 @@ _HELP_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n"})
 def metrics_page(
     statistics: Sequence[ModelStatistics], others: Iterable[Family] = (), *, has_counters: bool = True
 ) -> str:
+    """All `page_parts` together."""
+    return "".join(page_parts(statistics, others, has_counters=has_counters))
+
+
+def page_parts(
+    statistics: Sequence[ModelStatistics], others: Iterable[Family] = (), *, has_counters: bool = True
+) -> Iterator[str]:
     """The series of each family for each row, then the *others*; one without series is not named at all.
 
-    Without *has_counters* (``counter_latencies=false``) the counters of latencies are left out.
+    Each part is some lines of one family, of `_ROWS_AT_A_TIME` rows at most. Without *has_counters*
+    (``counter_latencies=false``) the counters of latencies are left out.
     """
-    lines: list[str] = []
     labelled = [(row, labels, _label_text(labels)) for row in statistics for labels in [_model_labels(row)]]
     for model_family in model_families(statistics, has_counters=has_counters):
-        lines.extend(_model_lines(model_family, labelled))
+        head = f"# HELP {model_family.name} {model_family.help}\n# TYPE {model_family.name} {model_family.kind}\n"
+        for begin in range(0, len(labelled), _ROWS_AT_A_TIME):
+            lines = _model_lines(model_family, labelled[begin : begin + _ROWS_AT_A_TIME])
+            if lines:
+                yield head + lines
+                head = ""
     for family in others:
         if family.series:
-            lines.extend(_family_lines(family))
-    return "".join(f"{line}\n" for line in lines)
+            yield "".join(f"{line}\n" for line in _family_lines(family))
 
 
-def _model_lines(
-    family: ModelFamily, labelled: Iterable[tuple[ModelStatistics, Mapping[str, str], str]]
-) -> Iterator[str]:
+def _model_lines(family: ModelFamily, labelled: Iterable[tuple[ModelStatistics, Mapping[str, str], str]]) -> str:
     """Labels of each row, and their text: most lines have just these, and a page may have 100000 of them."""
-    lines = [
-        _line(family.name, sample, _label_text({**labels, **sample.labels}) if sample.labels else text)
+    return "".join(
+        f"{_line(family.name, sample, _label_text({**labels, **sample.labels}) if sample.labels else text)}\n"
         for row, labels, text in labelled
         for sample in family.samples(row)
-    ]
-    if lines:
-        yield f"# HELP {family.name} {family.help}"
-        yield f"# TYPE {family.name} {family.kind}"
-        yield from lines
+    )
 
 
 def _family_lines(family: Family) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import itertools
 from dataclasses import dataclass, field
 
 import pytest
@@ -83,6 +84,25 @@ def test_no_two_pages_are_made_in_one_turn_of_the_loop() -> None:
 
     asyncio.run(scenario())
     assert len(set(made)) == len(made) == 5
+
+
+def test_page_of_many_models_is_made_in_turns_of_the_loop() -> None:
+    """It has a part for each family and fifty models; each look at the clock is a millisecond here."""
+    rows = [ModelStatistics(f"model_{number}", 1, {}) for number in range(1000)]
+
+    async def scenario() -> tuple[str, int]:
+        now = itertools.count(step=1_000_000)
+        page = MetricsPage(FakeServer(rows), MetricsOptions(has_cpu=False), lambda: next(now))
+        making = asyncio.ensure_future(page.text())
+        turns = 0
+        while not making.done():
+            await asyncio.sleep(0)
+            turns += 1
+        return making.result(), turns
+
+    text, turns = asyncio.run(scenario())
+    assert text.startswith(metrics_page(rows))
+    assert turns > 100
 
 
 @pytest.mark.parametrize("target", ["/metrics", "/metrics/", "/metrics?a=b", "/metrics/?a=b"])
