@@ -14,6 +14,7 @@ from pytriton_lite.engine.outlet import socket_pair
 from pytriton_lite.frontends.process.link import PART_BYTES, WINDOW, EngineLink, FrontEndLink
 from pytriton_lite.frontends.work_share import SLICE_S, WorkShare
 from pytriton_lite.ipc.channel import frame, receive_descriptor
+from tests.harness import open_descriptors
 
 AnyLink = TypeVar("AnyLink", EngineLink, FrontEndLink)
 
@@ -114,13 +115,13 @@ def test_descriptors_that_their_owner_keeps_open_are_not_copied() -> None:
 
     async def scenario(engine: EngineEnd, front_end: FrontEndEnd) -> None:
         owner = memory(b"lent")
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_descriptors()
         engine.link._descriptors.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         front_end.link._loop.remove_reader(front_end.link._channel.fileno())
         for _ in range(2000):
             engine.link.add(frame(2, [b""]), owner, engine)
         engine.link.flush()
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert open_descriptors() == before
         assert len(engine.link._outlet._unsent_descriptors) > 0
         received = 0
         while received < 2000:
