@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from array import array
 from collections.abc import Iterator
@@ -51,7 +50,9 @@ _WRITTEN_AT_ONCE = 16 << 10
 """Elements in one call of orjson, which keeps the interpreter to itself for it."""
 _WRITTEN_BYTES = 1 << 20
 """Bytes of strings that one call of orjson writes at most. orjson grows its buffer as it writes, and where the system refuses
-the memory for that, the process dies (seen with 3.13). The standard library writes a longer string: it raises MemoryError."""
+the memory for that, the process dies (seen with 3.13)."""
+_WRITTEN_CHARACTERS = _WRITTEN_BYTES // 4
+"""Of a longer string, at a time; none has more than four bytes."""
 _ONLY_INT = frozenset({int})
 _ONLY_BOOL = frozenset({bool})
 _ONLY_STR = frozenset({str})
@@ -267,7 +268,6 @@ def _pieces(texts: list[str]) -> Iterator[bytes]:
             yield _piece(some)
             some, size = [], 0
         if len(text) > _WRITTEN_BYTES:
-            pause()
             yield _string(text)
         else:
             some.append(text)
@@ -293,7 +293,16 @@ def _raw_string(element: bytes) -> bytes:
 
 
 def _string(text: str) -> bytes:
-    return orjson.dumps(text) if len(text) <= _WRITTEN_BYTES else json.dumps(text, ensure_ascii=False).encode()
+    """The JSON string of *text*, of which a long one is written in pieces: characters are escaped one by one."""
+    if len(text) <= _WRITTEN_BYTES:
+        return orjson.dumps(text)
+    written = [b'"']
+    for at in range(0, len(text), _WRITTEN_CHARACTERS):
+        pause()
+        need_memory(_WRITTEN_BYTES)
+        written.append(orjson.dumps(text[at : at + _WRITTEN_CHARACTERS])[1:-1])
+    written.append(b'"')
+    return b"".join(written)
 
 
 def _refuse_output_size(tensor: Tensor) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import subprocess
 import sys
 import threading
@@ -13,11 +14,14 @@ from typing import Any
 
 import pytest
 
+from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.frontends.http import json_slices
 from pytriton_lite.frontends.http.bodies import Disconnected, LargeDocuments
 from pytriton_lite.frontends.http.json_dialect import loads
 from pytriton_lite.frontends.http.json_slices import GivenUp, Job, pause
+from pytriton_lite.frontends.http.json_tensors import write_data
 from pytriton_lite.frontends.listener import GONE, Receive, Scope, Send, start_listener, when_gone
 
 LARGE, VERY_LARGE = 100_000, 10 << 20
@@ -253,6 +257,18 @@ def test_an_application_hears_of_the_end_of_its_connection_without_asking_for_th
 
 def test_another_servers_scope_says_nothing() -> None:
     assert when_gone({}) is None and when_gone({"extensions": {}}) is None
+
+
+@pytest.mark.parametrize("shift", range(4))
+def test_a_long_string_is_written_as_a_short_one(shift: int) -> None:
+    """In pieces, which end anywhere: at a character that is escaped, or has several bytes."""
+    text = "x" * shift + 'a"\\\n\x01\x7fé€\U0001f600\u2028' * 200_000
+    tensor = Tensor("OUT", dtypes.BYTES, (2,), b"")
+    written = write_data(tensor, bytes_tensor.encode([text.encode(), b"b"]))
+    assert written == b"[" + json.dumps(text, ensure_ascii=False).encode() + b',"b"]'
+    bad = b"x" * shift + text.encode("utf-8")[1:-1] + b'\xff"'  # no UTF-8: its bytes stand as they are
+    expected = json.dumps(bad.decode("latin-1"), ensure_ascii=False).encode("latin-1")
+    assert write_data(tensor, bytes_tensor.encode([bad, b"b"])) == b"[" + expected + b',"b"]'
 
 
 SHORT_OF_MEMORY = """
