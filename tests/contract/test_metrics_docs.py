@@ -14,11 +14,11 @@ from pytriton_lite.config.text import parse_model_config
 from pytriton_lite.engine.counting.latencies import read_latency_metrics
 from pytriton_lite.engine.counting.statistics import FailureReason, Refusal
 from pytriton_lite.frontends.metrics.gpu import find_gpus
-from pytriton_lite.frontends.metrics.page import metrics_page
 from pytriton_lite.settings import OPTIONS, Settings
 from tests.contract.wire_models import IDENTITY, identity_config, wait_until
 from tests.frontends.metrics.fake_nvml import FakeNvml
 from tests.harness import PROJECT, RunningServer, tensor, write_model
+from tests.metrics_text import metrics_page
 from tests.openai_routes.openai_models import COMPLETION_CONFIG, SCRIBE
 from tests.prometheus_text import PageFamily, read_page
 

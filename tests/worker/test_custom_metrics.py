@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from pytriton_lite.engine.counting.custom_metrics import CustomMetrics
-from pytriton_lite.frontends.metrics.page import metrics_page
 from pytriton_lite.worker import pb_utils, process
 from pytriton_lite.worker.metrics import OUTSIDE, LocalMetrics
 from pytriton_lite.worker.pb_utils import MetricFamily, TritonModelException
 from pytriton_lite.worker.process import Phase
+from tests.metrics_text import metrics_page
 
 UTIL = "Failed to process the request for model 'm_0', message: "
 DELETED = (

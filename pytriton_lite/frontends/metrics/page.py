@@ -27,13 +27,6 @@ _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 _HELP_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n"})
 
 
-def metrics_page(
-    statistics: Sequence[ModelStatistics], others: Iterable[Family] = (), *, has_counters: bool = True
-) -> str:
-    """All `page_parts` together."""
-    return "".join(page_parts(statistics, others, has_counters=has_counters))
-
-
 def page_parts(
     statistics: Sequence[ModelStatistics], others: Iterable[Family] = (), *, has_counters: bool = True
 ) -> Iterator[str]:

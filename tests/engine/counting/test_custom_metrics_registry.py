@@ -11,7 +11,7 @@ from pytriton_lite.core.custom_metrics import Histogram, Kind
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.counting.custom_metrics import CustomMetrics
 from pytriton_lite.engine.counting.statistics import ModelStatistics
-from pytriton_lite.frontends.metrics.page import metrics_page
+from tests.metrics_text import metrics_page
 
 
 class Worker:

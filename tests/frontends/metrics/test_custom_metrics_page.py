@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pytriton_lite.core.custom_metrics import Family, Histogram, Kind, Labels, Number
 from pytriton_lite.engine.counting.statistics import ModelStatistics
-from pytriton_lite.frontends.metrics.page import metrics_page
+from tests.metrics_text import metrics_page
 
 
 def gauge(value: float, labels: Labels = (), description: str = "text") -> Family:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pytriton_lite.frontends.metrics.gpu import Gpus, find_gpus
-from pytriton_lite.frontends.metrics.page import metrics_page
 from tests.frontends.metrics.fake_nvml import FakeNvml
+from tests.metrics_text import metrics_page
 from tests.prometheus_text import PageFamily, read_page
 
 SECOND = 1_000_000_000

@@ -10,8 +10,8 @@ import pytest
 
 from pytriton_lite.core.custom_metrics import Family, Number
 from pytriton_lite.frontends.metrics.machine import Machine
-from pytriton_lite.frontends.metrics.page import metrics_page
 from pytriton_lite.frontends.metrics.process import process_families
+from tests.metrics_text import metrics_page
 from tests.prometheus_text import read_page
 
 MS = 1_000_000

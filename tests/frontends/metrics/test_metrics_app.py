@@ -17,7 +17,7 @@ from pytriton_lite.engine.counting.request_counts import RequestCounts
 from pytriton_lite.engine.counting.statistics import ModelStatistics
 from pytriton_lite.frontends.listener import start_listener
 from pytriton_lite.frontends.metrics import MetricsOptions, MetricsPage, metrics_app
-from pytriton_lite.frontends.metrics.page import metrics_page
+from tests.metrics_text import metrics_page
 from tests.prometheus_text import read_page
 
 

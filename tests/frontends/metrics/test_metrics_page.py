@@ -14,7 +14,7 @@ from pytriton_lite.engine.counting.statistics import (
     SharedMemory,
     SummarisedStatistics,
 )
-from pytriton_lite.frontends.metrics.page import metrics_page
+from tests.metrics_text import metrics_page
 from tests.prometheus_text import read_page
 
 PAGE = """\
