@@ -21,7 +21,7 @@ more than there were: it takes a gigabyte of garbage, or more requests at a time
 
 
 class FullCollections:
-    """Makes them when the process has nothing else to do, from the moment when it is ready until `close`.
+    """Makes full collections when the process has nothing else to do, from the moment when it is ready until `close`.
 
     It collects once, and leaves what remains, modules and what is made once, out of all later collections. It belongs to the
     process, whose thresholds it changes: there is one at most.

@@ -15,7 +15,7 @@ from typing import Protocol
 from pytriton_lite.frontends.work_share import share_of
 
 _AT_ONCE = 16
-"""So many are cancelled without waiting for their turn, where nobody waits for it."""
+"""Requests that are cancelled at once, where there are no more and no others wait."""
 _BETWEEN_LOOKS = 8  # at the clock
 
 
@@ -27,12 +27,12 @@ class Cancellable(Protocol):
 
 
 class Cancellations:
-    """Those of one loop's listener, or of one process that is gone. It waits for its turn (`WorkShare`) while there are any."""
+    """Cancels requests in the order in which they are given, as many in each turn of the loop as `WorkShare` has time for."""
 
     def __init__(self) -> None:
         self._waiting: deque[Cancellable] = deque()
         self._is_at_work = False
-        """Whether those that wait are seen to: by a turn that is to come, or by whoever cancels in this moment."""
+        """Whether a later turn of the loop, or the caller of this moment, cancels those that wait."""
 
     def add(self, cancelled: Iterable[Cancellable]) -> None:
         """Cancel each, in this order: few of them at once, and of many a slice in each turn of the loop."""

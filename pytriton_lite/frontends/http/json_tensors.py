@@ -52,7 +52,7 @@ _WRITTEN_BYTES = 1 << 20
 """Bytes of strings that one call of orjson writes at most. orjson grows its buffer as it writes, and where the system refuses
 the memory for that, the process dies (seen with 3.13)."""
 _WRITTEN_CHARACTERS = _WRITTEN_BYTES // 4
-"""Of a longer string, at a time; none has more than four bytes."""
+"""Characters of a longer string that one call of orjson writes: UTF-8 has four bytes for a character at most."""
 _ONLY_INT = frozenset({int})
 _ONLY_BOOL = frozenset({bool})
 _ONLY_STR = frozenset({str})

@@ -24,7 +24,7 @@ _PATHS = ("/metrics", "/metrics/")
 _PAGE_TYPE = b"text/plain; charset=utf-8"
 _ERROR_TYPE = b"text/plain"
 _AT_A_TIME_NS = 2_000_000
-"""Of a page, before others have a turn of the loop: most are made at once."""
+"""Nanoseconds for which a page is written before the loop does other work. Most pages take less."""
 
 
 class FrontEndCounts(Protocol):
