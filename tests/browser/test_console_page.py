@@ -471,6 +471,20 @@ def test_a_lost_server_is_said_and_the_page_goes_on_with_what_was_typed_when_it_
         expect(answer(page).locator('[data-output="SUM"] pre')).to_have_text("[6, 7, 8, 9]")
 
 
+@pytest.mark.parametrize("asked", ["v2/repository/index", "v2/models/add_sub"])
+def test_whatever_finds_the_server_lost_it_is_said_once_and_what_was_asked_for_comes_when_it_is_back(
+    asked: str, server: RunningServer, open_page: OpenPage
+) -> None:
+    page = open_page(url(server, "/docs"), may_log=("ERR_", "Failed to load resource"))
+    page.route(f"**/{asked}", lambda route: route.abort("connectionrefused"), times=1)
+    page.goto(url(server, "/#/models/add_sub"))
+    expect(page.get_by_role("alert")).to_contain_text("The server cannot be reached")
+    expect(page.get_by_role("status").filter(has_text="The server is back.")).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
+    send(page)
+    expect(answer(page).locator('[data-output="SUM"] pre')).to_have_text("[2, 4, 6, 8]")
+
+
 def test_a_restricted_page_asks_for_the_header_and_works_with_it(repository: Path, open_page: OpenPage) -> None:
     categories = "metadata,statistics,logging,model-config,model-repository,inference"
     with RunningServer(repository, flags=(*ONE_MODEL, f"--http-restricted-api={categories}:X-Key=s3cret")) as server:

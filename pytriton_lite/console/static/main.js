@@ -5,7 +5,7 @@ import { h, setText } from "./dom.js";
 import { History, SAMPLE_MS } from "./history.js";
 import { lineList } from "./lines.js";
 import { modelPage } from "./model.js";
-import { watchConnection } from "./notices.js";
+import { problemLine, watchConnection } from "./notices.js";
 import { overview } from "./overview.js";
 import { every } from "./polling.js";
 
@@ -23,15 +23,9 @@ function onSample(listener) {
 }
 
 function simplePage(title, intro, path, options) {
-  const problem = h("p", { class: "error", role: "alert", hidden: true });
-  const list = lineList(path, {
-    ...options,
-    onProblem(error) {
-      problem.hidden = error === null;
-      if (error) setText(problem, error.message);
-    },
-  });
-  const element = h("div", {}, h("h1", { tabindex: "-1" }, title), h("p", { class: "muted" }, intro), problem, h("div", { class: "card" }, list.element));
+  const problem = problemLine();
+  const list = lineList(path, { ...options, onProblem: problem.tell });
+  const element = h("div", {}, h("h1", { tabindex: "-1" }, title), h("p", { class: "muted" }, intro), problem.element, h("div", { class: "card" }, list.element));
   return { element, title, end: list.end };
 }
 

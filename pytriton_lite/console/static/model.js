@@ -1,11 +1,12 @@
 // One model: a form that sends requests to it, its charts, its log, its configuration.
 
-import { ServerError, get, modelPath } from "./api.js";
+import { LostError, ServerError, get, modelPath } from "./api.js";
 import { barChart, lineChart } from "./charts.js";
 import { MODES, modelButtons } from "./control.js";
 import { h, put, setText, tabs } from "./dom.js";
 import { milliseconds, number } from "./format.js";
 import { lineList } from "./lines.js";
+import { problemLine } from "./notices.js";
 import { isLoaded, readIndex, statesOf } from "./overview.js";
 import { every } from "./polling.js";
 import { requestForm } from "./request.js";
@@ -22,7 +23,7 @@ export function modelPage(name, { about, history, onSample }, tab = "request") {
   const request = h("div", {}, unavailable, forms);
   const configuration = h("div");
   const instances = h("tbody");
-  const problem = h("p", { class: "error", role: "alert", hidden: true });
+  const problem = problemLine();
   const charts = [
     lineChart({ title: "Throughput", unit: "per second", series: [
       { name: "inferences", key: "inferences", kind: "one" }, { name: "requests", key: "requests", kind: "two" }, { name: "failed", key: "failures", kind: "bad" }] }),
@@ -36,19 +37,19 @@ export function modelPage(name, { about, history, onSample }, tab = "request") {
   const batches = barChart({ title: "Batch sizes", unit: "executions since the model was loaded", empty: "Nothing was executed yet." });
   const workers = h("table", { class: "plain" }, h("caption", {}, "Instances"),
     h("thead", {}, h("tr", {}, ["Instance", "State", "Process", "Batches"].map((title) => h("th", { scope: "col" }, title)))), instances);
-  const log = lineList(`console/lines?model=${encodeURIComponent(name)}`, { empty: "The model has said nothing lately.", onProblem: (error) => tell(logProblem, error) });
-  const logProblem = h("p", { class: "error", role: "alert", hidden: true });
+  const logProblem = problemLine();
+  const log = lineList(`console/lines?model=${encodeURIComponent(name)}`, { empty: "The model has said nothing lately.", onProblem: logProblem.tell });
   const counted = h("p", { class: "muted" });
   const { element: panels } = tabs(`Parts of ${name}`, [
     { name: "request", label: "Request", panel: request },
     { name: "charts", label: "Charts", panel: h("div", {}, counted, h("div", { class: "charts" }, charts.map((chart) => chart.element), batches.element), h("div", { class: "card scroll" }, workers)) },
-    { name: "log", label: "Log", panel: h("div", { class: "card" }, logProblem, log.element) },
+    { name: "log", label: "Log", panel: h("div", { class: "card" }, logProblem.element, log.element) },
     { name: "configuration", label: "Configuration", panel: configuration },
   ], { selected: tab, onChange: (shown) => history_(shown) });
   const element = h("div", {},
     h("p", { class: "crumbs" }, h("a", { href: "#/" }, "Models"), " / ", name),
     h("div", { class: "head" }, h("h1", { tabindex: "-1" }, name), buttons?.element),
-    states, problem, panels);
+    states, problem.element, panels);
   let shownReady = null;
   let shownModel = null;
 
@@ -57,19 +58,20 @@ export function modelPage(name, { about, history, onSample }, tab = "request") {
     if (location.hash !== hash) window.history.replaceState(null, "", hash);
   }
 
-  function tell(where, error) {
-    where.hidden = error === null;
-    if (error !== null) setText(where, error.message);
-  }
-
-  /** The form and the configuration, made anew when what serves has changed. */
+  /** The form and the configuration, made anew when what serves has changed; the next time begins again where the server was lost. */
   async function describe(versions) {
     const ready = JSON.stringify(versions.map((version) => [version.version, version.state]));
     if (ready === shownReady) return;
     shownReady = ready;
-    await Promise.all([describeRequest(), describeConfiguration()]);
+    try {
+      await Promise.all([describeRequest(), describeConfiguration()]);
+    } catch (error) {
+      if (!(error instanceof LostError)) throw error;
+      shownReady = null;
+    }
   }
 
+  /** The form. Raises LostError. */
   async function describeRequest() {
     try {
       const metadata = await get(modelPath(name));
@@ -83,6 +85,7 @@ export function modelPage(name, { about, history, onSample }, tab = "request") {
       unavailable.hidden = true;
       forms.hidden = false;
     } catch (error) {
+      if (error instanceof LostError) throw error;
       put(unavailable, "No request can be sent to it now. ", h("span", { class: "muted" }, error.message));
       unavailable.hidden = false;
       forms.hidden = true;
@@ -124,7 +127,7 @@ export function modelPage(name, { about, history, onSample }, tab = "request") {
       const index = await readIndex();
       const versions = index.get(name);
       if (versions === undefined) throw new ServerError(404, `There is no model called ${name} in the repository.`);
-      tell(problem, null);
+      problem.tell(null);
       const key = JSON.stringify(versions);
       if (states.dataset.shown !== key) {
         states.dataset.shown = key;
@@ -133,9 +136,9 @@ export function modelPage(name, { about, history, onSample }, tab = "request") {
       }
       await describe(versions);
     } catch (error) {
-      tell(problem, error);
-      // The index may be restricted where the rest is not.
-      if (!(error instanceof ServerError && error.status === 404)) await describe([]);
+      problem.tell(error);
+      // The index may be restricted where the rest is not. A server that is lost leaves the page as it was.
+      if (!(error instanceof LostError || (error instanceof ServerError && error.status === 404))) await describe([]);
     }
   }
 

@@ -1,7 +1,7 @@
 // What has to be said above the page: a server that is lost, a header that it wants, what an order has led to.
 
-import { connection, useHeader } from "./api.js";
-import { h } from "./dom.js";
+import { LostError, connection, useHeader } from "./api.js";
+import { h, setText } from "./dom.js";
 
 const SHOWN_MS = 8000;
 
@@ -13,6 +13,18 @@ export function notice(text, kind) {
   document.getElementById("notices").append(element);
   if (kind === "good") setTimeout(() => element.remove(), SHOWN_MS);
   return element;
+}
+
+/** A line for what a part of the page could not get. `tell` takes the error, or null when there is none; that the server is lost is said above. */
+export function problemLine() {
+  const element = h("p", { class: "error", role: "alert", hidden: true });
+  return {
+    element,
+    tell(error) {
+      element.hidden = error === null || error instanceof LostError;
+      if (!element.hidden) setText(element, error.message);
+    },
+  };
 }
 
 /** Tells when the server is lost and when it is back, and asks for the header that it wants. *onHeader* shows the page anew. */

@@ -5,6 +5,7 @@ import { lineChart } from "./charts.js";
 import { MODES, modelButtons } from "./control.js";
 import { h, put, setText } from "./dom.js";
 import { count, milliseconds, number } from "./format.js";
+import { problemLine } from "./notices.js";
 import { every } from "./polling.js";
 
 const INDEX_MS = 4000;
@@ -90,12 +91,12 @@ export function overview({ about, history, onSample }) {
     h("thead", {}, h("tr", {}, ["Model", "Versions", "Requests/s", "Latency", "Waiting", "Workers", isExplicit ? "Control" : null]
       .filter(Boolean).map((title) => h("th", { scope: "col" }, title)))),
     body);
-  const problem = h("p", { class: "error", role: "alert", hidden: true });
+  const problem = problemLine();
   const empty = h("p", { class: "muted card", hidden: true }, "There are no models in the repository.");
   const element = h("div", {},
     h("h1", { tabindex: "-1" }, "Models"),
     h("div", { class: "tiles" }, [ready, rate, latency, waiting, workers].map((one) => one.element)),
-    problem, h("div", { class: "filters" }, filter), table, empty,
+    problem.element, h("div", { class: "filters" }, filter), table, empty,
     MODES[about.mode] ? h("p", { class: "muted" }, MODES[about.mode]) : null,
     elsewhere(about),
     h("h2", {}, "The last five minutes"),
@@ -163,11 +164,10 @@ export function overview({ about, history, onSample }) {
   async function look() {
     try {
       index = await readIndex();
-      problem.hidden = true;
+      problem.tell(null);
       show();
     } catch (error) {
-      problem.hidden = false;
-      setText(problem, error.message);
+      problem.tell(error);
     }
   }
 
