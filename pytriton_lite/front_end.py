@@ -22,6 +22,7 @@ from pytriton_lite.core import heap, prctl
 from pytriton_lite.core.errors import DescriptorLost, InferenceError
 from pytriton_lite.core.file_limit import raise_file_limit
 from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
+from pytriton_lite.engine.workers.intake import Intake
 from pytriton_lite.event_loop import run
 from pytriton_lite.frontends.accepting import Arrivals, Places, Throttle
 from pytriton_lite.frontends.addresses import ListenError
@@ -208,7 +209,14 @@ class FrontEnd:
         outputs = OutputMemory(self._descriptors, prefix=start.shm_prefix, ring_bytes=DEFAULT_BYTES)
         self._calls.use(self._link, inputs, outputs, start.settings.busy_poll_us * 1000)
         budget = ReceiveBudget(start.max_receiving_bytes, start.overload_code, self._board.taken, self._number + 1)
-        self._server = RemoteServer(self._board, self._number, self._link, self._calls, receive_budget=budget)
+        self._server = RemoteServer(
+            self._board,
+            self._number,
+            self._link,
+            self._calls,
+            receive_budget=budget,
+            intake=Intake(prefix=start.shm_prefix),
+        )
         try:
             self._make_listeners(self._server, start)
         except (ListenError, InferenceError, ValueError) as error:

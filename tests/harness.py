@@ -59,7 +59,7 @@ def child(command: list[str], **options: Any) -> Iterator[subprocess.Popen[Any]]
             process.kill()
 
 
-def no_room(fd: int, nbytes: int) -> mmap.mmap:
+def no_room(fd: int, nbytes: int, *, prot: int = 0) -> mmap.mmap:
     """In the place of `mmap.mmap`: there is no room in this address space."""
     raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 

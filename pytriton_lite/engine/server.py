@@ -55,6 +55,7 @@ from pytriton_lite.engine.workers.device_helper import DeviceHelpers
 from pytriton_lite.engine.workers.foreground import Foreground
 from pytriton_lite.engine.workers.fork_process import HeadStart
 from pytriton_lite.engine.workers.fork_server import BoundSource, ForkServers
+from pytriton_lite.engine.workers.intake import Intake
 from pytriton_lite.engine.workers.regions import RegionLimits, Regions
 from pytriton_lite.engine.workers.settings import WorkerSettings
 from pytriton_lite.ipc import device
@@ -195,6 +196,8 @@ class Server:
         """The front ends count here what they have answered."""
         self.receive_budget = ReceiveBudget(options.max_receiving_bytes, options.overload_code)
         """The front ends take from it what they buffer of requests that are not yet whole."""
+        self.intake = Intake(prefix=options.workers.shm_prefix)
+        """The front ends receive large bodies in it."""
         self.observation = Observation()
         self.tracer = Tracer(options.trace, self.observation, self.is_model_known)
         uuids = device.visible_uuids()
@@ -714,4 +717,5 @@ class Server:
             except RuntimeError:  # nor, in Python 3.12.0 and 3.12.1, any new one
                 self.tracer.close()
             self.regions.close()
+            self.intake.close()
             self._move(ServerState.STOPPED)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
     from pytriton_lite.engine.counting.request_counts import RequestCounts
     from pytriton_lite.engine.tracing.observation import Observation
+    from pytriton_lite.engine.workers.intake import Intake
     from pytriton_lite.engine.workers.regions import Regions
 
 
@@ -31,6 +32,10 @@ class Door(Protocol):
     @property
     def receive_budget(self) -> ReceiveBudget:
         """Bytes of requests that are not yet whole."""
+
+    @property
+    def intake(self) -> Intake:
+        """Memory for the large bodies of requests, which models find there."""
 
     @property
     def request_counts(self) -> RequestCounts:

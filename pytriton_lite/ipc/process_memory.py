@@ -14,6 +14,7 @@ from pytriton_lite.core.errors import BugError, ErrorCode, InferenceError
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.arena import FIRST_DEVICE_SLOT, Arena
 from pytriton_lite.ipc.channel import send_descriptor, wait_descriptor
+from pytriton_lite.ipc.lending import FIRST_LENT_SEGMENT
 from pytriton_lite.ipc.messages import Place, TensorRef
 from pytriton_lite.ipc.region import MappedRegion
 from pytriton_lite.ipc.segment import Segment
@@ -89,7 +90,8 @@ class InputMemory:
         else:
             fd, nbytes = self._unmapped[segment_id]
             try:
-                mapped = Segment.attach(os.dup(fd), nbytes)
+                # What others lend is looked at and no more: a model that writes beyond its arrays does them no harm.
+                mapped = Segment.attach(os.dup(fd), nbytes, is_writable=segment_id < FIRST_LENT_SEGMENT)
             except OSError:
                 return segment
             del self._unmapped[segment_id]

@@ -5,7 +5,8 @@ Guarantees:
 * No name outlives `Segment.create`: a memory file never had one, and POSIX shared memory is unlinked before anybody else
   hears of it. ``kill -9`` of any process, in any order, leaves nothing in ``/dev/shm``.
 * The pages exist when `create` returns. ``ftruncate`` succeeds where there is no memory left and the first write is a
-  SIGBUS; ``posix_fallocate`` fails instead.
+  SIGBUS; ``posix_fallocate`` fails instead. `create_unreserved` is for memory that is written as a client sends: a memory file
+  has no size that could be used up, so that its pages are had, or not, as those of any other memory of the process.
 * Nobody can change the size of what the server maps: whoever has a descriptor may truncate a file, and the next look at
   what was cut off is a SIGBUS for everybody who has it mapped. So memory files are sealed before anybody hears of them, and
   `attach` maps only what is. A hole that is punched reads as zeros, and does no harm. macOS has neither memory files nor
@@ -40,6 +41,7 @@ _F_GET_SEALS = 1034
 _F_SEAL_SEAL = 1
 _F_SEAL_SHRINK = 2
 _F_SEAL_GROW = 4
+_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 _SLOW_BYTES = 16 << 20
 """What takes longer to free than a thread to start."""
 _MFD_CLOEXEC = 1
@@ -71,7 +73,7 @@ class UnsafeSegment(ProtocolError):
 
 
 class Segment:
-    """Shared memory of ``nbytes`` bytes, mapped for reading and writing.
+    """Shared memory of ``nbytes`` bytes, mapped for reading and, unless it was attached otherwise, writing.
 
     ``view`` is the mapping. ``fd`` is ours until `close`, or until the object is garbage; another process maps the same
     memory by attaching to it. After `close` existing views stay valid: the pages go when the last view in the last process
@@ -80,11 +82,11 @@ class Segment:
 
     __slots__ = ("__weakref__", "backing", "fd", "nbytes", "view")
 
-    def __init__(self, fd: int, nbytes: int, backing: str) -> None:
+    def __init__(self, fd: int, nbytes: int, backing: str, *, is_writable: bool = True) -> None:
         self.fd = -1
         self.nbytes = nbytes
         self.backing = backing
-        self.view = memoryview(mmap.mmap(fd, nbytes))
+        self.view = memoryview(mmap.mmap(fd, nbytes, prot=_READ_WRITE if is_writable else mmap.PROT_READ))
         self.fd = fd  # ours only now: whoever calls closes it when the mapping fails
 
     @classmethod
@@ -96,24 +98,27 @@ class Segment:
         """
         try:
             if HAS_MEMORY_FILES or not (may_shrink or sys.platform != "linux"):
-                return cls._reserved(_open_memory_file(prefix), nbytes, "memfd")
-            return cls._reserved(_open_shm(prefix + secrets.token_hex(12)), nbytes, "shm")
+                return cls._made(_open_memory_file(prefix), nbytes, "memfd")
+            return cls._made(_open_shm(prefix + secrets.token_hex(12)), nbytes, "shm")
         except OSError as error:
-            advice = (
-                "The limit of open files is reached: raise it with 'ulimit -n'."
-                if error.errno in (errno.EMFILE, errno.ENFILE)
-                else "If you are running inside docker, use '--shm-size' flag to control the shared memory region size."
-            )
-            raise InferenceError(
-                ErrorCode.INTERNAL,
-                f"Failed to increase the shared memory pool size to {nbytes} bytes. {advice} Error: {error.strerror}",
-            ) from error
+            raise _no_room(nbytes, error) from error
 
     @classmethod
-    def _reserved(cls, fd: int, nbytes: int, backing: str) -> Segment:
+    def create_unreserved(cls, nbytes: int, *, prefix: str = DEFAULT_PREFIX) -> Segment:
+        """Make a sealed memory file of *nbytes*, which takes memory as it is written, where there are memory files.
+
+        Raises InferenceError(INTERNAL) where there is no room for it in our address space, or no descriptor left.
+        """
+        try:
+            return cls._made(_open_memory_file(prefix), nbytes, "memfd", is_reserved=False)
+        except OSError as error:
+            raise _no_room(nbytes, error) from error
+
+    @classmethod
+    def _made(cls, fd: int, nbytes: int, backing: str, *, is_reserved: bool = True) -> Segment:
         try:
             os.ftruncate(fd, nbytes)
-            if hasattr(os, "posix_fallocate"):
+            if is_reserved and hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(fd, 0, nbytes)
             if backing == "memfd":
                 fcntl.fcntl(fd, _F_ADD_SEALS, _FIXED_SIZE)
@@ -123,7 +128,7 @@ class Segment:
             raise
 
     @classmethod
-    def attach(cls, fd: int, nbytes: int) -> Segment:
+    def attach(cls, fd: int, nbytes: int, *, is_writable: bool = True) -> Segment:
         """Map what another process created; *fd* belongs to the segment from now on.
 
         Raises UnsafeSegment for what that process could still make smaller, or has made smaller than it said.
@@ -136,7 +141,7 @@ class Segment:
             size = os.fstat(fd).st_size
             if not 0 < nbytes <= size:
                 raise UnsafeSegment(f"shared memory came that has {size} bytes, expected {nbytes}")
-            return cls(fd, nbytes, "attached")
+            return cls(fd, nbytes, "attached", is_writable=is_writable)
         except BaseException:
             os.close(fd)
             raise
@@ -155,6 +160,18 @@ class Segment:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _no_room(nbytes: int, error: OSError) -> InferenceError:
+    advice = (
+        "The limit of open files is reached: raise it with 'ulimit -n'."
+        if error.errno in (errno.EMFILE, errno.ENFILE)
+        else "If you are running inside docker, use '--shm-size' flag to control the shared memory region size."
+    )
+    return InferenceError(
+        ErrorCode.INTERNAL,
+        f"Failed to increase the shared memory pool size to {nbytes} bytes. {advice} Error: {error.strerror}",
+    )
 
 
 def _close_in_thread(fd: int) -> None:

@@ -647,10 +647,10 @@ def reserved(server: RunningServer, model: str, writer: str) -> float:
 
 
 def test_large_tensors_pass_from_worker_to_worker_by_reference(server: RunningServer) -> None:
-    """What the server itself writes for a worker is in the worker's *server* bytes: nothing, for the second step."""
+    """What the server itself writes for a worker, as it does with JSON, is in the worker's *server* bytes."""
     with tritonclient.http.InferenceServerClient(server.http_url) as client:
         given = tritonclient.http.InferInput("X", [LARGE], "FP32").set_data_from_numpy(
-            np.arange(LARGE, dtype=np.float32)
+            np.arange(LARGE, dtype=np.float32), binary_data=False
         )
 
         def is_kept_for_the_first_step() -> bool:

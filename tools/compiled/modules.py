@@ -23,7 +23,7 @@ _ROOMS = {
     "frontends/process": "calls frames link numbering peer remote_server",
     "frontends/grpc": "calls codec compression http2_* parameters parsing servicer templates",
     "frontends/http": "codec generate_codec json_dialect json_tensors json_values ordinary reading templates",
-    "ipc": "arena channel line_mark messages process_memory start tensor_io",
+    "ipc": "arena channel lending line_mark messages process_memory start tensor_io",
     "scheduling": "*",
     "worker": "batches conversation execute executions mailbox placement request_ids senders",
 }

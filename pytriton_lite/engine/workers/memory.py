@@ -22,19 +22,13 @@ from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.arena import FIRST_DEVICE_SEGMENT, Arena
 from pytriton_lite.ipc.device_segment import DeviceSegment, DeviceSlot, is_on_device
+from pytriton_lite.ipc.lending import FIRST_LENT_SLOT, Lendable, Lending
 from pytriton_lite.ipc.messages import INLINE_BYTES, Place, TensorRef
 from pytriton_lite.ipc.region import ClientSegment
 from pytriton_lite.ipc.segment import Segment
 from pytriton_lite.ipc.tensor_io import aligned, arena_frames
 
 logger = logging.getLogger(__name__)
-
-Lendable = Segment | ClientSegment | DeviceSegment
-"""Memory that is neither ours nor this worker's."""
-
-_FIRST_LENT_SLOT = 1 << 62
-"""Slots of memory that is not our arena's have numbers that the arena will not reach."""
-_FIRST_LENT_SEGMENT = 1 << 31
 
 
 class Parcel:
@@ -84,7 +78,7 @@ def _place_of(home: object) -> Place:
 
 
 def most_segments() -> int:
-    """How many segments one worker may have: a quarter of the descriptors that this process may."""
+    """How many segments one other process may have: a quarter of the descriptors that this process may."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft // 4
 
@@ -115,12 +109,9 @@ class PeerMemory:
         """The worker's slots on devices that tensors here refer to."""
         self._released: list[int] = []
         self._given: dict[int, Tensor] = {}
-        self._lent: dict[weakref.ref[Lendable], int] = {}
-        """Segments of other workers and of clients that this one has mapped."""
-        self._newly_lent: list[tuple[int, Lendable]] = []
-        self._no_longer_lent: list[int] = []
-        self._next_slot = _FIRST_LENT_SLOT
-        self._next_segment = _FIRST_LENT_SEGMENT
+        self._lending = Lending(on_news)
+        """Segments of other workers, of clients, and that requests were received in."""
+        self._next_slot = FIRST_LENT_SLOT
         self._is_closed = False
         self.is_touched = False
         """Whether anything was put here or attached since it was known to be empty: a glance for every request."""
@@ -142,7 +133,7 @@ class PeerMemory:
     @property
     def live_slots(self) -> int:
         """What the worker holds of ours and of other workers', and we of the worker's."""
-        lent = sum(slot >= _FIRST_LENT_SLOT for slot in self._given)
+        lent = sum(slot >= FIRST_LENT_SLOT for slot in self._given)
         return self._arena.live_slots + lent + len(self._leases) + len(self._device_leases)
 
     @property
@@ -163,7 +154,7 @@ class PeerMemory:
         return self._arena.place(nbytes)
 
     def lend(self, home: Lendable | DeviceSlot, tensor: Tensor) -> tuple[int, int]:
-        """(segment, slot) by which the worker knows *tensor*, which lies in *home*, of another worker or of a client."""
+        """(segment, slot) by which the worker knows *tensor*, which lies in *home*, neither ours nor this worker's arena."""
         number = self.introduce(home.segment if isinstance(home, DeviceSlot) else home)
         slot = self._next_slot
         self._next_slot += 1
@@ -173,13 +164,7 @@ class PeerMemory:
     def introduce(self, segment: Lendable) -> int:
         """The number by which the worker knows *segment*, for as long as somebody holds it."""
         self.is_touched = True
-        key = weakref.ref(segment, self._on_segment_gone)
-        number = self._lent.get(key)
-        if number is None:
-            number = self._lent[key] = self._next_segment
-            self._next_segment += 1
-            self._newly_lent.append((number, segment))
-        return number
+        return self._lending.introduce(segment)
 
     def give(self, slot: int, tensor: Tensor) -> None:
         """Remember what lies in *slot* of our arena, for a worker that will name it."""
@@ -195,14 +180,8 @@ class PeerMemory:
     def release(self, slots: tuple[int, ...] | list[int]) -> None:
         for slot in slots:
             self._given.pop(slot, None)
-            if slot < _FIRST_LENT_SLOT:
+            if slot < FIRST_LENT_SLOT:
                 self._arena.release(slot)
-
-    def _on_segment_gone(self, key: weakref.ref[Lendable]) -> None:
-        number = self._lent.pop(key, None)
-        if number is not None and not self._is_closed:
-            self._no_longer_lent.append(number)
-            self._on_news()  # the worker's mapping alone would keep the pages
 
     # ------------------------------------------------------------------------------------------ from the worker
 
@@ -308,21 +287,7 @@ class PeerMemory:
 
     def frames(self, send_descriptor: Callable[[int], None]) -> list[bytes]:
         """What the worker must be told before anything else: new segments, dropped ones, released slots."""
-        frames = arena_frames(self._arena, send_descriptor)
-        if self._newly_lent:
-            for number, segment in self._newly_lent:
-                if isinstance(segment, DeviceSegment):
-                    if not segment.handle:
-                        send_descriptor(segment.fd)
-                    frames.append(messages.device_segment_frame(number, segment.nbytes, segment.uuid, segment.handle))
-                    continue
-                send_descriptor(segment.fd)
-                is_region = isinstance(segment, ClientSegment)
-                frames.append(messages.segment_frame(number, segment.nbytes, is_region=is_region))
-            self._newly_lent.clear()
-        if self._no_longer_lent:
-            frames += [messages.drop_frame(number) for number in self._no_longer_lent]
-            self._no_longer_lent.clear()
+        frames = arena_frames(self._arena, send_descriptor) + self._lending.frames(send_descriptor)
         if self._released:
             frames.append(messages.release_frame(self._released))
             self._released.clear()
@@ -342,5 +307,4 @@ class PeerMemory:
             os.close(fd)
         self._unmapped.clear()
         self._given.clear()
-        self._lent.clear()
-        self._newly_lent.clear()
+        self._lending.close()

@@ -14,6 +14,7 @@ from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse, ParameterValue
 from pytriton_lite.core.tensor import Buffer, Tensor, format_shape
+from pytriton_lite.engine.workers.intake import home_of
 from pytriton_lite.frontends.grpc.parameters import (
     RegionPlace,
     read_output_parameters,
@@ -136,7 +137,8 @@ def decode_request(
         if place is not None:
             regions.add_input(request, name, datatype, shape, **place._asdict())
         else:
-            request.inputs.append(Tensor(name, datatype, shape, data))
+            home = home_of(data) if type(data) is memoryview else None
+            request.inputs.append(Tensor(name, datatype, shape, data, home=home))
     for output in outputs:
         request.requested_outputs.append(output.name)
         if output.parameters:

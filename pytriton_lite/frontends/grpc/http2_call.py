@@ -186,6 +186,7 @@ class Endpoint:
         self.observation = servicer.observation
         self.counts = servicer.counts
         self.receive_budget = servicer.receive_budget
+        self.intake = servicer.intake
         self.max_message_bytes = options.max_message_bytes
         self._max_unread_bytes = options.max_unread_bytes
         self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grpc")
@@ -704,8 +705,13 @@ class UnaryCall(Call):
 
     def _make_room(self, size: int, body: bytearray) -> None:
         """Memory for a message of *size* bytes, that a client which sends nothing more does not cost us."""
+        is_read_in_place = self._is_inference and not body[0]
         try:
-            self._buffer = np.empty(PREFIX_BYTES + size, np.uint8).data
+            self._buffer = (
+                self._endpoint.intake.room(PREFIX_BYTES + size)
+                if is_read_in_place
+                else np.empty(PREFIX_BYTES + size, np.uint8).data
+            )
         except MemoryError:
             text = f"no memory for a message of {size} bytes; send smaller tensors"
             self._fail(Refusal(Status.RESOURCE_EXHAUSTED, text))
@@ -1019,11 +1025,12 @@ class StreamCall(Call):
             flag, data = message
             if flag:
                 self._is_unpacking = True
+                assert isinstance(data, bytes)
                 self._decompress(flag, data, self._on_unpacked)
             else:
                 self._take(data)
 
-    def _next_message(self) -> tuple[int, bytes] | None:
+    def _next_message(self) -> tuple[int, bytes | memoryview] | None:
         """The flag and the bytes of the next complete message."""
         body = self._body
         if len(body) < PREFIX_BYTES:
@@ -1037,8 +1044,13 @@ class StreamCall(Call):
         self.moved = 0
         self.is_watched = False
         self.tiny_frames = 0
+        message: bytes | memoryview
         with memoryview(body) as view:
-            message = bytes(view[PREFIX_BYTES:end])
+            if size >= LARGE_BYTES and not flag:
+                message = self._endpoint.intake.room(size)
+                message[:] = view[PREFIX_BYTES:end]
+            else:
+                message = bytes(view[PREFIX_BYTES:end])
         del body[:end]
         return flag, message
 
@@ -1054,7 +1066,7 @@ class StreamCall(Call):
         self._take(message)
         self.on_room()  # a turn for each: what is small here may be large now
 
-    def _take(self, message: bytes) -> None:
+    def _take(self, message: bytes | memoryview) -> None:
         try:
             parsed = parse_quickly(message)
             if parsed is not None:
@@ -1167,9 +1179,9 @@ class ServiceStreamCall(StreamCall):
         self._service = head.route.open_stream(self, self._endpoint.calls)
         self._requests = self._service
 
-    def _take(self, message: bytes) -> None:
+    def _take(self, message: bytes | memoryview) -> None:
         try:
-            self._service.take(message)
+            self._service.take(bytes(message))
         except Exception as error:
             self._fail(error)
 

@@ -39,6 +39,7 @@ class Servicer:
         self.observation = server.observation
         self.counts = server.request_counts.grpc
         self.receive_budget = server.receive_budget
+        self.intake = server.intake
         self.request_templates = RequestTemplates(server.regions)
         self.response_templates = ResponseTemplates()
 

@@ -21,6 +21,8 @@ from pytriton_lite.frontends.listener import Receive, Scope, read_body_into, whe
 if TYPE_CHECKING:
     from fastapi import Request  # half of what a process that serves HTTP would import
 
+    from pytriton_lite.engine.workers.intake import Intake
+
 Result = TypeVar("Result")
 
 _LARGE_BYTES = 64 << 10
@@ -170,9 +172,19 @@ class Receiving:
 
 
 async def read_up_to(
-    limit: int, scope: Scope, receive: Receive, first: bytes, length: int | None, what: str, receiving: Receiving
+    limit: int,
+    scope: Scope,
+    receive: Receive,
+    first: bytes,
+    length: int | None,
+    what: str,
+    receiving: Receiving,
+    *,
+    intake: Intake | None = None,
 ) -> bytearray | memoryview:
     """A whole body of which *first* has come and more will. *length* is its Content-Length, *what* the limit's name for it.
+
+    With *intake* a large one, whose length is known, lies there.
 
     Raises InferenceError as soon as it is known to be larger than *limit* bytes, or that *receiving* has no room; and
     Disconnected.
@@ -181,7 +193,7 @@ async def read_up_to(
         check_limit(what, length, limit)
         if length > _UNCOUNTED_BYTES:
             # Not one that grows: sixteen of those leave holes as large as themselves in the heap.
-            room = allocate(length)
+            room = allocate(length, intake=intake)
             filled, _, _ = await fill(room, receive, first, receiving, all_of=scope)
             return room[:filled]
     body = bytearray(first)
@@ -229,13 +241,13 @@ async def fill(
         piece, more = await next_piece(receive)
 
 
-def allocate(size: int, *, before: int = 0) -> memoryview:
+def allocate(size: int, *, before: int = 0, intake: Intake | None = None) -> memoryview:
     """Memory that costs nothing before it is written: a client that declares a huge body and sends none takes none.
 
-    For what comes behind *before* bytes of a body. Raises InferenceError where there is none.
+    For what comes behind *before* bytes of a body; with *intake* it is a room there. Raises InferenceError where there is none.
     """
     try:
-        return np.empty(size, dtype=np.uint8).data
+        return np.empty(size, dtype=np.uint8).data if intake is None else intake.room(size)
     except MemoryError:
         raise InferenceError(
             ErrorCode.UNAVAILABLE, f"no memory for a request body of {before + size} bytes; send smaller tensors"

@@ -22,6 +22,7 @@ from pytriton_lite.core.request import (
     ParameterValue,
 )
 from pytriton_lite.core.tensor import Buffer, PackedForm, Tensor, element_count, format_shape
+from pytriton_lite.engine.workers.intake import home_of
 from pytriton_lite.frontends.http import json_dialect
 from pytriton_lite.frontends.http.json_slices import LargeArray
 from pytriton_lite.frontends.http.json_tensors import (
@@ -178,6 +179,7 @@ def attach(request: InferenceRequest, binary: memoryview) -> None:
     for tensor in request.inputs:
         if tensor.data is None and tensor.home is None:
             tensor.data = binary[at : at + tensor.nbytes]
+            tensor.home = home_of(tensor.data)
             at += tensor.nbytes
 
 

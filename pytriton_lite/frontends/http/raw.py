@@ -12,6 +12,7 @@ from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.core.tensor import Tensor, element_count
+from pytriton_lite.engine.workers.intake import home_of
 from pytriton_lite.frontends.http.codec import OutputForms
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def decode_raw(
         tensor = Tensor(spec.name, spec.datatype, (*batch, 1), element)
     else:
         shape = _deduce_shape(request, spec.name, tuple(spec.dims), spec.datatype.itemsize, len(body))
-        tensor = Tensor(spec.name, spec.datatype, (*batch, *shape), body)
+        tensor = Tensor(spec.name, spec.datatype, (*batch, *shape), body, home=home_of(body))
     request.inputs.append(tensor)
     return request, OutputForms(default=True, listed={})
 

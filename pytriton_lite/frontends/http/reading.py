@@ -90,8 +90,17 @@ class Reading:
         """Decode a body of which *first* has come and more will, checking what can be checked before the rest."""
         length = self._content_length()
         if self._length_header is None or (json_size := _json_size(self._length_header, length)) == 0:
-            what = "JSON" if self._length_header is None else "body"
-            body = await read_up_to(self._limit, scope, receive, first, length, what, receiving)
+            is_raw = self._length_header is not None
+            body = await read_up_to(
+                self._limit,
+                scope,
+                receive,
+                first,
+                length,
+                "body" if is_raw else "JSON",
+                receiving,
+                intake=self._server.intake if is_raw else None,
+            )
             return await self.apart(body, scope, large)
         check_limit("JSON", json_size, self._limit)
         document = allocate(json_size)
@@ -105,7 +114,7 @@ class Reading:
         request, forms = await large.run(weight(document), lambda: self._decode(document, available, None), scope)
         self._server.check(self._served, request)
         due = codec.missing_bytes(request)
-        view = allocate(due, before=json_size)
+        view = allocate(due, before=json_size, intake=self._server.intake)
         whole = scope if available == due else None
         filled, rest, more = await fill(view, receive, rest, receiving, before=json_size, all_of=whole)
         while more and not rest:  # nothing may come behind it

@@ -18,9 +18,14 @@ from pytriton_lite.frontends.process.link import FrontEndLink
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import frame
 from pytriton_lite.ipc.device_segment import DeviceSegment, is_on_device
+from pytriton_lite.ipc.lending import FIRST_LENT_SLOT, Lending
 from pytriton_lite.ipc.messages import INLINE_BYTES, Kind, Place, SegmentKind, SpecTable, TensorRef
 from pytriton_lite.ipc.process_memory import InputMemory, OutputMemory
 from pytriton_lite.ipc.region import ClientSegment
+from pytriton_lite.ipc.segment import Segment
+
+_FIRST_LENT_SEGMENT = 1 << 29
+"""What requests were received in has numbers between those of our arena and those of devices' memory."""
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +69,9 @@ class RemoteCalls:
         self._next = self._next_before = 1
         """The number of the next call, and what it was when somebody looked last."""
         self._consumed: dict[int, int] = {}
+        self._lent: dict[int, Tensor] = {}
+        """What the engine has of memory that requests were received in, by the slots that it gives back."""
+        self._next_lent = FIRST_LENT_SLOT
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
 
@@ -76,6 +84,7 @@ class RemoteCalls:
         self._link = link
         self._inputs = inputs
         self._outputs = outputs
+        self._lending = Lending(link.flush_soon, first_segment=_FIRST_LENT_SEGMENT)
         link.taker = self
 
     def trim_if_idle(self) -> None:
@@ -96,7 +105,7 @@ class RemoteCalls:
 
     def news(self) -> list[bytes]:
         """See `link.FrameTaker`: of memory, and of responses that were passed on."""
-        found = self._outputs.announcements()
+        found = self._outputs.announcements() + self._lending.frames(self._link.send_descriptor)
         inputs = self._inputs
         if inputs.released:
             released, inputs.released[:] = list(inputs.released), []
@@ -129,10 +138,13 @@ class RemoteCalls:
         if packed is not None:
             parts.append(packed.data)
         else:
+            first_lent = self._next_lent
             try:
                 self._put_inputs(parts, request.inputs)
             except InferenceError:
                 self._outputs.undo()
+                for slot in range(first_lent, self._next_lent):
+                    del self._lent[slot]
                 raise
         self._outputs.commit()
         call = RemoteCall(self, number, request, receiver)
@@ -151,6 +163,9 @@ class RemoteCalls:
     def _put_large(self, parts: list[bytes], spec: bytes, tensor: Tensor) -> None:
         if tensor.home is not None:
             segment, offset = tensor.home
+            if isinstance(segment, Segment):
+                self._lend(parts, spec, tensor, segment, offset)
+                return
             messages.put_reference(
                 parts,
                 spec,
@@ -162,6 +177,19 @@ class RemoteCalls:
             return
         assert tensor.data is not None
         self._outputs.put_bytes(parts, spec, tensor.data)
+
+    def _lend(self, parts: list[bytes], spec: bytes, tensor: Tensor, segment: Segment, offset: int) -> None:
+        slot = self._next_lent
+        self._next_lent = slot + 1
+        self._lent[slot] = tensor
+        number = self._lending.introduce(segment)
+        nbytes = tensor.nbytes
+        messages.put_reference(parts, spec, place=Place.SLOT, segment=number, slot=slot, offset=offset, nbytes=nbytes)
+
+    def _release(self, slots: tuple[int, ...] | list[int]) -> None:
+        ours = [slot for slot in slots if self._lent.pop(slot, None) is None]
+        if ours:
+            self._outputs.release(ours)
 
     def consumed(self, number: int, count: int) -> None:
         self._consumed[number] = self._consumed.get(number, 0) + count
@@ -187,7 +215,7 @@ class RemoteCalls:
         if kind == frames.REPLY:
             self._on_reply(body)
         elif kind == Kind.RELEASE:
-            self._outputs.release(messages.read_release(body))
+            self._release(messages.read_release(body))
         elif kind == Kind.SEGMENT:
             announced = messages.read_segment(body)
             is_region = announced.kind == SegmentKind.REGION

@@ -14,6 +14,7 @@ from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
 from pytriton_lite.engine.models.catalog import STILL_LOADING, find_version
 from pytriton_lite.engine.serving.admission import Admission
 from pytriton_lite.engine.serving.served_version import not_ready_error
+from pytriton_lite.engine.workers.intake import Intake
 from pytriton_lite.engine.workers.regions import CudaRegion, Regions, SystemRegion
 from pytriton_lite.frontends.process import frames
 from pytriton_lite.frontends.process.board import Board
@@ -84,6 +85,7 @@ class RemoteServer:
         calls: RemoteCalls,
         *,
         receive_budget: ReceiveBudget,
+        intake: Intake,
     ) -> None:
         """*number* is this front end's own."""
         self._board = board
@@ -93,6 +95,7 @@ class RemoteServer:
         """What is asked of the engine."""
         self.observation = RemoteObservation(link.add)
         self.receive_budget = receive_budget
+        self.intake = intake
         self.request_counts = board.counts(number)
         self.regions = Regions(is_allowed=True)
         """What the engine has registered. Only `tensor` and `window` are asked here."""

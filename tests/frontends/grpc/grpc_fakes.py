@@ -19,6 +19,7 @@ from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
 from pytriton_lite.engine.counting.request_counts import RequestCounts
 from pytriton_lite.engine.counting.statistics import FailureReason, ModelStatistics
 from pytriton_lite.engine.tracing.observation import Observation
+from pytriton_lite.engine.workers.intake import Intake
 from pytriton_lite.engine.workers.regions import Regions
 from pytriton_lite.proto import model_config_pb
 from pytriton_lite.scheduling.ticket import Ticket
@@ -139,6 +140,7 @@ class FakeServer:
     """Raised by `find` when set."""
     request_counts: RequestCounts = field(default_factory=RequestCounts)
     receive_budget: ReceiveBudget = field(default_factory=lambda: ReceiveBudget(1 << 30))
+    intake: Intake = field(default_factory=lambda: Intake(prefix="grpc_fakes_"))
     parameters: dict[str, bool | int | float | str] = field(default_factory=dict)
     """Of every response."""
     seen: list[InferenceRequest] = field(default_factory=list)

@@ -20,6 +20,7 @@ from pytriton_lite.engine.counting.request_counts import RequestCounts
 from pytriton_lite.engine.counting.statistics import ModelStatistics
 from pytriton_lite.engine.tracing.observation import Observation
 from pytriton_lite.engine.views import IndexEntry, ModelMetadata, ServerMetadata, TensorMetadata
+from pytriton_lite.engine.workers.intake import Intake
 from pytriton_lite.engine.workers.regions import Regions
 from pytriton_lite.scheduling.ticket import Ticket
 from tests.frontends.answered import answered_by
@@ -102,6 +103,7 @@ class FakeServer:
         self.requests: list[InferenceRequest] = []
         self.request_counts = RequestCounts()
         self.receive_budget = ReceiveBudget(1 << 30)
+        self.intake = Intake(prefix="http_fake_server_")
         self.asked = asyncio.Event()
         self.regions = Regions(is_allowed=True)
         self.observation = Observation()

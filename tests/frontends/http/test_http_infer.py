@@ -22,6 +22,7 @@ from http_fake_server import FakeConfig, FakeServed, FakeServer, specs
 from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.engine.workers.intake import Intake
 from pytriton_lite.frontends.http import bodies, compression
 from pytriton_lite.frontends.http.server import HttpOptions, http_app
 from pytriton_lite.frontends.listener import HEADER_NAMES, AsgiApp, Message
@@ -501,7 +502,7 @@ def test_a_large_body_is_gone_with_its_request(
     """Without waiting for a collection of what refers to itself."""
     held: list[weakref.ref[Any]] = []
 
-    def allocate(size: int, *, before: int = 0) -> memoryview:
+    def allocate(size: int, *, before: int = 0, intake: Intake | None = None) -> memoryview:
         array = np.empty(size, np.uint8)
         held.append(weakref.ref(array))
         return array.data

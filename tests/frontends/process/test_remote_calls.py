@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import mmap
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -16,6 +17,7 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.outlet import socket_pair
+from pytriton_lite.engine.workers.intake import Intake, home_of
 from pytriton_lite.frontends.process import frames
 from pytriton_lite.frontends.process.calls import RemoteCalls
 from pytriton_lite.frontends.process.frames import Checked
@@ -25,6 +27,7 @@ from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import RECEIVE_BYTES, FrameReader, frame, send_descriptor
 from pytriton_lite.ipc.messages import Kind, Place, SpecTable
 from pytriton_lite.ipc.process_memory import InputMemory, OutputMemory
+from pytriton_lite.ipc.region import ClientSegment
 from pytriton_lite.ipc.segment import Segment
 from tests.harness import no_room
 
@@ -173,6 +176,52 @@ def test_a_large_tensor_goes_by_reference_and_its_memory_comes_back() -> None:
         ((released, slots),) = FrameReader().feed(messages.release_frame([ref.slot]))
         assert calls.take(released, slots)
         assert calls._outputs.arena.live_slots == 0
+
+    run(scenario)
+
+
+def received(intake: Intake, name: str, nbytes: int) -> Tensor:
+    data = intake.room(nbytes)
+    return Tensor(name, dtypes.UINT8, (nbytes,), data, home=home_of(data))
+
+
+def test_a_large_tensor_stays_where_it_was_received_until_the_engine_gives_it_back() -> None:
+    async def scenario(calls: RemoteCalls, engine: Engine) -> None:
+        intake = Intake(prefix="calls_test_")
+        inputs = [received(intake, name, 20 << 20) for name in ("A", "B")]
+        calls.begin(CHECKED, InferenceRequest("m", None, inputs=inputs), Receiver(), 0)
+        inputs.clear()
+        await turn()
+        *announced, (kind, body) = engine.frames()
+        assert ([kind for kind, _ in announced], kind) == ([Kind.SEGMENT, Kind.SEGMENT], frames.CALL)
+        refs = frames.read_inputs(body, frames.read_call(body), SpecTable())
+        assert len({ref.slot for ref in refs}) == 2
+        for left, ref in zip((1, 0), refs):
+            ((kind, body),) = FrameReader().feed(messages.release_frame([ref.slot]))
+            assert calls.take(kind, body)
+            await turn()
+            assert intake.live_rooms == left
+            assert [(kind, messages.read_drop(memoryview(body))) for kind, body in engine.frames()] == [
+                (Kind.DROP, ref.segment)
+            ]
+        assert (calls._outputs.arena.reserved_bytes, intake.reserved_bytes) == (0, 0)
+        intake.close()
+
+    run(scenario)
+
+
+def test_what_was_lent_for_a_request_that_cannot_be_sent_is_given_back() -> None:
+    async def scenario(calls: RemoteCalls, engine: Engine) -> None:
+        intake = Intake(prefix="calls_test_")
+        cut_off = ClientSegment(os.memfd_create("calls_test"), 9)
+        small = Tensor("B", dtypes.UINT8, (9,), None, 9, home=(cut_off, 0))
+        request = InferenceRequest("m", None, inputs=[received(intake, "A", 20 << 20), small])
+        with pytest.raises(InferenceError, match="shared memory"):
+            calls.begin(CHECKED, request, Receiver(), 0)
+        del request
+        await turn()
+        assert (intake.live_rooms, engine.frames()) == (0, [])
+        intake.close()
 
     run(scenario)
 
