@@ -32,6 +32,7 @@ from front_ends import PARTS, part_of
 from machine_facts import machine_facts
 from measured_server import SERVE, MeasuredServer, free_ports
 
+MODELS = ("in", "out", "in_views", "out_views")
 START_TIMEOUT_S = 60.0
 WARM_UP = 3
 
@@ -59,7 +60,7 @@ VIEWS = 'parameters { key: "SHARED_MEMORY_VIEWS" value: { string_value: "yes" } 
 
 
 def write_models(models: Path) -> None:
-    """``in`` reads a tensor, ``out`` makes one beside, each also with views of shared memory."""
+    """``in`` reads a tensor, ``out`` makes one beside, each also with views of what others hold."""
     made = {"in": "array.sum(keepdims=True)", "out": "array + np.float32(1)"}
     for name, expression in made.items():
         for views in (False, True):
@@ -130,10 +131,10 @@ def paths(server: MeasuredServer, array: np.ndarray[Any, Any]) -> Iterator[tuple
         tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as grpc,
     ):
         for label, module, client in (("HTTP binary", tritonclient.http, http), ("gRPC", tritonclient.grpc, grpc)):
-            for model in ("in", "out"):
-                yield f"{label}, {model}", partial(infer, module, client, model, array)
+            for model in MODELS:
+                yield f"{label}, {model.replace('_', ', ')}", partial(infer, module, client, model, array)
         with in_regions(http, array):
-            for model in ("in", "out", "in_views", "out_views"):
+            for model in MODELS:
                 name = f"system shared memory, {model.replace('_', ', ')}"
                 yield name, partial(infer_in_regions, tritonclient.http, http, model, array)
 

@@ -18,7 +18,7 @@ import numpy as np
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.tensor import Buffer
 from pytriton_lite.engine.workers.memory import most_segments
-from pytriton_lite.ipc.arena import DEFAULT_BYTES, Arena
+from pytriton_lite.ipc.arena import ALIGNMENT, DEFAULT_BYTES, Arena
 from pytriton_lite.ipc.messages import INLINE_BYTES
 from pytriton_lite.ipc.segment import HAS_MEMORY_FILES, Segment
 
@@ -65,16 +65,18 @@ class Intake:
         """Address space that is held for rooms at this moment; what was never written to takes no memory."""
         return self._arena.reserved_bytes
 
-    def room(self, nbytes: int) -> memoryview:
+    def room(self, nbytes: int, *, tensor_at: int = 0) -> memoryview:
         """Memory for *nbytes*, which takes none before it is written: a client that declares much and sends nothing takes none.
 
+        What begins at *tensor_at* is aligned as a tensor is to be.
         Small ones, and all where the system has no memory files or too few descriptors, are memory of this process alone.
         Raises MemoryError where there is no room in our address space.
         """
         # A segment takes two descriptors, of itself and of its mapping, which connections want as well.
         if nbytes >= LEAST_BYTES and len(self._segments) < most_segments() // 2 and self._is_open:
             with contextlib.suppress(InferenceError):
-                return self._room(nbytes)
+                before = -tensor_at % ALIGNMENT
+                return self._room(before + nbytes)[before:]
         return np.empty(nbytes, np.uint8).data
 
     def _room(self, nbytes: int) -> memoryview:

@@ -34,7 +34,14 @@ from pytriton_lite.frontends.grpc.http2_frames import STATUS_200, field
 from pytriton_lite.frontends.grpc.infer_stream import METHOD as STREAM_METHOD
 from pytriton_lite.frontends.grpc.infer_stream import StreamOrigin
 from pytriton_lite.frontends.grpc.options import GrpcOptions
-from pytriton_lite.frontends.grpc.parsing import LARGE_BYTES, NOTHING_TYPED, Parsed, SlowParsing, parse_quickly
+from pytriton_lite.frontends.grpc.parsing import (
+    LARGE_BYTES,
+    NOTHING_TYPED,
+    Parsed,
+    SlowParsing,
+    parse_quickly,
+    tensor_at,
+)
 from pytriton_lite.frontends.grpc.restricted import refusal, restrictions_by_path
 from pytriton_lite.frontends.grpc.service_streams import LONGEST_QUESTION_BYTES, Opener
 from pytriton_lite.frontends.grpc.servicer import Servicer
@@ -705,13 +712,12 @@ class UnaryCall(Call):
 
     def _make_room(self, size: int, body: bytearray) -> None:
         """Memory for a message of *size* bytes, that a client which sends nothing more does not cost us."""
-        is_read_in_place = self._is_inference and not body[0]
         try:
-            self._buffer = (
-                self._endpoint.intake.room(PREFIX_BYTES + size)
-                if is_read_in_place
-                else np.empty(PREFIX_BYTES + size, np.uint8).data
-            )
+            if self._is_inference and not body[0]:
+                first = PREFIX_BYTES + tensor_at(memoryview(body)[PREFIX_BYTES:], size)
+                self._buffer = self._endpoint.intake.room(PREFIX_BYTES + size, tensor_at=first)
+            else:
+                self._buffer = np.empty(PREFIX_BYTES + size, np.uint8).data
         except MemoryError:
             text = f"no memory for a message of {size} bytes; send smaller tensors"
             self._fail(Refusal(Status.RESOURCE_EXHAUSTED, text))
@@ -1045,12 +1051,12 @@ class StreamCall(Call):
         self.is_watched = False
         self.tiny_frames = 0
         message: bytes | memoryview
-        with memoryview(body) as view:
+        with memoryview(body) as view, view[PREFIX_BYTES:end] as whole:
             if size >= LARGE_BYTES and not flag:
-                message = self._endpoint.intake.room(size)
-                message[:] = view[PREFIX_BYTES:end]
+                message = self._endpoint.intake.room(size, tensor_at=tensor_at(whole, size))
+                message[:] = whole
             else:
-                message = bytes(view[PREFIX_BYTES:end])
+                message = bytes(whole)
         del body[:end]
         return flag, message
 

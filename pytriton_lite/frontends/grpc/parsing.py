@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Buffer
+from pytriton_lite.ipc.messages import INLINE_BYTES
 from pytriton_lite.proto.grpc_service_pb import ModelInferRequest
 from pytriton_lite.proto.message import DecodeError
 
@@ -151,6 +152,21 @@ def check_width(data: bytes | memoryview, *, entries: int, fields: int, nested_f
     except _TooWide as error:
         text = f"request may have {fields} fields, and each of its parameters {nested_fields}"
         raise InferenceError(ErrorCode.INVALID_ARG, text) from error
+
+
+def tensor_at(begun: Buffer, nbytes: int) -> int:
+    """Where the first large tensor begins in a request of *nbytes* that begins with *begun*; 0 where that is not to be seen."""
+    view = memoryview(begun)
+    walk = _Walk(view, _QUICK_FIELDS)
+    at = 0
+    try:
+        while at < len(view):
+            tag, begin, at = walk.next(at, nbytes)
+            if tag == _RAW_INPUT_CONTENTS and at - begin > INLINE_BYTES:
+                return begin
+    except (DecodeError, IndexError, _TooWide, _Group):  # whoever reads all of it will say so
+        pass
+    return 0
 
 
 def _parse_whole(data: bytes | memoryview) -> Parsed:

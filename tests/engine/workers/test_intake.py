@@ -18,7 +18,7 @@ from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.workers import intake as module
 from pytriton_lite.engine.workers.intake import LEAST_BYTES, Intake, home_of
 from pytriton_lite.engine.workers.memory import Parcel, PeerMemory
-from pytriton_lite.ipc.arena import DEFAULT_BYTES
+from pytriton_lite.ipc.arena import ALIGNMENT, DEFAULT_BYTES
 from pytriton_lite.ipc.channel import FrameReader
 from pytriton_lite.ipc.messages import Kind, SpecTable
 from pytriton_lite.ipc.segment import Segment
@@ -75,6 +75,17 @@ def test_views_of_rooms_know_where_others_find_them() -> None:
             assert mapped.view[offset : offset + len(view)] == view
         assert home_of(rooms[0][:4096]) is None  # it travels in the message
         assert home_of(bytes(100_000)) is home_of(memoryview(bytearray(100_000))) is None
+
+    with_intake(scenario)
+
+
+def test_a_room_is_where_the_tensor_in_it_is_aligned() -> None:
+    async def scenario(intake: Intake) -> None:
+        for tensor_at in (0, 1, 63, 64, 105):
+            room = intake.room(100_000, tensor_at=tensor_at)
+            found = home_of(room[tensor_at:])
+            assert found is not None
+            assert (len(room), found[1] % ALIGNMENT) == (100_000, 0)
 
     with_intake(scenario)
 

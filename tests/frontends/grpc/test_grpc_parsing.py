@@ -89,6 +89,23 @@ def test_the_raw_contents_of_a_large_request_are_not_copied() -> None:
     assert entry.obj is data
 
 
+@given(large_requests())
+def test_the_first_large_tensor_is_found_in_the_begin_of_a_request(sent: ModelInferRequest) -> None:
+    data = sent.SerializeToString()
+    at = data.index(bytes(LARGE))
+    for begun in (data, data[:at], memoryview(data)[: at + 5]):
+        assert parsing.tensor_at(begun, len(data)) == at
+    for too_little in (b"", data[: at - 1], data[: at // 2]):
+        assert parsing.tensor_at(too_little, len(data)) == 0
+
+
+@given(st.binary(max_size=60), st.integers(0, 1 << 33))
+def test_where_no_tensor_is_found_none_is_said_to_be_there(begun: bytes, nbytes: int) -> None:
+    """Whatever it is: who reads all of it refuses it."""
+    at = parsing.tensor_at(begun, nbytes)
+    assert at == 0 or begun[:at].count(0x3A) > 0
+
+
 def decoded(message: ModelInferRequest) -> list[tuple[str, bytes]] | str:
     try:
         request = decode_request(message, None, NO_REGIONS)
