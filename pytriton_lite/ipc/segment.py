@@ -5,8 +5,8 @@ Guarantees:
 * No name outlives `Segment.create`: a memory file never had one, and POSIX shared memory is unlinked before anybody else
   hears of it. ``kill -9`` of any process, in any order, leaves nothing in ``/dev/shm``.
 * The pages exist when `create` returns. ``ftruncate`` succeeds where there is no memory left and the first write is a
-  SIGBUS; ``posix_fallocate`` fails instead. `create_unreserved` is for memory that is written as a client sends: a memory file
-  has no size that could be used up, so that its pages are had, or not, as those of any other memory of the process.
+  SIGBUS; ``posix_fallocate`` fails instead. `create_unreserved` is for memory that is written as a client sends, and that
+  others only read: no size of memory files can be used up, so that pages are had as any other memory of the process is.
 * Nobody can change the size of what the server maps: whoever has a descriptor may truncate a file, and the next look at
   what was cut off is a SIGBUS for everybody who has it mapped. So memory files are sealed before anybody hears of them, and
   `attach` maps only what is. A hole that is punched reads as zeros, and does no harm. macOS has neither memory files nor
@@ -41,6 +41,7 @@ _F_GET_SEALS = 1034
 _F_SEAL_SEAL = 1
 _F_SEAL_SHRINK = 2
 _F_SEAL_GROW = 4
+_F_SEAL_FUTURE_WRITE = 16
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 _SLOW_BYTES = 16 << 20
 """What takes longer to free than a thread to start."""
@@ -98,27 +99,38 @@ class Segment:
         """
         try:
             if HAS_MEMORY_FILES or not (may_shrink or sys.platform != "linux"):
-                return cls._made(_open_memory_file(prefix), nbytes, "memfd")
-            return cls._made(_open_shm(prefix + secrets.token_hex(12)), nbytes, "shm")
+                return cls._reserved(_open_memory_file(prefix), nbytes, "memfd")
+            return cls._reserved(_open_shm(prefix + secrets.token_hex(12)), nbytes, "shm")
         except OSError as error:
             raise _no_room(nbytes, error) from error
 
     @classmethod
     def create_unreserved(cls, nbytes: int, *, prefix: str = DEFAULT_PREFIX) -> Segment:
-        """Make a sealed memory file of *nbytes*, which takes memory as it is written, where there are memory files.
+        """Make a memory file of *nbytes* that takes memory as it is written, by this mapping alone since Linux 5.1.
 
         Raises InferenceError(INTERNAL) where there is no room for it in our address space, or no descriptor left.
         """
         try:
-            return cls._made(_open_memory_file(prefix), nbytes, "memfd", is_reserved=False)
+            fd = _open_memory_file(prefix)
+            try:
+                os.ftruncate(fd, nbytes)
+                segment = cls(fd, nbytes, "memfd")
+            except BaseException:
+                os.close(fd)
+                raise
+            try:
+                fcntl.fcntl(fd, _F_ADD_SEALS, _FIXED_SIZE | _F_SEAL_FUTURE_WRITE)
+            except OSError:
+                fcntl.fcntl(fd, _F_ADD_SEALS, _FIXED_SIZE)
         except OSError as error:
             raise _no_room(nbytes, error) from error
+        return segment
 
     @classmethod
-    def _made(cls, fd: int, nbytes: int, backing: str, *, is_reserved: bool = True) -> Segment:
+    def _reserved(cls, fd: int, nbytes: int, backing: str) -> Segment:
         try:
             os.ftruncate(fd, nbytes)
-            if is_reserved and hasattr(os, "posix_fallocate"):
+            if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(fd, 0, nbytes)
             if backing == "memfd":
                 fcntl.fcntl(fd, _F_ADD_SEALS, _FIXED_SIZE)

@@ -205,7 +205,7 @@ class PeerMemory:
         """Raises InferenceError(UNAVAILABLE) where there is no room, and ProtocolError for what is no safe segment."""
         fd, nbytes = self._unmapped[segment_id]
         try:
-            segment = Segment.attach(os.dup(fd), nbytes)
+            segment = Segment.attach(os.dup(fd), nbytes, is_writable=False)
         except OSError as error:
             raise InferenceError(
                 ErrorCode.UNAVAILABLE,

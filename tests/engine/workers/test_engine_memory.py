@@ -173,7 +173,7 @@ def test_what_the_owner_writes_later_shows_because_it_is_the_same_memory(caller:
     callee.worker.hear()
     assert given.home is not None
     segment, offset = given.home
-    segment.view[offset : offset + 4] = np.float32(9).tobytes()
+    os.pwrite(segment.fd, np.float32(9).tobytes(), offset)
     assert callee.worker.bytes_of(ref)[:4] == np.float32(9).tobytes()
 
 
@@ -304,7 +304,7 @@ def test_bytes_are_told_by_who_wrote_them(caller: Side) -> None:
     assert caller.memory.live_slots == 0
 
 
-def _no_room(fd: int, nbytes: int) -> Segment:
+def _no_room(fd: int, nbytes: int, *, is_writable: bool) -> Segment:
     os.close(fd)
     raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import mmap
 import os
 import threading
 import weakref
@@ -90,11 +91,21 @@ def test_a_room_is_where_the_tensor_in_it_is_aligned() -> None:
     with_intake(scenario)
 
 
-def test_what_is_attached_to_be_read_cannot_be_written() -> None:
-    segment = Segment.create(4096)
-    mapped = Segment.attach(os.dup(segment.fd), 4096, is_writable=False)
-    segment.view[:4] = b"read"
-    assert (mapped.view.readonly, bytes(mapped.view[:4])) == (True, b"read")
+def test_nobody_else_can_write_to_it() -> None:
+    async def scenario(intake: Intake) -> None:
+        room = intake.room(LARGE)
+        found = home_of(room)
+        assert found is not None
+        fd = found[0].fd
+        mapped = Segment.attach(os.dup(fd), LARGE, is_writable=False)
+        room[:4] = b"read"
+        assert (mapped.view.readonly, bytes(mapped.view[:4])) == (True, b"read")
+        with pytest.raises(PermissionError):
+            os.pwrite(fd, b"written", 0)
+        with pytest.raises(PermissionError):
+            mmap.mmap(fd, LARGE)
+
+    with_intake(scenario)
 
 
 def test_small_ones_are_no_shared_memory() -> None:
