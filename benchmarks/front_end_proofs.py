@@ -121,8 +121,9 @@ def report_batches(rounds: int, seconds: int) -> None:
 class Caller:
     """A client with one connection, which it opens anew when that is lost."""
 
-    def __init__(self, port: int, number: int) -> None:
-        self._port = port
+    def __init__(self, port: int, number: int, opening: threading.Lock) -> None:
+        """*opening* is held while a connection is opened, until it has had an answer: some front end has it then."""
+        self._opening = opening
         self._number = number
         self._client = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         self.local_port = 0
@@ -132,6 +133,10 @@ class Caller:
         self.wrong: list[str] = []
 
     def ask(self) -> None:
+        with self._opening if self._client.sock is None else contextlib.nullcontext():
+            self._ask()
+
+    def _ask(self) -> None:
         count = LARGE if (self.right + self._number) % 2 else 4
         data = [float(self.right % 1000)] * count
         inputs = [{"name": "X", "datatype": "FP32", "shape": [1, count], "data": data}]
@@ -154,6 +159,18 @@ class Caller:
 def front_ends_of(server: MeasuredServer) -> list[int]:
     members = [stat for stat in server.tree.members() if stat.state != "Z"]
     return [stat.pid for stat in members if part_of(stat.pid, server.tree.root) == "front ends"]
+
+
+def has_ended(pid: int) -> bool:
+    """Whether all threads of a process have, so that what they had open is closed; the first is a zombie before that."""
+    try:
+        tasks = [
+            task.joinpath("stat").read_text().rpartition(")")[2].split()[0]
+            for task in (PROC / str(pid) / "task").iterdir()
+        ]
+    except OSError:
+        return True
+    return tasks == ["Z"]
 
 
 def sockets_of(pid: int) -> set[str]:
@@ -184,8 +201,10 @@ def ports_at(victim: int, server: MeasuredServer) -> set[int]:
 def kill_under_load(kills: int, callers: int) -> bool:
     """Whether all was as it should be; prints what was."""
     with tempfile.TemporaryDirectory(prefix="front_ends_") as name, started(2, Path(name)) as server:
-        clients = [Caller(server.ports.http, number) for number in range(callers)]
-        for client in clients:
+        opening = threading.Lock()
+        clients = [Caller(server.ports.http, number, opening) for number in range(callers)]
+        for client in clients:  # a small and a large request: each front end has shared memory then
+            client.ask()
             client.ask()
         descriptors = len(list((PROC / str(server.tree.root) / "fd").iterdir()))
         stop = threading.Event()
@@ -202,10 +221,13 @@ def kill_under_load(kills: int, callers: int) -> bool:
         for number in range(kills):
             time.sleep(0.3)
             victim = front_ends_of(server)[number % 2]
-            os.kill(victim, signal.SIGSTOP)  # so that its connections are those that we see
-            doomed |= ports_at(victim, server)
-            os.kill(victim, signal.SIGKILL)
-            wait_until(lambda: victim not in front_ends_of(server), "a killed front end is seen to have ended")  # noqa: B023
+            # So that its connections are those that we see: none is opened until it has ended, and it answers nobody.
+            with opening:
+                os.kill(victim, signal.SIGSTOP)
+                doomed |= ports_at(victim, server)
+                os.kill(victim, signal.SIGKILL)
+                wait_until(lambda: has_ended(victim), "a killed front end has ended")  # noqa: B023
+            wait_until(lambda: victim not in front_ends_of(server), "its end is seen")  # noqa: B023
             # Until the server has seen the end it counts the dead one.
             wait_until(lambda: len(front_ends_of(server)) == 2, "another one is started")
             wait_until(lambda: server.metric("pytriton_lite_front_ends") == 2, "it is ready")

@@ -44,7 +44,11 @@ def part_of(pid: int, server: int) -> str:
     """The part of the server that a process is."""
     if pid == server:
         return "engine"
-    return "front ends" if PROC.joinpath(str(pid), "comm").read_text().startswith("front end") else "workers"
+    try:
+        name = PROC.joinpath(str(pid), "comm").read_text()
+    except FileNotFoundError:  # it has just ended
+        return "workers"
+    return "front ends" if name.startswith("front end") else "workers"
 
 
 def cpu_seconds(server: MeasuredServer) -> dict[str, float]:

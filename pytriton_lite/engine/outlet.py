@@ -44,6 +44,8 @@ class Outlet:
         self._unsent_descriptors: deque[tuple[int, object]] = deque()
         """Those for which the socket has no room: it holds some hundreds. With who keeps each open; None for a copy of ours."""
         self._is_open = True
+        self.undelivered: list[object] = []
+        """Owners of descriptors that never left, as the other end has gone, in their order."""
 
     def send(self, data: bytes) -> None:
         """Send whole frames, behind those that were sent before."""
@@ -86,6 +88,8 @@ class Outlet:
             self._unsent_descriptors.append((os.dup(fd) if owner is None else fd, owner))
         except OSError as error:
             self._lose(error)
+            if owner is not None:
+                self.undelivered.append(owner)
             return
         self._loop.add_writer(self._descriptors.fileno(), self._send_descriptors)
 
@@ -99,7 +103,7 @@ class Outlet:
     def _send_descriptors(self) -> None:
         try:
             while self._unsent_descriptors and self._can_send(self._unsent_descriptors[0][0]):
-                self._drop_first()
+                close_own(*self._unsent_descriptors.popleft())
         except OSError as error:
             self._lose(error)
             return
@@ -111,16 +115,18 @@ class Outlet:
         if not isinstance(error, ConnectionError):
             self._on_lost(error)
 
-    def _drop_first(self) -> None:
-        fd, owner = self._unsent_descriptors.popleft()
-        if owner is None:
-            os.close(fd)
-
     def _drop_descriptors(self) -> None:
         if self._unsent_descriptors:
             self._loop.remove_writer(self._descriptors.fileno())
         while self._unsent_descriptors:
-            self._drop_first()
+            fd, owner = self._unsent_descriptors.popleft()
+            self.drop(fd, owner)
+
+    def drop(self, fd: int, owner: object) -> None:
+        """Do without sending *fd*; see `close_own`."""
+        close_own(fd, owner)
+        if owner is not None:
+            self.undelivered.append(owner)
 
     def close(self) -> None:
         """Forget what was not sent; nothing is sent any more. Must be called before the sockets are closed."""
@@ -131,3 +137,9 @@ class Outlet:
         if self._unsent:
             self._unsent.clear()
             self._loop.remove_writer(self._channel.fileno())
+
+
+def close_own(fd: int, owner: object) -> None:
+    """Close *fd*, which is ours where it has no *owner*."""
+    if owner is None:
+        os.close(fd)

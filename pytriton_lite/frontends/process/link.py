@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from pytriton_lite.core.errors import ProtocolError
-from pytriton_lite.engine.outlet import Outlet
+from pytriton_lite.engine.outlet import Outlet, close_own
 from pytriton_lite.frontends.process import frames
 from pytriton_lite.frontends.work_share import WorkShare
 from pytriton_lite.ipc.channel import HEADER, RECEIVE_BYTES, FrameReader, receive_descriptor, wait_descriptor
@@ -97,7 +96,7 @@ class Link:
         self._out.append(frame)
         if fd >= 0:
             if not self._is_open:
-                _close_own(fd, owner)
+                close_own(fd, owner)
                 return
             self._out_descriptors.append((fd, owner))
         if not self._is_flush_due:
@@ -121,7 +120,7 @@ class Link:
             descriptors, self._out_descriptors = self._out_descriptors, []
             for fd, owner in descriptors:
                 self._outlet.send_descriptor(fd, owner)
-                _close_own(fd, owner)
+                close_own(fd, owner)
         data = b"".join(first + out if first else out)
         if data:
             self._outlet.send(data)
@@ -171,6 +170,16 @@ class Link:
             self._end(repr(error))
         return self._is_open
 
+    @property
+    def is_open(self) -> bool:
+        """Whether what is added may still be sent."""
+        return self._is_open
+
+    def take_undelivered(self) -> list[object]:
+        """Owners of descriptors that have not left and will not, as the other end has gone, in their order; each once."""
+        found, self._outlet.undelivered = self._outlet.undelivered, []
+        return found
+
     def _end(self, reason: str) -> None:
         if self._is_open:
             self.close()
@@ -184,15 +193,10 @@ class Link:
         self._loop.remove_reader(self._channel.fileno())
         self._outlet.close()
         for fd, owner in self._out_descriptors:
-            _close_own(fd, owner)
+            self._outlet.drop(fd, owner)
         self._out_descriptors.clear()
         self._channel.close()
         self._descriptors.close()
-
-
-def _close_own(fd: int, owner: object) -> None:
-    if owner is None:
-        os.close(fd)
 
 
 class FrontEndLink(Link):

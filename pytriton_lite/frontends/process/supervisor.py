@@ -118,6 +118,25 @@ class Shared:
         """Places for connections by the number of the listener."""
 
 
+class _Handed:
+    """A connection on its way to a front end. It is closed here when it has left, or nobody takes it any more."""
+
+    __slots__ = ("fd", "listener")
+
+    def __init__(self, listener: int, connection: socket.socket) -> None:
+        self.listener = listener
+        self.fd = connection.detach()
+
+    def connection(self) -> socket.socket:
+        """The connection, which is the caller's from now on."""
+        fd, self.fd = self.fd, -1
+        return socket.socket(fileno=fd)
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
 class FrontEndProcess:
     """One process, which begins to start at once. Its end is reported once, to *on_end*."""
 
@@ -127,11 +146,13 @@ class FrontEndProcess:
         number: int,
         on_ready: Callable[[FrontEndProcess], None],
         on_gone: Callable[[], None],
+        on_undelivered: Callable[[int, socket.socket], None],
         on_end: Callable[[FrontEndProcess, str], None],
     ) -> None:
         """*on_ready* is to tell it everything that the others know, before it gets its first connection.
 
-        *on_gone* hears of connections that have ended.
+        *on_gone* hears of connections that have ended. *on_undelivered* gets those, with the numbers of their listeners, that
+        were handed to a process which had died and that have not left this one.
 
         Raises FrontEndError where it cannot be started.
         """
@@ -142,6 +163,7 @@ class FrontEndProcess:
         self._shared = shared
         self._on_ready = on_ready
         self._on_gone = on_gone
+        self._on_undelivered = on_undelivered
         self._on_end = on_end
         self._by_listener = {frames.HTTP: 0, frames.GRPC: 0}
         self._loop = asyncio.get_running_loop()
@@ -204,7 +226,9 @@ class FrontEndProcess:
 
     @property
     def has_room(self) -> bool:
-        """Whether it has a descriptor for one connection more. It may have as many as this process."""
+        """Whether it lives and has a descriptor for one connection more. It may have as many as this process."""
+        if not self._link.is_open:  # its end is reported a moment later
+            return False
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         others = _OWN_DESCRIPTORS + self._shared.regions.count
         return most == resource.RLIM_INFINITY or self.connections < max(1, most - others)
@@ -213,7 +237,8 @@ class FrontEndProcess:
         """Hand over a connection, which is closed here."""
         self.connections += 1
         self._by_listener[listener] += 1
-        self._link.add(frames.numbers_frame(frames.CONNECTION, [listener]), connection.detach())
+        handed = _Handed(listener, connection)
+        self._link.add(frames.numbers_frame(frames.CONNECTION, [listener]), handed.fd, handed)
 
     def tell_region(self, name: str) -> None:
         """Tell of a region that was registered, or is not any more."""
@@ -319,6 +344,14 @@ class FrontEndProcess:
             self.replace(f"it said what is no message: {reason}")
         else:
             self.kill()  # it is about to end, or cannot be spoken to
+        self._take_back_undelivered()
+
+    def _take_back_undelivered(self) -> None:
+        for owner in self._link.take_undelivered():
+            if isinstance(owner, _Handed):
+                self.connections -= 1
+                self._by_listener[owner.listener] -= 1
+                self._on_undelivered(owner.listener, owner.connection())
 
     def _on_exit(self) -> None:
         self._loop.remove_reader(self._pidfd)
@@ -326,6 +359,7 @@ class FrontEndProcess:
         code = self._process.wait()
         self.state = move(_TRANSITIONS, self.state, ProcessState.STOPPED)
         self._link.close()
+        self._take_back_undelivered()
         self._control.close()
         self._peer.close()
         for listener, count in self._by_listener.items():
@@ -403,7 +437,7 @@ class FrontEnds:
 
     def _spawn(self, number: int) -> None:
         self._processes[number] = FrontEndProcess(
-            self._shared, number, self._introduce, self._hand_over_waiting, self._on_end
+            self._shared, number, self._introduce, self._hand_over_waiting, self.hand_over, self._on_end
         )
 
     def _introduce(self, process: FrontEndProcess) -> None:
@@ -436,6 +470,9 @@ class FrontEnds:
 
     def hand_over(self, listener: int, connection: socket.socket) -> None:
         """Give *connection* to the front end that has the fewest, or keep it until there is one with room for it."""
+        if self._is_stopping:
+            connection.close()
+            return
         self._waiting.append((listener, connection))
         self._hand_over_waiting()
 

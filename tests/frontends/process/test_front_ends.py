@@ -30,13 +30,14 @@ from pytriton_lite.core.errors import ErrorCode
 from pytriton_lite.core.log_settings import LogSettings
 from pytriton_lite.engine.server import Server, ServerOptions
 from pytriton_lite.engine.workers.settings import WorkerSettings
-from pytriton_lite.frontends.process import supervisor
+from pytriton_lite.frontends.accepting import Places
+from pytriton_lite.frontends.process import frames, supervisor
 from pytriton_lite.frontends.process.board import Board
 from pytriton_lite.frontends.process.control import Answers
 from pytriton_lite.frontends.process.news import FrontEndStart
 from pytriton_lite.frontends.process.supervisor import FrontEndError, FrontEnds, Shared, command_of
 from pytriton_lite.settings import Settings
-from tests.harness import RunningServer, is_running, process_name_and_parent, stat_fields, tensor, write_model
+from tests.harness import RunningServer, is_running, process_name_and_parent, stat_fields, tensor, until, write_model
 from tests.prometheus_text import read_page
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="front ends need memory files and process descriptors")
@@ -576,6 +577,37 @@ def test_one_that_ends_before_all_are_waited_for_is_replaced(tmp_path: Path) -> 
         await front_ends.wait_ready()
         assert (front_ends.ready, front_ends.restarts) == (1, 1)
         assert front_ends._processes[0].pid != first.pid
+
+    started(tmp_path, scenario)
+
+
+def is_dead(pid: int) -> bool:
+    """Whether all of its threads have ended, so that what they had open is closed, though nobody has heard of it yet."""
+    return len(os.listdir(f"/proc/{pid}/task")) == 1 and stat_fields(pid)[0] == "Z"
+
+
+def test_connections_that_are_handed_to_one_that_has_just_died_go_to_another(tmp_path: Path) -> None:
+    async def scenario(front_ends: FrontEnds) -> None:
+        front_ends.taker(frames.HTTP, Places(9))
+        await front_ends.wait_ready()
+        (first,) = front_ends._processes.values()
+        os.kill(first.pid, signal.SIGKILL)
+        until(lambda: is_dead(first.pid))
+        pairs = [socket.socketpair() for _ in range(3)]
+        for ours, _ in pairs[:2]:
+            front_ends.hand_over(frames.HTTP, ours)
+        assert first.connections == 2
+        first._link.flush()
+        while first._link.is_open:  # noqa: ASYNC110 - until the next turn of the loop sees that the other end is closed
+            await asyncio.sleep(0)
+        front_ends.hand_over(frames.HTTP, pairs[2][0])  # the end of the process may be reported later
+        await first.drained
+        assert (first.connections, len(front_ends._waiting)) == (0, 3)
+        for _, theirs in pairs:
+            theirs.setblocking(False)
+            with pytest.raises(BlockingIOError):  # it is not closed
+                theirs.recv(1)
+            theirs.close()
 
     started(tmp_path, scenario)
 

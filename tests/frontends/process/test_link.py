@@ -137,6 +137,47 @@ def test_descriptors_that_their_owner_keeps_open_are_not_copied() -> None:
     run(scenario)
 
 
+class Owner:
+    """Closes its descriptor when nobody wants to send it any more."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.fd = memory(name.encode())
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+def test_descriptors_that_cannot_leave_any_more_come_back_in_their_order() -> None:
+    """Behind a full socket, in a frame of this turn, and in one that is added before the end of the other side is seen."""
+
+    async def scenario(engine: EngineEnd, front_end: FrontEndEnd) -> None:
+        before = open_descriptors()
+        engine.link._descriptors.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        front_end.link._loop.remove_reader(front_end.link._channel.fileno())
+        engine.link.add(frame(2, [b""]), (sent := Owner("sent")).fd, sent)
+        del sent
+        engine.link.flush()
+        assert open_descriptors() == before  # it has left
+        for number in range(500):
+            engine.link.add(frame(2, [b""]), (owner := Owner(f"{number}")).fd, owner)
+        engine.link.flush()
+        engine.link.add(frame(2, [b""]), (owner := Owner("500")).fd, owner)
+        front_end.link.close()
+        engine.link.flush()
+        engine.link.add(frame(2, [b""]), (owner := Owner("501")).fd, owner)
+        del owner
+        await until(lambda: bool(engine.ended))
+        found = engine.link.take_undelivered()
+        names = [int(owner.name) for owner in found if isinstance(owner, Owner)]
+        assert names == list(range(names[0], 502))
+        assert engine.link.take_undelivered() == []
+        del found
+        assert open_descriptors() <= before
+
+    run(scenario)
+
+
 def test_more_than_a_socket_holds_comes_when_there_is_room() -> None:
     async def scenario(engine: EngineEnd, front_end: FrontEndEnd) -> None:
         for number in range(3000):
