@@ -163,14 +163,13 @@ def front_ends_of(server: MeasuredServer) -> list[int]:
 
 def has_ended(pid: int) -> bool:
     """Whether all threads of a process have, so that what they had open is closed; the first is a zombie before that."""
+    tasks = PROC / str(pid) / "task"
     try:
-        tasks = [
-            task.joinpath("stat").read_text().rpartition(")")[2].split()[0]
-            for task in (PROC / str(pid) / "task").iterdir()
-        ]
-    except OSError:
+        return [task.name for task in tasks.iterdir()] == [str(pid)] and " Z " in (
+            tasks / str(pid) / "stat"
+        ).read_text()
+    except FileNotFoundError:
         return True
-    return tasks == ["Z"]
 
 
 def sockets_of(pid: int) -> set[str]:

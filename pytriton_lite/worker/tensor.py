@@ -222,7 +222,10 @@ class Tensor:
         if self._storage is not None:
             return self._storage
         if self._read is not None:
-            return Storage.of_array(np.frombuffer(self._received_content(), np.uint8))
+            content = self._received_content()
+            if not _may_be_written(content):
+                content = self._content = content.copy()
+            return Storage.of_array(np.frombuffer(content, np.uint8))
         assert self._array is not None
         return Storage.of_array(self._array)
 
@@ -257,6 +260,18 @@ class Tensor:
             raise TritonModelException(str(error)) from None
         host().count_host_bytes(nbytes)
         return copy
+
+
+def _may_be_written(content: Any) -> bool:
+    """Whether a process that writes to *content* lives on. Consumers of DLPack know of no memory that is to be read alone."""
+    if not isinstance(content, np.ndarray) or content.flags.writeable:
+        return True
+    try:
+        content.flags.writeable = True
+    except ValueError:  # it is mapped for reading
+        return False
+    content.flags.writeable = False
+    return True
 
 
 def _checked(name: str | bytes) -> str:

@@ -71,6 +71,23 @@ class TritonPythonModel:
         return answers
 """
 
+TRUSTING = """
+import ctypes
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            tensor = pb_utils.get_input_tensor_by_name(request, "X")
+            last = tensor.as_numpy()[-1]
+            array = np.from_dlpack(tensor)
+            ctypes.memset(array.ctypes.data, 0, 4)  # as what other libraries make of a capsule may be written to
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([array[0], array[-1], last]))]))
+        return answers
+"""
+
 MIXED = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -153,6 +170,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     write_model(models, "keeper", KEEPER, XY + ONE)
     write_model(models, "looker", LOOKER, XY + ONE)
     write_model(models, "viewer", LOOKER, XY + ONE + VIEWS)
+    write_model(models, "trusting", TRUSTING, XY + ONE)
+    write_model(models, "trusting_views", TRUSTING, XY + ONE + VIEWS)
     write_model(models, "mixed", MIXED, MIXES + ONE)
     write_model(models, "mixed_views", MIXED, MIXES + ONE + VIEWS)
     write_model(models, "caller", CALLER, SCRIBBLES + ONE)
@@ -215,6 +234,13 @@ def test_an_array_is_the_model_s_own_unless_it_wants_views(infer: Infer) -> None
     given = np.arange(COUNT, dtype=np.float32)
     np.testing.assert_array_equal(infer("looker", X=given).as_numpy("Y"), [True, True, COUNT - 1])
     np.testing.assert_array_equal(infer("viewer", X=given).as_numpy("Y"), [False, True, COUNT - 1])
+
+
+@pytest.mark.parametrize("model", ["trusting", "trusting_views"])
+def test_what_is_exported_by_dlpack_may_be_written_to(infer: Infer, model: str) -> None:
+    for _ in range(2):
+        answer = infer(model, X=np.full(COUNT, 7, np.float32)).as_numpy("Y")
+        np.testing.assert_array_equal(answer, [0, 7, 7])
 
 
 @pytest.mark.parametrize("model", ["mixed", "mixed_views"])
