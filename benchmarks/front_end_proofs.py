@@ -168,7 +168,7 @@ def has_ended(pid: int) -> bool:
         return [task.name for task in tasks.iterdir()] == [str(pid)] and " Z " in (
             tasks / str(pid) / "stat"
         ).read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
 
 
