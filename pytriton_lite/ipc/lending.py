@@ -8,6 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 
+from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.device_segment import DeviceSegment
 from pytriton_lite.ipc.region import ClientSegment
@@ -23,7 +24,7 @@ Lendable = Segment | ClientSegment | DeviceSegment
 
 
 class Lending:
-    """What one peer knows of such segments."""
+    """What one peer knows of such segments, and the tensors in them that it has not given back."""
 
     def __init__(self, on_news: Callable[[], None], *, first_segment: int = FIRST_LENT_SEGMENT) -> None:
         """They are numbered from *first_segment* on. *on_news* is called when `frames` has something to say by itself."""
@@ -32,6 +33,9 @@ class Lending:
         self._new: list[tuple[int, Lendable]] = []
         self._gone: list[int] = []
         self._next = first_segment
+        self.lent: dict[int, Tensor] = {}
+        """Tensors that the peer has, by the slots that it gives back."""
+        self._next_slot = FIRST_LENT_SLOT
         self._is_closed = False
 
     def introduce(self, segment: Lendable) -> int:
@@ -43,6 +47,18 @@ class Lending:
             self._next += 1
             self._new.append((number, segment))
         return number
+
+    def lend(self, segment: Lendable, tensor: Tensor) -> tuple[int, int]:
+        """(segment, slot) by which the peer knows *tensor*, which lies in *segment* and is kept until `release`."""
+        number = self.introduce(segment)
+        slot = self._next_slot
+        self._next_slot = slot + 1
+        self.lent[slot] = tensor
+        return number, slot
+
+    def release(self, slot: int) -> bool:
+        """Take back what was lent as *slot*; False where nothing was."""
+        return self.lent.pop(slot, None) is not None
 
     def frames(self, send_descriptor: Callable[[int], None]) -> list[bytes]:
         """What the peer must be told before it is told of anything in them. Descriptors are sent by this call."""
@@ -71,6 +87,7 @@ class Lending:
         self._is_closed = True
         self._numbers.clear()
         self._new.clear()
+        self.lent.clear()
 
     def _on_segment_gone(self, key: weakref.ref[Lendable]) -> None:
         number = self._numbers.pop(key, None)

@@ -43,9 +43,9 @@ class Intake:
         """The first segment has *ring_bytes*; names of segments begin with *prefix*."""
         self._arena = Arena(lambda nbytes: Segment.create_unreserved(nbytes, prefix=prefix), ring_bytes=ring_bytes)
         self._segments: dict[int, Segment] = {}
-        """Those of the arena by their numbers."""
+        """The segments that the arena has now, by their numbers in it."""
         self._leases: dict[int, weakref.ref[_Received]] = {}
-        """By the number of the slot in the arena."""
+        """The bytes of each room that somebody refers to, by the number of its slot in the arena."""
         self._ended: list[int] = []
         """Slots that nobody refers to, which any thread may find out, in the middle of anything."""
         self._is_release_due = False

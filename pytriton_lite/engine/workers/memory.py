@@ -111,7 +111,6 @@ class PeerMemory:
         self._given: dict[int, Tensor] = {}
         self._lending = Lending(on_news)
         """Segments of other workers, of clients, and that requests were received in."""
-        self._next_slot = FIRST_LENT_SLOT
         self._is_closed = False
         self.is_touched = False
         """Whether anything was put here or attached since it was known to be empty: a glance for every request."""
@@ -122,7 +121,7 @@ class PeerMemory:
         return (
             bool(self._outputs or self._unmapped or self._device_outputs)
             or self._arena.is_reserved
-            or bool(self._given)
+            or bool(self._given or self._lending.lent)
         )
 
     @property
@@ -133,7 +132,7 @@ class PeerMemory:
     @property
     def live_slots(self) -> int:
         """What the worker holds of ours and of other workers', and we of the worker's."""
-        lent = sum(slot >= FIRST_LENT_SLOT for slot in self._given)
+        lent = len(self._lending.lent)
         return self._arena.live_slots + lent + len(self._leases) + len(self._device_leases)
 
     @property
@@ -155,11 +154,8 @@ class PeerMemory:
 
     def lend(self, home: Lendable | DeviceSlot, tensor: Tensor) -> tuple[int, int]:
         """(segment, slot) by which the worker knows *tensor*, which lies in *home*, neither ours nor this worker's arena."""
-        number = self.introduce(home.segment if isinstance(home, DeviceSlot) else home)
-        slot = self._next_slot
-        self._next_slot += 1
-        self._given[slot] = tensor
-        return number, slot
+        self.is_touched = True
+        return self._lending.lend(home.segment if isinstance(home, DeviceSlot) else home, tensor)
 
     def introduce(self, segment: Lendable) -> int:
         """The number by which the worker knows *segment*, for as long as somebody holds it."""
@@ -172,15 +168,15 @@ class PeerMemory:
 
     def given(self, slot: int) -> Tensor:
         """Raises InferenceError for what the worker has released already."""
-        tensor = self._given.get(slot)
+        tensor = self._given.get(slot) or self._lending.lent.get(slot)
         if tensor is None:
             raise InferenceError(ErrorCode.INTERNAL, "a tensor was used after its memory had been given back")
         return tensor
 
     def release(self, slots: tuple[int, ...] | list[int]) -> None:
         for slot in slots:
-            self._given.pop(slot, None)
-            if slot < FIRST_LENT_SLOT:
+            if not self._lending.release(slot) and slot < FIRST_LENT_SLOT:
+                self._given.pop(slot, None)
                 self._arena.release(slot)
 
     # ------------------------------------------------------------------------------------------ from the worker

@@ -18,7 +18,7 @@ from pytriton_lite.frontends.process.link import FrontEndLink
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import frame
 from pytriton_lite.ipc.device_segment import DeviceSegment, is_on_device
-from pytriton_lite.ipc.lending import FIRST_LENT_SLOT, Lending
+from pytriton_lite.ipc.lending import Lending
 from pytriton_lite.ipc.messages import INLINE_BYTES, Kind, Place, SegmentKind, SpecTable, TensorRef
 from pytriton_lite.ipc.process_memory import InputMemory, OutputMemory
 from pytriton_lite.ipc.region import ClientSegment
@@ -69,9 +69,6 @@ class RemoteCalls:
         self._next = self._next_before = 1
         """The number of the next call, and what it was when somebody looked last."""
         self._consumed: dict[int, int] = {}
-        self._lent: dict[int, Tensor] = {}
-        """What the engine has of memory that requests were received in, by the slots that it gives back."""
-        self._next_lent = FIRST_LENT_SLOT
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
 
@@ -85,6 +82,7 @@ class RemoteCalls:
         self._inputs = inputs
         self._outputs = outputs
         self._lending = Lending(link.flush_soon, first_segment=_FIRST_LENT_SEGMENT)
+        """What the engine has of memory that requests were received in."""
         link.taker = self
 
     def trim_if_idle(self) -> None:
@@ -138,13 +136,12 @@ class RemoteCalls:
         if packed is not None:
             parts.append(packed.data)
         else:
-            first_lent = self._next_lent
+            lent: list[int] = []
             try:
-                self._put_inputs(parts, request.inputs)
+                self._put_inputs(parts, request.inputs, lent)
             except InferenceError:
                 self._outputs.undo()
-                for slot in range(first_lent, self._next_lent):
-                    del self._lent[slot]
+                self._release(lent)
                 raise
         self._outputs.commit()
         call = RemoteCall(self, number, request, receiver)
@@ -152,19 +149,25 @@ class RemoteCalls:
         self._link.add(frame(frames.CALL, parts))
         return call
 
-    def _put_inputs(self, parts: list[bytes], inputs: list[Tensor]) -> None:
+    def _put_inputs(self, parts: list[bytes], inputs: list[Tensor], lent: list[int]) -> None:
+        """Append *inputs*; slots of those that stay where they were received go into *lent*."""
         for tensor in inputs:
             spec = self._specs.encode(tensor.name, tensor.datatype, tensor.shape)
             if tensor.nbytes <= INLINE_BYTES and (tensor.data is not None or not is_on_device(tensor)):
                 messages.put_inline(parts, spec, tensor.content())
             else:
-                self._put_large(parts, spec, tensor)
+                self._put_large(parts, spec, tensor, lent)
 
-    def _put_large(self, parts: list[bytes], spec: bytes, tensor: Tensor) -> None:
+    def _put_large(self, parts: list[bytes], spec: bytes, tensor: Tensor, lent: list[int]) -> None:
         if tensor.home is not None:
             segment, offset = tensor.home
             if isinstance(segment, Segment):
-                self._lend(parts, spec, tensor, segment, offset)
+                number, slot = self._lending.lend(segment, tensor)
+                lent.append(slot)
+                nbytes = tensor.nbytes
+                messages.put_reference(
+                    parts, spec, place=Place.SLOT, segment=number, slot=slot, offset=offset, nbytes=nbytes
+                )
                 return
             messages.put_reference(
                 parts,
@@ -178,16 +181,8 @@ class RemoteCalls:
         assert tensor.data is not None
         self._outputs.put_bytes(parts, spec, tensor.data)
 
-    def _lend(self, parts: list[bytes], spec: bytes, tensor: Tensor, segment: Segment, offset: int) -> None:
-        slot = self._next_lent
-        self._next_lent = slot + 1
-        self._lent[slot] = tensor
-        number = self._lending.introduce(segment)
-        nbytes = tensor.nbytes
-        messages.put_reference(parts, spec, place=Place.SLOT, segment=number, slot=slot, offset=offset, nbytes=nbytes)
-
     def _release(self, slots: tuple[int, ...] | list[int]) -> None:
-        ours = [slot for slot in slots if self._lent.pop(slot, None) is None]
+        ours = [slot for slot in slots if not self._lending.release(slot)]
         if ours:
             self._outputs.release(ours)
 
