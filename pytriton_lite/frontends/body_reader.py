@@ -45,24 +45,30 @@ class BodyReader(asyncio.BufferedProtocol):
     """
 
     def __init__(
-        self, connection: BodyConnection, room: memoryview, filled: int, on_bytes: Callable[[int], None]
+        self,
+        connection: BodyConnection,
+        room: memoryview,
+        whole: asyncio.Future[bool],
+        filled: int,
+        on_bytes: Callable[[int], None],
     ) -> None:
         """*room* is for the whole rest of the body, of which *filled* bytes are there.
 
-        *on_bytes* is called with how many are there, and may refuse them by raising; `whole` raises that then.
+        *whole* is done when *room* is full, with True, or with False when the rest will not come. *on_bytes* is called with how
+        many bytes are there, and may refuse them by raising; *whole* raises that then.
         """
         self._connection = connection
         self._room: memoryview | None = room
         self._filled = filled
         self._length = len(room)
         self._on_bytes = on_bytes
-        self.whole: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        """Done when *room* is full, with True, or with False when the rest will not come."""
+        self._whole: asyncio.Future[bool] | None = whole
+        """None when what has come was refused."""
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """See `asyncio.BufferedProtocol`."""
         end = min(self._filled + _READ_BYTES, self._length)
-        if self._room is not None and not self.whole.done():
+        if self._room is not None and self._is_awaited():
             return self._room[self._filled : end]
         self._room = None  # its owner has gone
         return memoryview(_DROPPED)[: end - self._filled]
@@ -71,11 +77,11 @@ class BodyReader(asyncio.BufferedProtocol):
         """See `asyncio.BufferedProtocol`."""
         self._filled += nbytes
         self._connection.body_came(nbytes)
-        if not self.whole.done():
+        if self._is_awaited():
             try:
                 self._on_bytes(self._filled)
             except Exception as error:
-                self.whole.set_exception(error)
+                self._refuse(error)
         if self._filled == self._length:
             self._connection.body_ended()
             self.end(whole=True)
@@ -83,8 +89,19 @@ class BodyReader(asyncio.BufferedProtocol):
     def end(self, *, whole: bool) -> None:
         """Say whether all of it has come to who waits for it."""
         self._room = None
-        if not self.whole.done():
-            self.whole.set_result(whole)
+        if self._whole is not None and not self._whole.done():
+            self._whole.set_result(whole)
+
+    def _is_awaited(self) -> bool:
+        return self._whole is not None and not self._whole.done()
+
+    def _refuse(self, error: Exception) -> None:
+        assert self._whole is not None
+        # The error keeps the frames that it is raised through, here and where the future is awaited, and these have the room.
+        # It is given back at once only where neither we nor these frames refer to the error, or to the future that has it.
+        self._room = None
+        self._whole.set_exception(error.with_traceback(None))
+        self._whole = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connection.connection_lost(exc)

@@ -667,11 +667,12 @@ class ListenerProtocol(HttpToolsProtocol):
         cycle.body = bytearray()
         cycle.message_event.clear()
         self._rest = _NOTHING
-        reader = self._body_reader = BodyReader(self, room, filled, on_bytes)
+        whole: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        reader = self._body_reader = BodyReader(self, room, whole, filled, on_bytes)
         self.flow.read_paused = False
         self.transport.set_protocol(reader)
         self.transport.resume_reading()
-        return reader.whole
+        return whole
 
     def body_came(self, nbytes: int) -> None:
         """See `BodyConnection`. Where connections have had their time of this turn of the loop, this one waits for the next."""

@@ -226,7 +226,13 @@ async def fill(
         room[:begun] = first
         whole = read_body_into(all_of, room[begun:], lambda nbytes: receiving.hold(before + begun + nbytes))
         if whole is not None:
-            if not await whole:
+            try:
+                is_whole = await whole
+            finally:
+                del (
+                    whole
+                )  # the error that it may have raised refers to this frame: the room would stay until a collection
+            if not is_whole:
                 raise Disconnected
             return len(room), b"", False
     filled, more, piece = 0, True, first

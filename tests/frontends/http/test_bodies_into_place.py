@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import socket
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
@@ -51,6 +53,18 @@ class App:
         """Bodies that did not come as messages."""
         self.is_direct = asyncio.Event()
         self.timelines: list[Timeline] = []
+        self.live_rooms = 0
+        """Memory for bodies that somebody refers to."""
+
+    def _room(self, nbytes: int) -> memoryview:
+        memory = np.empty(nbytes, np.uint8)
+        self.live_rooms += 1
+
+        def gone() -> None:
+            self.live_rooms -= 1
+
+        weakref.finalize(memory, gone)
+        return memory.data
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         timeline = Timeline("http", "m", lambda: 1)
@@ -59,7 +73,7 @@ class App:
         self._count_direct(scope)
         length = int(dict(scope["headers"])[b"content-length"])
         first = (await receive())["body"]
-        room = memoryview(bytearray(length))
+        room = self._room(length)
         try:
             filled, _, _ = await fill(room, receive, first, Room(self._limit), all_of=scope)  # type: ignore[arg-type]
         except Disconnected:
@@ -68,6 +82,7 @@ class App:
             return
         except InferenceError as error:
             self.ends.append(error.message)
+            del room
             await send_error(send, 503, error.message)
             return
         self.ends.append("whole")
@@ -187,6 +202,7 @@ def test_a_body_there_is_no_room_for_is_refused_in_the_middle_and_what_is_left_o
     async def scenario(client: Client) -> None:
         await client.send(head(SIZE) + BODY[: SIZE // 2])
         assert await client.answer() == (503, b'{"error":"no room"}')
+        assert client.app.live_rooms == 0  # the budget has it back
         await client.send(BODY[SIZE // 2 :] + head(3) + b"abc")
         assert await client.answer() == right(b"abc")
 
