@@ -106,7 +106,9 @@ class DeviceHelper:
             )
         if operation == "open":
             return 0
-        with mmap.mmap(segment, begin + nbytes) as mapped:
+        # What is only read may be a segment that nobody but who made it may write to: a request was received there.
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if operation == "read" else 0)
+        with mmap.mmap(segment, begin + nbytes, prot=protection) as mapped:
             view = memoryview(mapped)[begin : begin + nbytes]
             try:
                 if operation == "read":

@@ -19,6 +19,7 @@ from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.workers.device_helper import DeviceHelpers
 from pytriton_lite.engine.workers.fork_server import ForkServers
+from pytriton_lite.engine.workers.intake import LEAST_BYTES, Intake, home_of
 from pytriton_lite.engine.workers.settings import WorkerSettings
 from pytriton_lite.ipc.device_segment import DeviceSegment
 from pytriton_lite.ipc.pretend_device import CRASHING_HANDLE, HANGING_HANDLE, PretendDevice, uuid_of
@@ -85,6 +86,27 @@ def test_bytes_go_to_and_from_memory_of_a_client_and_of_a_worker() -> None:
                 await made.write(segment, 0, Tensor("T", dtypes.FP32, (2,), copy.view[4:12], home=(copy, 4)))
                 assert bytes((await made.read(segment, 0, 8)).view[:8]) == b"fourfour"
             assert len(made.pids) == 1
+
+    run(test)
+
+
+def test_an_input_that_a_request_was_received_with_is_written_from_where_it_lies() -> None:
+    async def test() -> None:
+        memory = ClientMemory(PretendDevice(0), LEAST_BYTES)
+        intake = Intake(prefix=WORKERS.shm_prefix, ring_bytes=WORKERS.ring_bytes)
+        async with helpers() as made:
+            room = intake.room(LEAST_BYTES)
+            room[:] = os.urandom(LEAST_BYTES)
+            home = home_of(room)
+            assert home is not None
+            await made.write(
+                await made.open(memory.handle, 0, LEAST_BYTES),
+                0,
+                Tensor("T", dtypes.UINT8, (LEAST_BYTES,), room, home=home),
+            )
+            assert memory.get(LEAST_BYTES) == bytes(room)
+            del room, home
+        intake.close()
 
     run(test)
 
