@@ -6,7 +6,8 @@ Guarantees:
   hears of it. ``kill -9`` of any process, in any order, leaves nothing in ``/dev/shm``.
 * The pages exist when `create` returns. ``ftruncate`` succeeds where there is no memory left and the first write is a
   SIGBUS; ``posix_fallocate`` fails instead. `create_unreserved` is for memory that is written as a client sends, and that
-  others only read: no size of memory files can be used up, so that pages are had as any other memory of the process is.
+  others only read: its pages are had, or the process is ended for want of them, as any other memory of it is. That is not so
+  where Linux promises memory strictly (``vm.overcommit_memory`` 2); whoever calls it asks.
 * Nobody can change the size of what the server maps: whoever has a descriptor may truncate a file, and the next look at
   what was cut off is a SIGBUS for everybody who has it mapped. So memory files are sealed before anybody hears of them, and
   `attach` maps only what is. A hole that is punched reads as zeros, and does no harm. macOS has neither memory files nor

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.core.memory_limit import memory_limit
 from pytriton_lite.core.tensor import Buffer
-from pytriton_lite.engine.workers.memory import most_segments
 from pytriton_lite.ipc.arena import ALIGNMENT, DEFAULT_BYTES, Arena
 from pytriton_lite.ipc.messages import INLINE_BYTES
 from pytriton_lite.ipc.segment import HAS_MEMORY_FILES, Segment
@@ -27,6 +29,23 @@ LEAST_BYTES = 64 << 10
 
 _LOOK_EVERY_S = 5.0
 """Memory that a burst has taken is given back when nothing was received for so long."""
+_DESCRIPTORS_OF_SEGMENT = 2
+"""Its own, and that of its mapping."""
+_OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
+
+
+def most_descriptors() -> int:
+    """How many descriptors rooms may take, a sixteenth of what this process may have: most are for connections."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft // 16
+
+
+def _pages_can_be_refused() -> bool:
+    """Whether memory is promised strictly: then the first write to a page of a file may find none, which is a SIGBUS."""
+    try:
+        return _OVERCOMMIT.read_text().strip() == "2"
+    except OSError:
+        return False
 
 
 class _Received(np.ndarray[Any, Any]):
@@ -44,14 +63,16 @@ class Intake:
         self._arena = Arena(lambda nbytes: Segment.create_unreserved(nbytes, prefix=prefix), ring_bytes=ring_bytes)
         self._segments: dict[int, Segment] = {}
         """The segments that the arena has now, by their numbers in it."""
-        self._leases: dict[int, weakref.ref[_Received]] = {}
+        self._leases: dict[int, weakref.ref[np.ndarray[Any, Any]]] = {}
         """The bytes of each room that somebody refers to, by the number of its slot in the arena."""
         self._ended: list[int] = []
         """Slots that nobody refers to, which any thread may find out, in the middle of anything."""
         self._is_release_due = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._look: asyncio.TimerHandle | None = None
-        self._is_open = HAS_MEMORY_FILES
+        self._is_open = HAS_MEMORY_FILES and not _pages_can_be_refused()
+        self._most_bytes = memory_limit()
+        """What is declared beyond that cannot all be received, and would take the address space that others need."""
         self._given = self._given_before = 0
         """Rooms that were ever given, and how many that were at the last look."""
 
@@ -72,12 +93,15 @@ class Intake:
         Small ones, and all where the system has no memory files or too few descriptors, are memory of this process alone.
         Raises MemoryError where there is no room in our address space.
         """
-        # A segment takes two descriptors, of itself and of its mapping, which connections want as well.
-        if nbytes >= LEAST_BYTES and len(self._segments) < most_segments() // 2 and self._is_open:
+        if nbytes >= LEAST_BYTES and self._is_open and self._may_reserve(nbytes):
             with contextlib.suppress(InferenceError):
                 before = -tensor_at % ALIGNMENT
                 return self._room(before + nbytes)[before:]
         return np.empty(nbytes, np.uint8).data
+
+    def _may_reserve(self, nbytes: int) -> bool:
+        descriptors = _DESCRIPTORS_OF_SEGMENT * (len(self._segments) + 1)
+        return descriptors <= most_descriptors() and self._arena.reserved_bytes + nbytes <= self._most_bytes
 
     def _room(self, nbytes: int) -> memoryview:
         loop = self._loop
@@ -87,7 +111,8 @@ class Intake:
         slot = self._arena.place(nbytes)
         self._follow()
         number = slot.number
-        lease = np.frombuffer(slot.view, np.uint8).view(_Received)
+        memory = np.frombuffer(slot.view, np.uint8)
+        lease = memory.view(_Received)
         lease.home = self._segments[slot.segment_id], slot.offset
 
         def give_back(_: object) -> None:
@@ -99,7 +124,9 @@ class Intake:
                 with contextlib.suppress(RuntimeError):  # the loop has ended
                     loop.call_soon_threadsafe(self._release)
 
-        self._leases[number] = weakref.ref(lease, give_back)
+        # Of what the lease is a view of. The lease itself is known to the collector, which would say of one in a circle that it
+        # is gone before finalizers have run, and these may still read it.
+        self._leases[number] = weakref.ref(memory, give_back)
         self._given += 1
         if self._look is None:
             self._look = loop.call_later(_LOOK_EVERY_S, self._on_look)

@@ -32,6 +32,7 @@ from pytriton_lite.core.states import StateEnum, move
 from pytriton_lite.core.timeline import Listener
 from pytriton_lite.engine.outlet import socket_pair
 from pytriton_lite.engine.server import Server
+from pytriton_lite.engine.workers.intake import most_descriptors
 from pytriton_lite.engine.workers.memory import PeerMemory
 from pytriton_lite.engine.workers.regions import CudaRegion
 from pytriton_lite.frontends.accepting import Places
@@ -64,7 +65,7 @@ _UNHEARD_S = 1.0
 _BACK_OFF_S = (0.1, 30.0)
 """The first pause before a front end is started again that did not get ready, and the longest."""
 _OWN_DESCRIPTORS = 64
-"""What a front end needs beside those of connections and regions: some twenty, and segments on their way."""
+"""What a front end needs beside those of connections, large bodies and regions: some twenty, and segments on their way."""
 _DRAINED_S = 1.0
 """What a front end may take beyond the time that it was given to end its connections."""
 # A group of its own, so that Ctrl-C at a terminal is the server's. Not a session, where that can be helped: the scheduler of
@@ -230,7 +231,7 @@ class FrontEndProcess:
         if not self._link.is_open:  # its end is reported a moment later
             return False
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        others = _OWN_DESCRIPTORS + self._shared.regions.count
+        others = _OWN_DESCRIPTORS + most_descriptors() + self._shared.regions.count
         return most == resource.RLIM_INFINITY or self.connections < max(1, most - others)
 
     def take(self, listener: int, connection: socket.socket) -> None:

@@ -9,12 +9,14 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pytriton_lite.core import dtypes
+from pytriton_lite.core.memory_limit import memory_limit
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.workers import intake as module
 from pytriton_lite.engine.workers.intake import LEAST_BYTES, Intake, home_of
@@ -150,7 +152,7 @@ def test_where_the_system_has_no_memory_files_there_are_none(monkeypatch: pytest
 def test_clients_that_declare_much_and_send_nothing_do_not_take_the_descriptors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "most_segments", lambda: 8)
+    monkeypatch.setattr(module, "most_descriptors", lambda: 8)
 
     async def scenario(intake: Intake) -> None:
         before = open_descriptors()
@@ -164,10 +166,33 @@ def test_clients_that_declare_much_and_send_nothing_do_not_take_the_descriptors(
     with_intake(scenario)
 
 
-def test_a_room_that_does_not_fit_anywhere_is_a_memory_error() -> None:
+def test_clients_that_declare_much_and_send_nothing_do_not_take_the_address_space() -> None:
+    async def scenario(intake: Intake) -> None:
+        rooms = [intake.room(memory_limit() * 2 // 5) for _ in range(3)]
+        assert [home_of(room) is not None for room in rooms] == [True, True, False]
+
+    with_intake(scenario)
+
+
+@pytest.mark.parametrize("nbytes", [1 << 60, (1 << 63) - 1])
+def test_a_room_that_does_not_fit_anywhere_is_a_memory_error(nbytes: int) -> None:
     async def scenario(intake: Intake) -> None:
         with pytest.raises(MemoryError):
-            intake.room(1 << 60)
+            intake.room(nbytes)
+
+    with_intake(scenario)
+
+
+@pytest.mark.parametrize(("said", "is_shared"), [("0", True), ("1", True), ("2", False), (None, True)])
+def test_where_the_first_write_to_a_page_may_be_a_crash_there_are_none(
+    said: str | None, is_shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_OVERCOMMIT", tmp_path / "overcommit_memory")
+    if said is not None:
+        (tmp_path / "overcommit_memory").write_text(f"{said}\n")
+
+    async def scenario(intake: Intake) -> None:
+        assert (home_of(intake.room(LARGE)) is not None) == is_shared
 
     with_intake(scenario)
 
@@ -194,6 +219,29 @@ def test_it_may_be_let_go_of_in_another_thread_and_by_the_collector() -> None:
             assert (intake.live_rooms, intake.reserved_bytes) == (0, 0)
         finally:
             gc.enable()
+
+    with_intake(scenario)
+
+
+def test_it_is_not_given_back_before_what_the_collector_finalizes_has_read_it() -> None:
+    class Circle:
+        def __init__(self, room: memoryview) -> None:
+            self.room = room
+            self.circle = self
+
+        def __del__(self) -> None:
+            kept.append(self.room)
+
+    kept: list[memoryview] = []
+
+    async def scenario(intake: Intake) -> None:
+        Circle(intake.room(LARGE))
+        gc.collect()
+        await turns()
+        assert (len(kept), intake.live_rooms) == (1, 1)
+        kept.clear()
+        await turns()
+        assert intake.live_rooms == 0
 
     with_intake(scenario)
 
