@@ -142,6 +142,28 @@ class TritonPythonModel:
         os.kill(os.getpid(), 9)
 """
 
+REMEMBERS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            before = pb_utils.get_input_tensor_by_name(request, "BEFORE").as_numpy()
+            found = pb_utils.Tensor("Y", np.array([before.size, before.sum(dtype=np.float64)], np.float32))
+            answers.append(pb_utils.InferenceResponse([found, pb_utils.get_input_tensor_by_name(request, "X")]))
+        return answers
+"""
+REMEMBERED = """
+input { name: "X" data_type: TYPE_FP32 dims: [-1] }
+output { name: "Y" data_type: TYPE_FP32 dims: [2] }
+sequence_batching {
+  max_sequence_idle_microseconds: 60000000
+  state { input_name: "BEFORE" output_name: "X" data_type: TYPE_FP32 dims: [-1] }
+}
+"""
+
 XY = 'input { name: "X" data_type: TYPE_FP32 dims: [-1] } output { name: "Y" data_type: TYPE_FP32 dims: [-1] }'
 VIEWS = 'parameters { key: "SHARED_MEMORY_VIEWS" value { string_value: "yes" } }'
 ONE = "instance_group { kind: KIND_CPU count: 1 }"
@@ -176,6 +198,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     write_model(models, "mixed_views", MIXED, MIXES + ONE + VIEWS)
     write_model(models, "caller", CALLER, SCRIBBLES + ONE)
     write_model(models, "dies", DIES, XY + ONE)
+    write_model(models, "remembers", REMEMBERS, REMEMBERED + ONE)
     write_model(models, "both", config=ENSEMBLE)
     (models / "both" / "1").mkdir(exist_ok=True)
     with RunningServer(models) as running:
@@ -187,7 +210,7 @@ Infer = Callable[..., Any]
 
 @pytest.fixture(params=["http", "grpc", "stream"])
 def infer(request: pytest.FixtureRequest, server: RunningServer) -> Iterator[Infer]:
-    """``infer(model, X=array, ...)``; the result of the stock client."""
+    """``infer(model, sequence, X=array, ...)``; the result of the stock client, to which *sequence* has further arguments."""
     module = tritonclient.http if request.param == "http" else tritonclient.grpc
     url = server.http_url if request.param == "http" else server.grpc_url
     with module.InferenceServerClient(url) as client:
@@ -195,15 +218,15 @@ def infer(request: pytest.FixtureRequest, server: RunningServer) -> Iterator[Inf
         if request.param == "stream":
             client.start_stream(lambda result, error: heard.put((result, error)))
 
-        def send(model: str, **arrays: Any) -> Any:
+        def send(model: str, sequence: dict[str, Any] | None = None, **arrays: Any) -> Any:
             kinds = {"float32": "FP32", "int8": "INT8", "int32": "INT32", "object": "BYTES"}
             given = [
                 module.InferInput(name, list(array.shape), kinds[array.dtype.name]).set_data_from_numpy(array)
                 for name, array in arrays.items()
             ]
             if request.param != "stream":
-                return client.infer(model, given)
-            client.async_stream_infer(model, given)
+                return client.infer(model, given, **sequence or {})
+            client.async_stream_infer(model, given, **sequence or {})
             result, error = heard.get()
             if error is not None:
                 raise error
@@ -295,3 +318,14 @@ def test_memory_is_given_back_when_the_worker_dies(server: RunningServer, infer:
             infer("dies", X=given)
         opening.result()
     until(lambda: received(server) == 0)
+
+
+def test_an_input_that_becomes_a_state_does_not_keep_its_request(server: RunningServer, infer: Infer) -> None:
+    until(lambda: received(server) == 0)
+    large = np.arange(HUGE, dtype=np.float32)
+    infer("remembers", {"sequence_id": 7, "sequence_start": True}, X=large)
+    until(lambda: received(server) == 0)
+    answer = infer("remembers", {"sequence_id": 7}, X=large[:COUNT]).as_numpy("Y")
+    np.testing.assert_array_equal(answer, [HUGE, large.sum(dtype=np.float64).astype(np.float32)])
+    answer = infer("remembers", {"sequence_id": 7, "sequence_end": True}, X=large[:1]).as_numpy("Y")
+    np.testing.assert_array_equal(answer, [COUNT, large[:COUNT].sum(dtype=np.float64).astype(np.float32)])

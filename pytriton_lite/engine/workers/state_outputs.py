@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.config.sequence_state import SequenceState
 from pytriton_lite.core.tensor import Tensor
-from pytriton_lite.ipc.messages import INLINE_BYTES, TensorRef
-from pytriton_lite.ipc.segment import Segment
+from pytriton_lite.ipc.messages import INLINE_BYTES, Place, TensorRef
 from pytriton_lite.scheduling.ticket import Ticket
 
 
@@ -29,7 +28,8 @@ class StateOutputs:
         than the configuration says; none of them is kept then.
         """
         if ticket.states is not None:
-            states = [_held(tensor, ref) for tensor, ref in zip(outputs, refs) if tensor.name in self.names]
+            given = ticket.controls
+            states = [_held(tensor, ref, given) for tensor, ref in zip(outputs, refs) if tensor.name in self.names]
             ticket.states.keep(states)
         wanted = ticket.request.requested_outputs
         return [
@@ -45,13 +45,14 @@ def states_of(config: ModelConfig) -> tuple[SequenceState, ...]:
     return config.sequence_batching.states if config.sequence_batching is not None else ()
 
 
-def _held(tensor: Tensor, ref: TensorRef) -> Tensor:
+def _held(tensor: Tensor, ref: TensorRef, given: Sequence[Tensor]) -> Tensor:
     """*tensor* in the shape that the model gave it, where it may stay for as long as the sequence lives.
 
-    A large one stays in the memory of the worker that made it. Of what lies elsewhere a copy is taken: a message or a
-    request's body would be kept whole for it, and a client's region is not ours to keep.
+    A large one stays in the memory of the worker that made it; so does one of *given*, the states that the model had, when it
+    is returned. Of what else the model had, and returns, a copy is taken: a message or a request's body would be kept whole
+    for it, and a client's region is not ours to keep.
     """
-    is_in_place = tensor.nbytes > INLINE_BYTES and tensor.home is not None and isinstance(tensor.home[0], Segment)
-    if is_in_place:
+    is_new = ref.place == Place.SLOT
+    if tensor.nbytes > INLINE_BYTES and (is_new or any(tensor.data is state.data for state in given)):
         return Tensor(tensor.name, tensor.datatype, ref.shape, tensor.data, tensor.nbytes, home=tensor.home)
     return Tensor(tensor.name, tensor.datatype, ref.shape, bytes(tensor.content()))
