@@ -219,14 +219,20 @@ class Tensor:
         """The memory as DLPack is to show it. Raises TritonModelException for BYTES."""
         if self._datatype is dtypes.BYTES:
             raise TritonModelException("DLPack does not have support for string tensors.")
-        if self._storage is not None:
-            return self._storage
+        storage = self._storage
+        if storage is not None:
+            owner = storage.owner
+            if isinstance(owner, np.ndarray) and not _may_be_written(owner):
+                storage = self._storage = Storage.of_array(owner.copy())
+            return storage
         if self._read is not None:
             content = self._received_content()
             if not _may_be_written(content):
                 content = self._content = content.copy()
             return Storage.of_array(np.frombuffer(content, np.uint8))
         assert self._array is not None
+        if not _may_be_written(self._array):
+            self._array = self._array.copy()
         return Storage.of_array(self._array)
 
     def _nbytes(self) -> int:

@@ -6,6 +6,7 @@ import copy
 import ctypes
 import gc
 import json
+import mmap
 import pickle
 import struct
 import subprocess
@@ -210,6 +211,17 @@ def test_a_read_only_array_is_exported_all_the_same() -> None:
     array = np.zeros(3)
     array.flags.writeable = False
     assert shown(Tensor("A", array).to_dlpack()).address == array.ctypes.data
+
+
+@pytest.mark.parametrize("made", [Tensor, Tensor.from_dlpack], ids=["of an array", "of an import"])
+def test_memory_that_is_mapped_for_reading_is_exported_as_a_copy(made: Any) -> None:
+    """A model that asks for views of its inputs may make tensors of them; a consumer that writes would end the process."""
+    array = np.frombuffer(mmap.mmap(-1, 4096, prot=mmap.PROT_READ), np.float32)
+    tensor = made("T", array)
+    address = shown(tensor.to_dlpack()).address
+    assert address != array.ctypes.data
+    ctypes.memset(address, 1, 4)
+    assert (tensor.as_numpy().tobytes()[:4], array[0]) == (bytes([1] * 4), 0)
 
 
 def test_keywords_of_later_protocol_versions_are_understood() -> None:
