@@ -109,7 +109,7 @@ class PeerMemory:
         """The worker's slots on devices that tensors here refer to."""
         self._released: list[int] = []
         self._given: dict[int, Tensor] = {}
-        self._lending = Lending(on_news)
+        self._lending = Lending(self._on_lending)
         """Segments of other workers, of clients, and that requests were received in."""
         self._is_closed = False
         self.is_touched = False
@@ -144,6 +144,10 @@ class PeerMemory:
     def device_bytes(self) -> int:
         """Memory of devices that the worker's arenas hold, as far as we were told."""
         return sum(segment.nbytes for segment in self._device_outputs.values())
+
+    def _on_lending(self) -> None:
+        self.is_touched = True  # it may have been idle, as what it was told of is not used
+        self._on_news()
 
     # ------------------------------------------------------------------------------------------ to the worker
 

@@ -139,7 +139,7 @@ class RemoteCalls:
             lent: list[int] = []
             try:
                 self._put_inputs(parts, request.inputs, lent)
-            except InferenceError:
+            except BaseException:
                 self._outputs.undo()
                 self._release(lent)
                 raise

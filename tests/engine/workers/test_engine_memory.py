@@ -337,3 +337,20 @@ def test_memory_of_the_worker_that_never_fitted_is_given_up(callee: Side, monkey
     assert open_descriptors() == before - 1
     callee.memory.close()
     assert open_descriptors() == before - 2
+
+
+def test_the_end_of_what_was_lent_is_told_though_the_memory_was_idle() -> None:
+    news: list[bool] = []
+    memory = PeerMemory("a front end", prefix=START.shm_prefix, ring_bytes=1 << 20, on_news=lambda: news.append(True))
+    lent = Segment.create(4096, prefix=START.shm_prefix)
+    tensor = Tensor("X", dtypes.UINT8, (4096,), lent.view, home=(lent, 0))
+    _, slot = memory.lend(lent, tensor)
+    assert len(memory.frames(lambda fd: None)) == 1
+    memory.release([slot])
+    memory.trim()
+    assert not memory.is_touched
+    del tensor, lent
+    assert (memory.is_touched, news) == (True, [True])
+    ((kind, _),) = FrameReader().feed(b"".join(memory.frames(lambda fd: None)))
+    assert kind == Kind.DROP
+    memory.close()

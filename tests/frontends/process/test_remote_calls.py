@@ -210,13 +210,17 @@ def test_a_large_tensor_stays_where_it_was_received_until_the_engine_gives_it_ba
     run(scenario)
 
 
-def test_what_was_lent_for_a_request_that_cannot_be_sent_is_given_back() -> None:
+@pytest.mark.parametrize(
+    ("nbytes", "error"),
+    [pytest.param(9, InferenceError, id="cut off"), pytest.param(9000, KeyError, id="of no region, a bug of ours")],
+)
+def test_what_was_lent_for_a_request_that_cannot_be_sent_is_given_back(nbytes: int, error: type[Exception]) -> None:
     async def scenario(calls: RemoteCalls, engine: Engine) -> None:
         intake = Intake(prefix="calls_test_")
-        cut_off = ClientSegment(os.memfd_create("calls_test"), 9)
-        small = Tensor("B", dtypes.UINT8, (9,), None, 9, home=(cut_off, 0))
-        request = InferenceRequest("m", None, inputs=[received(intake, "A", 20 << 20), small])
-        with pytest.raises(InferenceError, match="shared memory"):
+        cut_off = ClientSegment(os.memfd_create("calls_test"), nbytes)
+        other = Tensor("B", dtypes.UINT8, (nbytes,), None, nbytes, home=(cut_off, 0))
+        request = InferenceRequest("m", None, inputs=[received(intake, "A", 20 << 20), other])
+        with pytest.raises(error):
             calls.begin(CHECKED, request, Receiver(), 0)
         del request
         await turn()
