@@ -146,11 +146,14 @@ class MeasuredServer:
         command = expand(template, models=models, ports=ports, python=python)
         if os.sep in command[0]:
             command[0] = os.path.abspath(command[0])  # meant from where we are; not resolved, as {python} may be a link
+        # Said by whoever measures to Python here: with it ours would compile all that an installed package has as bytecode.
+        environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         with log.open("wb") as output:
             try:
                 process = subprocess.Popen(
                     command,
                     cwd=log.parent,
+                    env=environ,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,

@@ -3,9 +3,10 @@
 
     python benchmarks/start.py --models 1,20 --rounds 5 --peer-command 'tritonserver …'
 
-In each round every server is started once with each number of models, by turns. Ready is the first 200 of /v2/health/ready,
-asked for every 10 ms; memory is that of all its processes some seconds later, pages that n processes share counted as 1/n for
-each. Others on the machine with the same interpreter have a share of its pages: nothing else should run.
+In each round every server is started once with each number of models, by turns, and once before that, which does not count: a
+first start writes bytecode, and reads its files from the disk. Ready is the first 200 of /v2/health/ready, asked for every
+10 ms; memory is that of all its processes some seconds later, pages that n processes share counted as 1/n for each. Others on
+the machine with the same interpreter have a share of its pages: nothing else should run.
 """
 
 from __future__ import annotations
@@ -83,6 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             folder = Path(temporary)
             for count in counts:
                 write_models(folder / f"models_{count}", count)
+            for side, command in commands.items():
+                measure(side, command, folder / f"models_{counts[0]}", folder, 0)
             for _ in range(arguments.rounds):
                 for count in counts:
                     for side, command in commands.items():
