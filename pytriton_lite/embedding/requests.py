@@ -17,6 +17,7 @@ import os
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -433,15 +434,13 @@ class AsyncStream:
 
     def __init__(self, calls: Calls, wanted: Wanted) -> None:
         self._thread = calls.thread
-        self._loop = asyncio.get_running_loop()
         self._come: asyncio.Queue[Box | InferenceError | None] = asyncio.Queue()
+        # Nothing of ours: the call is held as long as it is open, and `__del__` is what ends it where nobody closes the stream.
+        self._put = partial(post_if_alive, asyncio.get_running_loop(), self._come.put_nowait)
         self._call = _StreamCall(calls, wanted, self._put)
         self._credits = _Credits(calls.thread, self._call)
         self._is_closed = False
         calls.enter(self._call)
-
-    def _put(self, item: Box | InferenceError | None) -> None:
-        post_if_alive(self._loop, self._come.put_nowait, item)
 
     def __aiter__(self) -> AsyncStream:
         return self

@@ -319,6 +319,19 @@ def test_a_stream_that_nobody_has_any_more_is_cancelled(server: Server, tmp_path
     until(log.with_suffix(".cancelled").exists)
 
 
+def test_a_stream_that_no_coroutine_has_any_more_is_cancelled(server: Server, tmp_path: Path) -> None:
+    log = tmp_path / "sent"
+
+    async def leave() -> None:
+        async for _ in server.astream("count", {"LIMIT": [1_000_000], "LOG": [str(log)]}):
+            break
+
+    asyncio.run(leave())
+    gc.collect()
+    until(log.with_suffix(".cancelled").exists)
+    until(lambda: server.waiting("count").unanswered == 0)
+
+
 def test_coroutines_iterate_over_streams(server: Server) -> None:
     async def count() -> list[int]:
         return [int(response["N"][0]) async for response in server.astream("count", {"LIMIT": [200]})]
