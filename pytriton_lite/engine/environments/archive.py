@@ -57,12 +57,11 @@ class _Header(tarfile.TarInfo):
     """tarfile takes a damaged header in the middle for the end of the archive; here it is an error."""
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
+    def fromtarfile(cls, tar: tarfile.TarFile) -> _Header:
         try:
-            return super().frombuf(buf, encoding, errors)
-        except tarfile.HeaderError as error:
-            if not buf.strip(b"\0"):
-                raise  # the end indeed
+            return super().fromtarfile(tar)
+        # typeshed knows their base alone, which those of the end have, too
+        except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:  # type: ignore[attr-defined]
             raise tarfile.ReadError(str(error)) from None
 
 
