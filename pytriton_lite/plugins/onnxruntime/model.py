@@ -171,6 +171,8 @@ class TritonPythonModel:
         try:
             results = self._run(requests)
         except InferenceError as error:
+            if len(requests) > 1:  # one of them may be wrong, and the others are not harmed
+                return [response for request in requests for response in self._answer([request])]
             failure = pb_utils.TritonError(error.message, getattr(pb_utils.TritonError, error.code.name))
             return [pb_utils.InferenceResponse(error=failure) for _ in requests]
         return [pb_utils.InferenceResponse(output_tensors=outputs) for outputs in results]
