@@ -61,13 +61,21 @@ class _Thread(threading.Thread):
         self._exited = exited
         self._loop = asyncio.get_running_loop()
 
+    def never_started(self) -> None:
+        """Give back what the thread would have."""
+        self._channel.close()
+        self._descriptors.close()
+        os.close(self._control_fd)
+
     def run(self) -> None:
         """Be a worker until the engine says STOP, or is gone."""
         status = 1
         try:
             with self._channel, self._descriptors:
-                control = memoryview(mmap.mmap(self._control_fd, CONTROL_BYTES)).cast("Q")
-                os.close(self._control_fd)
+                try:
+                    control = memoryview(mmap.mmap(self._control_fd, CONTROL_BYTES)).cast("Q")
+                finally:
+                    os.close(self._control_fd)
                 self._live(control)
                 status = 0
         except (EngineGone, BrokenPipeError, ConnectionResetError):
@@ -126,9 +134,13 @@ class _Spawner:
         exited: asyncio.Future[WorkerExit] = asyncio.get_running_loop().create_future()
         self._thread = thread = _Thread(self._owner.specification, descriptors, exited)
         self.whole = _Stacks(thread)
+        try:
+            thread.start()
+        except RuntimeError:  # there can be no more of them
+            thread.never_started()
+            raise
         self._owner.threads.add(thread)
         exited.add_done_callback(lambda _: self._owner.on_end(thread))
-        thread.start()
         return os.getpid(), exited
 
     async def adopt(self, pid: int) -> asyncio.Future[WorkerExit]:

@@ -228,10 +228,10 @@ class HttpClient(_Connected):
                 if is_silent:
                     return None
                 raise Unreachable(f"{self.target.url} has closed the connection in the middle of an answer")
-        except ConnectionError:
-            self.close()
-            return None
         except OSError as error:
+            if is_silent and isinstance(error, ConnectionError):
+                self.close()
+                return None
             raise self._broken(error) from None
         if wire.is_closing:
             self.close()
