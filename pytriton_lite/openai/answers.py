@@ -36,20 +36,23 @@ class AllResponses(asyncio.Future[list[InferenceResponse]]):
             return
         if isinstance(response, InferenceError):
             self.set_exception(response)
-            if not is_final and self._ticket is not None:
-                self._ticket.cancel()
+            ticket, self._ticket = self._ticket, None
+            if not is_final and ticket is not None:
+                ticket.cancel()
             return
         if response is not None:
             self._come.append(response)
         if is_final:
+            self._ticket = None
             self.set_result(self._come)
         elif self._ticket is not None:
             self._ticket.consumed()
 
     def cancel(self, msg: Any | None = None) -> bool:
         is_cancelled = super().cancel(msg)
-        if is_cancelled and self._ticket is not None:
-            self._ticket.cancel()
+        ticket, self._ticket = self._ticket, None
+        if is_cancelled and ticket is not None:
+            ticket.cancel()
         return is_cancelled
 
 
@@ -57,11 +60,12 @@ async def while_connected(answer: asyncio.Future[Result], receive: Receive) -> R
     """The result of *answer*, which is cancelled when the client goes away. Raises Disconnected then."""
     gone = asyncio.ensure_future(wait_disconnected(receive))
     try:
-        both: set[asyncio.Future[Any]] = {answer, gone}
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([answer, gone], return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]  # of two types
         if not answer.done():
             raise Disconnected
         return answer.result()
     finally:
         gone.cancel()
         answer.cancel()
+        # The error that it may have has this frame, and those around, which have the request: they would wait for a collection.
+        del answer

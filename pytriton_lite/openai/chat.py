@@ -89,12 +89,13 @@ async def conversation(exchange: Exchange, values: Values, messages: list[Json],
 
 def requests_of(exchange: Exchange, values: Values, sampling: Sampling, changed: Json) -> list[InferenceRequest]:
     """The engine's requests for the choices of one conversation. The first has the client's id, and is the one watched."""
-    found = []
-    for choice in range(sampling.count):
-        request_id = exchange.request_id if choice == 0 else f"{exchange.request_id}-{choice}"
-        found.append(values.request(request_id, changed, seed=sampling.seed_of(choice)))
-    found[0].timeline = exchange.timeline
-    return found
+    first = values.request(exchange.request_id, changed, seed=sampling.seed_of(0))
+    others = [
+        values.again(first, f"{exchange.request_id}-{choice}", seed=sampling.seed_of(choice))
+        for choice in range(1, sampling.count)
+    ]
+    first.timeline = exchange.timeline
+    return [first, *others]
 
 
 class _Answer:
@@ -181,12 +182,14 @@ def of_chat(said: Json) -> Json:
     """The logprob of a token in the form of chat; the model says at least ``token`` and ``logprob``."""
     token = str(said.get("token", ""))
     found = {"token": token, "logprob": said.get("logprob"), "bytes": said.get("bytes", list(token.encode()))}
-    alternatives = said.get("top_logprobs")
-    if isinstance(alternatives, list):
-        found["top_logprobs"] = [_alternative(one) for one in alternatives if isinstance(one, dict)]
-    else:
-        found["top_logprobs"] = []
+    found["top_logprobs"] = [_alternative(one) for one in said_alternatives(said)]
     return found
+
+
+def said_alternatives(said: Json) -> list[Json]:
+    """The alternatives that a model has given of a token; what is no object is none."""
+    found = said.get("top_logprobs")
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def _alternative(said: Json) -> Json:

@@ -6,11 +6,11 @@ from typing import Any
 
 from pytriton_lite.config.openai import Task
 from pytriton_lite.core.request import InferenceRequest
-from pytriton_lite.openai.chat import requests_of
+from pytriton_lite.openai.chat import requests_of, said_alternatives
 from pytriton_lite.openai.exchange import Exchange
 from pytriton_lite.openai.members import Members, refuse_type, refuse_unsupported, refuse_value
 from pytriton_lite.openai.sampling import MOST_CHOICES, Sampling, read_sampling, take_unused, want_logprobs
-from pytriton_lite.openai.target import Values, find_target
+from pytriton_lite.openai.target import Values, bytes_of, find_target
 from pytriton_lite.openai.writing import Piece, Writing, now, write, written
 
 Json = dict[str, Any]
@@ -31,6 +31,8 @@ async def completions(exchange: Exchange) -> None:
     if len(prompts) * sampling.count > MOST_CHOICES:
         text = f"{len(prompts)} prompts with {sampling.count} choices each; at most {MOST_CHOICES} choices are allowed."
         refuse_value("prompt", text)
+    if echo:
+        exchange.check_repeated(sum(map(bytes_of, prompts)) * sampling.count, "in all choices with 'echo'")
     requests = _requests(exchange, values, sampling, prompts)
     heads = [str(prompt) if echo else "" for prompt in prompts for _ in range(sampling.count)]
     answer = _Answer(exchange, values.target.name, sampling, heads)
@@ -119,8 +121,7 @@ class _Answer:
             offsets.append(self._offsets[index])
             self._offsets[index] += len(token)
         alternatives = [
-            {str(other.get("token", "")): other.get("logprob") for other in one.get("top_logprobs") or []}
-            for one in said
+            {str(other.get("token", "")): other.get("logprob") for other in said_alternatives(one)} for one in said
         ]
         return {
             "tokens": tokens,
@@ -140,7 +141,8 @@ class _Answer:
         usage = writing.usage()
         if usage is not None:
             document["usage"] = usage.as_json()
-        await self._exchange.send_json(document, weight=sum(len(choice.text) for choice in choices))
+        weight = sum(len(choice.text) for choice in choices) + sum(map(len, self._heads))
+        await self._exchange.send_json(document, weight=weight)
 
     async def stream(self, writing: Writing) -> None:
         piece = await writing.next()

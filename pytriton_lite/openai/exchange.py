@@ -12,6 +12,7 @@ import orjson
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.timeline import Timeline
 from pytriton_lite.frontends.http.bodies import LargeDocuments, Receiving, read_up_to
+from pytriton_lite.frontends.http.json_slices import SMALL_BYTES, count_parts
 from pytriton_lite.frontends.http.observed import peer_of
 from pytriton_lite.frontends.listener import Receive, Scope, Send
 from pytriton_lite.openai.errors import ApiError, Header
@@ -28,6 +29,11 @@ Json = dict[str, Any]
 _DEEPEST = 200
 """Objects and arrays inside each other. orjson reads 1024 of them, and writes 254: what is passed on to a model."""
 
+_MOST_CONTAINERS = 100_000
+"""Objects and arrays of a body: orjson takes a hundred bytes for each, and keeps the interpreter for 30 ms to make them."""
+_MOST_VALUES = 2 << 20
+"""Values of a body, which may be tokens of prompts."""
+
 REQUEST_ID = b"x-request-id"
 _GIVEN_ID = re.compile(rb"[!-~]{1,128}")
 _JSON_TYPE = (b"content-type", b"application/json")
@@ -35,7 +41,16 @@ _EVENT_TYPE = (b"content-type", b"text/event-stream; charset=utf-8")
 
 
 def _parse(body: bytes | bytearray | memoryview) -> object:
-    """The document. Raises orjson.JSONDecodeError; ApiError for an object with a member that could not be passed on."""
+    """The document. Raises orjson.JSONDecodeError; ApiError for more parts than any request needs, and for an object with a
+    member that could not be passed on.
+    """
+    if len(body) > SMALL_BYTES:
+        containers, commas = count_parts(body)
+        if containers > _MOST_CONTAINERS or commas > _MOST_VALUES:
+            what = (
+                f"{_MOST_CONTAINERS} objects and arrays" if containers > _MOST_CONTAINERS else f"{_MOST_VALUES} values"
+            )
+            raise ApiError(f"The JSON body has more than {what}.", status=413, code="request_too_large")
     document = orjson.loads(body)
     text = bytes(body)
     # What has fewer brackets than that, as most have, is not deep.
@@ -119,6 +134,13 @@ class Exchange:
         model = document.get("model")
         self.observe(model if isinstance(model, str) else "")
         return Members(document)
+
+    def check_repeated(self, nbytes: int, where: str) -> None:
+        """Raises ApiError where what the request says is more than a body may be, as often as it is repeated: *where*."""
+        limit = self.around.options.max_input_size
+        if nbytes > limit:
+            text = f"The request has {nbytes} bytes {where}, which is more than the {limit} that are allowed."
+            raise ApiError(text, status=413, code="request_too_large")
 
     def observe(self, model: str) -> None:
         """Begin the timeline of the request, for *model*, where somebody watches. Once counts."""

@@ -195,8 +195,8 @@ class _Answer:
         self._said = {name: value for name, value in said.items() if name != "chat_tools"}
         self._created = now()
         self._number = 0
-        self._calls: list[Json] = []
-        """Items of calls that a stream has begun."""
+        self._calls: dict[int, Json] = {}
+        """Items of calls that a stream has begun, by their indices."""
 
     def _response(self, status: str, output: list[Json], reason: str = "") -> Json:
         incomplete = {"reason": _INCOMPLETE[reason]} if reason in _INCOMPLETE else None
@@ -287,11 +287,12 @@ class _Answer:
         return {"item_id": f"msg_{self._exchange.request_id}", "output_index": self._text_at, "content_index": 0}
 
     async def _send_call(self, part: Json) -> None:
-        if part["index"] >= len(self._calls):
+        index = part["index"]
+        if index not in self._calls:
             item = _call_item({"id": part["id"], "function": {**part["function"], "arguments": ""}}, "in_progress")
-            self._calls.append(item | {"output_index": len(self._calls) + (self._text_at is not None)})
-            await self._send("response.output_item.added", output_index=self._calls[-1]["output_index"], item=item)
-        call = self._calls[part["index"]]
+            self._calls[index] = item | {"output_index": len(self._calls) + (self._text_at is not None)}
+            await self._send("response.output_item.added", output_index=self._calls[index]["output_index"], item=item)
+        call = self._calls[index]
         await self._send(
             "response.function_call_arguments.delta",
             item_id=call["id"],
@@ -308,7 +309,7 @@ class _Answer:
             await self._send("response.content_part.done", **self._place(), part=_part(whole.text))
             item = self._message(whole.text, "completed")
             await self._send("response.output_item.done", output_index=self._text_at, item=item)
-        for begun, call in zip(self._calls, calls):
+        for begun, call in zip((self._calls[index] for index in sorted(self._calls)), calls):
             place = {"item_id": call["id"], "output_index": begun["output_index"]}
             await self._send(
                 "response.function_call_arguments.done", **place, name=call["name"], arguments=call["arguments"]

@@ -14,7 +14,7 @@ from pytriton_lite.core.tensor import format_shape
 from pytriton_lite.frontends.pending_answer import PendingAnswer
 from pytriton_lite.openai.answers import while_connected
 from pytriton_lite.openai.exchange import Exchange
-from pytriton_lite.openai.target import Values
+from pytriton_lite.openai.target import Values, bytes_of
 from pytriton_lite.openai.tensors import Array, Outputs, row_tensor, rows_of_one_request
 from pytriton_lite.openai.usage import Usage
 
@@ -37,7 +37,10 @@ async def ask_rows(
 
     *param* is the member that they came in. Raises ApiError, InferenceError and Disconnected.
     """
-    requests = _requests(exchange, values, rows, param)
+    nbytes = _bytes_of(values, rows)
+    exchange.check_repeated(nbytes, "in all rows")
+    around = exchange.around
+    requests = await around.large.run(nbytes, lambda: _requests(exchange, values, rows, param), exchange.scope)
     counted = exchange.counted(values.target.name)
     counted.begun()
     usage: Usage | None = None
@@ -53,6 +56,20 @@ async def ask_rows(
     finally:
         counted.ended(usage, unfinished)
     return Found(found, usage)
+
+
+def _bytes_of(values: Values, rows: Mapping[str, Sequence[str]]) -> int:
+    """How many bytes the tensors of all requests have, at the most."""
+    count = len(next(iter(rows.values())))
+    found = count * values.bytes_of_row(rows.keys())
+    for texts in rows.values():
+        sizes: dict[int, int] = {}  # by object, since the same text may be in every row
+        for text in texts:
+            size = sizes.get(id(text))
+            if size is None:
+                size = sizes[id(text)] = bytes_of(text)
+            found += size
+    return found
 
 
 def _requests(
@@ -83,8 +100,8 @@ async def _answers(exchange: Exchange, values: Values, requests: list[InferenceR
             answers.append(PendingAnswer.to(exchange.server, values.target.served, request))
         return await while_connected(asyncio.gather(*answers), exchange.receive)
     finally:
-        for answer in answers:
-            answer.cancel()
+        while answers:  # none of them stays in this frame, which an error of theirs keeps
+            answers.pop().cancel()
 
 
 def _rows(outputs: Outputs, name: str, count: int) -> list[Array]:

@@ -22,6 +22,9 @@ from pytriton_lite.openai.tensors import input_tensor
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import ServedVersion, Server
 
+_LENGTH_BYTES = 4
+"""In front of each element of BYTES."""
+_NUMBER_BYTES = 8
 _MOST_PARAMETERS = 64
 """Parameters that one request may have: none of them has a meaning here, and each is copied to the model."""
 
@@ -157,6 +160,51 @@ class Values:
             parameters=parameters,
             priority=self.priority,
         )
+
+    def again(self, request: InferenceRequest, request_id: str, *, seed: int | None) -> InferenceRequest:
+        """Another request like *request*, which `request` has made, with a seed of its own: they share all other bytes."""
+        name = self.target.declared.inputs.get("seed")
+        inputs = [
+            self._seed(tensor, seed)
+            if tensor.name == name
+            else Tensor(tensor.name, tensor.datatype, tensor.shape, tensor.data)
+            for tensor in request.inputs
+        ]
+        parameters = dict(request.parameters)
+        if seed is not None and name is None:
+            parameters["seed"] = seed
+        return InferenceRequest(
+            request.model_name,
+            None,
+            request_id=request_id,
+            inputs=inputs,
+            requested_outputs=list(request.requested_outputs),
+            parameters=parameters,
+            priority=request.priority,
+        )
+
+    def _seed(self, like: Tensor, seed: int | None) -> Tensor:
+        value = self.target.declared.defaults.get("seed") if seed is None else seed
+        spec = self.target.config.inputs_by_name[like.name]
+        return input_tensor(self.target.config, spec, _needed("seed") if value is None else value, param="seed")
+
+    def bytes_of_row(self, without: Collection[str]) -> int:
+        """How many bytes the tensors of one row have, at the most, without the fields of *without*."""
+        names = self.target.declared.inputs.keys() - without
+        given = {**self.target.declared.defaults, **self.fields}
+        values = [*(given[name] for name in names if name in given), *self.extra.values()]
+        return sum(map(bytes_of, values))
+
+
+def bytes_of(value: object) -> int:
+    """How many bytes *value* has in a tensor, at the most."""
+    if isinstance(value, str):
+        return _LENGTH_BYTES + (len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass")))
+    if isinstance(value, bytes):
+        return _LENGTH_BYTES + len(value)
+    if isinstance(value, list):
+        return sum(map(bytes_of, value))
+    return _NUMBER_BYTES
 
 
 def _needed(name: str) -> object:

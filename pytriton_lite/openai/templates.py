@@ -37,13 +37,29 @@ _LENGTH = struct.Struct("<I")
 
 
 class _Renderer:
-    """One process. Whoever uses it has its turn."""
+    """One process. Whoever uses it has its turn, and the last user ends it when it was retired."""
 
     def __init__(self, stamp: int) -> None:
         self.stamp = stamp
         """Of the version that the template belongs to."""
         self.turn = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
+        self._users = 0
+        self._is_retired = False
+
+    def __enter__(self) -> None:
+        self._users += 1
+
+    def __exit__(self, *error: object) -> None:
+        self._users -= 1
+        if self._is_retired and not self._users:
+            self.kill()
+
+    def retire(self) -> None:
+        """End the process when nobody who has asked for it before waits for it any more; it gets no new users."""
+        self._is_retired = True
+        if not self._users:
+            self.kill()
 
     async def start(self, template: ChatTemplate) -> None:
         """Raises InferenceError where the template is none."""
@@ -58,6 +74,11 @@ class _Renderer:
         if "broken" in answer:
             self.kill()
             raise InferenceError(ErrorCode.INTERNAL, str(answer["broken"]))
+
+    @property
+    def is_used(self) -> bool:
+        """Whether somebody has it, or waits for it."""
+        return self._users > 0
 
     @property
     def is_there(self) -> bool:
@@ -104,20 +125,19 @@ class Templates:
 
     def __init__(self) -> None:
         self._renderers: dict[str, _Renderer] = {}
+        self._in_use: set[_Renderer] = set()
+        """Those of requests that are here, retired ones too."""
+        self._is_closed = False
 
     async def render(self, served: ServedVersion, job: Json) -> str:
         """The prompt that the template of *served* makes of *job*, its variables.
 
         Raises ApiError for a conversation that the template refuses, InferenceError for a template that fails.
         """
-        renderer = self._renderer(str(served.id), served.stamp)
-        async with renderer.turn:
-            try:
-                if not renderer.is_there:
-                    await self._start(renderer, served)
-                answer = await renderer.ask(job)
-            except InferenceError as error:
-                raise InferenceError(error.code, f"model '{served.name}': {error.message}") from None
+        try:
+            answer = await self._ask(self._renderer(str(served.id), served.stamp), served, job)
+        except InferenceError as error:
+            raise InferenceError(error.code, f"model '{served.name}': {error.message}") from None
         if "raised" in answer:
             raise ApiError(f"The chat template of the model refuses the messages: {answer['raised']}", param="messages")
         if "failed" in answer:
@@ -125,9 +145,22 @@ class Templates:
             raise InferenceError(ErrorCode.INTERNAL, text)
         return str(answer["text"])
 
+    async def _ask(self, renderer: _Renderer, served: ServedVersion, job: Json) -> Json:
+        self._in_use.add(renderer)
+        try:
+            with renderer:
+                async with renderer.turn:
+                    if not renderer.is_there:
+                        await self._start(renderer, served)
+                    return await renderer.ask(job)
+        finally:
+            if not renderer.is_used:
+                self._in_use.discard(renderer)
+
     def close(self) -> None:
-        """End all processes."""
-        for renderer in self._renderers.values():
+        """End all processes, and start no more."""
+        self._is_closed = True
+        for renderer in {*self._renderers.values(), *self._in_use}:
             renderer.kill()
         self._renderers.clear()
 
@@ -135,15 +168,14 @@ class Templates:
         renderer = self._renderers.pop(name, None)
         if renderer is None or renderer.stamp != stamp:
             if renderer is not None:
-                renderer.kill()  # whoever waits for it is told; the model has just been loaded anew
+                renderer.retire()
             renderer = _Renderer(stamp)
         self._renderers[name] = renderer  # the last one asked is the last in the dict
         if len(self._renderers) > _MOST:
-            self._renderers.pop(next(iter(self._renderers))).kill()
+            self._renderers.pop(next(iter(self._renderers))).retire()
         return renderer
 
-    @staticmethod
-    async def _start(renderer: _Renderer, served: ServedVersion) -> None:
+    async def _start(self, renderer: _Renderer, served: ServedVersion) -> None:
         directory = served.directory
         try:
             template = None if directory is None else await in_daemon_thread(read_chat_template, directory)
@@ -151,4 +183,8 @@ class Templates:
             raise InferenceError(ErrorCode.INTERNAL, str(error)) from None
         if template is None:
             raise InferenceError(ErrorCode.INTERNAL, "its chat template is not there any more")
-        await renderer.start(template)
+        if not self._is_closed:
+            await renderer.start(template)
+        if self._is_closed:
+            renderer.kill()
+            raise InferenceError(ErrorCode.UNAVAILABLE, "the server is stopping")

@@ -19,8 +19,13 @@ class ToolCalls:
     """
 
     def __init__(self) -> None:
-        self.count = 0
+        self._begun: set[int] = set()
+        """Indices of the calls that have begun, in whatever order the model says them."""
+
+    @property
+    def count(self) -> int:
         """Calls that have begun."""
+        return len(self._begun)
 
     def parts(self, said: Iterable[Json]) -> list[Json]:
         """What *said* is in a stream: with an index, and with an id and a name where a call begins."""
@@ -29,9 +34,9 @@ class ToolCalls:
     def _part(self, said: Json) -> Json:
         index = said.get("index")
         if type(index) is not int or index < 0:
-            index = self.count
-        is_new = index >= self.count
-        self.count = max(self.count, index + 1)
+            index = max(self._begun, default=-1) + 1
+        is_new = index not in self._begun
+        self._begun.add(index)
         function = said.get("function")
         source: Json = function if isinstance(function, dict) else said
         part: Json = {"index": index}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import wave
 from dataclasses import dataclass
 from typing import Any
@@ -31,14 +32,17 @@ _FILE = "file"
 async def transcriptions(exchange: Exchange) -> None:
     """Answer a request."""
     body = await exchange.read_body()
-    form = read_form(body, exchange.headers.get(b"content-type", b""))
+    content_type = exchange.headers.get(b"content-type", b"")
+    large = exchange.around.large
+    form = await large.run(len(body), lambda: read_form(body, content_type), exchange.scope)
     exchange.observe(form.texts.get("model", ""))
     members = _members(form)
     values = Values(find_target(exchange.server, members, Task.TRANSCRIPTION))
     members.take(_FILE)
     if _FILE not in form.files:
         raise ApiError("Missing required parameter: 'file'.", param=_FILE, code="missing_required_parameter")
-    changed = _audio(form.files[_FILE], values)
+    file = form.files[_FILE]
+    changed = await large.run(len(file), lambda: _audio(file, values), exchange.scope)
     form_of_answer = members.choice("response_format", *_FORMATS) or "json"
     if form_of_answer in ("verbose_json", "srt", "vtt") and "segments" not in values.target.declared.outputs:
         refuse_unsupported(
@@ -67,8 +71,8 @@ async def _answer(exchange: Exchange, values: Values, changed: Json, form: str) 
     usage: Usage | None = None
     unfinished = 1
     try:
-        pending = AllResponses.to(exchange.server, values.target.served, request)
-        found = await while_connected(pending, exchange.receive)
+        # In no variable: an error that it has would have this frame, and so itself and the request.
+        found = await while_connected(AllResponses.to(exchange.server, values.target.served, request), exchange.receive)
         parts = [Outputs(response, values.target.declared.outputs) for response in found]
         heard = _Heard.of(parts)
         counted.wrote(0)
@@ -153,7 +157,9 @@ def _segments(outputs: Outputs) -> list[Json]:
     try:
         found = orjson.loads(outputs.content("segments") or b"[]")
         for one in found:
-            float(one["start"]), float(one["end"]), one["text"]
+            if not (math.isfinite(float(one["start"])) and math.isfinite(float(one["end"]))):
+                raise ValueError("a time is not finite")
+            one["text"]
     except (orjson.JSONDecodeError, TypeError, KeyError, ValueError):
         raise outputs.wrong("the output for 'segments' is no list of objects with start, end and text") from None
     segments: list[Json] = found
@@ -181,9 +187,12 @@ def _members(form: Form) -> Members:
     for name in ("temperature",):
         if name in values:
             try:
-                values[name] = float(values[name])
+                number = float(values[name])
             except ValueError:
+                number = math.nan
+            if not math.isfinite(number):
                 refuse_value(name, f"expected a number, but got '{values[name]}' instead.")
+            values[name] = number
     if "stream" in values:
         words = {"true": True, "false": False}
         values["stream"] = words.get(values["stream"].lower(), values["stream"])
@@ -211,16 +220,17 @@ def _samples(data: bytes) -> tuple[Array, int]:
         with wave.open(io.BytesIO(data)) as file:
             channels, width, rate, frames = file.getparams()[:4]
             raw = file.readframes(frames)
-    except (wave.Error, EOFError, ValueError):
+    except (wave.Error, EOFError, ValueError, RuntimeError):  # the last: of a chunk that is larger than what it is in
         refuse_value(_FILE, "the model takes samples, which the server reads from WAV files with PCM; this is none.")
-    if width == 1:
-        samples = np.frombuffer(raw, np.uint8).astype(np.float32) / 128 - 1
-    elif width in (2, 4):
-        samples = np.frombuffer(raw[: len(raw) // width * width], f"<i{width}").astype(np.float32) / 2.0 ** (
-            8 * width - 1
-        )
-    else:
+    if width not in (1, 2, 4):
         refuse_value(_FILE, f"expected samples of 1, 2 or 4 bytes, but these have {width}.")
-    if not len(samples) or channels < 1:
+    count = len(raw) // width
+    samples = np.frombuffer(raw, np.uint8 if width == 1 else f"<i{width}", count).astype(np.float32)
+    samples /= 2.0 ** (8 * width - 1)  # in place: a file of the largest size takes four times as much as it is
+    if width == 1:
+        samples -= 1
+    if not count or channels < 1:
         refuse_value(_FILE, "the file has no samples.")
-    return samples[: len(samples) // channels * channels].reshape(-1, channels).mean(axis=1, dtype=np.float32), rate
+    if channels == 1:
+        return samples, rate
+    return samples[: count // channels * channels].reshape(-1, channels).mean(axis=1, dtype=np.float32), rate

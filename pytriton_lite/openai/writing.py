@@ -68,6 +68,12 @@ class _Arrival:
     is_response: bool = True
     is_final: bool = False
 
+    def taken_error(self) -> InferenceError:
+        """The error, which is not here any more: raised, it has the frames that have this, and so would have itself."""
+        error, self.error = self.error, None
+        assert error is not None
+        return error
+
 
 class _Choice:
     """Receives the responses to one of the engine's requests."""
@@ -113,7 +119,7 @@ class _Choice:
     def piece(self, arrival: _Arrival) -> Piece:
         """What the client is told of *arrival*. Raises InferenceError."""
         if arrival.error is not None:
-            raise arrival.error
+            raise arrival.taken_error()
         piece = Piece(self.index, logprobs=arrival.logprobs)
         text = self._decoder.decode(arrival.data, arrival.is_final)
         if self._scanner is not None:
@@ -243,15 +249,20 @@ class Writing:
         return Usage(sum(filter(None, of_prompts)), sum(filter(None, written)))
 
     def close(self) -> None:
-        """Cancel what has not ended."""
+        """Cancel what has not ended, and let go of the requests: choices refer to this, and would wait for a collection."""
         if self._gone is not None:
             self._gone.cancel()
+            self._gone = None
         unfinished = sum(not choice.is_done for choice in self._choices)
-        for choice in self._choices:
+        usage = self.usage()
+        choices, self._choices = self._choices, []
+        for choice in choices:
             if not choice.is_done:
                 choice.end()
+            choice.ticket = None
+        self._sent = None
         self._arrivals.clear()
-        self._counted.ended(self.usage(), unfinished)
+        self._counted.ended(usage, unfinished)
 
 
 class Answer(Protocol):

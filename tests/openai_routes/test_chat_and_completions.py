@@ -139,6 +139,11 @@ def test_echo_puts_the_prompt_in_front(server: RunningServer) -> None:
     assert text_of(events(complete(server, echo=True, max_tokens=1, stream=True))) == "a b c da"
 
 
+def test_an_echo_in_so_many_choices_that_it_is_too_long_is_refused(server: RunningServer) -> None:
+    reply = complete(server, prompt="a" * (1 << 20), n=128, echo=True)
+    assert (reply.status, reply.json["error"]["code"]) == (413, "request_too_large")
+
+
 def test_each_choice_and_its_stream_begin_with_the_echo_of_their_own_prompt(server: RunningServer) -> None:
     members = {"prompt": ["P", "QQ"], "n": 2, "echo": True}
     heads = ["P", "P", "QQ", "QQ"]
@@ -406,6 +411,20 @@ def test_a_model_is_not_asked_for_what_it_does_not_declare(server: RunningServer
 def test_a_body_that_is_no_object_is_refused(server: RunningServer, body: bytes) -> None:
     reply = server.post("/v1/chat/completions", body)
     assert (reply.status, reply.json["error"]["type"]) == (400, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    ("more", "what"), [(b"[]", "100000 objects and arrays"), (b"1", "2097152 values"), (b'"[{,"', "")]
+)
+def test_a_body_of_more_parts_than_any_request_needs_is_refused(server: RunningServer, more: bytes, what: str) -> None:
+    count = 2_097_153 if more == b"1" else 100_001
+    body = b'{"model": "mirror", "prompt": "q", "x": [%b]}' % b",".join([more] * count)
+    reply = server.post("/v1/completions", body)
+    if what:
+        assert (reply.status, reply.json["error"]["code"]) == (413, "request_too_large")
+        assert reply.json["error"]["message"] == f"The JSON body has more than {what}."
+    else:  # brackets in texts are none
+        assert (reply.status, reply.json["error"]["param"]) == (400, "x")
 
 
 @pytest.mark.parametrize("depth", [199, 250, 600])

@@ -102,6 +102,14 @@ def test_a_bad_rerank_is_refused(server: RunningServer, members: dict[str, Any],
     assert (reply.status, reply.json["error"]["param"]) == (400, param)
 
 
+def test_a_query_that_is_too_long_for_so_many_documents_is_refused(server: RunningServer) -> None:
+    members = {"model": "ranker", "query": "q" * (1 << 20), "documents": ["a"] * 2048}
+    reply = server.post("/rerank", members)
+    assert (reply.status, reply.json["error"]["code"]) == (413, "request_too_large")
+    assert "2147502080 bytes in all rows, which is more than the 67108864 that are allowed" in reply.body.decode()
+    assert server.post("/rerank", {**members, "documents": ["a", "q"]}).status == 200
+
+
 # ------------------------------------------------------------------------------------------- transcriptions
 
 
@@ -165,9 +173,11 @@ def test_segments_come_as_json_and_as_subtitles(server: RunningServer) -> None:
         (b"", {}, "file"),
         (b"OggS", {}, "file"),
         (sound()[:20], {}, "file"),
+        pytest.param(sound()[:16] + b"\xff\xff\xff\x7f" + sound()[20:], {}, "file", id="a chunk larger than the file"),
         (sound(), {"response_format": "xml"}, "response_format"),
         (sound(), {"temperature": "hot"}, "temperature"),
         (sound(), {"temperature": "3"}, "temperature"),
+        (sound(), {"temperature": "nan"}, "temperature"),
         (sound(), {"stream": "true"}, "stream"),
     ],
 )

@@ -69,6 +69,15 @@ def weight(document: Buffer) -> int:
     return max(nbytes // 4, parts * _PART_BYTES)
 
 
+def count_parts(document: Buffer) -> tuple[int, int]:
+    """How many objects and lists *document* has, and how many commas, outside of its strings; of what is no JSON about so."""
+    containers = commas = 0
+    for _, found in _pieces(memoryview(document), 0, len(document)):
+        containers += int(np.count_nonzero((found | 0x20) == _OPEN_OBJECT))  # brackets become braces
+        commas += int(np.count_nonzero(found == _COMMA))
+    return containers, commas
+
+
 def is_small(document: Buffer) -> bool:
     """Whether *document* is parsed in one go."""
     return weight(document) <= SMALL_BYTES

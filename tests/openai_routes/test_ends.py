@@ -1,0 +1,189 @@
+"""What is left of requests to OpenAI's routes when they have ended: nothing, without a collection of garbage."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import weakref
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytriton_lite.config.openai import TEMPLATE_FILE
+from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.openai.answers import AllResponses, while_connected
+from pytriton_lite.openai.sampling import Sampling
+from pytriton_lite.openai.templates import Templates
+from pytriton_lite.openai.tool_calls import ToolCalls
+from pytriton_lite.openai.writing import Writing, written
+
+
+@pytest.fixture(autouse=True)
+def _no_collections() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def in_loop(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        await scenario()
+
+    asyncio.run(whole())
+
+
+class Request(InferenceRequest):
+    """One that can be watched."""
+
+
+class Ticket:
+    """An engine's `PendingRequest`: it keeps its request."""
+
+    def __init__(self, request: InferenceRequest) -> None:
+        self.request = request
+
+    def consumed(self, count: int = 1) -> None: ...
+
+    def cancel(self) -> None: ...
+
+
+class Door:
+    """Answers each request in the next turn of the loop, with one response or an error."""
+
+    def __init__(self, *, fails: bool) -> None:
+        self._fails = fails
+
+    def infer(self, served: object, request: InferenceRequest, receiver: Any) -> Ticket:
+        def answer() -> None:
+            response = InferenceResponse("m", 1, "", [], {})
+            receiver.on_response(InferenceError(ErrorCode.INTERNAL, "no") if self._fails else response, is_final=True)
+
+        asyncio.get_running_loop().call_soon(answer)
+        return Ticket(request)
+
+
+async def connected() -> dict[str, Any]:
+    """The messages of a client that stays."""
+    await asyncio.Event().wait()
+    return {}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_of_a_request_whose_responses_are_gathered(fails: bool) -> None:
+    async def scenario() -> None:
+        request = Request("m", None, inputs=[])
+        gone = weakref.ref(request)
+
+        async def ask(request: InferenceRequest) -> int:
+            door: Any = Door(fails=fails)
+            served: Any = None
+            return len(await while_connected(AllResponses.to(door, served, request), connected))
+
+        try:
+            assert await ask(request) == 1
+        except InferenceError as error:
+            assert (error.message, fails) == ("no", True)
+        del request
+        await asyncio.sleep(0)
+        assert gone() is None
+
+    in_loop(scenario)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_of_a_request_for_texts(fails: bool) -> None:
+    async def scenario() -> None:
+        request = Request("m", None, inputs=[])
+        gone = weakref.ref(request)
+        target: Any = SimpleNamespace(served=None, declared=SimpleNamespace(outputs={}))
+        counted: Any = SimpleNamespace(**dict.fromkeys(("begun", "wrote", "finished", "ended"), lambda *_: None))
+        door: Any = Door(fails=fails)
+
+        async def ask(request: InferenceRequest) -> list[str]:
+            writing = Writing(target, Sampling(), counted)
+            try:
+                writing.begin(door, [request], connected)
+                return [one.finish_reason for one in await written(writing, 1)]
+            finally:
+                writing.close()
+
+        try:
+            assert await ask(request) == ["stop"]
+        except InferenceError as error:
+            assert (error.message, fails) == ("no", True)
+        del request
+        await asyncio.sleep(0)
+        assert gone() is None
+
+    in_loop(scenario)
+
+
+# Templates ----------------------------------------------------------------------------------------------------------
+
+
+def children() -> set[int]:
+    return set(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
+
+
+def version(directory: Path, stamp: int) -> Any:
+    place = directory / str(stamp)
+    place.mkdir()
+    (place / TEMPLATE_FILE).write_text(f"{stamp}: {{{{ x }}}}")
+    return SimpleNamespace(id="m", stamp=stamp, name="m", directory=place)
+
+
+def test_whoever_waits_for_a_template_gets_it_though_the_model_is_loaded_anew(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        before = children()
+        templates = Templates()
+        old, new = version(tmp_path, 1), version(tmp_path, 2)
+        renderings = [asyncio.ensure_future(templates.render(old, {"x": at})) for at in range(3)]
+        await asyncio.sleep(0)  # the first has its turn, and a process to start
+        renderings.append(asyncio.ensure_future(templates.render(new, {"x": 3})))
+        assert await asyncio.gather(*renderings) == ["1: 0", "1: 1", "1: 2", "2: 3"]
+        templates.close()
+        while children() != before:  # noqa: ASYNC110 - the loop's watcher of children has to hear of their ends
+            await asyncio.sleep(0.001)
+
+    in_loop(scenario)
+
+
+def test_no_process_is_started_behind_the_end(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        before = children()
+        templates = Templates()
+        served = version(tmp_path, 1)
+        renderings = [asyncio.ensure_future(templates.render(served, {"x": at})) for at in range(3)]
+        await asyncio.sleep(0)
+        templates.close()
+        for rendering in renderings:
+            with pytest.raises(InferenceError, match="model 'm': "):
+                await rendering
+        while children() != before:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+    in_loop(scenario)
+
+
+# Tool calls ---------------------------------------------------------------------------------------------------------
+
+
+def test_calls_may_come_in_any_order_of_their_indices() -> None:
+    calls = ToolCalls()
+    said = [
+        {"index": 1, "function": {"name": "second", "arguments": "{"}},
+        {"index": 0, "function": {"name": "first", "arguments": "{}"}},
+        {"index": 1, "function": {"arguments": "}"}},
+    ]
+    parts = calls.parts(said)
+    assert ["id" in part for part in parts] == [True, True, False]
+    assert calls.count == 2
+    assert [(one["function"]["name"], one["function"]["arguments"]) for one in ToolCalls.joined(parts)] == [
+        ("first", "{}"),
+        ("second", "{}"),
+    ]
