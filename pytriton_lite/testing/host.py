@@ -39,7 +39,7 @@ from pytriton_lite.worker.process import BLS_ONLY_IN_EXECUTE, Host, Phase
 from pytriton_lite.worker.request import RELEASE_RESCHEDULE, InferenceRequest
 from pytriton_lite.worker.response import InferenceResponse
 from pytriton_lite.worker.response_sender import Answering
-from pytriton_lite.worker.tensor import Tensor
+from pytriton_lite.worker.tensor import Origin, Tensor
 
 logger = logging.getLogger("pytriton_lite.model")
 
@@ -108,7 +108,7 @@ class InProcessHost(Host):
         self._is_decoupled = False
         self._outcomes: dict[tuple[int, int], Outcome] = {}
         self._requests: dict[tuple[int, int], core.InferenceRequest] = {}
-        self._inputs: dict[tuple[int, int, int], bytes] = {}
+        self._inputs: dict[Origin, bytes] = {}
 
     def configure(self, start: ModelStart, outputs: Outputs) -> None:
         """Live as *start* says to a worker."""
@@ -142,7 +142,7 @@ class InProcessHost(Host):
         self._outcomes[key] = outcome
         self._requests[key] = request
 
-    def remember_input(self, origin: tuple[int, int, int], data: bytes) -> None:
+    def remember_input(self, origin: Origin, data: bytes) -> None:
         """The bytes of an input, which answer for it when it is returned as an output, whatever the model wrote there."""
         self._inputs[origin] = data
 

@@ -62,7 +62,7 @@ from pytriton_lite.worker.loader import (
 from pytriton_lite.worker.process import Host, Phase, host, install
 from pytriton_lite.worker.request import InferenceRequest
 from pytriton_lite.worker.response import InferenceResponse
-from pytriton_lite.worker.tensor import Tensor
+from pytriton_lite.worker.tensor import Origin, Tensor
 
 if TYPE_CHECKING:
     import asyncio
@@ -352,7 +352,7 @@ class ModelUnderTest:
             parameters=json.dumps(admitted.parameters, separators=(",", ":")) if admitted.parameters else "",
             requested_outputs=outputs,
             inputs=[
-                self._given(tensor, (_INPUT, number, index << 32 | at))
+                self._given(tensor, (self._host, _INPUT, number, index << 32 | at))
                 for at, tensor in enumerate([*controls, *batch_inputs, *admitted.inputs])
             ],
             answering_of=partial(self._answering, number, index, outputs),
@@ -361,7 +361,7 @@ class ModelUnderTest:
     def _answering(self, number: int, index: int, outputs: frozenset[str]) -> Any:
         return self._host.answering((number, index), outputs)
 
-    def _given(self, tensor: CoreTensor, origin: tuple[int, int, int]) -> Tensor:
+    def _given(self, tensor: CoreTensor, origin: Origin) -> Tensor:
         assert tensor.data is not None
         data = bytes(tensor.data)
         self._host.remember_input(origin, data)

@@ -118,7 +118,7 @@ class Placement:
 
     def _input(self, batch: int, index: int, number: int, ref: TensorRef) -> Tensor:
         # What lies in a message is handed on as it is: to look it up would cost the engine more than its bytes.
-        origin = None if ref.place == Place.INLINE else (int(Place.INPUT), batch, index << 32 | number)
+        origin = None if ref.place == Place.INLINE else (self, int(Place.INPUT), batch, index << 32 | number)
         return Tensor._of_request(ref.name, ref.datatype, ref.shape, origin, self._reader_of(ref), ref.nbytes)
 
     def _device_tensor(self, ref: TensorRef) -> Tensor:
@@ -144,7 +144,7 @@ class Placement:
     def _given_tensor(self, ref: TensorRef) -> Tensor:
         if ref.place == Place.DEVICE:
             return self._device_tensor(ref)
-        origin = None if ref.place == Place.INLINE else (Place.GIVEN, ref.slot, 0)
+        origin = None if ref.place == Place.INLINE else (self, int(Place.GIVEN), ref.slot, 0)
         return Tensor._of_request(ref.name, ref.datatype, ref.shape, origin, self._reader_of(ref), ref.nbytes)
 
     def windows_of(self, message: RequestMessage) -> Windows:
@@ -303,10 +303,12 @@ class Placement:
         """Append *tensor*: by reference what came from the engine, inline what is small, else a copy in the arena."""
         spec = self.specs.encode(tensor._name, tensor._datatype, tensor._shape)
         origin = tensor._origin
-        if origin is not None and (origin[0] == Place.GIVEN or self._batches.is_open(origin[1])):
-            place, slot, offset = origin
-            messages.put_reference(parts, spec, place=Place(place), slot=slot, offset=offset, nbytes=0)
-            return
+        if origin is not None:
+            owner, place, slot, offset = origin
+            # Of another instance in this process it is, to the engine, another tensor that the numbers stand for.
+            if owner is self and (place == Place.GIVEN or self._batches.is_open(slot)):
+                messages.put_reference(parts, spec, place=Place(place), slot=slot, offset=offset, nbytes=0)
+                return
         if tensor._read is not None:
             # Afresh: what the model wrote into its array is its own affair.
             self._put_bytes(parts, spec, tensor._read())
@@ -314,7 +316,7 @@ class Placement:
         if tensor._datatype is dtypes.BYTES or tensor._array is None or tensor._storage is not None:
             self._put_bytes(parts, spec, tensor._buffer())  # BYTES, or memory of a DLPack producer
             return
-        array = tensor._array
+        array = np.asarray(tensor._array)  # a subclass has bytes of its own making
         if array.nbytes <= INLINE_BYTES:
             messages.put_inline(parts, spec, array.tobytes())
         else:

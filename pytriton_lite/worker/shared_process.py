@@ -170,9 +170,13 @@ class SharedProcess(Worker):
                 import traceback
 
                 traceback.print_exc()
-            self._threads.pop(number, None)
+            worker = self._threads.pop(number, None)
             # Before the channel ends: who hears of that first takes it for the end of the process.
             self.outbox.send(messages.ended_frame(number, status << 8))
+            if worker is not None:
+                with suppress(OSError):  # it may be shut down already
+                    channel.shutdown(socket.SHUT_RDWR)
+                worker.close()
 
     def _enter(self, number: int, worker: Host) -> None:
         assert isinstance(worker, Worker)

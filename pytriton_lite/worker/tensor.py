@@ -20,6 +20,10 @@ from pytriton_lite.worker.process import host
 Array = np.ndarray[Any, Any]
 
 
+Origin = tuple[object, int, int, int]
+"""What a message may call a tensor by: who has given it, and alone may say so, and place, slot and offset of a `TensorRef`."""
+
+
 class Tensor:
     """A named tensor. ``Tensor(name, array)`` keeps a C-contiguous numeric array without a copy.
 
@@ -65,7 +69,7 @@ class Tensor:
         self._read: Callable[[], Any] | None = None
         self._content: Any = None
         self._storage: Storage | None = None
-        self._origin: tuple[int, int, int] | None = None
+        self._origin: Origin | None = None
         self._received_bytes = 0
 
     @classmethod
@@ -74,13 +78,13 @@ class Tensor:
         name: str,
         datatype: DataType,
         shape: tuple[int, ...],
-        origin: tuple[int, int, int] | None,
+        origin: Origin | None,
         read: Callable[[], Any],
         nbytes: int = 0,
     ) -> Tensor:
         """A tensor that came from the engine; *read* gives a writeable buffer with its bytes, ours alone.
 
-        *origin* is what a message calls it by: place, slot and offset of a `TensorRef`. *nbytes* matters for BYTES alone.
+        *nbytes* matters for BYTES alone.
         """
         tensor = cls.__new__(cls)
         tensor._name = name
@@ -253,7 +257,7 @@ class Tensor:
         storage = self._storage
         if storage is None:
             assert self._array is not None
-            return self._array.reshape(-1).view(np.uint8).data
+            return np.asarray(self._array).reshape(-1).view(np.uint8).data
         nbytes = math.prod(self._shape) * self._datatype.itemsize
         if storage.is_on_host():
             return storage.array(np.dtype(np.uint8), (nbytes,)).data

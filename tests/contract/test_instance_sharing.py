@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.scripted_model import CONFIG, DECOUPLED, SCRIPT_CODE, Gate, Stream, run, value_of
+from tests.contract.scripted_model import CONFIG, DECOUPLED, SCRIPT_CODE, Gate, Stream, outputs_of, run, value_of
 from tests.contract.wire_models import wait_until
 from tests.harness import Reply, RunningServer, is_running, process_name_and_parent, write_model
 
@@ -338,6 +338,48 @@ def test_calls_of_other_models_are_those_of_the_instance(server: RunningServer, 
     )
     in_a_thread = call + "\n        thread(call).join()\n        return [response(called)]"
     assert model.value(in_a_thread) == server.worker_pids(f"callee_{sharing}")
+
+
+def test_a_tensor_that_one_thread_was_given_is_the_same_where_another_returns_it(
+    server: RunningServer, folder: Path
+) -> None:
+    """Both have one by the same number: to the engine the numbers are those of the instance that says them."""
+    Model(server, "gives", folder, "threads", count=1)
+    model = Model(server, "keeps", folder, "threads", count=2)
+    call = """pb_utils.InferenceRequest(
+        model_name="gives",
+        requested_output_names=["OUT"],
+        inputs=[pb_utils.Tensor("IN", np.array(["return [response('%d' * 9000)]" % threading.get_native_id()], object))],
+    ).exec().output_tensors()[0]"""
+    kept = model.instances(2, f"model.shared.update({{threading.get_native_id(): {call}}})")
+    threads = {thread for _, thread, _ in kept}
+    code = """
+        (other,) = model.shared.keys() - {threading.get_native_id()}
+        return [Response([model.shared[other], pb_utils.Tensor("Y", np.array([other], np.float32))])]
+    """
+    for _ in range(4):
+        reply = run(server, code, model="keeps")
+        other = int(outputs_of(reply)["Y"]["data"][0])
+        assert (other in threads, value_of(reply)) == (True, str(other) * 9000)
+
+
+def test_threads_that_end_leave_nothing_in_their_process(server: RunningServer, folder: Path) -> None:
+    model = Model(server, "leaves", folder, "threads", count=1)
+    code = "async def later():\n    return [response(threading.get_native_id())]\nreturn later()"
+
+    def descriptors() -> int:
+        return len(os.listdir(f"/proc/{model.shared_pid}/fd"))
+
+    model.value(code)
+    before = descriptors()
+    for _ in range(3):
+        model.load(4)
+        model.instances(4)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _: model.value(code), range(16)))
+        model.load(1)
+    # Their control pages wait for the collector.
+    wait_until(lambda: model.value("gc.collect()\nreturn [response(0)]") == 0 and descriptors() <= before)
 
 
 @BOTH

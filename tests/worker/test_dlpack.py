@@ -669,6 +669,14 @@ def test_the_outgoing_bytes_are_those_of_the_array_without_a_copy(dtype: str, sh
         assert np.frombuffer(outgoing, np.uint8).ctypes.data == array.ctypes.data
 
 
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+@pytest.mark.parametrize("kind", [np.matrix, np.ma.MaskedArray])
+def test_the_outgoing_bytes_of_a_subclass_are_those_of_its_memory(kind: Any) -> None:
+    array = np.arange(4).reshape(2, 2).view(kind)
+    outgoing = Tensor("A", array)._buffer()
+    assert (outgoing.ndim, bytes(outgoing)) == (1, np.asarray(array).tobytes())
+
+
 def test_the_outgoing_bytes_of_strings_are_serialised() -> None:
     assert bytes(Tensor("A", np.array(["é"], dtype=object))._buffer()) == b"\2\0\0\0\xc3\xa9"
     assert bytes(received(dtypes.BYTES, (1,), b"\1\0\0\0a")._buffer()) == b"\1\0\0\0a"
