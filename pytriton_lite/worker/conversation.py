@@ -134,8 +134,13 @@ class Conversation:
         """Have a thread that always reads, at the price of a hand-over between threads for each message."""
         if not self._has_reading_thread:
             self._has_reading_thread = True
-            self._reading_thread = threading.Thread(target=self._keep_reading, name="channel", daemon=True)
-            self._reading_thread.start()
+            thread = threading.Thread(target=self._keep_reading, name="channel", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # there can be no more of them, now
+                self._has_reading_thread = False
+                raise
+            self._reading_thread = thread
 
     def close(self) -> None:
         """Free what the end of a process would. The channel was shut down, and nothing more is read or sent."""

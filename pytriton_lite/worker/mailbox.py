@@ -15,6 +15,7 @@ import select
 import socket
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -191,8 +192,17 @@ class Mailbox:
     def _take(self, data: bytes) -> None:
         if not data:
             raise EngineGone
-        for kind, body in self._frames.feed(data):
-            self._on_frame(kind, body)
+        try:
+            for kind, body in self._frames.feed(data):
+                self._on_frame(kind, body)
+        except EngineGone:
+            raise
+        except BaseException:
+            # It and what came behind it is lost, in whatever thread of the model this is: somebody would wait for it for ever.
+            # Without a channel the engine ends this worker, and answers what it had.
+            traceback.print_exc()
+            self._sock.shutdown(socket.SHUT_RDWR)
+            raise EngineGone from None
 
     def _leave(self, waiter: Waiter) -> None:
         """The thread of *waiter* does not wait any more, for whatever reason: it must not be given the channel to read."""

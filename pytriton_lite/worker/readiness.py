@@ -24,7 +24,11 @@ class ReadinessProbe:
 
     def start(self) -> None:
         """Ask the model; the answer is sent when it has one."""
-        threading.Thread(target=self._run, name="is_ready", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name="is_ready", daemon=True).start()
+        except RuntimeError as error:  # there can be no more of them
+            self._warn(f"is_ready of the model cannot be asked: {error}")
+            self._send(messages.probed_frame(is_ready=False))
 
     def _run(self) -> None:
         self._send(messages.probed_frame(is_ready=self._ask()))

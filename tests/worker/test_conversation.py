@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,6 +14,7 @@ from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import FrameReader
 from pytriton_lite.ipc.messages import Kind
 from pytriton_lite.worker.conversation import Conversation, Work
+from pytriton_lite.worker.readiness import ReadinessProbe
 
 pytestmark = pytest.mark.interpreted("a fake in the place of a compiled class")
 
@@ -43,6 +45,33 @@ def test_batches_that_were_not_begun_go_back_and_what_else_has_come_stays_in_its
     talking.return_unbegun()
     assert frames(theirs) == [(Kind.RETURNED, (5, 7))]
     assert [talking.next_work().kind for _ in range(3)] == [Kind.TRIM, Kind.BRANCH, Kind.STOP]
+
+
+def test_a_thread_that_could_not_be_started_to_read_is_started_the_next_time(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = ends
+    talking = conversation(ours)
+    with monkeypatch.context() as short_of_threads:
+        short_of_threads.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError, match="can't start"):
+            talking.start_reading()
+    talking.start_reading()
+    theirs.close()  # which ends the thread
+    talking.close()
+
+
+def no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_model_that_cannot_be_asked_for_want_of_a_thread_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[bytes] = []
+    said: list[str] = []
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    ReadinessProbe(None, sent.append, said.append).start()
+    assert sent == [messages.probed_frame(is_ready=False)]
+    assert said == ["is_ready of the model cannot be asked: can't start new thread"]
 
 
 def test_where_no_batch_waits_nothing_is_said(ends: tuple[socket.socket, socket.socket]) -> None:

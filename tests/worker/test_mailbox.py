@@ -283,26 +283,25 @@ def test_what_came_before_the_end_of_file_is_read(office: Office) -> None:
         office.mailbox.wait(office.expect(2))
 
 
-def test_a_frame_that_cannot_be_handled_fails_who_reads_and_nobody_else() -> None:
-    engine, ours = socket.socketpair()
-    fine = Waiter()
+def test_a_frame_that_cannot_be_taken_ends_the_channel_for_all_who_wait(capfd: pytest.CaptureFixture[str]) -> None:
+    """What is lost with it, somebody would wait for it for ever."""
 
     def on_frame(kind: int, body: memoryview) -> None:
-        if kind == 1:
-            raise ValueError("no such frame")
-        mailbox.finish(fine)
+        raise OSError(24, "no descriptor for you")
 
+    engine, ours = socket.socketpair()
     mailbox = Mailbox(ours, on_frame)
     with engine, ours:
         reader = Waiting(mailbox, Waiter())
         until(lambda: mailbox._reading_thread == reader.ident)
-        follower = Waiting(mailbox, fine)
+        follower = Waiting(mailbox, Waiter())
         until(lambda: len(mailbox._waiting) == 1)
-        engine.sendall(frame(1, []))
-        with pytest.raises(ValueError, match="no such frame"):
-            reader.result()
-        engine.sendall(frame(2, []))
-        follower.result()
+        engine.sendall(frame(1, []) + frame(2, []))
+        for waiting in (reader, follower):
+            with pytest.raises(EngineGone):
+                waiting.result()
+        assert engine.recv(1) == b""  # the engine hears of it, and ends this worker
+    assert "no descriptor for you" in capfd.readouterr().err
 
 
 # ---------------------------------------------------------------------------------------------- Outbox
