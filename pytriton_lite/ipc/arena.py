@@ -270,7 +270,14 @@ class Arena:
         return grown, offset
 
     def _add(self, nbytes: int, *, dedicated: bool) -> _Block:
-        segment = self._create(nbytes)
+        try:
+            segment = self._create(nbytes)
+        except Exception:
+            if not self._spare:
+                raise
+            while self._spare:  # what nothing lies in may be what is missing
+                self._drop(self._spare.pop())
+            segment = self._create(nbytes)
         block = _Block(self._next_segment, segment, None if dedicated else Extents(nbytes))
         self._next_segment += 1
         self._blocks[block.segment_id] = block

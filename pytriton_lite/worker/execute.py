@@ -63,7 +63,7 @@ def check_responses(returned: object, requests: list[InferenceRequest]) -> list[
     """
     if returned is None:
         return [None] * len(requests)
-    if type(returned) is not list:
+    if not isinstance(returned, list):
         raise ExecuteFailed(f"Expected a list in the execute return, found type '{type(returned)}'.")
     if len(returned) != len(requests):
         raise ExecuteFailed(

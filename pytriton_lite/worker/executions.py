@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
+import os
 import threading
+from collections.abc import Coroutine
 from functools import partial
 from time import monotonic_ns
-from types import CoroutineType
 from typing import Any
 
 from pytriton_lite.core.errors import InferenceError
@@ -62,6 +63,7 @@ class Executions:
     ) -> None:
         """*path* is the model's file."""
         self._start = start
+        self._pid = os.getpid()
         self._path = path
         self._conversation = conversation
         self._placement = placement
@@ -113,12 +115,14 @@ class Executions:
         batch = Batch(number, requests, taken_ns, monotonic_ns())
         self.in_execute = number
         try:
-            returned = invoke(model, requests, path=self._path)
-            if isinstance(returned, CoroutineType):
+            returned = invoke(model, list(requests), path=self._path)  # a list that the model may consume
+            self._leave_a_child(0)
+            if type(returned) is not list and isinstance(returned, Coroutine):
                 self._run_coroutine(batch, returned)
                 return
             self.end_batch(batch, returned)
         except ExecuteFailed as error:
+            self._leave_a_child(1)
             self._fail_batch(batch, str(error))
         finally:
             self.in_execute = 0
@@ -130,6 +134,11 @@ class Executions:
                 request_ids.leave(handled)
             if traced is not None:
                 self.traces.leave(traced)
+
+    def _leave_a_child(self, status: int) -> None:
+        """End the process where the model has forked it and it has come out of ``execute``: it would be a second worker."""
+        if os.getpid() != self._pid:
+            os._exit(status)
 
     def request(self, batch: int, index: int, message: RequestMessage) -> InferenceRequest:
         """Request *index* of *batch*, as the model sees it."""
@@ -284,7 +293,7 @@ class Executions:
 
     # ------------------------------------------------------------------------------------------ coroutines
 
-    def _run_coroutine(self, batch: Batch, coroutine: CoroutineType[Any, Any, Any]) -> None:
+    def _run_coroutine(self, batch: Batch, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Let the coroutine that ``execute`` returned run. In decoupled mode the batch ends here, in default mode with it."""
         self._conversation.mailbox.allow_wakeups()
         context = contextvars.copy_context()

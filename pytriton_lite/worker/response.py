@@ -26,6 +26,26 @@ def parameters_text(parameters: object) -> str:
     return json.dumps(parameters)
 
 
+def _sendable(text: str, parameters: dict[str, bool | int | str]) -> str:
+    """*text*, that of *parameters*, if the protocols have such values. Raises TritonModelException."""
+    for key, value in parameters.items():
+        if not _is_text(key) or (isinstance(value, str) and not _is_text(value)):
+            wrong = "it has no text that UTF-8 can have"
+        elif not isinstance(value, str) and not -(1 << 63) <= value < 1 << 63:
+            wrong = "it has more than 64 bits"
+        else:
+            continue
+        raise TritonModelException(f"parameter {key!r} of the response cannot be sent: {wrong}")
+    return text
+
+
+def _is_text(text: str) -> bool:
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
 class InferenceResponse:
     """One answer: outputs, or an error, in which case the outputs are ignored."""
 
@@ -52,7 +72,7 @@ class InferenceResponse:
         except Unfit:
             refuse_arguments("__init__", _RESPONSE_SIGNATURE, (output_tensors, error, parameters))
         self._error = error
-        self._parameters = "" if parameters is None else parameters_text(parameters)
+        self._parameters = "" if parameters is None else _sendable(parameters_text(parameters), parameters)
 
     def __reduce__(self) -> NoReturn:
         refuse_copy(self)

@@ -14,7 +14,16 @@ import pytest
 import tritonclient.grpc as triton_grpc
 from tritonclient.utils import InferenceServerException
 
-from tests.contract.scripted_model import CONFIG, answer, execute_failed, outputs_of, run, write_scripted_model
+from tests.contract.scripted_model import (
+    CONFIG,
+    answer,
+    execute_failed,
+    outputs_of,
+    run,
+    value_of,
+    write_script_model,
+    write_scripted_model,
+)
 from tests.harness import Reply, RunningServer, tensor, write_model
 
 RESHAPED = CONFIG.replace(
@@ -74,6 +83,7 @@ def server(repository: Path) -> Iterator[RunningServer]:
     write_scripted_model(repository)
     write_scripted_model(repository, "reshaped", config=RESHAPED)
     write_scripted_model(repository, "counted")
+    write_script_model(repository, "script")
     write_model(repository, "batching", BATCHING_CODE, BATCHING)
     write_model(repository, "no_execute", "class TritonPythonModel: pass", CONFIG)
     write_model(
@@ -94,6 +104,50 @@ def server(repository: Path) -> Iterator[RunningServer]:
     )
     with RunningServer(repository) as running:
         yield running
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "requests.clear()\nreturn [response(7)]",
+        "sender = requests.pop().get_response_sender()\nsender.send(response(7), flags=FINAL)",
+    ],
+    ids=["and returns the responses", "and answers by its sender"],
+)
+def test_a_model_may_consume_the_list_of_its_requests(server: RunningServer, code: str) -> None:
+    assert value_of(run(server, code, model="script")) == 7
+
+
+def test_a_coroutine_may_be_one_that_was_compiled(server: RunningServer) -> None:
+    code = """
+        import collections.abc
+
+        async def answer():
+            return [response(7)]
+
+        inner = answer()
+
+        class Compiled(collections.abc.Coroutine):
+            send, throw, close, __await__ = (
+                staticmethod(method) for method in (inner.send, inner.throw, inner.close, inner.__await__)
+            )
+
+        return Compiled()
+    """
+    assert value_of(run(server, code, model="script")) == 7
+
+
+@pytest.mark.parametrize(("child", "status"), [("raise SystemExit(3)", 1), ("return []", 0)])
+def test_a_child_that_a_model_has_forked_is_no_second_worker(server: RunningServer, child: str, status: int) -> None:
+    code = f"""
+        pid = os.fork()
+        if pid == 0:
+            {child}
+        return [response([os.getpid(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])])]
+    """
+    worker, found = value_of(run(server, code, model="script"))
+    assert found == status
+    assert value_of(run(server, "return [response(os.getpid())]", model="script")) == worker
 
 
 # ---------------------------------------------------------------------------------------------- exceptions

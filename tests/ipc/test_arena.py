@@ -321,3 +321,20 @@ def test_an_arena_that_keeps_large_segments_uses_them_again_until_it_is_trimmed(
     arena.trim()
     assert [piece.is_closed for piece in made] == [True, False, False]
     assert arena.dropped == [50]
+
+
+def test_what_is_kept_for_the_next_large_tensor_is_given_up_where_memory_is_missing() -> None:
+    made: list[_OnDevice] = []
+
+    def create(nbytes: int) -> _OnDevice:
+        if sum(one.nbytes for one in made if not one.is_closed) + nbytes > 100 << 20:
+            raise InferenceError(ErrorCode.INTERNAL, "no memory")
+        made.append(_OnDevice(nbytes))
+        return made[-1]
+
+    arena = Arena(create, keeps_large=True)
+    arena.release(arena.place(32 << 20).number)
+    arena.place(90 << 20)
+    assert [one.is_closed for one in made] == [True, False]
+    with pytest.raises(InferenceError, match="no memory"):
+        arena.place(20 << 20)

@@ -159,6 +159,14 @@ def test_the_same_response_may_answer_several_requests() -> None:
     assert check_responses([EMPTY, EMPTY], requests_of(2)) == [EMPTY, EMPTY]
 
 
+def test_a_list_may_be_one_of_the_models_own_kind() -> None:
+    class Listed(list[Any]):
+        pass
+
+    returned = Listed([InferenceResponse([])])
+    assert check_responses(returned, requests_of(1)) is returned
+
+
 def test_none_stands_for_none_for_every_request() -> None:
     assert check_responses(None, requests_of(2)) == [None, None]
 

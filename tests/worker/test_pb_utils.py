@@ -693,3 +693,19 @@ def test_a_message_may_be_bytes(log: LogSpy, method: str) -> None:
 def test_a_logger_cannot_be_made() -> None:
     with pytest.raises(TypeError, match=r"No constructor defined!$"):
         Logger()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"large": 1 << 63}, "parameter 'large' of the response cannot be sent: it has more than 64 bits"),
+        ({"small": -(1 << 63) - 1}, "parameter 'small' of the response cannot be sent: it has more than 64 bits"),
+        ({"text": "\ud800"}, "parameter 'text' of the response cannot be sent: it has no text that UTF-8 can have"),
+        ({"\ud800": 1}, "parameter '\\ud800' of the response cannot be sent: it has no text that UTF-8 can have"),
+    ],
+)
+def test_parameters_of_a_response_are_such_as_the_protocols_have(parameters: dict[str, Any], text: str) -> None:
+    with pytest.raises(TritonModelException) as caught:
+        InferenceResponse([], parameters=parameters)
+    assert str(caught.value) == text
+    assert InferenceResponse([], parameters={"a": (1 << 63) - 1, "b": True, "ä": "ö"}).parameters()
