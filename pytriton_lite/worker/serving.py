@@ -200,13 +200,13 @@ class Worker(Host):
         return True
 
     def _collect_holders(self) -> None:
-        """Find garbage that refers to itself and has inputs: nothing executes now that would make the interpreter look.
+        """Find garbage that refers to itself and has inputs, or senders: nothing executes now that would have it looked for.
 
         What is left of a request is young most often. A collection of everything costs a model with a large heap a tenth of a
         second, so it is for what is held all the same.
         """
         for generation in (1, 2):
-            if self._placement.inputs.held:
+            if self._placement.inputs.held or self._senders.is_any_open:
                 gc.collect(generation)
         self._conversation.flush()
 

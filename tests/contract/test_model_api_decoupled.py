@@ -368,6 +368,9 @@ UNANSWERED = "execute returned None for the request, and no response was sent th
         pytest.param("return", id="never fetched"),
         pytest.param("request.get_response_sender()", id="fetched"),
         pytest.param("cycle = [request]\ncycle.append(cycle)", id="in a reference cycle"),
+        pytest.param(
+            "cycle = [request.get_response_sender()]\ncycle.append(cycle)", id="its sender in a reference cycle"
+        ),
         pytest.param("thread(lambda sender: None, request.get_response_sender()).join()", id="in a thread"),
     ],
 )

@@ -320,6 +320,9 @@ UNANSWERED = "execute returned None for the request, and no response was sent th
         pytest.param("request.get_response_sender()", id="fetched"),
         pytest.param("request.is_cancelled()", id="asked"),
         pytest.param("cycle = [request]\ncycle.append(cycle)", id="in a reference cycle"),
+        pytest.param(
+            "cycle = [request.get_response_sender()]\ncycle.append(cycle)", id="its sender in a reference cycle"
+        ),
     ],
 )
 def test_a_request_that_nobody_can_answer_any_more_is_told_so(server: RunningServer, code: str) -> None:

@@ -179,6 +179,8 @@ class Instance:
         self._look: asyncio.TimerHandle | None = None
         """Due as long as something may be given back."""
         self._seen_batch = 0
+        self._trimmed_batch = 0
+        """The batch that was the next one when the worker was last told to trim with requests in hand."""
         """What the next batch's number was at the last look."""
         self._flush_is_due = False
         self._past_host_bytes = 0
@@ -470,10 +472,15 @@ class Instance:
 
     def _on_look(self) -> None:
         self._look = None
-        if self.is_empty and self._seen_batch == self._next_batch:
+        is_quiet = self._seen_batch == self._next_batch
+        if is_quiet and self.is_empty:
             self.trim()
-        else:
-            self._look_later()
+            return
+        if is_quiet and self._trimmed_batch != self._next_batch:
+            # Once, since what is still to come may be nothing: garbage that refers to itself may hold all that could answer.
+            self._trimmed_batch = self._next_batch
+            self.trim()
+        self._look_later()
 
     def _stop_looking(self) -> None:
         if self._look is not None:
