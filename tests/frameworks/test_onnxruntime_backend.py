@@ -113,6 +113,8 @@ def write_models(repository: Path) -> None:
         ONE_INSTANCE + "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 20000000 }",
     )
     write_identity(repository, "strings", STRING, ["batch", 2], ONE_INSTANCE)
+    together = "max_batch_size: 2 dynamic_batching { max_queue_delay_microseconds: 20000000 }"
+    write_identity(repository, "strings_together", STRING, ["batch", 2], ONE_INSTANCE + together)
     for name, number in _NUMBERS.items():
         write_identity(repository, f"identity_{name}", number, [2], ONE_INSTANCE)
     write_onnx(
@@ -327,17 +329,27 @@ def test_strings_pass_whatever_they_hold(server: RunningServer) -> None:
     assert outputs(server.infer("strings", [tensor("X", "BYTES", [2, 2], texts)]))["Y"] == ([2, 2], texts)
 
 
-def test_bytes_that_are_no_text_are_refused_with_their_place(server: RunningServer) -> None:
+def with_bytes_that_are_no_text(server: RunningServer, model: str) -> Reply:
     elements = b"\x02\x00\x00\x00ok\x02\x00\x00\x00\xff\xfe"
     size = {"binary_data_size": len(elements)}
     header = json.dumps({"inputs": [{"name": "X", "datatype": "BYTES", "shape": [1, 2], "parameters": size}]}).encode()
-    reply = server.post(
-        "/v2/models/strings/infer", header + elements, {"Inference-Header-Content-Length": str(len(header))}
-    )
+    head = {"Inference-Header-Content-Length": str(len(header))}
+    return server.post(f"/v2/models/{model}/infer", header + elements, head)
+
+
+def test_bytes_that_are_no_text_are_refused_with_their_place(server: RunningServer) -> None:
+    reply = with_bytes_that_are_no_text(server, "strings")
     assert (reply.status, reply.error) == (
         400,
         "input 'X' of model 'strings': element 1 is not UTF-8, as ONNX strings must be",
     )
+
+
+def test_a_request_that_is_refused_does_not_fail_those_of_its_batch(server: RunningServer) -> None:
+    with ThreadPoolExecutor(2) as clients:
+        wrong = clients.submit(with_bytes_that_are_no_text, server, "strings_together")
+        right = server.infer("strings_together", [tensor("X", "BYTES", [1, 2], ["a", "b"])])
+        assert (wrong.result().status, outputs(right)["Y"]) == (400, ([1, 2], ["a", "b"]))
 
 
 def test_only_the_outputs_that_were_asked_for_come_back(server: RunningServer) -> None:
