@@ -26,7 +26,6 @@ from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.cache.response_cache import CacheSpace, Found, Outputs, request_digest
-from pytriton_lite.engine.counting.statistics import Refusal
 from pytriton_lite.engine.serving.not_queued import NotQueued, WaitedFor
 from pytriton_lite.engine.workers.outputs import arranged
 from pytriton_lite.scheduling.ticket import Outcome, Ticket
@@ -44,13 +43,6 @@ class CachedVersion(WaitedFor, Protocol):
     @property
     def labels(self) -> Mapping[str, Sequence[str]]:
         """Labels by output: what its elements stand for."""
-
-    @property
-    def is_recovering(self) -> bool:
-        """Whether its workers keep dying."""
-
-    def not_ready_error(self) -> InferenceError:
-        """What a request is told while it is not READY."""
 
     def answer_in_order(self, deliver: Callable[[], None]) -> None:
         """Call *deliver*, which answers a request that needed no execution, when its turn has come."""
@@ -130,9 +122,7 @@ class CachedRequests(NotQueued):
         if sought.found is not None:
             self._answer(ticket, sought, sought.found)
             return False
-        if self._version.is_recovering:  # the workers that would have to execute it have died meanwhile
-            self._statistics.refusals[Refusal.UNAVAILABLE] += 1
-            self._fail(ticket, self._version.not_ready_error())
+        if self._has_failed(ticket):
             return False
         self._begin_execution(ticket, sought)
         return True

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest
-from pytriton_lite.engine.counting.statistics import FailureReason, ModelStatistics
+from pytriton_lite.engine.counting.statistics import FailureReason, ModelStatistics, Refusal
 from pytriton_lite.engine.counting.unanswered import Unanswered
 from pytriton_lite.scheduling.ticket import Executor, Ticket, Ways
 
@@ -28,6 +28,13 @@ class WaitedFor(Protocol):
     name: str
     statistics: ModelStatistics
     unanswered: Unanswered
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether its workers keep dying."""
+
+    def not_ready_error(self) -> InferenceError:
+        """What a request is told while it is not READY."""
 
     def count_refusal(self, error: BaseException) -> None:
         """A request was not taken."""
@@ -96,6 +103,15 @@ class NotQueued:
         else:
             if is_queued and ticket.on_queued is not None:
                 ticket.on_queued()
+
+    def _has_failed(self, ticket: Ticket) -> bool:
+        """Whether *ticket* has ended here, because the workers that would have to execute it have died meanwhile."""
+        version = self._waited_for
+        if not version.is_recovering:
+            return False
+        version.statistics.refusals[Refusal.UNAVAILABLE] += 1
+        self._fail(ticket, version.not_ready_error())
+        return True
 
     def _fail(self, ticket: Ticket, error: InferenceError) -> None:
         ticket.tap = None

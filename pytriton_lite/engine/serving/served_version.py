@@ -202,8 +202,9 @@ class ServedVersion(ABC):
         if self._closed and not (self._is_stopping and (_is_step(request) or self._goes_on(request))):
             self.statistics.refusals[Refusal.UNAVAILABLE] += 1
             raise self._closed_error(request)
-        # It was when it was found, but the body took its time. An ensemble that holds it may ask until it lets go.
-        if self.state is not VersionState.READY and not _is_step(request):
+        # It was when it was found, but the body took its time. An ensemble that holds it may ask until it lets go, while
+        # somebody can answer.
+        if self.state is not VersionState.READY and (self.is_recovering or not _is_step(request)):
             self.statistics.refusals[Refusal.UNAVAILABLE] += 1
             raise self.not_ready_error()
         if request.timeline is not None:

@@ -12,7 +12,7 @@ from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Tensor, Window
-from pytriton_lite.engine.counting.statistics import FailureReason, ModelStatistics
+from pytriton_lite.engine.counting.statistics import FailureReason, ModelStatistics, Refusal
 from pytriton_lite.engine.counting.unanswered import Unanswered, UnansweredLimits, UnansweredTotal
 from pytriton_lite.engine.serving.device_staging import DeviceStaging, StagedOutputs
 from pytriton_lite.engine.workers.device_helper import DeviceHelpers
@@ -67,6 +67,7 @@ class Version:
         self.statistics = ModelStatistics("m", 1, {})
         self.unanswered = Unanswered("m", UnansweredTotal(UnansweredLimits()))
         self.holders = 0
+        self.is_recovering = False
         self.refused: list[BaseException] = []
         self.begun: list[Ticket] = []
         self.refusal: InferenceError | None = None
@@ -86,6 +87,9 @@ class Version:
 
     def count_refusal(self, error: BaseException) -> None:
         self.refused.append(error)
+
+    def not_ready_error(self) -> InferenceError:
+        return InferenceError(ErrorCode.UNAVAILABLE, "not ready")
 
 
 class Receiver:
@@ -170,6 +174,18 @@ async def test_a_request_that_is_refused_after_its_inputs_were_read_is_told_why(
     await version.helpers.answer()
     assert receiver.heard == [(version.refusal, True)]
     assert version.refused == [version.refusal]
+
+
+@in_loop
+async def test_a_request_whose_workers_died_while_its_inputs_were_read_is_refused() -> None:
+    version, receiver = Version(), Receiver()
+    version.staging.begin(ticket_of(on_device(), receiver=receiver))
+    version.is_recovering = True
+    await version.helpers.answer()
+    (heard,) = receiver.heard
+    assert (str(heard[0]), heard[1]) == ("not ready", True)
+    assert (version.begun, version.holders, version.unanswered.requests) == ([], 0, 0)
+    assert version.statistics.refusals[Refusal.UNAVAILABLE] == 1
 
 
 @in_loop

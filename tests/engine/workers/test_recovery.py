@@ -25,6 +25,7 @@ from pytriton_lite.frontends.pending_answer import PendingAnswer
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import frame
 from pytriton_lite.ipc.messages import Kind
+from tests.contract.ensemble_models import write_ensemble, write_step_model
 from tests.harness import RunningServer, tensor, write_model
 
 CONFIG = """
@@ -126,6 +127,48 @@ def test_a_version_that_became_unavailable_after_it_was_found_refuses(tmp_path: 
             PendingAnswer.to(server, served, request())
         served.release()
         assert [row.name for row in server.loaded_statistics()] == ["m"]
+        await server.stop(10)
+
+    asyncio.run(scenario())
+
+
+def test_a_step_whose_model_no_longer_loads_after_the_step_before_ends_the_request(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    write_step_model(tmp_path, "a")
+    write_step_model(
+        tmp_path,
+        "b",
+        code="""
+        import os
+        from pathlib import Path
+
+        class TritonPythonModel:
+            def initialize(self, args):
+                starts = Path(args["model_repository"], "starts")
+                assert not starts.exists(), "no more"
+                starts.touch()
+
+            def execute(self, requests):
+                os._exit(1)
+        """,
+    )
+    write_ensemble(tmp_path, "both", ("a", "IN0=X", "OUT0=T"), ("b", "IN0=T", "OUT0=Y"))
+
+    async def scenario() -> None:
+        server = Server(ServerOptions((tmp_path,), WORKERS))
+        assert await server.load_all()
+        server.start_serving()
+        script = {"a": f"open({str(gate)!r}).close(); return plus(request, 1)"}
+        whole = InferenceRequest("both", None, inputs=[Tensor("X", dtypes.FP32, (4,), bytes(16))], parameters=script)
+        answer = PendingAnswer.to(server, server.find("both", None), whole)
+        for text in ("is not healthy", "is not at ready state"):
+            alone = InferenceRequest("b", None, inputs=[Tensor("IN0", dtypes.FP32, (4,), bytes(16))])
+            with pytest.raises(InferenceError, match=text):
+                await asyncio.wait_for(PendingAnswer.to(server, server.find("b", None), alone), 30)
+        await asyncio.to_thread(gate.write_text, "")
+        with pytest.raises(InferenceError, match="is not at ready state"):
+            await asyncio.wait_for(answer, 30)
         await server.stop(10)
 
     asyncio.run(scenario())
