@@ -224,7 +224,7 @@ class Ticket:
         self.credited_from = 0
         """Responses that had come before those of ``source``."""
         self.withheld = 0
-        """Responses that are kept until others have left. For the model they count as passed on."""
+        """Responses that are kept until others have left, or that nobody hears of. For the model they count as passed on."""
         self.on_times: TimesListener | None = None
         """Told the times of each execution that is part of the request, as soon as they are known."""
         self.tap: Callable[[Outcome | None], Outcome | None] | None = None

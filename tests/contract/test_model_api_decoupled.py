@@ -23,11 +23,38 @@ from tests.contract.scripted_model import (
     stream_of,
     write_script_model,
 )
-from tests.harness import RunningServer
+from tests.harness import RunningServer, write_model
 
 MODEL = "script"
 INSTANCE = "script_0_0"
 WINDOW = 4
+
+
+
+# Each request gets many responses, the null requests of idle rows as well.
+ROWS = """
+    import json
+
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            for request in requests:
+                sender = request.get_response_sender()
+                for number in range(20):
+                    out = pb_utils.Tensor("OUT", np.array([[json.dumps(number)]], dtype=object))
+                    sender.send(pb_utils.InferenceResponse([out]))
+                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+ROWS_CONFIG = """
+    backend: "python"
+    max_batch_size: 2
+    input { name: "IN" data_type: TYPE_STRING dims: [ 1 ] }
+    output { name: "OUT" data_type: TYPE_STRING dims: [ 1 ] }
+    sequence_batching { max_sequence_idle_microseconds: 3600000000 direct { } }
+    model_transaction_policy { decoupled: true }
+"""
 
 
 @pytest.fixture(scope="module", params=["http2", "grpcio"])
@@ -36,6 +63,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     write_script_model(repository, MODEL, DECOUPLED)
     write_script_model(repository, "another", DECOUPLED)
     write_script_model(repository, "batching", BATCHING + IS_DECOUPLED)
+    write_model(repository, "rows", ROWS, ROWS_CONFIG)
     with RunningServer(
         repository, flags=(f"--grpc-transport={request.param}", f"--grpc-max-response-pool-size={WINDOW}")
     ) as running:
@@ -443,6 +471,13 @@ def test_a_cancelled_stream_lets_a_waiting_send_go(server: RunningServer) -> Non
             assert stream.receive().value == 0
         assert tells.told() is True
     assert responses(server, "request.get_response_sender().send(response('next'), FINAL)") == [("next", True)]
+
+
+def test_responses_to_a_null_request_keep_no_send_waiting(server: RunningServer) -> None:
+    everything = [*range(20)]
+    for sequence, starts in ((1, True), (2, True), (1, False)):  # the second stands behind an idle row
+        messages = stream_of(server, "rows", "", batches=True, sequence_id=sequence, sequence_start=starts)
+        assert [message.value for message in messages] == everything
 
 
 def test_the_end_from_another_thread_lets_a_waiting_send_go(server: RunningServer) -> None:

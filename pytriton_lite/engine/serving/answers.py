@@ -188,6 +188,9 @@ class Answers:
         if ticket.is_null:
             if sent.is_final:
                 self.end(ticket, cancelled())
+            elif sent.response is not None:  # nobody reads, so nothing waits
+                ticket.withheld += 1
+                batch.executor.credit(batch, ticket)
             return
         if not self._is_decoupled:
             if sent.response is not None:
