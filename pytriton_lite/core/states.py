@@ -91,7 +91,10 @@ class RequestState(StateEnum):
 
 
 REQUEST_TRANSITIONS: Transitions[RequestState] = {
-    RequestState.ACCEPTED: frozenset({RequestState.QUEUED, RequestState.SENT, RequestState.ENDED}),
+    # ACCEPTED to ANSWERED: it could neither be queued nor sent.
+    RequestState.ACCEPTED: frozenset(
+        {RequestState.QUEUED, RequestState.SENT, RequestState.ANSWERED, RequestState.ENDED}
+    ),
     RequestState.QUEUED: frozenset({RequestState.SENT, RequestState.ANSWERED, RequestState.ENDED}),
     # SENT to QUEUED: the worker gave it back or died before it began, or the model wants it in a later batch again.
     RequestState.SENT: frozenset(

@@ -30,7 +30,6 @@ INSTANCE = "script_0_0"
 WINDOW = 4
 
 
-
 # Each request gets many responses, the null requests of idle rows as well.
 ROWS = """
     import json

@@ -117,7 +117,7 @@ class Dispatcher:
         self._timer_ns = 0
         self._drained: asyncio.Future[None] | None = None
         self._failing: deque[tuple[Ticket, InferenceError]] = deque()
-        """Requests that have left the queue to end with an error, in turns of the loop."""
+        """Requests that have left the queue, or never came there, to end with an error, in turns of the loop."""
 
     # ------------------------------------------------------------------------------------------ instances
 
@@ -215,7 +215,10 @@ class Dispatcher:
                 if instance is not None:
                     # One request, an instance that waits for it, nobody before it: there is nothing to decide.
                     ticket.enqueued_ns = ticket.accepted_ns
-                    self.send(instance, [[ticket]])
+                    for _, refusal in self._dispatch(instance, [[ticket]]):
+                        # Not now: its receiver hears nothing before it knows the ticket.
+                        self._failing.append((ticket, refusal))
+                        self._loop.call_soon(self._fail_more)
                     return
             self._scheduler.enqueue(ticket, self._clock())
             ticket.move(RequestState.QUEUED)
@@ -223,7 +226,7 @@ class Dispatcher:
             self._answers.count_out(ticket)
             raise
         except Exception as error:
-            self._recover(error)  # which answers this one, too
+            self._loop.call_soon(self._recover, error)  # which answers this one, too, so not now
             return
         self.turn_soon()
 
@@ -349,6 +352,13 @@ class Dispatcher:
 
     def send(self, instance: Instance, batches: list[list[Ticket]]) -> None:
         """Give *batches* to *instance* in one message. What cannot be sent ends."""
+        for tickets, error in self._dispatch(instance, batches):
+            self._answers.fail(tickets, error, FailureReason.BACKEND)
+
+    def _dispatch(
+        self, instance: Instance, batches: list[list[Ticket]]
+    ) -> Sequence[tuple[list[Ticket], InferenceError]]:
+        """`Instance.dispatch`. What it gives could not be sent, and is to be ended."""
         for tickets in batches:
             hold(tickets)
         try:
@@ -356,12 +366,12 @@ class Dispatcher:
         except Exception:
             instance.keeper.kill()  # nobody knows what it was sent; what it has is answered when it is gone
             raise
-        for tickets, error in refused:
+        for tickets, _ in refused:
             unhold(tickets)
-            self._answers.fail(tickets, error, FailureReason.BACKEND)
         # Also when nothing could be sent, so that nothing will come back to say that there is room.
         if instance.has_room:
             self._places.has_room(instance)
+        return refused
 
     def _end_dropped(self, decision: Decision, now_ns: int) -> None:
         """End what the scheduler has taken out of the queue without a batch for it."""

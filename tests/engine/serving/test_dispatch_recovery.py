@@ -268,6 +268,33 @@ def test_a_dead_worker_whose_requests_cannot_be_put_back_fails_them(
     play(tmp_path, scenario)
 
 
+class Heard:
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+
+    def on_response(self, response: object, *, is_final: bool) -> None:
+        self.heard.append(response)
+
+
+def test_a_request_that_cannot_be_queued_hears_of_it_after_its_ticket_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = Fault(monkeypatch, DynamicBatchScheduler, "enqueue")
+
+    async def scenario(world: World) -> None:
+        model = await world.load(BATCHES)
+        receiver = Heard()
+        fault.arm()
+        ticket = model.served.infer(InferenceRequest("m", None, inputs=model.inputs("it")), receiver)
+        assert receiver.heard == []
+        await wait_until(lambda: ticket.has_ended)
+        (error,) = receiver.heard
+        assert isinstance(error, InferenceError) and error.message == FAILED
+        await expect_good(model, model.infer("before"), fault)
+
+    play(tmp_path, scenario)
+
+
 class Deaf:
     """A receiver with a bug."""
 

@@ -15,6 +15,7 @@ from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.server import Server, ServerOptions
 from pytriton_lite.engine.workers.settings import WorkerSettings
 from pytriton_lite.frontends.pending_answer import PendingAnswer
+from tests.engine.version_kit import World, wait_until
 from tests.harness import write_model
 
 ECHO = """
@@ -98,7 +99,53 @@ def test_a_request_that_shares_its_message_with_one_that_cannot_be_encoded_is_se
     check_echoed(after, b"after")
 
 
-def check_refused(error: InferenceResponse | BaseException) -> None:
+def test_a_request_that_went_at_once_hears_that_it_could_not_be_sent_after_its_ticket_is_known(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with World(tmp_path) as world:
+            model = await world.load()
+            receiver = Receiver()
+            asked = InferenceRequest("m", None, request_id=NO_UNICODE, inputs=model.inputs("bad"))
+            ticket = model.served.infer(asked, receiver)
+            assert receiver.heard == []
+            await wait_until(lambda: ticket.has_ended)
+            (error,) = receiver.heard
+            check_refused(error)
+
+    asyncio.run(run())
+
+
+def test_a_request_that_cannot_be_sent_while_answers_are_about_to_leave_ends(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with World(tmp_path) as world:
+            model = await world.load("instance_group { count: 2 }")
+            receiver = Receiver()
+
+            def infer_bad(*_: int) -> None:
+                model.served.infer(
+                    InferenceRequest("m", None, request_id=NO_UNICODE, inputs=model.inputs("bad")), receiver
+                )
+
+            first = Receiver()
+            ticket = model.served.infer(InferenceRequest("m", None, inputs=model.inputs("first")), first)
+            ticket.on_times = infer_bad  # told when its answer is there and has not left
+            await wait_until(lambda: bool(first.heard and receiver.heard))
+            assert isinstance(first.heard[0], InferenceResponse)
+            (error,) = receiver.heard
+            check_refused(error)
+            assert model.served.unanswered.requests == 0
+
+    asyncio.run(run())
+
+
+class Receiver:
+    def __init__(self) -> None:
+        self.heard: list[InferenceResponse | InferenceError | None] = []
+
+    def on_response(self, response: InferenceResponse | InferenceError | None, *, is_final: bool) -> None:
+        self.heard.append(response)
+
+
+def check_refused(error: InferenceResponse | BaseException | None) -> None:
     assert isinstance(error, InferenceError)
     assert error.code is ErrorCode.INTERNAL
     assert error.message == (
