@@ -66,7 +66,7 @@ def sequence_in(parameters: Mapping[str, ParameterValue], before: int | str) -> 
     """What the response of a step says for the steps after it; None where it says nothing.
 
     A flag that it leaves out is not set; the id then is that of the step's request, *before*.
-    Raises InferenceError(INVALID_ARG) for values of wrong kinds.
+    Raises InferenceError(INVALID_ARG) for values of wrong kinds, and for a text that nobody could be told.
     """
     if not parameters or not any(name in parameters for name in ("sequence_id", "sequence_start", "sequence_end")):
         return None
@@ -76,6 +76,12 @@ def sequence_in(parameters: Mapping[str, ParameterValue], before: int | str) -> 
             ErrorCode.INVALID_ARG,
             "expected parameter 'sequence_id' to be TRITONSERVER_PARAMETER_INT or TRITONSERVER_PARAMETER_STRING",
         )
+    if isinstance(correlation_id, str):
+        try:
+            correlation_id.encode()
+        except UnicodeEncodeError:  # half of a surrogate pair, as a JSON string may have
+            text = "expected parameter 'sequence_id' to be valid Unicode"
+            raise InferenceError(ErrorCode.INVALID_ARG, text) from None
     flags = 0
     for name, flag in (("sequence_start", SEQUENCE_START), ("sequence_end", SEQUENCE_END)):
         value = parameters.get(name, False)
