@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -71,7 +72,7 @@ class Answers:
         )
         self.in_flight: dict[Ticket, int] = {}
         """Everything that was accepted and has not ended, wherever it is, and what each counts for in `Unanswered`."""
-        self._departing: list[tuple[Ticket, Outcome]] = []
+        self._departing: deque[tuple[Ticket, Outcome]] = deque()
         self._is_gathering = False
         """Whether answers wait for `depart`: from a worker's result until it has its next batches."""
 
@@ -339,10 +340,10 @@ class Answers:
         """Deliver what `finished` has answered. Called when the worker has its next batches, so that it need not wait while
         answers are written to clients."""
         self._is_gathering = False
-        if self._departing:
-            departing, self._departing = self._departing, []
-            for ticket, outcome in departing:
-                ticket.deliver(outcome, is_final=True)
+        departing = self._departing
+        while departing:
+            ticket, outcome = departing.popleft()  # first: if this one raises, the others leave with the next call
+            ticket.deliver(outcome, is_final=True)
 
     def drop(self, ticket: Ticket, outcome: InferenceError, reason: FailureReason, now_ns: int) -> None:
         """End *ticket*, which waits in no queue any more and was not taken from it."""

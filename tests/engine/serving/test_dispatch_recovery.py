@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -317,4 +317,28 @@ def test_a_receiver_that_raises_does_not_disturb_its_batch_mates(
     play(tmp_path, scenario)
     assert [record.message for record in caplog.records if record.levelno == logging.ERROR] == [
         "a response could not be passed on"
+    ]
+
+
+def test_a_response_that_cannot_be_made_is_an_error_of_its_request_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the response cache keeps of it, say: there may be no memory."""
+
+    async def scenario(world: World) -> None:
+        def full(response: object) -> NoReturn:
+            raise MemoryError
+
+        model = await world.load("max_batch_size: 2 dynamic_batching { max_queue_delay_microseconds: 3600000000 } ")
+        receiver = Heard()
+        ticket = model.served.infer(InferenceRequest("m", None, inputs=model.inputs("it")), receiver)
+        ticket.tap = full
+        assert await name_in(model.infer("mate")) == "m_0"
+        (error,) = receiver.heard
+        assert isinstance(error, InferenceError) and error.code is ErrorCode.INTERNAL
+        assert model.served.unanswered.requests == 0
+
+    play(tmp_path, scenario)
+    assert [record.message for record in caplog.records if record.levelno == logging.ERROR] == [
+        "a response could not be made"
     ]
