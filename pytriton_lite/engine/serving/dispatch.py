@@ -316,6 +316,11 @@ class Dispatcher:
         except Exception as error:
             self._recover(error)
 
+    @recovering
+    def attempt(self, work: Callable[[Instance], None], instance: Instance) -> None:
+        """Do *work* on *instance*, which places had somebody else call for."""
+        work(instance)
+
     def turn_soon(self) -> None:
         """Decide at the end of this turn of the loop."""
         if not self._turn_is_due:

@@ -37,7 +37,7 @@ class LimitedPlaces:
         with_work = queue.with_work([instance for instance in takers if instance.has_room])
         for instance in queue.everybody:
             if instance in with_work:
-                self._grants.wait(_claim(instance), partial(self._use, instance))
+                self._grants.wait(_claim(instance), partial(queue.attempt, self._use, instance))
             else:
                 self._grants.leave(_claim(instance))
 
@@ -63,7 +63,9 @@ class LimitedPlaces:
         return None
 
     def reset(self) -> None:
-        pass
+        for instance in self._queue.everybody:  # nobody waits; what was taken for a batch that never left is given back
+            self._give_back(instance)
+            self._grants.leave(_claim(instance))
 
     def retired(self, instance: Instance) -> None:
         pass

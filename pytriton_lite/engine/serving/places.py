@@ -7,7 +7,7 @@ With a rate limiter `limited_places.LimitedPlaces` stands in front of either sch
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pytriton_lite.engine.workers.instance import Instance
@@ -42,6 +42,9 @@ class Queue(Protocol):
 
     def send(self, instance: Instance, batches: list[list[Ticket]]) -> None:
         """Give *batches* to *instance* in one message."""
+
+    def attempt(self, work: Callable[[Instance], None], instance: Instance) -> None:
+        """Do *work*, which somebody else than this queue calls for. What it raises is a bug of ours, as anywhere here."""
 
     def turn_soon(self) -> None:
         """Fill places once more at the end of this turn of the loop."""

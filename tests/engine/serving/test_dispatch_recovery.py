@@ -12,6 +12,7 @@ import pytest
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.engine.serving.limited_places import LimitedPlaces
 from pytriton_lite.engine.serving.resource_grants import ResourceGrants
 from pytriton_lite.engine.workers.instance import Instance
 from pytriton_lite.scheduling.default import DefaultScheduler
@@ -204,6 +205,40 @@ def test_a_decision_that_fails_ends_the_queue_and_not_what_is_executing(
         assert failures == {"OTHER": 2}
 
     play(tmp_path, scenario, limits=config == LIMITED)
+
+
+@pytest.mark.interpreted("what compiled code calls is replaced")
+@pytest.mark.parametrize(("owner", "method"), [(Instance, "dispatch"), (ResourceGrants, "take")])
+def test_a_batch_that_is_lost_when_its_resources_are_there_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
+) -> None:
+    fault = Fault(monkeypatch, owner, method)
+
+    async def scenario(world: World) -> None:
+        model = await world.load(LIMITED)
+        fault.arm()
+        (outcome,) = await outcomes([model.infer("lost")])
+        assert isinstance(outcome, InferenceError) and outcome.message == FAILED
+        await expect_good(model, model.infer("before"), fault)
+
+    play(tmp_path, scenario, limits=True)
+
+
+@pytest.mark.interpreted("what compiled code calls is replaced")
+def test_a_decision_that_always_fails_when_resources_are_there_keeps_the_server_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = Fault(monkeypatch, LimitedPlaces, "_use", times=1000)
+
+    async def scenario(world: World) -> None:
+        model = await world.load(LIMITED)
+        fault.arm()
+        for outcome in await outcomes([model.infer(text) for text in "abc"]):
+            assert isinstance(outcome, InferenceError) and outcome.message == FAILED
+        assert fault.fired == 1  # nobody waits for resources any more
+        await expect_good(model, model.infer("before"), fault)
+
+    play(tmp_path, scenario, limits=True)
 
 
 def test_answers_that_wait_for_one_that_was_lost_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
