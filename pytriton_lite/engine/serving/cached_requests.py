@@ -102,7 +102,11 @@ class CachedRequests(NotQueued):
         wanted = ticket.request
         ticket.request = sought.request
         ticket.tap = partial(self._executed, ticket, wanted, sought)
-        self._execute(ticket)
+        try:
+            self._execute(ticket)
+        except BaseException:
+            ticket.tap = None  # it refers to the ticket: the request would wait for a collection
+            raise
 
     def _answer(self, ticket: Ticket, sought: _Sought, found: Outputs) -> None:
         outcome = self._hit(ticket, sought, found)

@@ -89,20 +89,25 @@ class NotQueued:
         failure = None if task.cancelled() else task.exception()
         if self._under_way.pop(ticket, None) is None:
             return  # it was cancelled
+        if failure is not None:
+            # Not raised: its traceback would have this frame, which has the task, which has it, and all would wait for a collection.
+            self._refuse(ticket, failure)
+            return
         try:
-            if failure is not None:
-                raise failure
             is_queued = go_on(ticket, task.result())
-        except InferenceError as error:
-            version.count_refusal(error)
-            self._fail(ticket, error)
         except Exception as error:
-            version.count_refusal(error)
-            logger.exception("a request to model '%s' failed inside the server", version.name)
-            self._fail(ticket, InferenceError(ErrorCode.INTERNAL, "internal error of the server"))
+            self._refuse(ticket, error)
         else:
             if is_queued and ticket.on_queued is not None:
                 ticket.on_queued()
+
+    def _refuse(self, ticket: Ticket, error: BaseException) -> None:
+        self._waited_for.count_refusal(error)
+        if isinstance(error, InferenceError):
+            self._fail(ticket, error)
+            return
+        logger.error("a request to model '%s' failed inside the server", self._waited_for.name, exc_info=error)
+        self._fail(ticket, InferenceError(ErrorCode.INTERNAL, "internal error of the server"))
 
     def _has_failed(self, ticket: Ticket) -> bool:
         """Whether *ticket* has ended here, because the workers that would have to execute it have died meanwhile."""

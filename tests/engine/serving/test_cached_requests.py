@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import gc
+import weakref
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import pytest
@@ -20,6 +23,7 @@ from pytriton_lite.engine.serving.cached_requests import CachedRequests
 from pytriton_lite.frontends.pending_answer import PendingAnswer
 from pytriton_lite.scheduling.ticket import Caller, Executor, Ticket, Ways
 from tests.engine.answering import answer_of
+from tests.engine.version_kit import wait_until
 
 CONFIG = ModelConfig.from_message(
     parse_model_config(
@@ -418,19 +422,20 @@ def test_a_request_that_is_cancelled_when_its_lookup_has_just_ended_is_counted(f
     play(act)
 
 
+class Gone:
+    """A client's segment that has become too small."""
+
+    def read(self, offset: int, nbytes: int) -> bytearray:
+        raise InferenceError(ErrorCode.INVALID_ARG, "the client has made its shared memory smaller")
+
+
 def test_a_request_whose_inputs_are_gone_when_they_are_hashed_in_a_thread_is_refused_and_counted() -> None:
-    gone = InferenceError(ErrorCode.INVALID_ARG, "the client has made its shared memory smaller")
-
-    class Segment:
-        def read(self, offset: int, nbytes: int) -> bytearray:
-            raise gone
-
     async def act(scene: Scene) -> None:
         wanted = request(LARGE)
-        wanted.inputs = [Tensor("IN", dtypes.UINT8, (1 << 20,), None, nbytes=1 << 20, home=(Segment(), 0))]
+        wanted.inputs = [Tensor("IN", dtypes.UINT8, (1 << 20,), None, nbytes=1 << 20, home=(Gone(), 0))]
         with pytest.raises(InferenceError, match="smaller"):
             await scene.infer(wanted=wanted)
-        assert scene.version.refused == [gone]
+        assert [str(error) for error in scene.version.refused] == ["the client has made its shared memory smaller"]
 
     play(act)
 
@@ -443,6 +448,54 @@ def test_a_request_that_nobody_can_execute_after_its_lookup_is_counted_as_refuse
         with pytest.raises(InferenceError, match="not ready"):
             await answer
         assert scene.version.statistics.refusals[Refusal.UNAVAILABLE] == 1
+
+    play(act)
+
+
+class Body(bytearray):
+    """Can be referred to weakly."""
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def test_a_request_that_is_refused_at_once_needs_no_collection() -> None:
+    async def act(scene: Scene) -> None:
+        scene.space.lookup = lambda digest: None  # type: ignore[assignment,method-assign,return-value]
+        scene.version.refusal = InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
+        body = Body(SMALL)
+        alive = weakref.ref(body)
+        with without_collections():
+            with pytest.raises(InferenceError, match="Exceeds"):
+                scene.stream(body)
+            scene.version.refusal = None
+            del body
+            assert alive() is None
+
+    play(act)
+
+
+def test_a_request_whose_lookup_failed_needs_no_collection() -> None:
+    async def act(scene: Scene) -> None:
+        body = Body(LARGE)
+        alive = weakref.ref(body)
+        wanted = request(body)
+        wanted.inputs.append(Tensor("GONE", dtypes.UINT8, (1,), None, nbytes=1, home=(Gone(), 0)))
+        receiver = Receiver()
+        with without_collections():
+            scene.cached.begin(Ticket(wanted, receiver, batch_size=1, shape_key=None, accepted_ns=0))
+            del body, wanted
+            await receiver.ended.wait()
+            receiver.heard.clear()
+            scene.version.refused.clear()
+            await wait_until(lambda: alive() is None)  # the thread lets go of it when it likes
 
     play(act)
 
