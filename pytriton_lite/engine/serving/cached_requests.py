@@ -28,6 +28,7 @@ from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.cache.response_cache import CacheSpace, Found, Outputs, request_digest
 from pytriton_lite.engine.serving.not_queued import NotQueued, WaitedFor
 from pytriton_lite.engine.workers.outputs import arranged
+from pytriton_lite.ipc.region import ClientSegment
 from pytriton_lite.scheduling.ticket import Outcome, Ticket
 
 _LARGE_BYTES = 256 << 10
@@ -220,12 +221,16 @@ def _plain(request: InferenceRequest) -> InferenceRequest:
 
     The same object where that is so already. Raises InferenceError for inputs that are gone.
     """
-    lies_elsewhere = any(tensor.data is None for tensor in request.inputs)
-    if not lies_elsewhere and not _wants_more(request):
+    if not any(map(_is_a_clients, request.inputs)) and not _wants_more(request):
         return request
     return request.plain(
-        [Tensor(t.name, t.datatype, t.shape, t.content()) if t.data is None else t for t in request.inputs]
+        [Tensor(t.name, t.datatype, t.shape, t.content()) if _is_a_clients(t) else t for t in request.inputs]
     )
+
+
+def _is_a_clients(tensor: Tensor) -> bool:
+    """Whether a worker would look for it in a client's memory, also where somebody has read it before, a tracer say."""
+    return tensor.data is None or (tensor.home is not None and isinstance(tensor.home[0], ClientSegment))
 
 
 def _note(ticket: Ticket, outcome: Outcome) -> None:

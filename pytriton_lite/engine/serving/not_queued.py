@@ -90,7 +90,7 @@ class NotQueued:
         if self._under_way.pop(ticket, None) is None:
             return  # it was cancelled
         if failure is not None:
-            # Not raised: its traceback would have this frame, which has the task, which has it, and all would wait for a collection.
+            # Not raised: its traceback would have this frame, which has the task, which has it, until a collection.
             self._refuse(ticket, failure)
             return
         try:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -20,7 +22,9 @@ from pytriton_lite.engine.cache.response_cache import CachedOutput, CacheSpace, 
 from pytriton_lite.engine.counting.statistics import FailureReason, ModelStatistics, Refusal
 from pytriton_lite.engine.counting.unanswered import Unanswered, UnansweredLimits, UnansweredTotal
 from pytriton_lite.engine.serving.cached_requests import CachedRequests
+from pytriton_lite.engine.tracing.tensors import QUEUE_INPUT, copies
 from pytriton_lite.frontends.pending_answer import PendingAnswer
+from pytriton_lite.ipc.region import ClientSegment
 from pytriton_lite.scheduling.ticket import Caller, Executor, Ticket, Ways
 from tests.engine.answering import answer_of
 from tests.engine.version_kit import wait_until
@@ -318,6 +322,29 @@ def test_a_request_for_classes_that_is_cancelled_is_cancelled_where_it_executes(
         answer.cancel()
         await scene.settled()
         assert scene.version.executing[0].owner.was_told
+
+    play(act)
+
+
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_what_lies_in_a_clients_memory_is_executed_as_it_was_looked_up(tmp_path: Path, is_traced: bool) -> None:
+    """Also where a tracer has read it before."""
+    (tmp_path / "segment").write_bytes(b"12345678")
+    segment = ClientSegment(os.open(tmp_path / "segment", os.O_RDWR), 8)
+
+    async def act(scene: Scene) -> None:
+        wanted = request(SMALL)
+        wanted.inputs = [Tensor("IN", dtypes.UINT8, (8,), None, nbytes=8, home=(segment, 0))]
+        if is_traced:
+            assert copies(QUEUE_INPUT, wanted.inputs)
+        answer = scene.infer(wanted=wanted)
+        await scene.looked_up(None)
+        executing = await scene.executed()
+        segment.write(0, b"another_")
+        (tensor,) = executing.request.inputs
+        assert (tensor.data, tensor.home) == (b"12345678", None)
+        executing.deliver(response(), is_final=True)
+        await answer
 
     play(act)
 
