@@ -130,9 +130,8 @@ class Answers:
             if ticket.request.timeline is not None:
                 _note_execution(ticket.request.timeline, ticket, instance, batch, result)
         if outcomes and outcomes[0] is Fate.SKIPPED:
-            for ticket in batch.tickets:
-                statistics.add_failure(FailureReason.CANCELED, now_ns - ticket.accepted_ns)
-                self.end(ticket, cancelled())
+            waiting = [ticket for ticket in batch.tickets if ticket.batch is batch]  # a RESPONSE has ended the others
+            self.fail(waiting, cancelled(), FailureReason.CANCELED)
             return
         statistics.add_execution(
             batch_size=batch.batch_size,
