@@ -170,7 +170,6 @@ class Http2Connection:
         self._sender.begin(transport)
         self._is_encrypted = transport.get_extra_info("sslcontext") is not None
         self.read_at = self._loop.time()
-        self._on_made(self)
         transport.write(_GREETING)
         self._set_timer("handshake", self._options.handshake_timeout_ms / 1000, self.abort)
         self._keepalive = Keepalive(self, self._options, self._wariness)
@@ -180,6 +179,8 @@ class Http2Connection:
             # As grpcio: a tenth more or less, so that connections made together do not end together.
             age_s = self._options.max_connection_age_ms / 1000 * random.uniform(0.9, 1.1)
             self._set_timer("age", age_s, self._on_age)
+        # Behind the greeting, which is the first that a peer may see: in a drain it is told to leave at once.
+        self._on_made(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._move(_CLOSED)

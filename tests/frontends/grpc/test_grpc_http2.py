@@ -955,6 +955,22 @@ class TestStop:
             peer.request(1, b"", LIVE)
             assert peer.answer(1).trailers["grpc-status"] == "0"
 
+    def test_connection_that_comes_with_a_drain_is_greeted_before_it_is_told(
+        self, loop: LoopThread, listener: Http2Listener
+    ) -> None:
+        async def connect_and_drain() -> socket.socket:
+            connected = socket.create_connection((listener.host, listener.port), 10)
+            listener.begin_drain()
+            return connected
+
+        with loop.run(connect_and_drain()) as connected:
+            peer = Http2Peer(connected)
+            peer.send(PREFACE, settings())
+            greeting = [found.kind for found in itertools.islice(peer.frames(), 4)]
+            assert greeting == [SETTINGS, WINDOW_UPDATE, GOAWAY, PING]
+            peer.request(1, b"", LIVE)
+            assert peer.answer(1).trailers["grpc-status"] == "0"
+
     def test_no_call_is_lost_when_one_server_takes_over_from_another(
         self, loop: LoopThread, engine: FakeServer
     ) -> None:
