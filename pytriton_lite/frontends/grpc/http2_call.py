@@ -615,8 +615,9 @@ class Call:
             self._cancel_pending()
 
     def _cancel_pending(self) -> None:
-        if self._pending is not None:
-            self._pending.cancel()
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.cancel()
 
     def _end(self) -> None:
         self.is_ended = True
@@ -1157,8 +1158,9 @@ class StreamCall(Call):
     def _end_if_packed(self) -> None:
         if not self._is_ending or self._unpacked or self.is_ended:
             return
-        if self._failure is not None:
-            self._fail(self._failure)
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            self._fail(failure)
         else:
             self._endpoint.counts["OK"] += 1
             self._close_with(OK_TRAILERS if self._is_opened else _PLAIN_OPENING + OK_TRAILERS)
@@ -1171,8 +1173,10 @@ class StreamCall(Call):
     def _end(self) -> None:
         super()._end()
         self._requests.cancel()
+        # It is in a circle with its stream, and these may refer to much: nobody is told any more.
         self._body.clear()
         self._unpacked.clear()
+        self._leaving.clear()
 
 
 class ServiceStreamCall(StreamCall):

@@ -209,7 +209,9 @@ class InferStream:
             return
         if message is not None:
             request.held.append(message)
-        request.is_ended = is_final
+        if is_final:
+            request.is_ended = True
+            request.ticket = None  # it has the inputs, and answers may wait for long to be read
         if not request.is_ordered:
             self._pass_on(request)
             return
@@ -320,7 +322,7 @@ class _Request:
         self.is_ended = False
         self.wants_empty_final = False
         self.ticket: PendingRequest | None = None
-        """None until the engine has the request, and for one that it never got."""
+        """None until the engine has the request, and when that has ended."""
         self.timeline: Timeline | None = None
 
     def on_response(self, response: InferenceResponse | InferenceError | None, *, is_final: bool) -> None:
@@ -348,7 +350,7 @@ class _Request:
 
     def on_left(self) -> None:
         """One of the messages has left. Behind its last response no model waits for room."""
-        if self.ticket is not None and not self.is_ended:
+        if self.ticket is not None:
             self.ticket.consumed()
 
     def note_error(self, error: InferenceError) -> None:
@@ -358,8 +360,10 @@ class _Request:
             self.timeline.error = error.message
 
     def cancel(self) -> None:
-        if self.ticket is not None:
-            self.ticket.cancel()
+        self.held.clear()
+        ticket, self.ticket = self.ticket, None
+        if ticket is not None:
+            ticket.cancel()
         if self.timeline is not None:
             self.timeline.status = self.timeline.status or Status.CANCELLED
             self.timeline.finish(CLIENT_GONE)

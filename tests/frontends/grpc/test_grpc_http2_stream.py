@@ -6,6 +6,7 @@ What every transport does is in test_grpc_stream.py.
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import itertools
 import logging
@@ -37,12 +38,16 @@ from http2_peer import (
 )
 from tritonclient.grpc import service_pb2
 
+from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.request import InferenceResponse
+from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.frontends.grpc import infer_stream
 from pytriton_lite.frontends.grpc.http2 import Http2Listener, start_http2
 from pytriton_lite.frontends.grpc.http2_sender import STREAM_WINDOW
 from pytriton_lite.frontends.grpc.options import GrpcOptions
 from pytriton_lite.scheduling.ticket import Ticket
+from tests.harness import until
 
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 LIVE = "/inference.GRPCInferenceService/ServerLive"
@@ -535,3 +540,62 @@ class TestEnds:
             body += peer.answer(1).body
             assert ids(body) == ["a"]
             assert stopping.result(WAIT_S)
+
+
+class TestInputs:
+    """They lie in memory of the server's until nobody refers to them. No collection runs in these tests."""
+
+    LARGE = 1 << 20
+
+    @pytest.fixture(autouse=True)
+    def no_collection(self) -> Iterator[None]:
+        gc.disable()
+        yield
+        gc.enable()
+
+    @pytest.fixture
+    def unread(self, listener: Http2Listener) -> Iterator[Http2Peer]:
+        """It reads no answers."""
+        with Http2Peer.connect(listener, PREFACE + settings(initial_window_size=0)) as peer:
+            open_stream(peer)
+            yield peer
+
+    @staticmethod
+    def forget(engine: FakeServer) -> None:
+        engine.seen.clear()
+        engine.streams.clear()
+
+    def test_those_of_answered_requests_go_before_the_answers_are_read(
+        self, engine: FakeServer, unread: Http2Peer
+    ) -> None:
+        for _ in range(3):
+            unread.send(data(message(size=self.LARGE)))
+        entered(engine, 3)
+        ping(unread)
+        self.forget(engine)
+        until(lambda: engine.intake.live_rooms == 0)
+        unread.send(window_update(0, 1 << 30), window_update(1, 1 << 30), data(b"", ends=True))
+        assert len(ids(unread.answer(1).body)) == 3
+
+    @pytest.mark.parametrize("how", ["reset", "close"])
+    def test_those_of_a_request_go_with_its_client(
+        self, loop: LoopThread, engine: FakeServer, unread: Http2Peer, how: str
+    ) -> None:
+        unread.send(data(message("decoupled", size=self.LARGE)))
+        entered(engine)
+
+        async def answer() -> None:
+            output = Tensor("X", dtypes.UINT8, (1,), b"x")
+            engine.streams[0].deliver(InferenceResponse("decoupled", 3, "", [output], {}), is_final=False)
+
+        loop.run(answer())
+        unread.next(HEADERS, 1)
+        assert engine.intake.live_rooms == 1
+        if how == "reset":
+            unread.send(reset(1))
+        else:
+            unread.sock.close()
+        assert engine.streams[0].was_cancelled.wait(WAIT_S)
+        engine.streams[0].deliver(None, is_final=True)
+        self.forget(engine)
+        until(lambda: engine.intake.live_rooms == 0)
