@@ -305,15 +305,16 @@ class Endpoint:
 class SlowParsings:
     """Requests that take long to parse, one after another, in slices of the loop's time as connections get them.
 
-    In a thread each would take the interpreter from the loop for `sys.getswitchinterval` whenever that has let go of it.
+    In a thread each would take the interpreter from the loop for `sys.getswitchinterval` whenever that has let go of it. A call
+    owns its message: one that ends meanwhile leaves nothing of it here.
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[Call, SlowParsing, Callable[[SlowParsing | Exception], None]]] = deque()
+        self._waiting: deque[Call] = deque()
 
-    def add(self, call: Call, message: bytes | memoryview, then: Callable[[SlowParsing | Exception], None]) -> None:
-        """Hand what was walked over, or why it cannot be, to *then*, unless *call* has ended meanwhile."""
-        self._waiting.append((call, SlowParsing(message), then))
+    def add(self, call: Call) -> None:
+        """Walk over the message of `Call.parsing`, and hand it, or why it cannot be done, to `Call.on_walked`."""
+        self._waiting.append(call)
         if len(self._waiting) == 1:
             share_of(asyncio.get_running_loop()).wait(self, is_new=False)
 
@@ -323,13 +324,13 @@ class SlowParsings:
         waiting = self._waiting
         try:
             while waiting and not share.is_over():
-                call, parsing, then = waiting[0]
-                walked = None if call.is_ended else _walked(parsing, share.is_over)
+                call = waiting[0]
+                walked = None if call.parsing is None else _walked(call.parsing, share.is_over)
                 if walked is False:
                     return
                 waiting.popleft()
-                if not call.is_ended:
-                    then(walked if isinstance(walked, Exception) else parsing)
+                if walked is not None:
+                    call.on_walked(walked if isinstance(walked, Exception) else None)
         finally:
             if waiting:
                 share.wait(self, is_new=False)
@@ -367,15 +368,15 @@ class TasksToCome:
 
 
 class Turns:
-    """Lets so many at a time go on until they are done, and others begin as they came: none keeps what is half made."""
+    """Lets so many calls at a time decompress a message, and others begin as they came: none keeps what is half made."""
 
     def __init__(self, places: int) -> None:
         self._places = places
-        self._waiting: deque[Callable[[], bool]] = deque()
+        self._waiting: deque[Call] = deque()
 
-    def enter(self, begin: Callable[[], bool]) -> None:
-        """Call *begin* when there is a place. It says whether it takes it; then `leave` follows, whatever happens."""
-        self._waiting.append(begin)
+    def enter(self, call: Call) -> None:
+        """Call `Call.begin_inflation` when there is a place. It says whether it takes it; then `leave` follows."""
+        self._waiting.append(call)
         self._begin()
 
     def leave(self) -> None:
@@ -385,7 +386,7 @@ class Turns:
     def _begin(self) -> None:
         while self._places and self._waiting:
             self._places -= 1
-            if not self._waiting.popleft()():
+            if not self._waiting.popleft().begin_inflation():
                 self._places += 1
 
 
@@ -398,9 +399,11 @@ class Call:
     __slots__ = (
         "_endpoint",
         "_head",
+        "_inflation",
         "_link",
         "_pending",
         "_taken_bytes",
+        "_then",
         "_timer",
         "closing",
         "content_left",
@@ -411,6 +414,7 @@ class Call:
         "is_watched",
         "moved",
         "opening",
+        "parsing",
         "receive_window",
         "send_credit",
         "stream_id",
@@ -454,6 +458,12 @@ class Call:
         self._timer: asyncio.TimerHandle | None = None
         self._taken_bytes = 0
         """Bytes taken of the budget for requests that are not whole."""
+        self._inflation: _Inflation | None = None
+        """A message that waits for its turn to be decompressed."""
+        self.parsing: SlowParsing | None = None
+        """A message that waits for its turn to be parsed, or is parsed in turns."""
+        self._then: Callable[[Parsed | Exception], None] | None = None
+        """Gets what it is, then."""
 
     def begin(self) -> None:
         """Call it once, when the connection knows the call: the answer may come at once."""
@@ -519,8 +529,20 @@ class Call:
             if message is not None:
                 then(message)
             elif self._take_budget(max(len(data), LARGE_BYTES)):  # one that waits has nothing but what was sent
-                inflation = _Inflation(self, self._endpoint, data, encoding, self._max_message_bytes, then)
-                self._endpoint.inflations.enter(inflation.begin)
+                self._inflation = _Inflation(self, self._endpoint, data, encoding, self._max_message_bytes, then)
+                self._endpoint.inflations.enter(self)
+
+    def begin_inflation(self) -> bool:
+        """See `Turns.enter`."""
+        inflation, self._inflation = self._inflation, None
+        if inflation is None:  # the call has ended
+            return False
+        try:
+            inflation.begin()
+        except Exception as error:  # no memory, or no thread
+            self._fail(error)
+            return False
+        return True
 
     def on_inflated(self, size: int) -> bool:
         """Look at the size of what was decompressed so far; False when nobody wants it any more."""
@@ -550,16 +572,20 @@ class Call:
 
     def _parse(self, message: bytes | memoryview, then: Callable[[Parsed | Exception], None]) -> None:
         """Hand the request, or why it is none, to *then*, unless the call has ended meanwhile."""
+        self.parsing, self._then = SlowParsing(message), then
+        self._endpoint.slow_parsings.add(self)
 
-        def on_walked(walked: SlowParsing | Exception) -> None:
-            if isinstance(walked, Exception):
-                then(walked)
-            elif walked.is_quick:
-                then(_finished(walked))
-            else:
-                self._work(then, _finished, walked)
-
-        self._endpoint.slow_parsings.add(self, message, on_walked)
+    def on_walked(self, error: Exception | None) -> None:
+        """Finish `parsing`, or pass on why it cannot be parsed."""
+        parsing, self.parsing = self.parsing, None
+        then, self._then = self._then, None
+        assert parsing is not None and then is not None
+        if error is not None:
+            then(error)
+        elif parsing.is_quick:
+            then(_finished(parsing))
+        else:
+            self._work(then, _finished, parsing)
 
     def _work(self, then: Callable[[Any], None], work: Callable[..., Any], *arguments: Any) -> None:
         """Hand the result of *work*, which a thread does, to *then*, unless the call has ended meanwhile."""
@@ -623,6 +649,7 @@ class Call:
         self.is_ended = True
         if self._taken_bytes:
             self._give_back_budget()
+        self._inflation = self.parsing = self._then = None  # the memory goes with the budget
         if self._timer is not None:
             self._timer.cancel()
 
@@ -638,13 +665,10 @@ class _Inflation:
         self._new_inflater = partial(compression.Inflater, data, encoding, limit)
         self._then = then
 
-    def begin(self) -> bool:
-        """See `Turns.enter`."""
-        if self._call.is_ended:
-            return False
+    def begin(self) -> None:
+        """Take the place. Raises MemoryError, and RuntimeError where no thread can be started."""
         self._inflater = self._new_inflater()
         self._go_on()
-        return True
 
     def _go_on(self) -> None:
         step = asyncio.get_running_loop().run_in_executor(self._endpoint.threads, self._step)
@@ -658,8 +682,11 @@ class _Inflation:
         message = step.result() if error is None else None
         is_wanted = error is None and self._call.on_inflated(self._inflater.size)
         if is_wanted and message is None:
-            self._go_on()
-            return
+            try:
+                self._go_on()
+                return
+            except RuntimeError as no_thread:
+                error = no_thread
         self._endpoint.inflations.leave()
         if error is not None:
             self._call.on_undecompressable(error)

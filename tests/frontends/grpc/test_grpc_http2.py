@@ -17,6 +17,7 @@ import struct
 import subprocess
 import sys
 import threading
+import weakref
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -58,7 +59,7 @@ from http2_peer import (
 from tritonclient.grpc import service_pb2
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.frontends.grpc import compression, http2, http2_connection, http2_sender
+from pytriton_lite.frontends.grpc import compression, http2, http2_call, http2_connection, http2_sender
 from pytriton_lite.frontends.grpc.http2 import Http2Listener, start_http2
 from pytriton_lite.frontends.grpc.http2_call import TasksToCome, are_trailers
 from pytriton_lite.frontends.grpc.options import GrpcOptions
@@ -1657,6 +1658,30 @@ class TestUnfinishedRequests:
         peer.send(reset(1))
         assert engine.cancelled.wait(60)
 
+    @pytest.mark.interpreted("what compiled code calls is replaced")
+    def test_message_that_waits_to_be_parsed_goes_with_its_call(
+        self, engine: FakeServer, peer: Http2Peer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What it had of the budget goes then, too."""
+        may_go_on = threading.Event()
+        walked = http2_call._walked
+
+        def walked_in_time(*arguments: Any) -> Any:
+            return walked(*arguments) if may_go_on.is_set() else False
+
+        monkeypatch.setattr(http2_call, "_walked", walked_in_time)
+        message = service_pb2.ModelInferRequest(model_name="echo")
+        message.inputs.add(name="X", datatype="BYTES", shape=[1000]).contents.bytes_contents.extend([b"x"] * 1000)
+        message.raw_input_contents.append(bytes(1 << 20))
+        body = prefixed(message.SerializeToString())
+        for stream in (1, 3):
+            peer.send(peer.headers(stream, headers_of()), *in_frames(stream, body, itertools.repeat(16_384)))
+        until(lambda: engine.intake.live_rooms == 2)
+        peer.send(reset(3))
+        until(lambda: engine.intake.live_rooms == 1)
+        may_go_on.set()
+        assert "contents field must not be specified" in peer.answer(1).trailers["grpc-message"]
+
 
 class TestPeersThatStandStill:
     """``--grpc-stall-timeout-secs``. A client of its own that stands still is the clock: it is ended when others would be."""
@@ -1966,6 +1991,58 @@ class TestCompression:
                     break
         assert len(most) >= 14 * 10
         assert max(most) <= 2
+
+    @pytest.mark.interpreted("what compiled code calls is replaced")
+    def test_message_that_waits_to_be_decompressed_goes_with_its_call(
+        self, peer: Http2Peer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What it had of the budget goes then, too."""
+        may_go_on = threading.Event()
+        step = compression.Inflater.step
+
+        def step_in_time(inflater: compression.Inflater, nbytes: int) -> bool:
+            assert may_go_on.wait(20)
+            return step(inflater, nbytes)
+
+        class Watched(http2_call._Inflation):
+            def __init__(self, *arguments: Any) -> None:
+                super().__init__(*arguments)
+                begun.append(weakref.ref(self))
+
+        begun: list[weakref.ref[Watched]] = []
+        monkeypatch.setattr(compression.Inflater, "step", step_in_time)
+        monkeypatch.setattr(http2_call, "_Inflation", Watched)
+        body = prefixed(gzip.compress(infer_message(size=compression.THREAD_BYTES), 0), flag=1)
+        for stream in (1, 3, 5):  # there are threads for two
+            peer.send(peer.headers(stream, headers_of(grpc_encoding="gzip")))
+            peer.send(*in_frames(stream, body, itertools.repeat(16_384)))
+        until(lambda: len(begun) == 3)
+        assert begun[2]() is not None
+        peer.send(reset(5))
+        until(lambda: begun[2]() is None)
+        may_go_on.set()
+        peer.send(reset(1), reset(3))
+
+    @pytest.mark.interpreted("what compiled code calls is replaced")
+    def test_call_whose_message_cannot_begin_to_be_decompressed_is_answered_and_others_get_their_turn(
+        self, peer: Http2Peer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """As often as there are threads, and once more."""
+
+        def no_memory(*arguments: Any) -> compression.Inflater:
+            raise MemoryError
+
+        body = prefixed(gzip.compress(infer_message("unknown", size=compression.THREAD_BYTES), 0), flag=1)
+        with monkeypatch.context() as patched:
+            patched.setattr(compression, "Inflater", no_memory)
+            for stream in (1, 3, 5):
+                peer.send(peer.headers(stream, headers_of(grpc_encoding="gzip")))
+                peer.send(*in_frames(stream, body, itertools.repeat(16_384)))
+                assert peer.answer(stream).trailers["grpc-status"] == "13"
+        peer.send(peer.headers(7, headers_of(grpc_encoding="gzip")), *in_frames(7, body, itertools.repeat(16_384)))
+        assert peer.answer(7).trailers["grpc-status"] == "5"
+        assert [record.message for record in caplog.records] == ["ModelInfer failed"] * 3
+        caplog.clear()
 
     @pytest.mark.parametrize(
         ("level", "accept", "chosen"),
