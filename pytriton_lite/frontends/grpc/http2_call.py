@@ -980,8 +980,8 @@ class UnaryCall(Call):
 class StreamCall(Call):
     """Many messages in, many out: the transport of an `InferStream`.
 
-    Messages are taken one after another and as long as the stream has room. Meanwhile the peer may fill its window, and no
-    more; so it, or whoever writes to it, waits.
+    Messages are taken one after another, as long as the stream has room, and in slices of the loop's time: a frame may have
+    a thousand of them. Meanwhile the peer may fill its window, and no more; so it, or whoever writes to it, waits.
     """
 
     __slots__ = (
@@ -991,15 +991,20 @@ class StreamCall(Call):
         "_is_ending",
         "_is_opened",
         "_is_unpacking",
+        "_is_waiting",
         "_leaving",
         "_loop",
         "_requests",
+        "_share",
         "_unpacked",
     )
 
     def __init__(self, link: Link, endpoint: Endpoint, stream_id: int, head: Head, receive_window: int) -> None:
         super().__init__(link, endpoint, stream_id, head, receive_window)
         self._loop = asyncio.get_running_loop()
+        self._share = share_of(self._loop)
+        self._is_waiting = False
+        """Whether it waits for the loop's time: `go_on` is called when it is its turn."""
         self._body = bytearray()
         self._is_unpacking = False
         """A message that came is being decompressed, or parsed, in a thread."""
@@ -1038,10 +1043,11 @@ class StreamCall(Call):
         is_more = len(body) >= LARGE_BYTES and len(body) > self._taken_bytes
         if is_more and not self._take_budget(len(body) + _BUDGET_STEP_BYTES):
             return
-        self._read_messages()
+        if not self._is_waiting:
+            self._read_messages()
 
     def _read_messages(self) -> None:
-        """Take the messages that are complete, as long as there is room for requests."""
+        """Take the messages that are complete, as long as there is room for requests, and the slice of time lasts."""
         self.is_taking = False
         while (
             not (self.is_ended or self._is_ending or self._is_unpacking)
@@ -1063,6 +1069,9 @@ class StreamCall(Call):
                 self._decompress(flag, data, self._on_unpacked)
             else:
                 self._take(data)
+            if self._body and self._share.is_over():
+                self.on_room()
+                return
 
     def _next_message(self) -> tuple[int, bytes | memoryview] | None:
         """The flag and the bytes of the next complete message."""
@@ -1098,7 +1107,7 @@ class StreamCall(Call):
     def _on_unpacked(self, message: bytes) -> None:
         self._is_unpacking = False
         self._take(message)
-        self.on_room()  # a turn for each: what is small here may be large now
+        self.on_room()
 
     def _take(self, message: bytes | memoryview) -> None:
         try:
@@ -1124,9 +1133,14 @@ class StreamCall(Call):
         self.on_room()
 
     def on_room(self) -> None:
-        self._loop.call_soon(self._go_on)
+        """Look for messages again when it is its turn."""
+        if not self._is_waiting:
+            self._is_waiting = True
+            self._share.wait(self, is_new=False)
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
+        """See `Waiting`."""
+        self._is_waiting = False
         self._read_messages()
         if self.is_taking:
             self._link.take_more(self)

@@ -12,6 +12,8 @@ import itertools
 import logging
 import struct
 import threading
+import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,6 +48,7 @@ from pytriton_lite.frontends.grpc import infer_stream
 from pytriton_lite.frontends.grpc.http2 import Http2Listener, start_http2
 from pytriton_lite.frontends.grpc.http2_sender import STREAM_WINDOW
 from pytriton_lite.frontends.grpc.options import GrpcOptions
+from pytriton_lite.frontends.work_share import SLICE_S, share_of
 from pytriton_lite.scheduling.ticket import Ticket
 from tests.harness import until
 
@@ -389,6 +392,48 @@ class TestWindowsForRequests:
         entered(engine, 5)
         loop.run(answer())
         assert ids(peer.answer(1).body) == ["0", "1", "2", "3", "4"]
+
+
+class TestShareOfTheLoop:
+    @pytest.mark.parametrize("is_compressed", [False, True], ids=["plain", "compressed"])
+    def test_requests_of_one_frame_are_taken_in_slices_of_time(
+        self,
+        loop: LoopThread,
+        engine: FakeServer,
+        peer: Http2Peer,
+        monkeypatch: pytest.MonkeyPatch,
+        is_compressed: bool,
+    ) -> None:
+        """The clock goes on by a slice whenever somebody looks at it."""
+        count = 100
+        turn = 0
+        taken: Counter[int] = Counter()
+        infer = engine.infer
+
+        def tick() -> None:
+            nonlocal turn
+            turn += 1
+            if len(engine.streams) < count:
+                loop.loop.call_soon(tick)
+
+        def infer_in_turn(*arguments: Any) -> Ticket:
+            taken[turn] += 1
+            return infer(*arguments)
+
+        looks = itertools.count()
+        monkeypatch.setattr(engine, "infer", infer_in_turn)
+        monkeypatch.setattr(share_of(loop.loop), "_clock", lambda: time.monotonic() + next(looks) * SLICE_S)
+        one = [message("held", str(number)) for number in range(count)]
+        if is_compressed:
+            one = [prefixed(gzip.compress(plain[5:]), 1) for plain in one]
+        open_stream(peer, grpc_encoding="gzip")
+        loop.loop.call_soon_threadsafe(tick)
+        peer.send(data(b"".join(one)))
+        entered(engine, count)
+        assert [stream.request.request_id for stream in engine.streams] == [str(number) for number in range(count)]
+        assert max(taken.values()) <= 2
+        peer.send(reset(1))
+        ping(peer)
 
 
 class TestEnds:
