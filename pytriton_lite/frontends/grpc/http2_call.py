@@ -1231,6 +1231,8 @@ class ServiceStreamCall(StreamCall):
         self._requests = self._service
 
     def _take(self, message: bytes | memoryview) -> None:
+        if self._taken_bytes:
+            self._give_back_budget()
         try:
             self._service.take(bytes(message))
         except Exception as error:

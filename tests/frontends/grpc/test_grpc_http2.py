@@ -1658,6 +1658,21 @@ class TestUnfinishedRequests:
         peer.send(reset(1))
         assert engine.cancelled.wait(60)
 
+    def test_budget_is_given_back_when_a_question_of_reflection_is_answered(
+        self, engine: FakeServer, peer: Http2Peer
+    ) -> None:
+        """The stream stays open, and may be idle for days."""
+        question = (
+            b"\x3a\x00" + b"\xa2\x06" + b"\xf8\xff\x03" + bytes((64 << 10) - 8)
+        )  # list_services, and an unknown field
+        body = prefixed(question)
+        assert len(body) > 64 << 10
+        peer.send(window_update(0, 1 << 20), settings(initial_window_size=1 << 20))
+        peer.send(peer.headers(1, headers_of("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")))
+        peer.send(frame(DATA, 0, 1, body[:16_384]), frame(DATA, 0, 1, body[16_384:]))
+        assert peer.next(DATA, 1).payload
+        assert engine.receive_budget.taken == 0
+
     @pytest.mark.interpreted("what compiled code calls is replaced")
     def test_message_that_waits_to_be_parsed_goes_with_its_call(
         self, engine: FakeServer, peer: Http2Peer, monkeypatch: pytest.MonkeyPatch
