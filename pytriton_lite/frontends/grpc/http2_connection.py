@@ -29,7 +29,7 @@ from pytriton_lite.frontends.grpc.http2_headers import MAX_HEADER_LIST_BYTES, He
 from pytriton_lite.frontends.grpc.http2_keepalive import PING as KEEPALIVE_PING
 from pytriton_lite.frontends.grpc.http2_keepalive import Keepalive
 from pytriton_lite.frontends.grpc.http2_placing import LEAST_FRAME_BYTES, Placing
-from pytriton_lite.frontends.grpc.http2_sender import SMALL_DATA_BYTES, STREAM_WINDOW, Sender
+from pytriton_lite.frontends.grpc.http2_sender import STREAM_WINDOW, Sender
 from pytriton_lite.frontends.grpc.http2_state import TRANSITIONS, ConnectionState
 from pytriton_lite.frontends.grpc.http2_streams import MAX_CONCURRENT_STREAMS, Streams
 from pytriton_lite.frontends.grpc.http2_wariness import Wariness
@@ -493,17 +493,18 @@ class Http2Connection:
     def _on_data(self, data: bytes, begin: int, end: int, flags: int, stream_id: int) -> None:
         length = end - begin
         self._count_data(length)
+        if flags & frames.PADDED:
+            begin, end = _strip_padding(data, begin, end)
         call = self._streams.calls.get(stream_id)
         if call is None:
             self._on_late_frame(stream_id)
-            if length < SMALL_DATA_BYTES:
+            # Larger ones may be a whole window of small requests, which were on their way when their stream was ended here.
+            if end - begin < _TINY_DATA_BYTES:
                 self._wariness.count()
             return
         if call.is_received:
             self._reset(call, Http2Error.STREAM_CLOSED)
             return
-        if flags & frames.PADDED:
-            begin, end = _strip_padding(data, begin, end)
         if call.content_left is not None:
             call.content_left -= end - begin
             if call.content_left < 0 or (flags & frames.END_STREAM and call.content_left):

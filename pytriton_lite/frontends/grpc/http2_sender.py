@@ -24,8 +24,8 @@ from pytriton_lite.frontends.unread import LARGE_ANSWER, UnreadBudget
 STREAM_WINDOW = 4 << 20
 """What each stream may be sent by its peer before we have taken it."""
 
-SMALL_DATA_BYTES = 1 << 10
-"""Data in frames that are shorter are tiny: for those that come they are a nuisance, and those that leave earn nothing."""
+_SMALL_DATA_BYTES = 1 << 10
+"""Frames of answers that are shorter earn the peer nothing, unless they end a message: it makes them as tiny as its windows."""
 
 _WRITE_BYTES = 256 << 10
 _SENT_AT_ONCE = 1 << 20
@@ -379,7 +379,7 @@ class Sender:
                 self._wariness.answers += count
             else:
                 length = self._cut_frame(call, pieces, min(limit, self.max_frame))
-                if length >= SMALL_DATA_BYTES or not unsent:
+                if length >= _SMALL_DATA_BYTES or not unsent:
                     self._wariness.answers += 1
             room -= length
             self._sent_bytes += length

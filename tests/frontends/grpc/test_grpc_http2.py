@@ -1221,6 +1221,28 @@ class TestHostilePeers:
         peer.request(3, b"", LIVE)
         assert peer.answer(3).trailers["grpc-status"] == "0"
 
+    @pytest.mark.parametrize(
+        ("late", "is_flood"),
+        [
+            (frame(DATA, 0, 1, bytes(32)), False),
+            (frame(DATA, 0, 1, bytes(31)), True),
+            (frame(DATA, PADDED, 1, b"\xff" + bytes(31 + 255)), True),
+        ],
+        ids=["small", "tiny", "padded"],
+    )
+    def test_small_data_on_a_stream_that_ended_here_were_on_their_way_and_tiny_ones_are_a_flood(
+        self, peer: Http2Peer, late: bytes, is_flood: bool
+    ) -> None:
+        peer.send(peer.headers(1, headers_of()), frame(DATA, 0, 1, bytes(40)))  # more than one message
+        peer.wait_end(1)
+        with suppress(ConnectionError):  # the server may close before the last
+            peer.send(late * 3000)
+            peer.request(3, b"", LIVE)
+        if is_flood:
+            assert peer.next(GOAWAY).code == ENHANCE_YOUR_CALM
+        else:
+            assert peer.answer(3).trailers["grpc-status"] == "0"
+
     def test_reset_of_a_call_that_never_began_ends_no_other(self, peer: Http2Peer) -> None:
         """grpcio 1.60 sends one for a call that is cancelled before its HEADERS have left."""
         peer.send(reset(5))
