@@ -28,7 +28,7 @@ from pytriton_lite.frontends.grpc import compression
 from pytriton_lite.frontends.grpc.calls import CallsInFlight, RequestStream
 from pytriton_lite.frontends.grpc.codec import encode_response_parts
 from pytriton_lite.frontends.grpc.control_methods import HEALTH_SERVICE, INFERENCE_SERVICE, Answer, UnaryMethod
-from pytriton_lite.frontends.grpc.errors import RICH_DETAILS, Failure, Status, failure_of
+from pytriton_lite.frontends.grpc.errors import RICH_DETAILS, Failure, Status, details, failure_of
 from pytriton_lite.frontends.grpc.forwarding import Forwarded, HeaderForwarding
 from pytriton_lite.frontends.grpc.http2_frames import STATUS_200, field
 from pytriton_lite.frontends.grpc.infer_stream import METHOD as STREAM_METHOD
@@ -254,12 +254,12 @@ class Endpoint:
         encoding = fields.get(b"grpc-encoding", b"identity")
         if encoding not in compression.ENCODINGS and encoding != b"identity":
             text = f"grpc-encoding '{encoding.decode('latin-1')}' is not supported, expected one of identity, deflate, gzip"
-            block = error_block(Failure(Status.UNIMPLEMENTED, text))
+            block = error_block(Failure(Status.UNIMPLEMENTED, details(text)))
             return Head(route, block + field(b"grpc-accept-encoding", compression.ACCEPTED), Status.UNIMPLEMENTED)
         try:
             timeout_s = _read_timeout(fields.get(b"grpc-timeout"))
         except ValueError as error:
-            return Head(route, error_block(Failure(Status.INTERNAL, str(error))), Status.INTERNAL)
+            return Head(route, error_block(Failure(Status.INTERNAL, details(str(error)))), Status.INTERNAL)
         accepted = fields.get(b"grpc-accept-encoding", b"")
         is_stream = route is self._stream_route
         is_inference = is_stream or route is self.infer_route

@@ -1927,6 +1927,17 @@ class TestCompression:
         peer.request(1, infer_message(), grpc_encoding="gzip")
         assert peer.answer(1).trailers["grpc-status"] == "0"
 
+    @pytest.mark.parametrize("header", ["grpc-encoding", "grpc-timeout"])
+    def test_refusal_that_names_what_was_sent_fits_into_a_frame(self, peer: Http2Peer, header: str) -> None:
+        """Percent-encoded it has three times as many bytes."""
+        fields = [*headers_of(), (header, "%" * 15_000)]
+        peer.send(peer.headers(1, fields), frame(DATA, END_STREAM, 1, prefixed(b"")))
+        found = peer.next(HEADERS, 1)
+        assert len(found.payload) <= 16_384
+        text = dict(peer.decoder.decode(found.payload))["grpc-message"]
+        assert text.startswith(f"{header} '%25%25")
+        assert "bytes in all" in text
+
     def test_unknown_encoding_is_unimplemented_and_says_which_are_known(self, peer: Http2Peer) -> None:
         peer.request(1, infer_message(), grpc_encoding="br")
         trailers = peer.answer(1).trailers
