@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,6 +57,7 @@ class UnreadBudget:
         self._most = 0
         """An upper bound of what is unread: what was at the last count, and what was written since."""
         self._timer: asyncio.TimerHandle | None = None
+        self._held_back: dict[Reader, Callable[[], None]] = {}
 
     @property
     def is_exceeded(self) -> bool:
@@ -74,9 +76,14 @@ class UnreadBudget:
             if self._most > self._limit:
                 self._look_later()
 
+    def call_back(self, reader: Reader, on_within: Callable[[], None]) -> None:
+        """Call *on_within* when no more is unread than may be; *reader* holds back its requests while `is_exceeded`."""
+        self._held_back[reader] = on_within
+
     def forget(self, reader: Reader) -> None:
         """*reader* is gone. Nothing happens where that was never heard of."""
         self._records.pop(reader, None)
+        self._held_back.pop(reader, None)
 
     def _count(self) -> dict[Reader, float]:
         """Begin a new interval. How many seconds it would take each reader that was there to read what it has."""
@@ -98,7 +105,7 @@ class UnreadBudget:
         self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self.look)
 
     def look(self) -> None:
-        """Close the slowest readers if there is too much, as many as it takes."""
+        """Close the slowest readers if there is too much, as many as it takes; else tell those who hold back requests."""
         self._timer = None
         left_s = self._count()
         unread, closed, dropped = self._most, 0, 0
@@ -121,3 +128,7 @@ class UnreadBudget:
             )
         if self._most > self._limit:
             self._look_later()
+            return
+        held_back, self._held_back = self._held_back, {}
+        for on_within in held_back.values():
+            on_within()

@@ -129,6 +129,27 @@ def test_a_connection_that_is_lost_counts_no_more() -> None:
     with_clients(2, scenario)
 
 
+def test_who_holds_back_requests_is_told_when_there_is_no_longer_too_much() -> None:
+    def scenario(budget: UnreadBudget, idle: Client, gone: Client, reading: Client, still: Client) -> None:
+        told: list[str] = []
+        for name, client in (("idle", idle), ("gone", gone), ("still", still)):
+            client.is_given(LIMIT // 2)
+            budget.call_back(client, lambda name=name: told.append(name))
+        reading.is_given(3 * LIMIT)
+        reading.reads(LIMIT)
+        gone.cut_off()
+        idle.reads(LIMIT // 2)
+        still.reads(LIMIT // 2)
+        budget.look()
+        assert (budget.is_exceeded, told) == (True, [])
+        reading.reads(2 * LIMIT)
+        budget.look()
+        budget.look()
+        assert (budget.is_exceeded, told) == (False, ["idle", "still"])
+
+    with_clients(4, scenario)
+
+
 def test_no_limit() -> None:
     def scenario(budget: UnreadBudget, client: Client) -> None:
         client.is_given(1 << 50)

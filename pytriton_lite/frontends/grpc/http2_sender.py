@@ -82,7 +82,7 @@ class Sender:
         self._uncounted_bytes = 0
         """Bytes of `unread_answers` that the budget has not heard of."""
         self._held_back: dict[Callable[[], None], None] = {}
-        """Callbacks of calls whose requests wait until `unread_answers` is within its limit again."""
+        """Callbacks of calls whose requests wait until `has_too_much_unread` says no again."""
         self._send_window = frames.DEFAULT_WINDOW
         self._initial_send_window = frames.DEFAULT_WINDOW
         """Send window of every stream, whenever it began: a call's own is this and its `Call.send_credit`."""
@@ -160,6 +160,8 @@ class Sender:
         is_over = self.has_too_much_unread()
         if is_over:
             self._held_back[on_room] = None
+            if self._unread.is_exceeded:  # others may read, or go, while our peer does nothing
+                self._unread.call_back(self, self._let_go_on)
         return is_over
 
     # ------------------------------------------------------------------------------------------ what lies unread
@@ -273,10 +275,12 @@ class Sender:
                 self._let_go_on()
 
     def close(self) -> None:
-        """Send nothing more for any call."""
+        """Send nothing more for any call, none of which is left."""
         self._unsent.clear()
         self._without_window.clear()
         self._without_connection_window.clear()
+        self._held_back.clear()
+        self.unread_answers = self._uncounted_bytes = 0  # what the transport has is all that is unread while it lingers
 
     def _send_or_keep(self, call: Call) -> None:
         self._unqueue(call)

@@ -1684,10 +1684,8 @@ class TestUnfinishedRequests:
         self, engine: FakeServer, peer: Http2Peer
     ) -> None:
         """The stream stays open, and may be idle for days."""
-        question = (
-            b"\x3a\x00" + b"\xa2\x06" + b"\xf8\xff\x03" + bytes((64 << 10) - 8)
-        )  # list_services, and an unknown field
-        body = prefixed(question)
+        unknown_field = b"\xa2\x06" + b"\xf8\xff\x03" + bytes((64 << 10) - 8)
+        body = prefixed(b"\x3a\x00" + unknown_field)  # list_services
         assert len(body) > 64 << 10
         peer.send(window_update(0, 1 << 20), settings(initial_window_size=1 << 20))
         peer.send(peer.headers(1, headers_of("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")))
@@ -1879,6 +1877,19 @@ class TestUnreadAnswers:
             peer.request(7, infer_message())
             assert peer.answer(7).trailers["grpc-status"] == "0"
         assert loop.run(listener.stop(60))
+
+    def test_of_a_connection_that_lingers_no_more_is_unread_than_the_transport_has(
+        self, listener: Http2Listener
+    ) -> None:
+        """Its calls are dropped, and a budget that counted them would close others."""
+        with Http2Peer.connect(listener, PREFACE + settings(initial_window_size=0)) as peer:
+            peer.request(1, infer_message(size=60_000))
+            peer.next(HEADERS, 1)
+            (connection,) = listener._connections.open
+            assert connection._sender.unread_bytes() > 60_000
+            peer.send(frame(SETTINGS, 0, 1))
+            peer.next(GOAWAY)
+            assert connection._sender.unread_bytes() == 0
 
 
 class TestCompression:

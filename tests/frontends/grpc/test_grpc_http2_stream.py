@@ -44,10 +44,12 @@ from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceResponse
 from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.frontends import unread as unread_answers
 from pytriton_lite.frontends.grpc import infer_stream
 from pytriton_lite.frontends.grpc.http2 import Http2Listener, start_http2
 from pytriton_lite.frontends.grpc.http2_sender import STREAM_WINDOW
 from pytriton_lite.frontends.grpc.options import GrpcOptions
+from pytriton_lite.frontends.unread import UnreadBudget
 from pytriton_lite.frontends.work_share import SLICE_S, share_of
 from pytriton_lite.scheduling.ticket import Ticket
 from tests.harness import until
@@ -360,6 +362,40 @@ class TestWindowsForRequests:
             assert ids(peer.answer(3).body) == ["c"]
             peer.send(reset(1))
             ping(peer)
+        assert loop.run(listener.stop(10))
+
+    def test_requests_that_are_held_back_for_what_others_leave_unread_go_on_when_those_have_gone(
+        self, loop: LoopThread, engine: FakeServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """``--max-unread-bytes``. Meanwhile their own client reads nothing, and need not."""
+        monkeypatch.setattr(unread_answers, "LOOK_EVERY_S", 600)  # the test looks itself
+
+        async def listen() -> tuple[Http2Listener, UnreadBudget]:
+            unread = UnreadBudget(100_000)
+            return await start_http2(engine, GrpcOptions(address="127.0.0.1", port=0), unread=unread), unread
+
+        async def look() -> None:
+            unread.look()
+
+        listener, unread = loop.run(listen())
+        unread_too = PREFACE + settings(initial_window_size=0)
+        with Http2Peer.connect(listener, unread_too) as peer:
+            open_stream(peer)
+            peer.send(data(message(request_id="a")))
+            entered(engine)
+            peer.next(HEADERS, 1)
+            with Http2Peer.connect(listener, unread_too) as other:
+                for stream in (1, 3):
+                    other.request(stream, message(request_id="much", size=60_000)[5:])
+                    other.next(HEADERS, stream)
+                entered(engine, 2)
+                peer.send(data(message(request_id="b")))
+                ping(peer)
+                assert [stream.request.request_id for stream in engine.streams] == ["a", "much", "much"]
+            until(lambda: len(listener._connections.open) == 1)
+            loop.run(look())
+            entered(engine)
+            assert engine.streams[-1].request.request_id == "b"
         assert loop.run(listener.stop(10))
 
     def test_data_over_the_window_of_a_stream_that_is_not_read_reset_it(
