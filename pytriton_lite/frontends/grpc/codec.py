@@ -50,8 +50,9 @@ _INFER_RESPONSE_TAG = 0x12  # field 2 of ModelStreamInferResponse
 
 MAX_TENSORS = 4096
 """Inputs, and requested outputs, that a request may have; each takes the loop some microseconds."""
-MAX_DIMENSIONS = 256
-"""Dimensions of an input, at most: the product of a million large ones, of which the size is made, takes hours."""
+MAX_DIMENSIONS = 255
+"""Dimensions of an input, at most: a message to a worker counts them in a byte (`ipc.messages`). The product of a million large
+ones, of which the size is made, would take hours."""
 
 
 @dataclass(frozen=True)

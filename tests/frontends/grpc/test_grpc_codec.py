@@ -18,6 +18,7 @@ from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.workers.regions import Regions
 from pytriton_lite.frontends.grpc import codec, parsing
 from pytriton_lite.frontends.grpc.codec import decode_request, encode_response
+from pytriton_lite.ipc.messages import encode_spec
 from pytriton_lite.proto.grpc_service_pb import (
     InferParameter,
     InferTensorContents,
@@ -206,6 +207,12 @@ class TestShapes:
 
     def test_largest_shape_that_does_not_overflow_is_left_to_the_core(self) -> None:
         assert with_shape(((1 << 63) - 1,), "UINT8").inputs[0].shape == ((1 << 63) - 1,)
+
+    def test_as_many_dimensions_are_taken_as_a_message_to_a_worker_has(self) -> None:
+        taken = with_shape((1,) * 255, "UINT8", b"x").inputs[0]
+        assert encode_spec(taken.name, taken.datatype, taken.shape)
+        with invalid("tensor 'INPUT0' has 256 dimensions, the limit is 255"):
+            with_shape((1,) * 256, "UINT8", b"x")
 
 
 class TestRequestParameters:

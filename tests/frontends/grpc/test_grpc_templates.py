@@ -106,6 +106,22 @@ def test_a_template_gives_the_request_that_protobuf_gives(
             assert described(known) == described(expected)
 
 
+@pytest.mark.parametrize(("shape", "content"), [((1,) * 255, b"abcd"), ((4, (1 << 63) - 1, 0), b"")])
+def test_a_template_takes_any_shape_that_a_request_may_have(shape: tuple[int, ...], content: bytes) -> None:
+    templates = RequestTemplates(NO_REGIONS)
+    sent = serialized(
+        ModelInferRequest(
+            model_name="m",
+            inputs=[Input(name="I", datatype="UINT8", shape=shape)],
+            raw_input_contents=[content],
+        )
+    )
+    expected = kept(templates, sent)
+    known = read(templates, sent)
+    assert known is not None
+    assert described(known) == described(expected)
+
+
 REGION = {
     "shared_memory_region": InferParameter(string_param="r"),
     "shared_memory_byte_size": InferParameter(int64_param=0),
