@@ -201,9 +201,15 @@ def _without_outputs(response: InferenceResponse) -> ModelInferResponse:
     message = ModelInferResponse(
         model_name=response.model_name, model_version=str(response.version), id=response.request_id
     )
-    if response.parameters:
-        for key, value in response.parameters.items():
+    for key, value in response.parameters.items():
+        try:
             _set_parameter(message.parameters[key], value)
+        except ValueError:
+            raise InferenceError(
+                ErrorCode.INTERNAL,
+                f"parameter '{key}' of a response of model '{response.model_name}' cannot be sent: expected an integer of 64 "
+                "bits with a sign, a boolean, a number or text of Unicode alone",
+            ) from None
     return message
 
 

@@ -460,6 +460,13 @@ class TestResponse:
         )
         assert len(data) == message.ByteSize()
 
+    @pytest.mark.parametrize(("key", "value"), [("n", 1 << 63), ("n", -(1 << 63) - 1), ("n", "\ud800"), ("\ud800", 1)])
+    def test_parameter_that_no_message_can_carry_is_named(self, key: str, value: int | str) -> None:
+        text = f"^parameter '{key}' of a response of model 'm' cannot be sent: "
+        with pytest.raises(InferenceError, match=text) as raised:
+            encode_response(InferenceResponse("m", 1, "", [], {"fine": (1 << 63) - 1, key: value}))
+        assert raised.value.code is ErrorCode.INTERNAL
+
     @given(st.integers(0, (1 << 31) - 1))
     def test_lengths_are_written_as_protobuf_reads_them(self, nbytes: int) -> None:
         from google.protobuf.internal.decoder import _DecodeVarint  # what protobuf's own Python decoder uses
