@@ -747,8 +747,7 @@ class UnaryCall(Call):
             else:
                 self._buffer = np.empty(PREFIX_BYTES + size, np.uint8).data
         except MemoryError:
-            text = f"no memory for a message of {size} bytes; send smaller tensors"
-            self._fail(Refusal(Status.RESOURCE_EXHAUSTED, text))
+            self._fail(_no_memory(size))
             return
         self._buffer[: len(body)] = body
         self._filled = len(body)
@@ -1074,7 +1073,7 @@ class StreamCall(Call):
                 return
 
     def _next_message(self) -> tuple[int, bytes | memoryview] | None:
-        """The flag and the bytes of the next complete message."""
+        """The flag and the bytes of the next complete message; None where that is still to come, or ended the call."""
         body = self._body
         if len(body) < PREFIX_BYTES:
             return None
@@ -1088,12 +1087,16 @@ class StreamCall(Call):
         self.is_watched = False
         self.tiny_frames = 0
         message: bytes | memoryview
-        with memoryview(body) as view, view[PREFIX_BYTES:end] as whole:
-            if size >= LARGE_BYTES and not flag:
-                message = self._endpoint.intake.room(size, tensor_at=tensor_at(whole, size))
-                message[:] = whole
-            else:
-                message = bytes(whole)
+        try:
+            with memoryview(body) as view, view[PREFIX_BYTES:end] as whole:
+                if size >= LARGE_BYTES and not flag:
+                    message = self._endpoint.intake.room(size, tensor_at=tensor_at(whole, size))
+                    message[:] = whole
+                else:
+                    message = bytes(whole)
+        except MemoryError:
+            self._fail(_no_memory(size))
+            return None
         del body[:end]
         return flag, message
 
@@ -1266,6 +1269,10 @@ def _smaller(message: bytes, compressed: bytes) -> tuple[bytes, bytes]:
     is_smaller = len(compressed) < len(message)
     body = compressed if is_smaller else message
     return make_prefix(is_smaller, len(body)), body
+
+
+def _no_memory(size: int) -> Refusal:
+    return Refusal(Status.RESOURCE_EXHAUSTED, f"no memory for a message of {size} bytes; send smaller tensors")
 
 
 def _cut_short(received: int, size: int) -> str:

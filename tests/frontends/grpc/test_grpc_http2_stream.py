@@ -231,6 +231,26 @@ class TestMessagesAndFrames:
         assert answer.trailers["grpc-message"].startswith("message cannot be decompressed as gzip")
         assert peer.next(RST_STREAM, 1).code == 0  # NO_ERROR: it need not send the rest
 
+    def test_message_for_which_there_is_no_memory_ends_the_stream(
+        self, engine: FakeServer, peer: Http2Peer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def no_room(nbytes: int, *, tensor_at: int = 0) -> memoryview:
+            raise MemoryError
+
+        open_stream(peer)
+        peer.send(data(message("held")))
+        served = entered(engine)
+        monkeypatch.setattr(engine.intake, "room", no_room)
+        large = message(size=100_000)
+        peer.send(data(large))
+        answer = peer.answer(1)
+        assert answer.trailers["grpc-status"] == "8"
+        text = f"no memory for a message of {len(large) - 5} bytes; send smaller tensors"
+        assert answer.trailers["grpc-message"] == text
+        assert served.was_cancelled.wait(WAIT_S)
+        peer.request(3, b"", LIVE)
+        assert peer.answer(3).trailers["grpc-status"] == "0"
+
     def test_refused_stream_drops_what_is_sent(self, engine: FakeServer, peer: Http2Peer) -> None:
         open_stream(peer, grpc_encoding="snappy")
         peer.send(data(message()))
