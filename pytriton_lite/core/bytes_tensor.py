@@ -6,15 +6,17 @@ The layout is the binary tensor extension's (HTTP spec, section 8) and ``seriali
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import numpy as np
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.tensor import Buffer
+from pytriton_lite.core.tensor import Buffer, Elements
 
 _LENGTH = struct.Struct("<I")
+_STEP = 4096
+"""Elements that are counted in a millisecond."""
 
 
 def to_bytes(element: Any) -> bytes:
@@ -66,52 +68,77 @@ def decode_array(data: Buffer, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     return array.reshape(shape)
 
 
-def check(data: Buffer, *, count: int, input_name: str, model_name: str, prefix: str) -> None:
-    """Refuse *data* unless it holds exactly *count* elements. *prefix* is Triton's ``[request id: …] ``.
-
-    Raises InferenceError(INVALID_ARG) with the texts of the HTTP spec, 7.7. A last element shorter than its prefix is
-    found only at execution by Triton; we find it here, with the same text.
-    """
-    end = len(data)
-    unpack = _LENGTH.unpack_from
-    at = 0
-    try:
-        for _ in range(count):
-            at += 4 + unpack(data, at)[0]
-    except struct.error:
-        at = -1
-    if at != end:
-        _refuse(data, count, input_name, model_name, prefix)
+def most_elements(nbytes: int, shape: tuple[int, ...]) -> int:
+    """A bound of how many elements `check` looks at in *nbytes* bytes of a tensor of *shape*, without a look at them."""
+    most = nbytes // 4
+    count = 1
+    for dim in shape:
+        count *= dim or 1  # of a batch of none the others count
+        if count >= most:  # at once: dims as large as clients write them take long to multiply
+            return most
+    return count
 
 
-def _refuse(data: Buffer, count: int, input_name: str, model_name: str, prefix: str) -> NoReturn:
-    """Say what is wrong with *data*, of which `check` has found that they do not hold *count* elements."""
-    end = len(data)
+def count_elements(data: Buffer, most: int, pause: Callable[[], None] | None = None) -> Elements:
+    """The whole elements that *data* begins with, up to *most*. *pause* is called after every few thousand of them."""
+    size = len(data)
+    most = min(most, size // 4)
     unpack = _LENGTH.unpack_from
     at = found = 0
+    try:
+        while found < most:
+            for _ in range(min(_STEP, most - found)):
+                begin = at
+                at += 4 + unpack(data, at)[0]
+                if at > size:
+                    return Elements(found, begin)
+                found += 1
+            if pause is not None:
+                pause()
+    except struct.error:
+        pass  # what is left is shorter than a length
+    return Elements(found, at)
+
+
+def check(
+    data: Buffer, *, count: int, input_name: str, model_name: str, prefix: str, elements: Elements | None = None
+) -> None:
+    """Refuse *data* unless it holds exactly *count* elements. *prefix* is Triton's ``[request id: …] ``.
+
+    *elements* is what `count_elements` has found in all of *data*, if it was asked before. Raises InferenceError(INVALID_ARG)
+    with the texts of the HTTP spec, 7.7. A last element shorter than its prefix is found only at execution by Triton; we find
+    it here, with the same text.
+    """
+    if elements is None:
+        elements = count_elements(data, count)
+    if elements.whole != count or elements.end != len(data):
+        _refuse(data, elements, count, input_name, model_name, prefix)
+
+
+def _refuse(data: Buffer, elements: Elements, count: int, input_name: str, model_name: str, prefix: str) -> NoReturn:
+    """Say what is wrong with *data*, whose *elements* are not *count*, or not all of it."""
+    found = elements.whole
+    left = len(data) - elements.end
     where = f"inference input '{input_name}' for model '{model_name}'"
-    while at < end:
-        if end - at < 4:
-            raise InferenceError(
-                ErrorCode.INVALID_ARG,
-                f"{prefix}incomplete string length indicator for {where}, expecting 4 bytes but only {end - at} bytes "
-                "available. Please make sure the string length indicator is in one buffer.",
-            )
-        if found == count:
-            raise InferenceError(
-                ErrorCode.INVALID_ARG,
-                f"{prefix}unexpected number of string elements {count + 1} for {where}, expecting {count}",
-            )
-        (length,) = unpack(data, at)
-        at += 4
+    if found > count or (found == count and left >= 4):
+        raise InferenceError(
+            ErrorCode.INVALID_ARG,
+            f"{prefix}unexpected number of string elements {count + 1} for {where}, expecting {count}",
+        )
+    if 0 < left < 4:
+        raise InferenceError(
+            ErrorCode.INVALID_ARG,
+            f"{prefix}incomplete string length indicator for {where}, expecting 4 bytes but only {left} bytes "
+            "available. Please make sure the string length indicator is in one buffer.",
+        )
+    if left:
         found += 1
-        if length > end - at:
-            if found < count:
-                break  # for Triton a cut element ends the tensor here, and the count comes first
+        if found == count:
+            (length,) = _LENGTH.unpack_from(data, elements.end)
             raise InferenceError(
                 ErrorCode.INVALID_ARG,
                 f"incomplete string data for inference input '{input_name}', expecting string of length {length} but "
-                f"only {end - at} bytes available",
+                f"only {left - 4} bytes available",
             )
-        at += length
+        # For Triton a cut element ends the tensor, and the count comes first.
     raise InferenceError(ErrorCode.INVALID_ARG, f"{prefix}expected {count} string elements for {where}, got {found}")

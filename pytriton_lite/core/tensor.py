@@ -22,6 +22,13 @@ class Window(NamedTuple):
     nbytes: int
 
 
+class Elements(NamedTuple):
+    """What the bytes of a BYTES tensor were found to hold: how many whole elements, and where the last of them ends."""
+
+    whole: int
+    end: int
+
+
 class Tensor:
     """Name, data type, shape and little-endian row-major bytes.
 
@@ -30,9 +37,10 @@ class Tensor:
     that has read only the header sets ``nbytes`` from the declaration and leaves ``data`` None until the bytes are there.
     ``home`` is where another process can find the bytes, a segment of shared memory and the offset in it, if it can; the
     tensor keeps them there. A large tensor in a client's shared memory has a home and no data: the worker looks there itself.
+    ``elements`` is what `bytes_tensor.count_elements` has found in ``data``, where somebody has counted them in advance.
     """
 
-    __slots__ = ("data", "datatype", "home", "name", "nbytes", "shape")
+    __slots__ = ("data", "datatype", "elements", "home", "name", "nbytes", "shape")
 
     def __init__(
         self,
@@ -47,6 +55,7 @@ class Tensor:
         self.datatype = datatype
         self.shape = shape
         self.home = home
+        self.elements: Elements | None = None
         self.data = data
         if data is not None:
             self.nbytes = len(data) if nbytes is None else nbytes

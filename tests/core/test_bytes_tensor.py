@@ -11,16 +11,21 @@ from hypothesis import given
 
 from pytriton_lite.core import bytes_tensor
 from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.core.tensor import Elements
 
 ELEMENTS = st.lists(st.binary(max_size=40), max_size=12)
 
 
-def accepts(data: bytes, count: int) -> bool:
+def refusal(data: bytes, count: int, elements: Elements | None = None) -> str | None:
     try:
-        bytes_tensor.check(data, count=count, input_name="X", model_name="m", prefix="")
-    except InferenceError:
-        return False
-    return True
+        bytes_tensor.check(data, count=count, input_name="X", model_name="m", prefix="", elements=elements)
+    except InferenceError as error:
+        return error.message
+    return None
+
+
+def accepts(data: bytes, count: int) -> bool:
+    return refusal(data, count) is None
 
 
 @given(ELEMENTS)
@@ -54,6 +59,26 @@ def test_what_is_accepted_can_be_decoded(data: bytes, count: int) -> None:
     if accepts(data, count):
         assert len(bytes_tensor.decode_list(data)) == count
         assert bytes_tensor.decode_array(data, (count,)).shape == (count,)
+
+
+@given(ELEMENTS, st.binary(max_size=8), st.integers(0, 15))
+def test_who_has_counted_in_advance_hears_the_same(elements: list[bytes], rest: bytes, count: int) -> None:
+    data = bytes_tensor.encode(elements) + rest
+    assert refusal(data, count, bytes_tensor.count_elements(data, len(data))) == refusal(data, count)
+
+
+def test_a_count_pauses_between_some_thousands_of_elements() -> None:
+    pauses: list[None] = []
+    data = bytes(4 * 20_000)
+    assert bytes_tensor.count_elements(data, 20_000, lambda: pauses.append(None)) == Elements(20_000, len(data))
+    assert len(pauses) == 5
+
+
+@pytest.mark.parametrize(
+    ("shape", "most"), [((10,), 10), ((0, 10), 10), ((1000,), 25), ((1 << 63,) * 3, 25), ((), 1), ((0,), 1)]
+)
+def test_elements_are_bounded_by_the_shape_and_by_the_bytes(shape: tuple[int, ...], most: int) -> None:
+    assert bytes_tensor.most_elements(100, shape) == most
 
 
 def test_the_layout_is_a_little_endian_length_and_the_bytes() -> None:

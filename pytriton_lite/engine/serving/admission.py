@@ -158,6 +158,7 @@ class Admission:
                     input_name=tensor.name,
                     model_name=self._model,
                     prefix=request.error_prefix,
+                    elements=tensor.elements,
                 )
         elif tensor.nbytes != count * spec.datatype.itemsize:
             raise self._wrong_size(request, tensor, count * spec.datatype.itemsize)

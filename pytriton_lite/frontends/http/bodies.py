@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.cores import usable_cores
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
 from pytriton_lite.frontends.http.codec import check_limit
-from pytriton_lite.frontends.http.json_slices import Job, weight
+from pytriton_lite.frontends.http.json_slices import Job, pause, weight
 from pytriton_lite.frontends.listener import Receive, Scope, read_body_into, when_gone
 
 if TYPE_CHECKING:
     from fastapi import Request  # half of what a process that serves HTTP would import
 
+    from pytriton_lite.core.request import InferenceRequest
     from pytriton_lite.engine.workers.intake import Intake
 
 Result = TypeVar("Result")
@@ -34,6 +36,8 @@ _INFLATIONS = 2
 """Bodies that are decompressed at a time: the threads take the interpreter from the loop, and memory for what they make. One
 core is the loop's."""
 
+_MANY_TEXTS = 16 << 10
+"""Elements that the engine looks at in 4 ms; they take 64 KiB at least."""
 _UNCOUNTED_BYTES = 64 << 10
 _BASE64_STEP = 1 << 20
 _NOT_BASE64 = bytes(set(range(256)) - set((string.ascii_letters + string.digits + "+/").encode()))
@@ -115,6 +119,22 @@ class LargeDocuments:
             raise _no_memory(nbytes) from None
         finally:
             del done  # as above
+
+
+async def count_texts(request: InferenceRequest, scope: Scope, large: LargeDocuments) -> None:
+    """Count the elements of the BYTES inputs of *request* in a thread, where the engine's look at each would take long.
+
+    Raises Disconnected when the client has gone away.
+    """
+    texts = [tensor for tensor in request.inputs if tensor.datatype is dtypes.BYTES and tensor.data]
+    if sum(bytes_tensor.most_elements(text.nbytes, text.shape) for text in texts) <= _MANY_TEXTS:
+        return
+
+    def count() -> None:
+        for text in texts:
+            text.elements = bytes_tensor.count_elements(text.content(), text.nbytes, pause)
+
+    await large.run(sum(text.nbytes for text in texts), count, scope)
 
 
 def _no_memory(nbytes: int) -> InferenceError:

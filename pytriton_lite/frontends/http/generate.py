@@ -27,6 +27,7 @@ from pytriton_lite.frontends.http.bodies import (
     Disconnected,
     LargeDocuments,
     Receiving,
+    count_texts,
     is_large,
     read_up_to,
     wait_disconnected,
@@ -121,6 +122,7 @@ async def _read_request(
             max_input_size=limit,
         )
         request = await large.run(weight(document), decode, scope)
+        await count_texts(request, scope, large)
     return served, request
 
 

@@ -18,7 +18,14 @@ from pytriton_lite.core.tensor import Buffer
 from pytriton_lite.core.timeline import CLIENT_GONE
 from pytriton_lite.frontends.header_forwarding import compile_pattern, forward_header
 from pytriton_lite.frontends.http import codec, compression
-from pytriton_lite.frontends.http.bodies import Disconnected, LargeDocuments, Receiving, cancel, wait_disconnected
+from pytriton_lite.frontends.http.bodies import (
+    Disconnected,
+    LargeDocuments,
+    Receiving,
+    cancel,
+    count_texts,
+    wait_disconnected,
+)
 from pytriton_lite.frontends.http.codec import OutputForms
 from pytriton_lite.frontends.http.errors import BUG, STATUS, error_body, retry_headers
 from pytriton_lite.frontends.http.json_tensors import written_weight
@@ -58,18 +65,18 @@ def infer_app(server: Door, options: HttpOptions, large: LargeDocuments) -> Infe
             served, version = find_served(server, model, version_text)
             headers: Headers = dict(scope["headers"])
             read = Reading(server, served, model, version, headers, limit)
-            if b"content-encoding" in headers and compression.is_compressed(headers[b"content-encoding"]):
-                with Receiving(server.receive_budget) as receiving:
+            with Receiving(server.receive_budget) as receiving:
+                if b"content-encoding" in headers and compression.is_compressed(headers[b"content-encoding"]):
                     request, forms = await read.compressed(scope, receive, large, receiving, expansion)
-            else:
-                message = await receive()
-                if message["type"] != "http.request":
-                    return
-                if message.get("more_body"):
-                    with Receiving(server.receive_budget) as receiving:
-                        request, forms = await read.pieces(message["body"], scope, receive, large, receiving)
                 else:
-                    request, forms = await read.apart(message["body"], scope, large)
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        return
+                    if message.get("more_body"):
+                        request, forms = await read.pieces(message["body"], scope, receive, large, receiving)
+                    else:
+                        request, forms = await read.apart(message["body"], scope, large)
+                await count_texts(request, scope, large)
             if forwarded is not None:
                 for name, value in forwarded(scope):
                     forward_header(request, name, value)

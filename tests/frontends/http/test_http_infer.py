@@ -11,6 +11,7 @@ import struct
 import threading
 import weakref
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -21,7 +22,7 @@ from http_fake_server import FakeConfig, FakeServed, FakeServer, specs
 
 from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.core.tensor import Elements, Tensor
 from pytriton_lite.engine.workers.intake import Intake
 from pytriton_lite.frontends.http import bodies, compression
 from pytriton_lite.frontends.http.server import HttpOptions, http_app
@@ -77,6 +78,45 @@ def asked(app: AsgiApp, method: str, target: str, *args: Any, **more: Any) -> An
 def outputs(answer: Answer) -> dict[str, Any]:
     assert answer.status == 200, answer.body
     return {output["name"]: output["data"] for output in answer.json["outputs"]}
+
+
+MANY = 20_000
+
+
+@pytest.mark.parametrize(
+    ("pieces", "headers"),
+    [
+        pytest.param(lambda body: body, {}, id="whole"),
+        pytest.param(lambda body: [body[:10], body[10:500], body[500:]], {}, id="in pieces"),
+        pytest.param(gzip.compress, {"Content-Encoding": "gzip"}, id="compressed"),
+    ],
+)
+@pytest.mark.parametrize("last", [b"\0", b"\1"])
+def test_elements_of_large_texts_are_counted_before_the_engine_looks_at_them(
+    app: AsgiApp, server: FakeServer, pieces: Callable[[bytes], Any], headers: dict[str, str], last: bytes
+) -> None:
+    texts = bytes(4 * MANY - 4) + last + bytes(3)
+    body, length = body_of({"inputs": [binary_input("X", len(texts), (MANY,), "BYTES")]}, texts)
+    asked(app, "POST", "/v2/models/ident_BYTES/infer", pieces(body), {**length, **headers})
+    whole = MANY if last == b"\0" else MANY - 1
+    assert server.requests[0].inputs[0].elements == Elements(whole, 4 * whole)
+
+
+def test_elements_of_large_json_texts_are_counted_as_well(app: AsgiApp, server: FakeServer) -> None:
+    document = {"inputs": [{"name": "X", "shape": [MANY], "datatype": "BYTES", "data": [""] * MANY}]}
+    assert asked(app, "POST", "/v2/models/ident_BYTES/infer", json.dumps(document).encode()).status == 200
+    assert server.requests[0].inputs[0].elements == Elements(MANY, 4 * MANY)
+
+
+def test_elements_of_small_texts_are_left_to_the_engine(app: AsgiApp, server: FakeServer) -> None:
+    answer = post(
+        app,
+        {"inputs": [binary_input("X", 1 << 20, (1,), "BYTES")]},
+        bytes_tensor.encode([bytes((1 << 20) - 4)]),
+        target="/v2/models/ident_BYTES/infer",
+    )
+    assert answer.status == 200
+    assert server.requests[0].inputs[0].elements is None
 
 
 # Paths and lookup
