@@ -291,14 +291,20 @@ def encode_spec(name: str, datatype: DataType, shape: tuple[int, ...]) -> bytes:
 
 
 def form_of(tensors: Sequence[Tensor]) -> PackedForm | None:
-    """The form of *tensors*, with which others like them are packed; None where one is too large to lie in a message."""
+    """The form of *tensors*, with which others like them are packed; None where one cannot lie in a message.
+
+    It is too large, or has a name or a shape that nobody has looked at yet, and that no message can hold.
+    """
     specs: list[Spec] = []
     heads: list[bytes] = []
     sizes: list[int] = []
     for tensor in tensors:
         if tensor.nbytes > INLINE_BYTES or tensor.home is not None:
             return None
-        spec = encode_spec(tensor.name, tensor.datatype, tensor.shape)
+        try:
+            spec = encode_spec(tensor.name, tensor.datatype, tensor.shape)
+        except struct.error:
+            return None
         specs.append((tensor.name, tensor.datatype, tensor.shape))
         heads.append(_TENSOR.pack(len(spec), 0, 0, 0, 0, tensor.nbytes) + spec)
         sizes.append(tensor.nbytes)

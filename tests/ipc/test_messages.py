@@ -413,6 +413,15 @@ def test_what_a_form_packs_is_what_is_put_tensor_by_tensor(plans: list[tuple[mes
     assert (len(packed.data), packed.nbytes) == (form.length, form.nbytes)
 
 
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("A", (1 << 63,)), ("A", (0, (1 << 64) - 1)), ("A", (1,) * 256), ("A" * 65_536, (1,)), ("ä" * 40_000, (1,))],
+    ids=["a large dim", "the largest dim", "many dims", "a long name", "a name that is long as UTF-8"],
+)
+def test_what_no_message_can_say_has_no_form(name: str, shape: tuple[int, ...]) -> None:
+    assert messages.form_of([Tensor(name, dtypes.UINT8, shape, b"")]) is None
+
+
 def test_what_is_too_large_for_a_message_has_no_form() -> None:
     small, large = (Tensor("A", dtypes.UINT8, (n,), bytes(n)) for n in (INLINE_BYTES, INLINE_BYTES + 1))
     assert messages.form_of([small]) is not None

@@ -972,6 +972,18 @@ def test_a_known_head_whose_lengths_do_not_fit_is_refused_as_the_first_is(head: 
     in_session(scenario)
 
 
+@pytest.mark.parametrize("shape", [[1 << 63], [(1 << 64) - 1], [1] * 256, [0, 1 << 63]])
+def test_a_shape_that_no_message_can_say_is_refused_for_what_the_model_wants(shape: list[int]) -> None:
+    async def scenario(session: Session) -> None:
+        text = document().replace(b'"shape": [4]', b'"shape": ' + json.dumps(shape).encode(), 1)
+        for _ in range(2):
+            session.send(message_of(text, vector(1, 2, 3, 4), vector(1, 2, 3, 4)))
+            status, _, answer = await session.reply()
+            assert (status, "unexpected shape for input 'INPUT0'" in answer["error"]) == (400, True)
+
+    in_session(scenario)
+
+
 def test_documents_with_json_tensors_are_not_remembered() -> None:
     templates = Templates()
     text = json.dumps({"inputs": [{"name": "A", "shape": [1], "datatype": "FP32", "data": [1]}]}).encode()
