@@ -97,7 +97,7 @@ class Intake:
             with contextlib.suppress(InferenceError):
                 before = -tensor_at % ALIGNMENT
                 return self._room(before + nbytes)[before:]
-        return np.empty(nbytes, np.uint8).data
+        return own_memory(nbytes)
 
     def _may_reserve(self, nbytes: int) -> bool:
         descriptors = _DESCRIPTORS_OF_SEGMENT * (len(self._segments) + 1)
@@ -168,6 +168,14 @@ class Intake:
         self._arena.close()
         self._follow()
         self._segments.clear()
+
+
+def own_memory(nbytes: int) -> memoryview:
+    """Memory of this process alone, which takes none before it is written. Raises MemoryError where there is no room for it."""
+    try:
+        return np.empty(nbytes, np.uint8).data
+    except (ValueError, OverflowError):  # numpy's words for what no address space has room for
+        raise MemoryError from None
 
 
 def home_of(data: Buffer) -> tuple[Segment, int] | None:

@@ -9,12 +9,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.cores import usable_cores
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
+from pytriton_lite.engine.workers.intake import own_memory
 from pytriton_lite.frontends.http.codec import check_limit
 from pytriton_lite.frontends.http.json_slices import Job, pause, weight
 from pytriton_lite.frontends.listener import Receive, Scope, read_body_into, when_gone
@@ -273,7 +272,7 @@ def allocate(size: int, *, before: int = 0, intake: Intake | None = None) -> mem
     For what comes behind *before* bytes of a body; with *intake* it is a room there. Raises InferenceError where there is none.
     """
     try:
-        return np.empty(size, dtype=np.uint8).data if intake is None else intake.room(size)
+        return own_memory(size) if intake is None else intake.room(size)
     except MemoryError:
         raise InferenceError(
             ErrorCode.UNAVAILABLE, f"no memory for a request body of {before + size} bytes; send smaller tensors"

@@ -120,7 +120,8 @@ class Reading:
         while more and not rest:  # nothing may come behind it
             rest, more = await next_piece(receive)
         if filled != due or rest:
-            return self._decode(document, filled + len(rest), view[:filled])
+            came, binary = filled + len(rest), view[:filled]
+            return await large.run(weight(document), lambda: self._decode(document, came, binary), scope)
         codec.attach(request, view)
         return request, forms
 

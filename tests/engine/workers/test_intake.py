@@ -174,7 +174,7 @@ def test_clients_that_declare_much_and_send_nothing_do_not_take_the_address_spac
     with_intake(scenario)
 
 
-@pytest.mark.parametrize("nbytes", [1 << 60, (1 << 63) - 1])
+@pytest.mark.parametrize("nbytes", [1 << 60, (1 << 63) - 1, 1 << 63, 1 << 64])
 def test_a_room_that_does_not_fit_anywhere_is_a_memory_error(nbytes: int) -> None:
     async def scenario(intake: Intake) -> None:
         with pytest.raises(MemoryError):

@@ -12,6 +12,7 @@ import threading
 import weakref
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -444,8 +445,8 @@ def test_a_gibibyte_that_does_not_suit_the_model_is_refused_before_it_is_read(ap
     assert answer.pieces_read == 2
 
 
-def test_a_body_that_no_memory_can_hold_is_refused(app: AsgiApp) -> None:
-    size = 1 << 62
+@pytest.mark.parametrize("size", [1 << 62, 1 << 63, (1 << 64) - 4])
+def test_a_body_that_no_memory_can_hold_is_refused(app: AsgiApp, size: int) -> None:
     body, length = body_of({"inputs": [binary_input("X", size, (size // 4,))]})
     answer = asked(
         app,
@@ -475,6 +476,32 @@ def test_a_chunked_body_that_is_too_long_is_not_read_to_its_end(app: AsgiApp, la
     answer = asked(app, "POST", ADD_SUB, [body[:200], body[200:], b"x" + last, b"never"], length, chunked=True)
     assert (answer.status, answer.error) == (400, "unexpected additional input data for model 'add_sub'")
     assert answer.pieces_read == 3
+
+
+class CountedThreads(ThreadPoolExecutor):
+    """Counts what it is given to do."""
+
+    count = 0
+
+    def submit(self, *work: Any, **options: Any) -> Any:
+        self.count += 1
+        return super().submit(*work, **options)
+
+
+def test_a_large_document_is_read_in_a_thread_for_its_refusal_too(app: AsgiApp) -> None:
+    document = json.dumps(BINARY_PAIR).encode() + b" " * 300_000
+    body = document + LEFT + RIGHT
+    threads = CountedThreads()
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_default_executor(threads)
+        length = {"Inference-Header-Content-Length": str(len(document))}
+        answer = await acall(app, "POST", ADD_SUB, [body[:-5], body[-5:], b"x"], length, chunked=True)
+        assert answer is not None
+        assert (answer.status, answer.error) == (400, "unexpected additional input data for model 'add_sub'")
+
+    asyncio.run(scenario())
+    assert threads.count == 2
 
 
 def test_a_chunked_body_that_is_too_short_is_told_so(app: AsgiApp) -> None:
