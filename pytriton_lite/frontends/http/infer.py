@@ -10,12 +10,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import InferenceResponse
 from pytriton_lite.core.tensor import Buffer
-from pytriton_lite.core.timeline import CLIENT_GONE
+from pytriton_lite.core.timeline import CLIENT_GONE, Timeline
 from pytriton_lite.frontends.header_forwarding import compile_pattern, forward_header
 from pytriton_lite.frontends.http import codec, compression
 from pytriton_lite.frontends.http.bodies import (
@@ -24,6 +24,7 @@ from pytriton_lite.frontends.http.bodies import (
     Receiving,
     cancel,
     count_texts,
+    next_piece,
     wait_disconnected,
 )
 from pytriton_lite.frontends.http.codec import OutputForms
@@ -62,52 +63,59 @@ def infer_app(server: Door, options: HttpOptions, large: LargeDocuments) -> Infe
             receive, send = observed.receive, observed.send
         error_text = ""
         try:
-            served, version = find_served(server, model, version_text)
-            headers: Headers = dict(scope["headers"])
-            read = Reading(server, served, model, version, headers, limit)
-            with Receiving(server.receive_budget) as receiving:
-                if b"content-encoding" in headers and compression.is_compressed(headers[b"content-encoding"]):
-                    request, forms = await read.compressed(scope, receive, large, receiving, expansion)
-                else:
-                    message = await receive()
-                    if message["type"] != "http.request":
-                        return
-                    if message.get("more_body"):
-                        request, forms = await read.pieces(message["body"], scope, receive, large, receiving)
-                    else:
-                        request, forms = await read.apart(message["body"], scope, large)
-                await count_texts(request, scope, large)
-            if forwarded is not None:
-                for name, value in forwarded(scope):
-                    forward_header(request, name, value)
-            if timeline is not None:
-                request.timeline = timeline
-            response = await _while_connected(PendingAnswer.to(server, served, request), receive)
-            await _send_response(scope, send, response, forms, headers.get(b"accept-encoding"), large)
-        except compression.UnsupportedEncoding as error:
-            error_text = error.message
-            await send_error(send, 501, error.message, (b"accept-encoding", b"gzip, deflate"))
-        except InferenceError as error:
-            error_text = error.message
-            await send_error(send, STATUS[error.code], error.message, *retry_headers(error))
-        except Disconnected:
-            error_text = CLIENT_GONE
-            return
-        except Exception:
-            error_text = BUG
-            logger.exception("infer request to model '%s' failed inside the server", model)
-            await send_error(send, 500, BUG)
+            # What is sent may wait long for its client, so it is sent where neither a frame nor an error has the request.
+            try:
+                response, forms = await ask(scope, receive, model, version_text, timeline)
+                answer = await _answer(scope, response, forms, large)
+                del response
+            except compression.UnsupportedEncoding as error:
+                error_text = error.message
+                answer = _error(501, error.message, (b"accept-encoding", b"gzip, deflate"))
+            except InferenceError as error:
+                error_text = error.message
+                answer = _error(STATUS[error.code], error.message, *retry_headers(error))
+            except Disconnected:
+                error_text = CLIENT_GONE
+                return
+            except Exception:
+                error_text = BUG
+                logger.exception("infer request to model '%s' failed inside the server", model)
+                answer = _error(500, BUG)
+            await _send(send, answer)
         finally:
             if timeline is not None:
                 timeline.finish(error_text)
+
+    async def ask(
+        scope: Scope, receive: Receive, model: str, version_text: str | None, timeline: Timeline | None
+    ) -> tuple[InferenceResponse, OutputForms]:
+        """Read a request and have it answered. Raises Disconnected, and what is wrong."""
+        served, version = find_served(server, model, version_text)
+        headers: Headers = dict(scope["headers"])
+        read = Reading(server, served, model, version, headers, limit)
+        with Receiving(server.receive_budget) as receiving:
+            if b"content-encoding" in headers and compression.is_compressed(headers[b"content-encoding"]):
+                request, forms = await read.compressed(scope, receive, large, receiving, expansion)
+            else:
+                first, more = await next_piece(receive)
+                if more:
+                    request, forms = await read.pieces(first, scope, receive, large, receiving)
+                else:
+                    request, forms = await read.apart(first, scope, large)
+            await count_texts(request, scope, large)
+        if forwarded is not None:
+            for name, value in forwarded(scope):
+                forward_header(request, name, value)
+        if timeline is not None:
+            request.timeline = timeline
+        return await _while_connected(PendingAnswer.to(server, served, request), receive), forms
 
     return infer
 
 
 async def send_error(send: Send, status: int, text: str, *extra: tuple[bytes, bytes]) -> None:
     """Answer with ``{"error": text}``."""
-    body = error_body(text)
-    await _send(send, status, [_JSON_TYPE, (b"content-length", b"%d" % len(body)), *extra], [body])
+    await _send(send, _error(status, text, *extra))
 
 
 def refusing_app(status: int, text: str, *headers: tuple[bytes, bytes]) -> AsgiApp:
@@ -134,31 +142,39 @@ async def _while_connected(answer: asyncio.Future[InferenceResponse], receive: R
         del answer  # what it raised has this frame, and with it the request, which would wait for a collection
 
 
-async def _send_response(
-    scope: Scope,
-    send: Send,
-    response: InferenceResponse,
-    forms: OutputForms,
-    accept_encoding: bytes | None,
-    large: LargeDocuments,
-) -> None:
+class _Answer(NamedTuple):
+    """An answer as it goes out."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: list[Buffer]
+
+
+async def _answer(scope: Scope, response: InferenceResponse, forms: OutputForms, large: LargeDocuments) -> _Answer:
+    """*response* as the client of *scope* wants it."""
     in_json = sum(written_weight(t) for t in response.outputs if not forms.listed.get(t.name, forms.default))
     head, tensors = await large.run(in_json, lambda: codec.encode(response, forms), scope)
     headers = [_BINARY_TYPE, (b"inference-header-content-length", b"%d" % len(head))] if tensors else [_JSON_TYPE]
+    accept_encoding = dict(scope["headers"]).get(b"accept-encoding")
     if accept_encoding is not None and (encoding := compression.choose(accept_encoding)) is not None:
         body: list[Buffer] = [await compression.compress([head, *tensors], encoding)]
         headers.append((b"content-encoding", encoding.encode()))
     else:
         body = join_small(head, tensors)
     headers.append((b"content-length", b"%d" % (len(body[0]) if len(body) == 1 else sum(map(len, body)))))
-    await _send(send, 200, headers, body)
+    return _Answer(200, headers, body)
 
 
-async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: list[Buffer]) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    for piece in body[:-1]:
+def _error(status: int, text: str, *extra: tuple[bytes, bytes]) -> _Answer:
+    body = error_body(text)
+    return _Answer(status, [_JSON_TYPE, (b"content-length", b"%d" % len(body)), *extra], [body])
+
+
+async def _send(send: Send, answer: _Answer) -> None:
+    await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+    for piece in answer.body[:-1]:
         await send({"type": "http.response.body", "body": piece, "more_body": True})
-    await send({"type": "http.response.body", "body": body[-1]})
+    await send({"type": "http.response.body", "body": answer.body[-1]})
 
 
 def _header_filter(pattern: str) -> Callable[[Scope], Iterator[tuple[str, str]]] | None:

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,11 @@ from http_fake_server import FakeConfig, FakeServed, FakeServer, specs
 from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Elements, Tensor
+from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
 from pytriton_lite.engine.workers.intake import Intake
-from pytriton_lite.frontends.http import bodies, compression
+from pytriton_lite.frontends.http import bodies, compression, reading
 from pytriton_lite.frontends.http.server import HttpOptions, http_app
-from pytriton_lite.frontends.listener import HEADER_NAMES, AsgiApp, Message
+from pytriton_lite.frontends.listener import HEADER_NAMES, AsgiApp, Message, Receive, Scope, Send
 from tests.contract.wire_models import wait_until
 
 ADD_SUB = "/v2/models/add_sub/infer"
@@ -584,6 +586,44 @@ def test_a_large_body_is_gone_with_its_request(
         wait_until(lambda: held[0]() is None)  # the thread that read it lets go of it a moment later
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("budget", [1 << 30, 1 << 20], ids=["answered", "refused by the budget"])
+@pytest.mark.parametrize("is_known", [True, False], ids=["of a known length", "chunked"])
+def test_a_large_body_is_gone_before_its_answer_is_read(
+    app: AsgiApp, server: FakeServer, monkeypatch: pytest.MonkeyPatch, budget: int, is_known: bool
+) -> None:
+    held: list[weakref.ref[Any]] = []
+    server.receive_budget = ReceiveBudget(budget)
+
+    def allocate(size: int, *, before: int = 0, intake: Intake | None = None) -> memoryview:
+        array = np.empty(size, np.uint8)
+        held.append(weakref.ref(array))
+        return array.data
+
+    async def to_a_slow_client(scope: Scope, receive: Receive, send: Send) -> None:
+        async def slow_send(message: Message) -> None:
+            server.requests.clear()
+            if message["type"] == "http.response.start":
+                assert [room() is None for room in held] == [True, True]
+            await send(message)
+
+        await app(scope, receive, slow_send)
+
+    monkeypatch.setattr(reading, "allocate", allocate)
+    server.models["multi", 3] = replace(
+        server.models["multi", 3], execute=lambda _: [Tensor("OUTX", dtypes.FP32, (1,), b"fine")]
+    )
+    texts = bytes(4 << 20)
+    body, length = body_of({"inputs": [binary_input("X", len(texts), (1 << 20,))]}, texts)
+    gc.disable()
+    try:
+        answer = asked(
+            to_a_slow_client, "POST", "/v2/models/multi/infer", pieces_of(body, 1 << 20), length, chunked=not is_known
+        )
+    finally:
+        gc.enable()
+    assert answer.status == (200 if budget > len(body) else 503)
 
 
 # Raw requests
