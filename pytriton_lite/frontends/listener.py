@@ -119,7 +119,8 @@ class _ResetWatch:
     """Tells of connections that the peer resets although nothing is read from them any more.
 
     asyncio does not look at a socket whose peer has ended its side. An epoll object that waits for no event reports errors
-    and hang-ups alone, and can itself be read when there is one.
+    and hang-ups alone, and can itself be read when there is one. Where the system has no epoll, as macOS, nobody is told: such a
+    client has its answer made for it, and the write finds that it has gone.
     """
 
     def __init__(self) -> None:
@@ -129,6 +130,8 @@ class _ResetWatch:
 
     def add(self, transport: asyncio.Transport) -> None:
         """Abort *transport* when its peer resets the connection. Call `discard` before it is closed."""
+        if not hasattr(select, "epoll"):
+            return
         if self._epoll is None:
             self._epoll = select.epoll()
             self._loop.add_reader(self._epoll.fileno(), self._on_reset)
@@ -950,11 +953,26 @@ class ListenerProtocol(HttpToolsProtocol):
             self.begin_drain()
             if self._is_in_head:
                 self._stop_timer()
-                self._timer = self.loop.call_later(_LINGER_S, self.transport.close)
+                self._give_up_head_later()
         elif not _has_unread(self.transport):
             self.transport.close()
 
+    def _give_up_head_later(self) -> None:
+        self._timer = self.loop.call_later(_LINGER_S, self._give_up_head)
+
+    def _give_up_head(self) -> None:
+        """Close upon the head that is still coming, but for answers that are due before it."""
+        if self.is_answer_due():
+            self._give_up_head_later()
+        else:
+            self._timer = None
+            self.transport.close()
+
     # ------------------------------------------------------------------------------------------ upgrades
+
+    def received_names(self) -> list[bytes]:
+        """Names of the headers, as far as it is known how the client wrote them."""
+        return [name for name, _ in self.headers]
 
     def _decline_upgrade(self) -> None:
         """Parse the head once more without its offer."""
@@ -963,11 +981,11 @@ class ListenerProtocol(HttpToolsProtocol):
             self._refuse(_Refused(400, "CONNECT is not served"))
             return
         head = [b"%s %s HTTP/%s\r\n" % (method, self.url, self.parser.get_http_version().encode())]
-        for name, value in self.headers:
+        for received, (name, value) in zip(self.received_names(), self.headers):
             if name == b"connection":
                 value = b",".join(token for token in value.split(b",") if token.strip().lower() != b"upgrade")
             if name != b"upgrade":
-                head.append(b"%s: %s\r\n" % (name, value))
+                head.append(b"%s: %s\r\n" % (received, value))
         self.parser = self._new_parser()
         try:
             self.parser.feed_data(b"".join([*head, b"\r\n"]))
@@ -989,6 +1007,9 @@ class NameKeepingProtocol(ListenerProtocol):
         super().on_header(name, value)
         if len(self._names) < len(self.headers):  # it was no trailer
             self._names.append(name)
+
+    def received_names(self) -> list[bytes]:
+        return self._names
 
 
 ProtocolFactory = Callable[..., ListenerProtocol]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pytriton_lite.frontends import listener as module
 from pytriton_lite.frontends.addresses import ListenError
 from pytriton_lite.frontends.listener import (
     HEADER_NAMES,
@@ -270,6 +271,26 @@ def test_what_comes_in_the_moment_of_closing_is_served(loop_name: str) -> None:
         loop.run_until_complete(asyncio.wait_for(scenario(), 60))
     finally:
         loop.close()
+
+
+def test_an_answer_that_is_due_before_half_a_head_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LINGER_S", 0.0)
+
+    async def scenario() -> None:
+        app = Held()
+        listener = await listen(app)
+        async with connect(listener) as (reader, writer):
+            writer.write(REQUEST + REQUEST[:10])
+            await app.entered.wait()
+            closing = asyncio.ensure_future(listener.close_gracefully(60))
+            for _ in range(20):  # turns in each of which the head's time is over
+                await asyncio.sleep(0)
+            app.let_go.set()
+            await read_answer(reader)
+            assert await reader.read() == b""
+            assert await closing
+
+    run(scenario)
 
 
 def test_a_response_that_takes_too_long_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:

@@ -175,6 +175,24 @@ def test_client_that_closes_its_side_behind_the_request_is_answered(head: str, w
 
 
 @both_ways
+def test_client_that_closes_its_side_is_answered_where_there_is_no_epoll(
+    head: str, with_client: WithClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("select.epoll")
+
+    async def scenario(client: Client) -> None:
+        client.send(message(head))
+        await client.server.request()
+        client.writer.write_eof()
+        assert await client.reader.readuntil(b"\r\n\r\n") == CONTINUE
+        await client.server.let_go()
+        assert await client.sums() == [2.0] * 4
+        assert await client.reader.read() == b""
+
+    with_client(scenario)
+
+
+@both_ways
 def test_client_that_closes_its_side_at_once_is_answered(head: str, with_client: WithClient) -> None:
     async def scenario(client: Client) -> None:
         client.send(message(head))

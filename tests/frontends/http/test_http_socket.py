@@ -356,10 +356,11 @@ def test_connect_is_refused(connection: socket.socket) -> None:
     assert (response.status, response.body) == (400, b'{"error":"CONNECT is not served"}')
 
 
-def test_forwarded_headers_keep_their_case(forwarding: Running) -> None:
+@pytest.mark.parametrize("offer", [b"", b"Connection: Upgrade\r\nUpgrade: h2c\r\n"], ids=["plain", "with an offer"])
+def test_forwarded_headers_keep_their_case(forwarding: Running, offer: bytes) -> None:
     """http.md row 116."""
     with socket.create_connection(("127.0.0.1", forwarding.port), timeout=60) as connection:
-        connection.sendall(with_length(len(BODY)).replace(b"Host: h", b"Host: h\r\n" + b"X-Foo: bar") + BODY)
+        connection.sendall(with_length(len(BODY)).replace(b"Host: h", b"Host: h\r\n" + offer + b"X-Foo: bar") + BODY)
         assert sums_of(read_reply(connection)) == SUMS
     assert forwarding.server.requests[-1].parameters == {"X-Foo": "bar"}
 
