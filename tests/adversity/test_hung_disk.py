@@ -1,6 +1,6 @@
 """Files that are no files, and a disk that does not answer: neither stops the others, nor the end of the server.
 
-The disk is a lease on config.pbtxt: whoever opens the file waits until the holder gives it up, or 45 s.
+The disk is a lease on a file: whoever opens the file waits until the holder gives it up, or 45 s.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import fcntl
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.contract.life_kit import CONFIG, code, load, must_load, value_of
+from tests.contract.life_kit import CONFIG, EXPLICIT, code, load, must_load, value_of
 from tests.contract.wire_models import wait_until
 from tests.harness import RunningServer, write_model
 
@@ -89,3 +90,20 @@ def test_a_disk_that_hangs_does_not_keep_the_server_from_ending(tmp_path: Path) 
             server.wait_for_log("it is not done", timeout_s=_BREAK_S)
             assert server.stop() == 0
             assert is_waited_for(stuck), "the disk has answered"
+
+
+def test_a_label_file_on_a_disk_that_hangs_keeps_no_other_model_from_answering(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    write_model(models, "good", code(1), CONFIG)
+    write_model(models, "labelled", code(2), CONFIG.replace('"OUT"', '"OUT" label_filename: "labels.txt"'))
+    stuck = models / "labelled" / "labels.txt"
+    stuck.write_text("none\none\ntwo")
+    flags = (EXPLICIT, "--load-model=good")
+    with RunningServer(models, flags=flags) as server, ThreadPoolExecutor(1) as pool:
+        with hanging(stuck):
+            loading = pool.submit(must_load, server, "labelled")
+            wait_until(lambda: is_waited_for(stuck), limit_s=_BREAK_S)
+            assert value_of(server, "good") == 1
+            assert is_waited_for(stuck), "the disk has answered"
+        loading.result()
+        assert value_of(server, "labelled") == 2

@@ -18,6 +18,7 @@ from pytriton_lite.config.parameters import EXECUTION_ENV_PATH, REQUIREMENTS
 from pytriton_lite.core.cores import usable_cores
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.sharing import InstanceSharing
+from pytriton_lite.daemon_threads import in_daemon_thread
 from pytriton_lite.engine.environments.activation import activated, ask, check_interpreter, fix_prefixes
 from pytriton_lite.engine.environments.build import is_complete
 from pytriton_lite.engine.environments.commands import run
@@ -69,7 +70,7 @@ class Environments:
         Raises InferenceError, the reason of a failed load (model API, 7.1).
         """
         own = parameter_variables(config.name, config.parameters)
-        if (model_dir / _STUB).exists():
+        if await in_daemon_thread((model_dir / _STUB).exists):
             self._warn_once(
                 f"model '{config.name}' has a {_STUB}, which is not used: an environment with another Python, named by the "
                 "parameter EXECUTION_ENV_PATH, takes its place"
@@ -120,23 +121,24 @@ class Environments:
         text, named = _named(config)
         if text:
             return await self._given(_expand(text, model_dir))
-        requirements = self._requirements(config.name, named, model_dir)
+        requirements = await self._requirements(config.name, named, model_dir)
         return None if requirements is None else await self._built(config.name, requirements)
 
     async def _given(self, text: str) -> Path:
         logger.info("Using Python execution env %s", text)
-        path, is_folder = _canonical(text)
+        path, is_folder = await in_daemon_thread(_canonical, text)
         if not is_folder:
-            path = await self._once(("archive", path, _time_of(path)), lambda: self._unpack(path))
-        _check_script(path / "bin" / "activate")
+            made_at = await in_daemon_thread(_time_of, path)
+            path = await self._once(("archive", path, made_at), lambda: self._unpack(path))
+        await in_daemon_thread(_check_script, path / "bin" / "activate")
         return path
 
-    def _requirements(self, model: str, named: str, model_dir: Path) -> Path | None:
+    async def _requirements(self, model: str, named: str, model_dir: Path) -> Path | None:
         """The file that the model's environment is to be built from; None if there is none, or none may be built."""
         path = model_dir / (named or _REQUIREMENTS)
         if named:
-            _check_requirements(model, named, path, is_allowed=self._allow_requirements)
-        if not path.is_file():
+            await in_daemon_thread(_check_requirements, model, named, path, is_allowed=self._allow_requirements)
+        if not await in_daemon_thread(path.is_file):
             return None
         if not self._allow_requirements:
             self._warn_once(
@@ -144,7 +146,7 @@ class Environments:
                 "--allow-requirements=true builds an environment of its own for it."
             )
             return None
-        return Path(os.path.normpath(path))
+        return Path(os.path.normpath(path))  # noqa: ASYNC240  (asks no disk)
 
     def _warn_once(self, text: str) -> None:
         if text not in self._said:
@@ -216,7 +218,7 @@ class Environments:
         )
         folder = self._cache() / key
         logger.info("model '%s': the environment of %s is %s", model, requirements, folder)
-        if not is_complete(folder):
+        if not await in_daemon_thread(is_complete, folder):
             await self._together(("build", key), lambda: self._build(folder, requirements))
         return folder
 
@@ -249,14 +251,16 @@ class Environments:
 
     async def _examine(self, folder: Path) -> Mapping[str, str]:
         """The server's variables as the script of the environment in *folder* changes them. Its interpreter is fit."""
-        key = ("examined", folder, _time_of(folder / "bin" / "activate"), _time_of(folder / "bin" / "python"))
+        programs = folder / "bin"
+        script_ns = await in_daemon_thread(_time_of, programs / "activate")
+        python_ns = await in_daemon_thread(_time_of, programs / "python")
 
         async def examine() -> Mapping[str, str]:
             variables = await activated(folder, self._variables)
             await check_interpreter(environment_in(folder, variables))
             return variables
 
-        return await self._once(key, examine)
+        return await self._once(("examined", folder, script_ns, python_ns), examine)
 
 
 def check_environment(config: ModelConfig, model_dir: Path, *, allow_requirements: bool) -> None:

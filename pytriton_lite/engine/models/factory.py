@@ -10,6 +10,7 @@ from typing import Protocol
 from pytriton_lite.config.ensemble_plan import EnsemblePlan, check_ensemble_for_load
 from pytriton_lite.config.model_config import ModelConfig, check_for_load, regrouped, resolve_for_load
 from pytriton_lite.core.timeline import Clock
+from pytriton_lite.daemon_threads import in_daemon_thread
 from pytriton_lite.engine.cache.response_cache import ResponseCache
 from pytriton_lite.engine.counting.latencies import LatencyMetrics
 from pytriton_lite.engine.counting.unanswered import UnansweredTotal
@@ -100,12 +101,15 @@ class VersionFactory:
 
         An ensemble runs nowhere. *at_step* hears what is being waited for. Raises InferenceError, the reason of a failed load.
         """
+        # In threads, here and below: checks look at files of the model, whose disk may hang, and read some of any size.
         if config.ensemble is not None:
             self._advise_on_cache(config, version)
-            return check_ensemble_for_load(config, model_dir=directory), None
-        folders = self._backends.folders_for(config.backend)
+            return await in_daemon_thread(check_ensemble_for_load, config, model_dir=directory), None
+        folders = await in_daemon_thread(self._backends.folders_for, config.backend)
         # A backend may have an environment for all its models.
-        config = resolve_for_load(config, model_dir=directory, gpu_ids=self._gpu_ids, backends=folders)
+        config = await in_daemon_thread(
+            resolve_for_load, config, model_dir=directory, gpu_ids=self._gpu_ids, backends=folders
+        )
         at_step("environment")
         environment = await self._environments.prepare(config, directory)
         if self._auto_completes and config.name not in self._defined:
@@ -119,7 +123,9 @@ class VersionFactory:
                 environment=environment,
                 backend=self._backends.find(config.backend),
             )
-        config = check_for_load(config, model_dir=directory, gpu_ids=self._gpu_ids, backends=folders)
+        config = await in_daemon_thread(
+            check_for_load, config, model_dir=directory, gpu_ids=self._gpu_ids, backends=folders
+        )
         if self._foreground is not None:
             config = self._foreground.configure(config)
         source = self._defined.get(config.name)
