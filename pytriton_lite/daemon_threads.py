@@ -36,7 +36,11 @@ async def in_daemon_thread(
     done: asyncio.Future[Answer] = loop.create_future()
     work = functools.partial(function, *arguments, **options)
     threading.Thread(target=_work, args=(loop, done, work), name=name, daemon=True).start()
-    return await done
+    try:
+        return await done
+    finally:
+        # A failure has this frame in its traceback: in a cycle with it, what *work* was given would wait for a full collection.
+        del done, work
 
 
 def _work(loop: asyncio.AbstractEventLoop, done: asyncio.Future[Answer], work: Callable[[], Answer]) -> None:
@@ -50,6 +54,8 @@ def _work(loop: asyncio.AbstractEventLoop, done: asyncio.Future[Answer], work: C
         loop.call_soon_threadsafe(_settle, done, answer, failure)
     except RuntimeError:  # the loop has ended, and with it whoever waited
         return
+    finally:
+        del done, work, failure  # as above
 
 
 def _settle(done: asyncio.Future[Answer], answer: Answer, failure: BaseException | None) -> None:

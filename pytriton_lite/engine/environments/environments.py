@@ -178,7 +178,10 @@ class Environments:
         await asyncio.wait([task])
         if task.cancelled():
             raise InferenceError(ErrorCode.UNAVAILABLE, "Server is stopping, environments are no longer prepared")
-        return cast(Result, task.result())
+        try:
+            return cast(Result, task.result())
+        finally:
+            del task  # as in `in_daemon_thread`
 
     def _is_done(self, key: Hashable, task: asyncio.Task[object]) -> None:
         del self._at_work[key]

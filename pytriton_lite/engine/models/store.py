@@ -213,9 +213,13 @@ class ModelStore:
         self._tasks.add(task)
         task.add_done_callback(self._on_done)
         await asyncio.wait({task})
-        if task.cancelled():
-            raise InferenceError(ErrorCode.UNAVAILABLE, f"Server is stopping, {otherwise}")
-        return task.result()
+        try:
+            if task.cancelled():
+                raise InferenceError(ErrorCode.UNAVAILABLE, f"Server is stopping, {otherwise}")
+            return task.result()
+        finally:
+            # Its error has this frame in its traceback: in a cycle with it, files of a load would wait for a full collection.
+            del task
 
     def _on_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -291,9 +295,12 @@ class ModelStore:
             except PollError as error:
                 raise PollFailed(name, self._log_poll_error(name, None, error)) from None
             failures = await self._load_plan(plan, operation, override, asking)
-            for model in plan.wanted:
-                if model in failures:
-                    raise failures[model]
+            try:
+                for model in plan.wanted:
+                    if model in failures:
+                        raise failures[model]
+            finally:
+                del failures  # as in `_complete`
 
     async def _load_all(self, names: Sequence[str] | None) -> dict[str, str]:
         await self._in_thread(check_repositories, self._options.repositories.roots)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import json
 import logging
+import weakref
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,18 @@ from pytriton_lite.core.states import VersionState
 from pytriton_lite.engine.model_operations import answer_model_operation
 from pytriton_lite.engine.server import Server
 from pytriton_lite.frontends.pending_answer import PendingAnswer
-from tests.engine.store_scenarios import CONFIG, Gate, code, refusal_of, request, run, value_of
+from tests.engine.store_scenarios import (
+    ADDER_CONFIG,
+    CONFIG,
+    Gate,
+    adder,
+    code,
+    refusal_of,
+    request,
+    run,
+    until,
+    value_of,
+)
 from tests.engine.version_kit import wait_until
 from tests.harness import write_model
 
@@ -332,5 +346,47 @@ def test_an_operation_that_nobody_knows_is_a_bug(tmp_path: Path) -> None:
         await server.load_model("m", None, {})
         with pytest.raises(BugError, match=r"'model\.rename'"):
             await answer_model_operation(server, "model.rename", {"model_name": "x"}, caller=server.find("m", None))
+
+    run(tmp_path, scenario)
+
+
+class _Files(dict[str, bytes]):
+    """Files of a load request, of which can be seen whether they are still there."""
+
+
+UNLABELLED = json.dumps(
+    {
+        "platform": "ensemble",
+        "input": [{"name": "IN", "data_type": "TYPE_INT32", "dims": [1]}],
+        "output": [{"name": "OUT", "data_type": "TYPE_INT32", "dims": [1], "label_filename": "labels.txt"}],
+        "ensemble_scheduling": {
+            "step": [
+                {"model_name": "part", "model_version": -1, "input_map": {"IN": "IN"}, "output_map": {"OUT": "OUT"}}
+            ]
+        },
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "content"),
+    [("{", ""), ('{"backend": "python"}', "raise ValueError(1)"), ('{"backend": "none"}', ""), (UNLABELLED, "")],
+    ids=["no configuration", "a broken module", "no backend", "an ensemble without its labels"],
+)
+def test_a_load_that_fails_leaves_nothing_of_its_files(tmp_path: Path, config: str, content: str) -> None:
+    write_model(tmp_path, "part", adder(1), ADDER_CONFIG)
+
+    async def scenario(server: Server) -> None:
+        await server.load_model("part", None, {})
+        files = _Files({"1/model.py": content.encode()})
+        kept = weakref.ref(files)
+        gc.collect()
+        gc.disable()
+        try:
+            assert await refusal_of(server.load_model("m", config, files))
+            del files
+            await until(lambda: kept() is None)
+        finally:
+            gc.enable()
 
     run(tmp_path, scenario)
