@@ -603,10 +603,9 @@ class Server:
         # Loads take their turns, and what they brought waits in memory: as much as front ends may hold, in all.
         if nbytes and not self.receive_budget.try_take(nbytes):
             raise self.receive_budget.refusal(nbytes)
-        try:
-            await self._store.load(name, Override(config_override, files), asked_by=asked_by)
-        finally:
-            self.receive_budget.give_back(nbytes)
+        # Given back by the load itself: it goes on, with its files, when who waits for it here has gone.
+        give_back = partial(self.receive_budget.give_back, nbytes)
+        await self._store.load(name, Override(config_override, files), asked_by=asked_by, on_end=give_back)
 
     async def bind_model(self, definition: Definition, source: BoundSource) -> None:
         """Serve a model that is not a folder, whose workers come from *source*, which is the server's from now on.

@@ -55,6 +55,10 @@ _POLL_WAIT_S = 10.0
 Answer = TypeVar("Answer")
 
 
+def _nothing() -> None:
+    """Nobody has to know of an end."""
+
+
 @dataclass(frozen=True)
 class StoreOptions:
     """``load_threads`` bounds how many versions load at a time, ``load_retries`` how often a version is tried again.
@@ -158,14 +162,18 @@ class ModelStore:
 
     # ------------------------------------------------------------------------------------------ operations
 
-    async def load(self, name: str, override: Override, *, asked_by: str = "") -> None:
+    async def load(
+        self, name: str, override: Override, *, asked_by: str = "", on_end: Callable[[], None] = _nothing
+    ) -> None:
         """Load or reload a model, and what it is made of; nothing happens when nothing changed.
 
-        *asked_by* is the model, by the text of its id, whose own load waits for this one. Raises InferenceError with the
-        texts of a load that failed; what was served before is then served on.
+        *asked_by* is the model, by the text of its id, whose own load waits for this one. *on_end* is called when *override* is
+        of no use any more, which is later than this ends if the caller is cancelled. Raises InferenceError with the texts of a
+        load that failed; what was served before is then served on.
         """
         with self._asked(asked_by) as asking:
-            await self._complete(self._load(name, override, asking), f"nothing is done with model '{name}'")
+            work = self._load(name, override, asking)
+            await self._complete(work, f"nothing is done with model '{name}'", on_end)
 
     async def load_all(self, names: Sequence[str] | None) -> dict[str, str]:
         """Load the models called *names*, or all that there are, at the start. Why some were not, by the texts of their ids.
@@ -207,11 +215,14 @@ class ModelStore:
     async def _in_thread(self, function: Callable[..., Answer], *arguments: Any, **options: Any) -> Answer:
         return await self._threads.run(function, *arguments, **options)
 
-    async def _complete(self, work: Coroutine[Any, Any, Answer], otherwise: str) -> Answer:
-        """Do *work* to its end, whatever becomes of the caller. Raises what it raises."""
+    async def _complete(
+        self, work: Coroutine[Any, Any, Answer], otherwise: str, on_end: Callable[[], None] = _nothing
+    ) -> Answer:
+        """Do *work* to its end, whatever becomes of the caller, and call *on_end*. Raises what *work* raises."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_done)
+        task.add_done_callback(lambda _: on_end())
         await asyncio.wait({task})
         try:
             if task.cancelled():

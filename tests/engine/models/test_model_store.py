@@ -21,6 +21,7 @@ from tests.engine.store_scenarios import (
     CONFIG,
     Gate,
     adder,
+    ask,
     code,
     refusal_of,
     request,
@@ -390,3 +391,23 @@ def test_a_load_that_fails_leaves_nothing_of_its_files(tmp_path: Path, config: s
             gc.enable()
 
     run(tmp_path, scenario)
+
+
+def test_the_files_of_a_load_that_nobody_waits_for_any_more_count_until_it_has_ended(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    files = {"1/model.py": code(1, initialize=gate.statement).encode()}
+    config = '{"backend": "python", "output": [{"name": "OUT", "data_type": "TYPE_INT32", "dims": [1]}]}'
+
+    async def scenario(server: Server) -> None:
+        load = asyncio.ensure_future(server.load_model("m", config, files))
+        await gate.wait_held()
+        load.cancel()
+        await asyncio.wait({load})
+        assert load.cancelled()
+        assert server.receive_budget.taken == len(files["1/model.py"])
+        gate.open()
+        await until(lambda: server.receive_budget.taken == 0)
+        assert await ask(server) == 1
+
+    run(tmp_path / "models", scenario)
+    gate.close()
