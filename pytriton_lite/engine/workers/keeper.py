@@ -128,8 +128,8 @@ class WorkerKeeper:
 
     async def stop(self, timeout_s: float | None) -> bool:
         """Finalize and end. Whether the worker ended by itself within *timeout_s*. May be called by several."""
-        if self._restart is not None and not self._restart.done():
-            self._restart.cancel()
+        self.retire()
+        if self._restart is not None:
             await asyncio.wait([self._restart])
         if self.state is InstanceState.STOPPING and self.worker is not None:
             return await self.worker.stop(timeout_s)
@@ -260,7 +260,7 @@ class WorkerKeeper:
 
     async def _restart_until_ready(self, *, at_once: bool) -> None:
         """Try again and again, ever more slowly. Ends with READY or by being cancelled."""
-        while True:
+        while not self._is_retired:  # up to Python 3.11 asyncio.wait_for may keep a cancel for itself
             if not at_once:
                 await asyncio.sleep(self._back_off_s())
             at_once = False

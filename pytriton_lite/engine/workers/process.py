@@ -222,13 +222,20 @@ class _Process:
         )
 
     async def _within(self, condition: Awaitable[Result], timeout_s: float, what: str) -> Result:
+        met = asyncio.ensure_future(condition)
         try:
-            return await asyncio.wait_for(condition, timeout_s)
-        except asyncio.TimeoutError:
-            raise InferenceError(
-                ErrorCode.INTERNAL,
-                f"Stub process '{self.start.instance}' is not healthy: it did not {what} within {timeout_s:g} s.",
-            ) from None
+            # Not wait_for, which up to Python 3.11 loses a cancel that comes in the same turn as the answer: an instance that
+            # is to stop would go on starting.
+            await asyncio.wait({met}, timeout=timeout_s)
+            if met.done():
+                return met.result()
+        finally:
+            met.cancel()
+            del met  # a failure has this frame in its traceback
+        raise InferenceError(
+            ErrorCode.INTERNAL,
+            f"Stub process '{self.start.instance}' is not healthy: it did not {what} within {timeout_s:g} s.",
+        )
 
     def _expect_hello(self, kind: int, body: memoryview) -> None:
         if kind != Kind.HELLO:
