@@ -388,7 +388,7 @@ class TestWindowsForRequests:
         self, loop: LoopThread, engine: FakeServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """``--max-unread-bytes``. Meanwhile their own client reads nothing, and need not."""
-        monkeypatch.setattr(unread_answers, "LOOK_EVERY_S", 600)  # the test looks itself
+        monkeypatch.setattr(unread_answers, "LOOK_EVERY_S", 600.0)  # the test looks itself
 
         async def listen() -> tuple[Http2Listener, UnreadBudget]:
             unread = UnreadBudget(100_000)

@@ -303,7 +303,9 @@ class TestDecoupledMode:
         served = entered(engine)
 
         async def act() -> None:
-            served.deliver(response_of(served, 1, bad="\udc80"), is_final=False)
+            response = response_of(served, 1)
+            response.outputs[0].shape = (1 << 64,)
+            served.deliver(response, is_final=False)
             served.deliver(response_of(served, 2), is_final=True)
 
         loop.run(act())
@@ -311,6 +313,22 @@ class TestDecoupledMode:
         assert (error.error_message, is_final(error)) == (BUG, False)
         assert (value(answer), is_final(answer)) == (2, True)
         assert "ModelStreamInfer failed" in caplog.text
+
+    def test_parameter_that_cannot_be_sent_is_an_error_that_names_it(
+        self, loop: LoopThread, engine: Any, talk: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        stream = talk(request("decoupled"))
+        served = entered(engine)
+
+        async def act() -> None:
+            served.deliver(response_of(served, 1, bad="\udc80"), is_final=False)
+            served.deliver(response_of(served, 2), is_final=True)
+
+        loop.run(act())
+        error, answer = stream.rest()
+        assert "parameter 'bad' of a response of model 'decoupled' cannot be sent" in error.error_message
+        assert (value(answer), is_final(answer)) == (2, True)
+        assert caplog.text == ""
 
 
 class TestErrorsAsStatus:
