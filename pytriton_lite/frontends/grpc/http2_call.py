@@ -589,7 +589,11 @@ class Call:
 
     def _work(self, then: Callable[[Any], None], work: Callable[..., Any], *arguments: Any) -> None:
         """Hand the result of *work*, which a thread does, to *then*, unless the call has ended meanwhile."""
-        done = asyncio.get_running_loop().run_in_executor(self._endpoint.threads, work, *arguments)
+        try:
+            done = asyncio.get_running_loop().run_in_executor(self._endpoint.threads, work, *arguments)
+        except RuntimeError as error:  # no thread can be started
+            self._fail(error)
+            return
         self._pending = done
         done.add_done_callback(partial(self._on_worked, then))
 

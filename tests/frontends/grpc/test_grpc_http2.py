@@ -2136,6 +2136,23 @@ class TestCompression:
             peer.request(3, b"", LIVE, grpc_accept_encoding=accept)
             assert "grpc-encoding" not in peer.answer(3).headers
 
+    def test_answer_that_no_thread_can_compress_is_an_error(
+        self, start: Started, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def no_thread(*arguments: Any) -> None:
+            raise RuntimeError("can't start new thread")
+
+        listener = start(infer_response_compression_level="low")
+        with Http2Peer.connect(listener) as peer:
+            body = prefixed(infer_message(size=compression.THREAD_BYTES))
+            peer.send(peer.headers(1, headers_of(grpc_accept_encoding="gzip")))
+            with monkeypatch.context() as patched:
+                patched.setattr(ThreadPoolExecutor, "submit", no_thread)
+                peer.send(*in_frames(1, body, itertools.repeat(16_384)))
+                assert peer.answer(1).trailers["grpc-status"] == "13"
+        assert [record.message for record in caplog.records] == ["ModelInfer failed"]
+        caplog.clear()
+
     def test_answer_that_would_grow_goes_plain(self, start: Started) -> None:
         with Http2Peer.connect(start(infer_response_compression_level="low")) as peer:
             peer.request(1, infer_message(size=1), grpc_accept_encoding="gzip")
