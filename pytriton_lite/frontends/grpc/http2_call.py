@@ -1206,9 +1206,8 @@ class StreamCall(Call):
     def _end_if_packed(self) -> None:
         if not self._is_ending or self._unpacked or self.is_ended:
             return
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            self._fail(failure)
+        if self._failure is not None:
+            self._fail(self._failure)
         else:
             self._endpoint.counts["OK"] += 1
             self._close_with(OK_TRAILERS if self._is_opened else _PLAIN_OPENING + OK_TRAILERS)
@@ -1222,6 +1221,7 @@ class StreamCall(Call):
         super()._end()
         self._requests.cancel()
         # It is in a circle with its stream, and these may refer to much: nobody is told any more.
+        self._failure = None
         self._body.clear()
         self._unpacked.clear()
         self._leaving.clear()
