@@ -119,8 +119,8 @@ class _ResetWatch:
     """Tells of connections that the peer resets although nothing is read from them any more.
 
     asyncio does not look at a socket whose peer has ended its side. An epoll object that waits for no event reports errors
-    and hang-ups alone, and can itself be read when there is one. Where the system has no epoll, as macOS, nobody is told: an
-    answer is made for such a client, and the write finds that it has gone.
+    and hang-ups alone, and can itself be read when there is one. Where the system has no epoll, as macOS, nobody is told: the
+    answer is made, and the write finds that the client has gone.
     """
 
     def __init__(self) -> None:

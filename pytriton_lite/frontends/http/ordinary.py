@@ -286,8 +286,8 @@ class OrdinaryRequests:
             nbytes = 0
             for tensor in outcome.outputs:
                 nbytes += tensor.nbytes
-                if tensor.nbytes > LARGEST_BODY and self._begin_large(outcome, forms):
-                    return
+            if nbytes > LARGEST_BODY and self._begin_large(outcome, forms):
+                return
         if self.encoding is not None and nbytes > _LARGEST_COMPRESSED:
             self.writing = self._connection.loop.create_task(self._write_large(outcome, forms, 0))
             return

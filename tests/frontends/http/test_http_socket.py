@@ -229,20 +229,25 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_harms_nobody(running: Ru
 
 @pytest.fixture
 def swelling(running: Running) -> Iterator[None]:
-    """A model ``swell`` that answers whatever is asked with more than the loop should write as JSON."""
+    """Models that answer whatever is asked with more than the loop should write as JSON: ``swell``, and ``parts`` of that."""
 
     def swell(request: InferenceRequest) -> list[Tensor]:
-        return [Tensor("OUTPUT0", dtypes.UINT8, (1 << 20,), bytes(1 << 20))]
+        count = 1 if request.model_name == "swell" else 8
+        size = (1 << 20) // count
+        return [Tensor(f"OUTPUT{i}", dtypes.UINT8, (size,), bytes(size)) for i in range(count)]
 
     config = running.server.models["add_sub", 1].config
-    running.server.models["swell", 1] = FakeServed("swell", 1, config, swell)
+    for name in ("swell", "parts"):
+        running.server.models[name, 1] = FakeServed(name, 1, config, swell)
     yield
-    del running.server.models["swell", 1]
+    for name in ("swell", "parts"):
+        del running.server.models[name, 1]
 
 
 @pytest.mark.interpreted("what compiled code calls is replaced")
+@pytest.mark.parametrize(("model", "size"), [(b"swell", 1 << 20), (b"parts", 1 << 17)])
 def test_a_large_json_output_is_written_in_a_thread_and_what_comes_behind_it_waits(
-    connection: socket.socket, swelling: None, monkeypatch: pytest.MonkeyPatch
+    connection: socket.socket, swelling: None, monkeypatch: pytest.MonkeyPatch, model: bytes, size: int
 ) -> None:
     writers: list[threading.Thread] = []
     encode = codec.encode
@@ -254,10 +259,13 @@ def test_a_large_json_output_is_written_in_a_thread_and_what_comes_behind_it_wai
     monkeypatch.setattr(codec, "encode", noted)
     ordinary = with_length(len(BODY)) + BODY
     last = ordinary.replace(b"Host: h", b"Host: h\r\n" + b"Connection: close")
-    connection.sendall(ordinary.replace(b"add_sub", b"swell") + ordinary + last)
+    names = b", ".join(b'{"name": "OUTPUT%d"}' % index for index in range((1 << 20) // size))
+    document = HEAD.replace(b'{"name": "OUTPUT0"}', names)
+    lengths = b"Content-Length: %d\r\nInference-Header-Content-Length: %d\r\n\r\n" % (len(document) + 32, len(document))
+    connection.sendall(START.replace(b"add_sub", model) + lengths + document + LEFT + RIGHT + ordinary + last)
     answers = b"".join(iter(lambda: connection.recv(1 << 20), b""))
     bodies = [answer.partition(b"\r\n\r\n")[2] for answer in answers.split(b"HTTP/1.1 200 OK\r\n")[1:]]
-    assert [json.loads(body)["outputs"][0]["data"] for body in bodies] == [[0] * (1 << 20), SUMS, SUMS]
+    assert [json.loads(body)["outputs"][0]["data"] for body in bodies] == [[0] * size, SUMS, SUMS]
     assert writers[0] is not writers[1] is writers[2]
 
 
