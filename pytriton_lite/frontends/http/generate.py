@@ -181,22 +181,28 @@ class _Responses:
     def _encoding(self, response: InferenceResponse | InferenceError) -> _Answer | asyncio.Task[_Answer]:
         """*response* as it goes out, or the task that writes it where that takes long."""
         if isinstance(response, InferenceError):
-            return self._encoded(response)
+            return self._refused(response)
         nbytes = sum(map(written_weight, response.outputs))
-        if not is_large(nbytes):
-            return self._encoded(response)
-        return asyncio.create_task(self._large.run(nbytes, partial(self._encoded, response)))
-
-    def _encoded(self, response: InferenceResponse | InferenceError) -> _Answer:
-        if isinstance(response, InferenceError):
-            return self._failed(STATUS[response.code], response.message)
+        if is_large(nbytes):
+            return asyncio.create_task(self._encoded_apart(nbytes, response))
         try:
             return _Answer(200, generate_codec.encode(response))
-        except InferenceError as error:  # an output that has no JSON form
-            return self._failed(STATUS[error.code], error.message)
-        except Exception:
-            logger.exception("response of model '%s' cannot be written", self._model_name)
-            return self._failed(500, BUG)
+        except Exception as failure:
+            return self._refused(failure)
+
+    async def _encoded_apart(self, nbytes: int, response: InferenceResponse) -> _Answer:
+        # Failures are looked at here, and not in the thread, where one of them says that nobody wants this any more.
+        try:
+            return _Answer(200, await self._large.run(nbytes, partial(generate_codec.encode, response)))
+        except Exception as failure:
+            return self._refused(failure)
+
+    def _refused(self, failure: Exception) -> _Answer:
+        """The answer in place of a response: the model's error, or why an output has no JSON form."""
+        if isinstance(failure, InferenceError):
+            return self._failed(STATUS[failure.code], failure.message)
+        logger.error("response of model '%s' cannot be written", self._model_name, exc_info=failure)
+        return self._failed(500, BUG)
 
     def _failed(self, status: int, text: str) -> _Answer:
         self.error_text = self.error_text or text

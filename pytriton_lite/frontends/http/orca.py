@@ -6,6 +6,7 @@ TensorRT-LLM's key-value cache; here they come from whatever model exports gauge
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import orjson
@@ -20,13 +21,19 @@ _LABEL = "kv_cache_block_type"
 
 
 def load_header(families: Iterable[Family], form: bytes) -> bytes | None:
-    """The header's value in *form*, ``json`` or ``text``; None for other forms, and where nobody exports the numbers."""
+    """The header's value in *form*, ``json`` or ``text``; None for other forms, and where nobody exports the numbers.
+
+    None, too, where they are infinite or none, or more than 64 bits hold.
+    """
     blocks = _blocks(families)
     if not {"tokens_per", "used", "max"} <= blocks.keys():
         return None
     most = blocks["max"]
     utilization = blocks["used"] / most if most > 0 else 0.0
-    capacity = int(most * blocks["tokens_per"])
+    tokens = most * blocks["tokens_per"]
+    if not (math.isfinite(utilization) and abs(tokens) < 1 << 63):
+        return None
+    capacity = int(tokens)
     if form == b"json":
         named = {"kv_cache_utilization": utilization, "max_token_capacity": capacity}
         return b"JSON " + orjson.dumps({"named_metrics": named})

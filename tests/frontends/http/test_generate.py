@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import socket
 import struct
 import threading
@@ -306,6 +307,35 @@ def test_a_client_that_leaves_while_a_large_response_is_written_cancels_its_requ
         client.writer.transport.abort()
         await asked.is_cancelled.wait()
         await client.other_request()
+
+    with_client(scenario)
+
+
+def test_a_large_response_that_nobody_waits_for_any_more_is_no_error(with_client: WithClient, quietly: None) -> None:
+    async def scenario(client: Client) -> None:
+        client.ask()
+        asked = await client.asked()
+        asked.respond_large()
+        client.writer.transport.abort()
+        await asked.is_cancelled.wait()
+        await asyncio.get_running_loop().shutdown_default_executor()  # which waits for the thread that writes it
+
+    with_client(scenario)
+
+
+def test_a_large_response_that_there_is_no_memory_for_says_so(
+    with_client: WithClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(response: InferenceResponse) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr(generate_codec, "encode", encode)
+
+    async def scenario(client: Client) -> None:
+        client.ask(GENERATE)
+        (await client.asked()).respond_large(is_final=True)
+        assert (await client.head())[0] == 503
+        assert b"no memory to read or write" in b"".join(await client.chunks())
 
     with_client(scenario)
 
@@ -770,6 +800,11 @@ def export_cache_metrics(metrics: CustomMetrics, **blocks: float) -> None:
          "named_metrics.max_token_capacity=0"),
         ("yaml", {"used": 8, "max": 16, "tokens_per": 64}, None),
         ("json", {"used": 8, "max": 16}, None),
+        ("json", {"used": math.inf, "max": 16, "tokens_per": 64}, None),
+        ("text", {"used": 8, "max": math.inf, "tokens_per": 64}, None),
+        ("text", {"used": 8, "max": 16, "tokens_per": math.nan}, None),
+        ("json", {"used": 8, "max": 1e20, "tokens_per": 64}, None),
+        ("json", {"used": 1e300, "max": 1e-300, "tokens_per": 64}, None),
         ("json", {}, None),
     ],
 )  # fmt: skip
