@@ -22,7 +22,7 @@ import pytriton_lite
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.counting.statistics import ModelStatistics
 from pytriton_lite.frontends.http import json_dialect, json_values, openapi, served_openapi
-from pytriton_lite.frontends.http.bodies import Documents, LargeDocuments, decode_base64
+from pytriton_lite.frontends.http.bodies import Disconnected, Documents, LargeDocuments, decode_base64
 from pytriton_lite.frontends.http.errors import BUG, METHOD_NOT_ALLOWED, NOT_FOUND, STATUS, error_body, retry_headers
 from pytriton_lite.frontends.http.log_routes import add_logging
 from pytriton_lite.frontends.http.options import HttpOptions
@@ -96,7 +96,8 @@ def _answer_errors(app: FastAPI) -> None:
         return answer
 
     @app.exception_handler(ClientDisconnect)
-    async def gone(request: Request, error: ClientDisconnect) -> Response:
+    @app.exception_handler(Disconnected)
+    async def gone(request: Request, error: ClientDisconnect | Disconnected) -> Response:
         return Response(status_code=400)  # which nobody reads
 
     @app.exception_handler(Exception)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -10,7 +11,7 @@ from http_asgi_client import Answer, call
 from http_fake_server import FakeServer
 
 from pytriton_lite.frontends.http.server import HttpOptions, http_app
-from pytriton_lite.frontends.listener import AsgiApp
+from pytriton_lite.frontends.listener import GONE, AsgiApp, Receive, Scope, Send
 
 
 @pytest.fixture
@@ -281,6 +282,19 @@ def test_a_bad_index_request_is_refused(app: AsgiApp, server: FakeServer) -> Non
     answer = asked(small, "POST", "/v2/repository/index", [b" " * 6] * 9)
     assert answer.status == 400
     assert answer.error.startswith("request JSON size of 12 bytes exceeds the maximum allowed input size of 10 bytes.")
+
+
+def test_a_client_that_leaves_while_its_large_document_waits_is_passed_over(
+    app: AsgiApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def from_one_that_has_gone(scope: Scope, receive: Receive, send: Send) -> None:
+        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        gone.set_result(None)
+        scope["extensions"] = {GONE: {"future": lambda: gone}}
+        await app(scope, receive, send)
+
+    call(from_one_that_has_gone, "POST", "/v2/repository/index", b"{}" + b" " * 300_000)
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize("verb", ["load", "unload"])
