@@ -738,6 +738,9 @@ class ListenerProtocol(HttpToolsProtocol):
         self._is_in_fields = self._is_in_body = False
         if not self.parser.should_upgrade():
             super().on_message_complete()
+            # uvicorn stops reading while the application has much to take. Nothing more of that can come, and who does not
+            # read does not hear that the client has gone.
+            self.flow.resume_reading()
             if not self.parser.should_keep_alive():
                 self._close_behind(self.cycle)
 
@@ -838,7 +841,8 @@ class ListenerProtocol(HttpToolsProtocol):
 
     def owes_body(self) -> bool:
         """Whether the rest of a body is still to come, and it is for the client to send it."""
-        return self._is_in_body and not (self.flow.read_paused or self._rest or self.pipeline or self.is_refused)
+        is_ours = self.flow.read_paused or self._rest or self._is_waiting or self.pipeline
+        return self._is_in_body and not (is_ours or self.is_refused)
 
     def _refuse(self, refusal: _Refused) -> None:
         """Answer with *refusal* behind the answers that are due; nothing more is taken from the client."""

@@ -23,6 +23,7 @@ from pytriton_lite.frontends.listener import (
     Scope,
     Send,
     start_listener,
+    when_gone,
 )
 
 REQUEST = b"GET /x HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -352,6 +353,34 @@ def test_application_that_streams_hears_of_a_client_that_has_gone_whatever_is_qu
         await asyncio.wait_for(ended.wait(), 20)
         assert await listener.close_gracefully(60)
         assert started == 1
+
+    run(scenario)
+
+
+def test_an_application_that_leaves_a_large_body_where_it_is_hears_of_a_client_that_has_gone() -> None:
+    async def scenario() -> None:
+        entered, heard = asyncio.Event(), asyncio.Event()
+
+        async def waits(scope: Scope, receive: Receive, send: Send) -> None:
+            gone = when_gone(scope)
+            assert gone is not None
+            entered.set()
+            await gone
+            heard.set()
+
+        listener = await listen(waits)
+        async with connect(listener) as (_, writer):
+            writer.write(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 70000\r\n\r\n" + bytes(60_000))
+            await entered.wait()
+            (connection,) = listener._state.protocols()
+            while len(connection.cycle.body) < 60_000:  # noqa: ASYNC110  # a turn of the loop at a time
+                await asyncio.sleep(0)
+            writer.write(bytes(10_000))
+            while connection.cycle.more_body:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            writer.transport.abort()
+            await asyncio.wait_for(heard.wait(), 20)
+        assert await listener.close_gracefully(60)
 
     run(scenario)
 

@@ -16,6 +16,7 @@ from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.core.tensor import Buffer
 from pytriton_lite.frontends.http import codec, compression
 from pytriton_lite.frontends.http.bodies import (
+    Disconnected,
     LargeDocuments,
     Receiving,
     allocate,
@@ -27,7 +28,7 @@ from pytriton_lite.frontends.http.codec import OutputForms, check_limit
 from pytriton_lite.frontends.http.json_slices import weight
 from pytriton_lite.frontends.http.raw import decode_raw
 from pytriton_lite.frontends.http.routes import parse_version
-from pytriton_lite.frontends.listener import Receive, Scope
+from pytriton_lite.frontends.listener import Receive, Scope, when_gone
 
 if TYPE_CHECKING:
     from pytriton_lite.frontends.door import Door, Servable
@@ -145,7 +146,10 @@ class Reading:
             if len(packed) > self._limit:
                 compression.refuse_size(self._limit)
             receiving.hold(len(packed))
+        gone = when_gone(scope)
         async with large.inflations:
+            if gone is not None and gone.done():
+                raise Disconnected
             contents = await compression.decompress(packed, expansion)
         receiving.hold(len(packed) + len(contents))
         return await self.apart(contents, scope, large)

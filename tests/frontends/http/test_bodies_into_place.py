@@ -26,6 +26,7 @@ from pytriton_lite.frontends.listener import (
     read_body_into,
     start_listener,
 )
+from pytriton_lite.frontends.work_share import share_of
 
 SIZE = 3 << 20
 BODY = bytes(range(256)) * (SIZE // 256)
@@ -219,6 +220,23 @@ def test_a_client_that_stops_sending_is_told_and_its_request_ends(with_client: W
 
     app = with_client(scenario, stall_timeout_s=0.2)
     assert (app.ends, app.direct) == (["disconnected"], 1)
+
+
+def test_a_body_that_waits_for_its_turn_to_be_read_is_not_owed(with_client: WithClient) -> None:
+    async def scenario(client: Client) -> None:
+        await client.send(head(SIZE) + BODY[: SIZE // 2])
+        await client.app.is_direct.wait()
+        share = share_of(asyncio.get_running_loop())
+        share.hold()
+        client.writer.write(BODY[SIZE // 2 :])
+        (connection,) = client.listener._state.protocols()
+        while not connection._is_waiting:  # noqa: ASYNC110  # a turn of the loop at a time
+            await asyncio.sleep(0)
+        assert not connection.owes_body()
+        share.let_go()
+        assert (await client.answer())[0] == 200
+
+    with_client(scenario)
 
 
 def test_a_client_that_waits_to_be_asked_is_asked(with_client: WithClient) -> None:

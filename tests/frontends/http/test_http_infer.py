@@ -29,7 +29,7 @@ from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
 from pytriton_lite.engine.workers.intake import Intake
 from pytriton_lite.frontends.http import bodies, compression, reading
 from pytriton_lite.frontends.http.server import HttpOptions, http_app
-from pytriton_lite.frontends.listener import HEADER_NAMES, AsgiApp, Message, Receive, Scope, Send
+from pytriton_lite.frontends.listener import GONE, HEADER_NAMES, AsgiApp, Message, Receive, Scope, Send
 from tests.contract.wire_models import wait_until
 
 ADD_SUB = "/v2/models/add_sub/infer"
@@ -711,6 +711,19 @@ def test_a_compressed_body_is_read_and_its_header_length_counts_plain_bytes(
         {**length, "Content-Encoding": encoding},
     )
     assert outputs(answer) == {"OUTPUT0": SUMS, "OUTPUT1": DIFFERENCES}
+
+
+def test_a_body_whose_client_has_gone_is_not_decompressed(app: AsgiApp, server: FakeServer) -> None:
+    async def from_one_that_has_gone(scope: Scope, receive: Receive, send: Send) -> None:
+        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        gone.set_result(None)
+        scope["extensions"] = {GONE: {"future": lambda: gone}}
+        await app(scope, receive, send)
+
+    body, length = body_of(BINARY_PAIR, LEFT, RIGHT)
+    headers = {**length, "Content-Encoding": "gzip"}
+    assert call(from_one_that_has_gone, "POST", ADD_SUB, gzip.compress(body), headers) is None
+    assert server.requests == []
 
 
 def test_no_more_than_two_threads_decompress_bodies(app: AsgiApp, monkeypatch: pytest.MonkeyPatch) -> None:
