@@ -9,11 +9,12 @@ from pytriton_lite.core.tensor import Tensor, element_count
 from pytriton_lite.scheduling.ticket import Ticket
 
 
-def null_ticket(real: Ticket, controls: list[Tensor], *, now_ns: int) -> Ticket:
-    """A ticket with inputs like those of *real*, all zeros or empty strings; Triton's contents are undefined."""
-    request = InferenceRequest(
-        real.request.model_name, real.request.version, inputs=[blank(tensor) for tensor in real.request.inputs]
-    )
+def null_ticket(real: Ticket, inputs: list[Tensor], controls: list[Tensor], *, now_ns: int) -> Ticket:
+    """A ticket that stands beside *real* with *inputs* like its own, all zeros or empty strings; Triton's are undefined.
+
+    The tensors are shared: one client's large input must not be there once for each row that says nothing.
+    """
+    request = InferenceRequest(real.request.model_name, real.request.version, inputs=list(inputs))
     ticket = Ticket(request, None, batch_size=real.batch_size, shape_key=real.shape_key, accepted_ns=real.accepted_ns)
     ticket.enqueued_ns = now_ns
     ticket.controls = controls

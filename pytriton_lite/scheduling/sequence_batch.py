@@ -22,7 +22,7 @@ from pytriton_lite.config.model_config import DirectStrategy, SequenceBatching
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import SEQUENCE_END, SEQUENCE_START, InferenceRequest
 from pytriton_lite.scheduling.control_tensors import ControlTensors
-from pytriton_lite.scheduling.null_request import null_ticket
+from pytriton_lite.scheduling.null_request import blank, null_ticket
 from pytriton_lite.scheduling.queue import NOT_ITERATIVE_TEXT, Decision, Place, queue_is_full
 from pytriton_lite.scheduling.sequence_slots import Backlog, Sequence, Slot, Slots
 from pytriton_lite.scheduling.sequence_state import StateTensors
@@ -291,10 +291,15 @@ class SequenceBatchScheduler:
         """The next request of each sequence, and a null request for each None."""
         taken = [None if sequence is None else self._take_next(sequence) for sequence in rows]
         real = next(ticket for ticket in taken if ticket is not None)
-        nulls = self._controls.of_null()
-        if real.states is not None:
-            nulls = [*nulls, *real.states.blank()]
-        return [null_ticket(real, nulls, now_ns=now_ns) if ticket is None else ticket for ticket in taken]
+        if None in taken:
+            inputs = [blank(tensor) for tensor in real.request.inputs]
+            controls = self._controls.of_null()
+            if real.states is not None:
+                controls = [*controls, *real.states.blank()]
+            return [
+                null_ticket(real, inputs, controls, now_ns=now_ns) if ticket is None else ticket for ticket in taken
+            ]
+        return [ticket for ticket in taken if ticket is not None]
 
     def _take_next(self, sequence: Sequence) -> Ticket:
         ticket = sequence.waiting.popleft()

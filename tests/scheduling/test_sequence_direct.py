@@ -35,6 +35,17 @@ def test_rows_above_the_highest_ready_one_are_not_padded() -> None:
     assert world.batches[1] == ["a"]
 
 
+def test_the_null_requests_of_a_batch_share_their_inputs() -> None:
+    scheduler = scheduler_for()
+    for correlation_id in (1, 2, 3):
+        scheduler.enqueue(make_ticket(str(correlation_id), correlation_id, "S"), 0)
+    for ticket in decide(scheduler, 0, free=[0]).batches[0]:
+        scheduler.released(ticket, 1)
+    scheduler.enqueue(make_ticket("c", 3), 2)
+    first, second, _ = decide(scheduler, 2, free=[0]).batches[0]
+    assert first.request.inputs[0] is second.request.inputs[0]
+
+
 def test_a_null_request_says_nothing() -> None:
     """scheduling.md row 76; Triton's inputs are undefined, ours are zeros of the same types and shapes."""
     scheduler = scheduler_for(CONTROLS)

@@ -28,6 +28,7 @@ from pytriton_lite.core.timeline import Clock
 from pytriton_lite.engine.counting.statistics import FailureReason, ModelStatistics
 from pytriton_lite.engine.counting.unanswered import Unanswered
 from pytriton_lite.engine.serving.answers import Answers, cancelled, hold, unhold
+from pytriton_lite.engine.serving.blank_inputs import share_blanks
 from pytriton_lite.engine.serving.busy_poll import BusyPoll
 from pytriton_lite.engine.serving.deadlock import are_all_waiting, ways_through
 from pytriton_lite.engine.serving.limited_places import LimitedPlaces
@@ -366,6 +367,8 @@ class Dispatcher:
         """`Instance.dispatch`. What it gives could not be sent, and is to be ended."""
         for tickets in batches:
             hold(tickets)
+            if self._keeps_sequences:
+                share_blanks(tickets)
         try:
             refused = instance.dispatch(batches)
         except Exception:
