@@ -38,7 +38,7 @@ def cost(tensors: list[Tensor]) -> int:
 
 
 _DROPPED_AT_ONCE = 1000
-"""Entries of a generation that has ended: 2 ms."""
+"""Entries of a generation that has ended, or that make room for one: 2 ms."""
 
 _SPACE_BYTES = 8
 
@@ -97,16 +97,18 @@ class LocalCache(ResponseCache):
         )
 
     def insert(self, key: _Key, tensors: list[Tensor]) -> None:
-        """Two requests that were executed at the same time bring the same entry: the first one stays."""
+        """Two requests that were executed at the same time bring the same entry: the first one stays.
+
+        One for which very many others would have to go is not kept. Some of them go: it finds more room the next time.
+        """
         began_ns = self._clock()
         needed = cost(tensors)
         if key not in self._entries and needed <= self._size:
-            outputs = tuple((o.name, o.datatype.number, o.shape, o.data) for o in copied(tensors))
-            while self._used + needed > self._size:
-                self._evict()
-            self._entries[key] = needed, outputs
-            self._keys.setdefault(key[:_SPACE_BYTES], set()).add(key)
-            self._used += needed
+            if self._make_room(needed):
+                outputs = tuple((o.name, o.datatype.number, o.shape, o.data) for o in copied(tensors))
+                self._entries[key] = needed, outputs
+                self._keys.setdefault(key[:_SPACE_BYTES], set()).add(key)
+                self._used += needed
             self._insertion_ns += self._clock() - began_ns
 
     def drop(self, space: bytes) -> None:
@@ -120,6 +122,16 @@ class LocalCache(ResponseCache):
                 self._used -= entry[0]
         if keys:
             asyncio.get_running_loop().call_soon(self._drop_some, keys)
+
+    def _make_room(self, needed: int) -> bool:
+        """Evict what was used least recently, so much as can go at once; whether there is room for *needed* bytes now."""
+        left = _DROPPED_AT_ONCE
+        while self._used + needed > self._size:
+            if not left:
+                return False
+            left -= 1
+            self._evict()
+        return True
 
     def _evict(self) -> None:
         key, (needed, _) = self._entries.popitem(last=False)

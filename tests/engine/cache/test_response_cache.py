@@ -190,6 +190,22 @@ def test_many_entries_of_a_generation_that_ends_go_a_few_at_a_time() -> None:
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
+def test_a_large_answer_does_not_push_out_thousands_at_once() -> None:
+    entry = ENTRY_BYTES + OUTPUT_BYTES + 1
+    cache = cache_of(2_500 * entry)
+    space = space_of(cache)
+    for at in range(2_500):
+        space.insert(b"%d" % at, [a_tensor(data=b"1")])
+    large = [a_tensor(data=bytes(2_400 * entry))]
+    for left in (1_500, 500):
+        space.insert(b"large", large)
+        assert (cache.statistics.entries, space.lookup(b"large")) == (left, None)
+    space.insert(b"large", large)
+    assert space.lookup(b"large") is not None
+    assert [space.lookup(key) is None for key in (b"2400", b"2499")] == [True, False]
+    assert cache.statistics.used <= cache.statistics.size
+
+
 def test_the_garbage_collector_does_not_look_through_entries() -> None:
     """Beside a million of them it would stop the server for more than a second."""
     cache = cache_of(1 << 20)
