@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.core.errors import InferenceError
@@ -30,6 +30,8 @@ from pytriton_lite.engine.serving.not_queued import NotQueued, WaitedFor
 from pytriton_lite.engine.workers.outputs import arranged
 from pytriton_lite.ipc.region import ClientSegment
 from pytriton_lite.scheduling.ticket import Outcome, Ticket
+
+Result = TypeVar("Result")
 
 _LARGE_BYTES = 256 << 10
 """Inputs of so many bytes are hashed in a thread: that takes a quarter of a millisecond, the thread a tenth."""
@@ -153,7 +155,7 @@ class CachedRequests(NotQueued):
         self, request: InferenceRequest, began_ns: int, begun: tuple[bytes, asyncio.Future[Found]] | None
     ) -> _Sought:
         if begun is None:
-            request, digest = await asyncio.to_thread(self._hashed, request)
+            request, digest = await _to_its_end(asyncio.to_thread(self._hashed, request))
             found = self._space.lookup(digest)
         else:
             digest, found = begun
@@ -210,6 +212,23 @@ class CachedRequests(NotQueued):
                 labels=self._version.labels,
             )
         return response
+
+
+async def _to_its_end(work: Coroutine[Any, Any, Result]) -> Result:
+    """Do *work* in a thread. Cancelled, this ends when that has: until then the thread has the body, which is to count."""
+    tasks = [asyncio.get_running_loop().create_task(work)]
+    is_cancelled = False
+    while not tasks[0].done():
+        try:
+            await asyncio.wait(tasks)
+        except asyncio.CancelledError:
+            is_cancelled = True
+    if is_cancelled:
+        if not tasks[0].cancelled():
+            tasks[0].exception()  # asyncio complains of one that nobody has seen
+        raise asyncio.CancelledError
+    # Taken out: its failure's traceback has this frame, and the two would wait for a collection.
+    return tasks.pop().result()
 
 
 def _wants_more(request: InferenceRequest) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -445,6 +446,41 @@ def test_a_request_that_is_cancelled_when_its_lookup_has_just_ended_is_counted(f
         counted = scene.version.statistics
         assert (counted.cancellations, counted.failures[FailureReason.CANCELED], counted.success.count) == (1, 1, 0)
         assert not scene.version.executing
+
+    play(act)
+
+
+class Slow:
+    """A client's segment that takes until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.is_read = threading.Event()
+        self.goes_on = threading.Event()
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        self.is_read.set()
+        self.goes_on.wait(10)
+        return bytes(nbytes)
+
+
+def test_a_cancelled_request_counts_until_the_thread_that_hashes_it_has_let_go_of_it() -> None:
+    async def act(scene: Scene) -> None:
+        segment = Slow()
+        wanted = request(SMALL)
+        wanted.inputs = [Tensor("IN", dtypes.UINT8, (1 << 20,), None, nbytes=1 << 20, home=(segment, 0))]
+        receiver = Receiver()
+        ticket = Ticket(wanted, receiver, batch_size=1, shape_key=None, accepted_ns=0)
+        scene.cached.begin(ticket)
+        await asyncio.to_thread(segment.is_read.wait, 10)
+        ticket.cancel()
+        await wait_until(lambda: ticket.has_ended)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert scene.version.unanswered.requests == 1
+        segment.goes_on.set()
+        await scene.settled()
+        assert (scene.version.unanswered.requests, scene.version.holders) == (0, 0)
+        assert (receiver.heard, scene.space.lookups) == ([], [])
 
     play(act)
 
