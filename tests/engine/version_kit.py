@@ -88,6 +88,13 @@ class Gate:
         os.write(self._fd, word)
 
 
+class Services:
+    """What a server does for versions whose models ask for nothing."""
+
+    def worker_gone(self, worker: object) -> None:
+        """It has no metrics."""
+
+
 class World:
     """Versions of models, each in a folder of its own, that share a fork server and, if they are to, resources.
 
@@ -127,7 +134,7 @@ class World:
             directory=folder,
             workers=settings,
             spawners=self._fork_servers,
-            services=cast(Any, None),  # nobody calls another
+            services=cast(Any, Services()),
             grants=self.grants,
         )
         self.versions.append(served)

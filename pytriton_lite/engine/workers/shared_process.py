@@ -8,8 +8,9 @@ _ForkedWorkers / _Thread ──▶ SharedProcess ──────────�
 ```
 
 The process is started by the first instance that needs it, and another one by the first that needs it after its end.
-Instances that are forked live on without it; the fork server is their parent, and tells of their ends. Instances that are
-threads end with it, all at once.
+Instances that are forked live on without it; the fork server is their parent, and tells of their ends. Where that does not
+answer any more, nobody would tend what is forked: the process ends behind the last of its instances, and another one takes its
+place. Instances that are threads end with it, all at once.
 """
 
 from __future__ import annotations
@@ -108,6 +109,10 @@ class SharedProcess(_Process):
         return not (self._has_ended or self.is_to_end)
 
     @property
+    def has_ended(self) -> bool:
+        return self._has_ended
+
+    @property
     def are_threads(self) -> bool:
         """Whether its instances are."""
         return self.start.instance_sharing is InstanceSharing.THREADS
@@ -115,7 +120,11 @@ class SharedProcess(_Process):
     async def fork(self, descriptors: list[int]) -> Spawned:
         """A worker that is forked from it: see `Spawner.spawn`."""
         pid, _ = await self._branch(descriptors)
-        exited = await self.spawner.adopt(pid)
+        try:
+            exited = await self.spawner.adopt(pid)
+        except ForkServerStuck:
+            self._retire()  # nobody would tend what it forks; another process is the child of another fork server
+            raise
         self._count(exited)
         return pid, exited
 
@@ -159,6 +168,17 @@ class SharedProcess(_Process):
     def _on_instance_gone(self, _: asyncio.Future[WorkerExit]) -> None:
         self._instances -= 1
         self._close_questions_if_over()
+        if self.is_to_end:
+            self._end_if_unused()
+
+    def _retire(self) -> None:
+        """Be asked for no more instances, and end behind the last one that there is."""
+        self.is_to_end = True
+        self._end_if_unused()
+
+    def _end_if_unused(self) -> None:
+        if not self._instances and not self._has_ended:
+            self.send(frame(Kind.STOP, []))
 
     def _close_questions_if_over(self) -> None:
         """What ``initialize`` has asked for, metrics for instance, is used by every process that was forked afterwards."""
@@ -297,6 +317,8 @@ class SharedSpawners:
         self._workers = workers
         self._begin_questions = begin_questions
         self._process: SharedProcess | None = None
+        self._retired: list[SharedProcess] = []
+        """Those before it that have instances which serve."""
         self._starting: asyncio.Task[SharedProcess] | None = None
 
     @property
@@ -326,9 +348,11 @@ class SharedSpawners:
     async def _launch(self, environment: Environment) -> SharedProcess:
         try:
             spawner = await self._spawners.prepared(environment)
-            self._process = await SharedProcess.launch(self.start, self._workers, spawner, self._begin_questions)
+            process = await SharedProcess.launch(self.start, self._workers, spawner, self._begin_questions)
         finally:
             self._starting = None
+        self._retired = [earlier for earlier in self._processes() if not earlier.has_ended]
+        self._process = process
         logger.info(
             "the model is loaded (pid %d), its instances %s",
             self._process.pid,
@@ -337,17 +361,20 @@ class SharedSpawners:
         )
         return self._process
 
+    def _processes(self) -> list[SharedProcess]:
+        return self._retired if self._process is None else [*self._retired, self._process]
+
     def kill(self) -> None:
         """End the process now, and what it is starting with."""
         if self._starting is not None:
             self._starting.cancel()
-        if self._process is not None and self._process.is_alive:
-            self._process.is_to_end = True
-            self._process.kill()
+        for process in self._processes():
+            process.is_to_end = True
+            process.kill()
 
     async def stop(self, timeout_s: float | None) -> bool:
         """Finalize and end. Whether it ended by itself within *timeout_s*."""
         if self._starting is not None:
             self._starting.cancel()
             await asyncio.wait({self._starting})
-        return self._process is None or await self._process.stop(timeout_s)
+        return all(await asyncio.gather(*(process.stop(timeout_s) for process in self._processes())))

@@ -27,7 +27,7 @@ from pytriton_lite.ipc.channel import FrameReader
 from pytriton_lite.ipc.messages import Kind
 from tests.engine.fork_server_kit import ANSWER_S, Ends, stop
 from tests.engine.starts import start_of
-from tests.engine.version_kit import WAIT_S, World, kill, name_in
+from tests.engine.version_kit import WAIT_S, World, kill, name_in, wait_until
 from tests.harness import is_running
 
 
@@ -140,6 +140,31 @@ def test_a_version_gets_its_next_worker_from_another_fork_server(tmp_path: Path)
             assert await name_in(model.infer("hello"))
             assert await name_in(other.infer("hello"))
             assert other.instances[0].pid == before
+
+    asyncio.run(scenario())
+
+
+def test_instances_that_share_their_model_come_from_another_process_then(tmp_path: Path) -> None:
+    sharing = 'parameters { key: "INSTANCE_SHARING" value { string_value: "fork" } }\ninstance_group { count: 2 }'
+
+    async def scenario() -> None:
+        async with World(tmp_path) as world:
+            model = await world.load(sharing)
+            shared = model.served._shared
+            assert shared is not None and shared.pid is not None
+            (server,), loaded = world._fork_servers._by_environment.values(), shared.pid
+            stop(server)
+            first, second = model.instances
+            await kill(first)
+            await wait_until(lambda: first.is_ready and server.is_stuck)
+            await kill(second)
+            await wait_until(lambda: second.is_ready)
+            assert shared.pid != loaded
+            assert is_running(loaded), "it has the other instance"
+            assert await name_in(model.infer("hello"))
+            assert model.count()["initialize"] == 2
+            await kill(first)
+            await wait_until(lambda: not is_running(loaded))
 
     asyncio.run(scenario())
 
