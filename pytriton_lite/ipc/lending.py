@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from typing import TypeVar
 
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.ipc import messages
@@ -20,14 +21,26 @@ FIRST_LENT_SEGMENT = 1 << 31
 FIRST_LENT_SLOT = 1 << 62
 """Slots of memory that is not the arena's of who lends it have numbers that the arena will not reach."""
 
+Item = TypeVar("Item")
+
 Lendable = Segment | ClientSegment | DeviceSegment
+
+
+def take_all(items: list[Item]) -> list[Item]:
+    """Empty *items*, to which any thread may append meanwhile, and return what was in it."""
+    count = len(items)
+    taken = items[:count]
+    del items[:count]  # what is not in *taken* stays for the next time
+    return taken
 
 
 class Lending:
     """What one peer knows of such segments, and the tensors in them that it has not given back."""
 
     def __init__(self, on_news: Callable[[], None], *, first_segment: int = FIRST_LENT_SEGMENT) -> None:
-        """They are numbered from *first_segment* on. *on_news* is called when `frames` has something to say by itself."""
+        """They are numbered from *first_segment* on. *on_news* is called when `frames` has something to say by itself,
+        by any thread.
+        """
         self._on_news = on_news
         self._numbers: dict[weakref.ref[Lendable], int] = {}
         self._new: list[tuple[int, Lendable]] = []
@@ -78,8 +91,7 @@ class Lending:
                 frames.append(messages.segment_frame(number, segment.nbytes, is_region=is_region))
             self._new.clear()
         if self._gone:
-            frames += [messages.drop_frame(number) for number in self._gone]
-            self._gone.clear()
+            frames += [messages.drop_frame(number) for number in take_all(self._gone)]
         return frames
 
     def close(self) -> None:

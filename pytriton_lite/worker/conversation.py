@@ -19,6 +19,7 @@ from typing import Any
 
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.ipc import messages
+from pytriton_lite.ipc.lending import take_all
 from pytriton_lite.ipc.messages import Kind, RequestMessage
 from pytriton_lite.worker.mailbox import EngineGone, Mailbox, Outbox, Waiter
 from pytriton_lite.worker.placement import Placement
@@ -217,9 +218,6 @@ class Conversation:
             frames = self._placement.announcements() + frames
         released = self._inputs.released
         if released:
-            # list.append is atomic, and any thread may drop an input meanwhile: what is counted is sent and taken out.
-            count = len(released)
-            frames.append(messages.release_frame(released[:count]))
-            del released[:count]
+            frames.append(messages.release_frame(take_all(released)))  # any thread may drop an input meanwhile
         if frames:
             self.outbox.send_held(b"".join(frames) if len(frames) > 1 else frames[0])

@@ -31,6 +31,7 @@ from pytriton_lite.engine.workers.oversight import Oversight
 from pytriton_lite.engine.workers.process import WorkerProcess
 from pytriton_lite.engine.workers.settings import WorkerSettings
 from pytriton_lite.engine.workers.wire import ExecutionOutcome, Wire
+from pytriton_lite.event_loop import on_loop
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import frame
 from pytriton_lite.ipc.messages import BatchResult, Fate, Kind, SegmentKind
@@ -149,7 +150,11 @@ class Instance:
         self.keeper = WorkerKeeper(start, workers, spawners, environment, self)
         self.oversight = Oversight(self, start, limits, overlaps=capacity > 1, clock=clock)
         self.wire = Wire(
-            start, config, labels=lambda: self._owner.labels, batch_at=self._batch_at, on_news=self._flush_soon
+            start,
+            config,
+            labels=lambda: self._owner.labels,
+            batch_at=self._batch_at,
+            on_news=on_loop(self._flush_soon),
         )
         self.is_alone = False
         """Whether its model has no other instance that takes requests."""

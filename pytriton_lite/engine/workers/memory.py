@@ -22,7 +22,7 @@ from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.arena import FIRST_DEVICE_SEGMENT, Arena
 from pytriton_lite.ipc.device_segment import DeviceSegment, DeviceSlot, is_on_device
-from pytriton_lite.ipc.lending import FIRST_LENT_SLOT, Lendable, Lending
+from pytriton_lite.ipc.lending import FIRST_LENT_SLOT, Lendable, Lending, take_all
 from pytriton_lite.ipc.messages import INLINE_BYTES, Place, TensorRef
 from pytriton_lite.ipc.region import ClientSegment
 from pytriton_lite.ipc.segment import Segment
@@ -94,7 +94,8 @@ class PeerMemory:
     def __init__(self, contents: str, *, prefix: str, ring_bytes: int, on_news: Callable[[], None]) -> None:
         """*contents* is for texts, ``instance 'add_sub_0' has its outputs`` for instance; *prefix* begins names of segments.
 
-        The arena begins with *ring_bytes*. *on_news* is called when `frames` has something to say that nobody is about to send.
+        The arena begins with *ring_bytes*. *on_news* is called when `frames` has something to say that nobody is about to send,
+        by any thread.
         """
         self._on_news = on_news
         self._contents = contents
@@ -289,8 +290,7 @@ class PeerMemory:
         """What the worker must be told before anything else: new segments, dropped ones, released slots."""
         frames = arena_frames(self._arena, send_descriptor) + self._lending.frames(send_descriptor)
         if self._released:
-            frames.append(messages.release_frame(self._released))
-            self._released.clear()
+            frames.append(messages.release_frame(take_all(self._released)))
         return frames
 
     def trim(self) -> None:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import threading
 import weakref
 
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse, ResponseReceiver
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.serving.busy_poll import BusyPoll
+from pytriton_lite.event_loop import on_loop
 from pytriton_lite.frontends.process import frames
 from pytriton_lite.frontends.process.frames import Checked, ExtrasTable
 from pytriton_lite.frontends.process.link import FrontEndLink
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import frame
 from pytriton_lite.ipc.device_segment import DeviceSegment, is_on_device
-from pytriton_lite.ipc.lending import Lending
+from pytriton_lite.ipc.lending import Lending, take_all
 from pytriton_lite.ipc.messages import INLINE_BYTES, Kind, Place, SegmentKind, SpecTable, TensorRef
 from pytriton_lite.ipc.process_memory import InputMemory, OutputMemory
 from pytriton_lite.ipc.region import ClientSegment
@@ -70,7 +70,8 @@ class RemoteCalls:
         """The number of the next call, and what it was when somebody looked last."""
         self._consumed: dict[int, int] = {}
         self._loop = asyncio.get_running_loop()
-        self._loop_thread = threading.get_ident()
+        self.on_release = on_loop(lambda: self._link.flush_soon())
+        """To be called when a slot of the engine's memory is not looked at any more; a thread may be who finds that out."""
 
     def use(self, link: FrontEndLink, inputs: InputMemory, outputs: OutputMemory, busy_poll_ns: int = 0) -> None:
         """Speak through *link* from now on. *inputs* is the engine's memory here, *outputs* is ours.
@@ -81,7 +82,7 @@ class RemoteCalls:
         self._link = link
         self._inputs = inputs
         self._outputs = outputs
-        self._lending = Lending(link.flush_soon, first_segment=_FIRST_LENT_SEGMENT)
+        self._lending = Lending(self.on_release, first_segment=_FIRST_LENT_SEGMENT)
         """What the engine has of memory that requests were received in."""
         link.taker = self
 
@@ -106,8 +107,7 @@ class RemoteCalls:
         found = self._outputs.announcements() + self._lending.frames(self._link.send_descriptor)
         inputs = self._inputs
         if inputs.released:
-            released, inputs.released[:] = list(inputs.released), []
-            found.append(messages.release_frame(released))
+            found.append(messages.release_frame(take_all(inputs.released)))
         if self._consumed:
             found.append(frames.pairs_frame(frames.CONSUMED, list(self._consumed.items())))
             self._consumed.clear()
@@ -195,13 +195,6 @@ class RemoteCalls:
             self._consumed.pop(number, None)
             # Behind its CALL, which may not have left yet.
             self._link.add(frames.numbers_frame(frames.CANCEL, [number]))
-
-    def on_release(self) -> None:
-        """A slot of the engine's memory is not looked at any more; perhaps a thread has found that out."""
-        if threading.get_ident() == self._loop_thread:
-            self._link.flush_soon()
-        else:
-            self._loop.call_soon_threadsafe(self._link.flush_soon)
 
     # ------------------------------------------------------------------------------------------ in
 

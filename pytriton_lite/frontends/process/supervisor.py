@@ -35,6 +35,7 @@ from pytriton_lite.engine.server import Server
 from pytriton_lite.engine.workers.intake import most_descriptors
 from pytriton_lite.engine.workers.memory import PeerMemory
 from pytriton_lite.engine.workers.regions import CudaRegion
+from pytriton_lite.event_loop import on_loop
 from pytriton_lite.frontends.accepting import Places
 from pytriton_lite.frontends.process import frames
 from pytriton_lite.frontends.process.board import Board
@@ -185,7 +186,7 @@ class FrontEndProcess:
             f"front end {number} has its requests",
             prefix=shared.start.shm_prefix,
             ring_bytes=DEFAULT_BYTES,
-            on_news=lambda: self._link.flush_soon(),
+            on_news=on_loop(lambda: self._link.flush_soon()),
         )
         share = share_of(self._loop)
         self._link = EngineLink(channel, descriptors, self._on_frame, self._on_link_end, share)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import queue
+import sys
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -354,3 +357,34 @@ def test_the_end_of_what_was_lent_is_told_though_the_memory_was_idle() -> None:
     ((kind, _),) = FrameReader().feed(b"".join(memory.frames(lambda fd: None)))
     assert kind == Kind.DROP
     memory.close()
+
+
+@pytest.fixture
+def eager_switches() -> Iterator[None]:
+    """Threads take the interpreter from each other as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("eager_switches")
+def test_no_slot_is_lost_that_threads_give_back_while_others_are_sent(caller: Side) -> None:
+    received: queue.SimpleQueue[Tensor | None] = queue.SimpleQueue()
+
+    def drop() -> None:
+        while received.get() is not None:
+            pass
+
+    threads = [threading.Thread(target=drop) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(5000):
+        received.put(caller.receive(bytes(8)))
+        caller.worker.hear()
+    for _ in threads:
+        received.put(None)
+    for thread in threads:
+        thread.join()
+    caller.worker.hear()
+    assert caller.worker.live_slots == 0

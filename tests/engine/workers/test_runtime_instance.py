@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import threading
 import weakref
 from collections.abc import Coroutine, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +29,8 @@ from pytriton_lite.engine.workers.log_levels import LogLevels
 from pytriton_lite.engine.workers.settings import WorkerSettings
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import FrameReader
-from pytriton_lite.ipc.messages import Fate, Kind, SpecTable
+from pytriton_lite.ipc.messages import Fate, Kind, Place, SpecTable, TensorRef
+from pytriton_lite.ipc.segment import Segment
 from tests.engine.answering import answer_of
 
 TENSORS = """
@@ -296,5 +300,42 @@ def test_the_memory_of_a_request_that_a_full_queue_refuses_is_free_at_once(
         del body, tensor, request
         assert freed() is None
         waiting.cancel()
+
+    run(scenario())
+
+
+# ---------------------------------------------------------------------------------------------- memory
+
+
+class Told(Worker):
+    """A worker that says when it was told something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.was_told = asyncio.Event()
+
+    def send(self, data: bytes) -> None:
+        super().send(data)
+        self.was_told.set()
+
+
+@pytest.mark.interpreted("a fake in the place of a compiled class")
+def test_a_slot_that_a_thread_gives_back_is_sent_by_the_loop() -> None:
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_debug(True)  # it finds who calls it from a thread, and so does not wake it
+        world = World()
+        told = Told()
+        world.instance.keeper.worker = cast(Any, told)
+        memory = world.instance.wire.memory
+        with closing(Segment.create(4096, prefix=SETTINGS.shm_prefix)) as segment:
+            memory.attach(1, os.dup(segment.fd), segment.nbytes)
+        held = [memory.read(TensorRef(("OUT", dtypes.UINT8, (8,)), Place.SLOT, 8, segment=1, slot=7))]
+        thread = threading.Thread(target=held.clear)
+        thread.start()
+        await told.was_told.wait()
+        thread.join()
+        ((kind, body),) = told.hear()
+        assert kind is Kind.RELEASE and list(messages.read_release(body)) == [7]
+        memory.close()
 
     run(scenario())
