@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.ipc.channel import LARGEST_FRAME
 from pytriton_lite.worker.api_errors import TritonModelException, refuse_arguments
 from pytriton_lite.worker.arguments import Unfit, text, truth
 from pytriton_lite.worker.process import Phase, host
 
+_REST_BYTES = 1 << 10
+"""What a question has beside names, configuration and contents, and more."""
 _NOT_IN = (Phase.AUTO_COMPLETE, Phase.FINALIZE)
 
 
@@ -18,7 +22,8 @@ def load_model(model_name: str | bytes, config: str | bytes = "", files: object 
 
     *config* is a model configuration as JSON, in place of config.pbtxt. *files* are the whole model, with *config*: a
     dictionary of contents by ``"file:<path>"``. Allowed in ``initialize``, when the server has started, and in ``execute``.
-    Raises TritonModelException with the server's reason when the model does not load.
+    Raises TritonModelException with the server's reason when the model does not load, and for more than one message carries:
+    768 MiB of files.
     """
     try:
         name, override = text(model_name), text(config)
@@ -26,6 +31,12 @@ def load_model(model_name: str | bytes, config: str | bytes = "", files: object 
         arguments = (model_name, config, files)
         refuse_arguments("load_model", "(model_name: str, config: str = '', files: object = None) -> None", arguments)
     contents = _encoded(name, files)
+    nbytes = len(json.dumps([name, override, *contents])) + sum(map(len, contents.values()))
+    if nbytes > LARGEST_FRAME - _REST_BYTES:  # the server would take it for garbage, and kill this worker
+        raise TritonModelException(
+            f"failed to load model '{name}', its files and configuration are {nbytes} bytes in base64, expected at most "
+            f"{LARGEST_FRAME - _REST_BYTES}"
+        )
     _ask("Failed to load model", "model.load", model_name=name, config=override, files=contents)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.worker import pb_utils, process
+from pytriton_lite.worker import model_loading, pb_utils, process
 from pytriton_lite.worker.process import Host, Phase
 
 
@@ -50,6 +50,22 @@ def test_what_is_asked_reaches_the_server(host: Asked) -> None:
         ("model.unload", {"model_name": "x", "unload_dependents": False}),
         ("model.unload", {"model_name": "x", "unload_dependents": True}),
     ]
+
+
+def test_files_that_no_message_could_carry_are_refused_and_not_sent(
+    host: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_loading, "LARGEST_FRAME", 100_000)
+    pb_utils.load_model("x", files={"file:1/model.py": bytes(70_000)})
+    host.asked.clear()
+    with pytest.raises(pb_utils.TritonModelException) as refused:
+        pb_utils.load_model("x", files={"file:1/model.py": bytes(40_000), "file:1/weights": bytes(40_000)})
+    assert str(refused.value) == (
+        "failed to load model 'x', its files and configuration are 106718 bytes in base64, expected at most 98976"
+    )
+    with pytest.raises(pb_utils.TritonModelException):
+        pb_utils.load_model("x", config="x" * 100_000)
+    assert host.asked == []
 
 
 @pytest.mark.parametrize("ready", [True, False])
