@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Collection, Hashable, Iterable
 
+from pytriton_lite.daemon_threads import in_daemon_thread
 from pytriton_lite.engine.serving.served_version import ServedVersion
 from pytriton_lite.repository.reader import HeldFiles
 
@@ -24,16 +25,27 @@ class Generations:
     def __init__(self) -> None:
         self._retiring: dict[asyncio.Task[bool], ServedVersion] = {}
         self._files: dict[Hashable, HeldFiles] = {}
+        self._removals: set[asyncio.Task[None]] = set()
 
     def hold_files(self, user: Hashable, files: HeldFiles) -> None:
         """*files* stay until all their users are released; a generation is when it has ended."""
         self._files[user] = files
 
-    def release(self, user: Hashable) -> None:
-        """*user* has no use for its files any more."""
+    def release(self, user: Hashable) -> asyncio.Task[None] | None:
+        """*user* has no use for its files any more. Their removal, which has begun then, if nobody else has."""
         files = self._files.pop(user, None)
-        if files is not None and files not in self._files.values():
-            files.remove()
+        if files is None or files in self._files.values():
+            return None
+        # In a thread: they may be gigabytes, and their disk may hang.
+        removal = asyncio.get_running_loop().create_task(in_daemon_thread(files.remove, name="removal"))
+        self._removals.add(removal)
+        removal.add_done_callback(self._on_removed)
+        return removal
+
+    def _on_removed(self, removal: asyncio.Task[None]) -> None:
+        self._removals.discard(removal)
+        if not removal.cancelled() and removal.exception() is not None:
+            logger.error("files of a model could not be removed", exc_info=removal.exception())
 
     def retire(self, served: ServedVersion, timeout_s: float | None = None) -> None:
         """UNLOADING from now on: no request is routed to it any more, those inside end normally, then it is finalized."""
@@ -54,7 +66,9 @@ class Generations:
         try:
             ended = await served.unload(timeout_s)
         finally:
-            self.release(served)
+            removal = self.release(served)
+        if removal is not None:
+            await asyncio.wait({removal})
         logger.info("%s '%s' version %d", what, served.id, served.version)
         return ended
 

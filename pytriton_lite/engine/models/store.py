@@ -393,7 +393,9 @@ class ModelStore:
             try:
                 await self._loader.load(known, polled, turn, planned=plan.composing, later=later)
             finally:
-                self._generations.release(polled)
+                removal = self._generations.release(polled)
+                if removal is not None:
+                    await asyncio.wait({removal})
 
     async def _poll_one(self, model: ModelId, directory: ModelDirectory | None, override: Override) -> Polled | None:
         """What is to be loaded; None where nothing has changed. Raises PollFailed."""
