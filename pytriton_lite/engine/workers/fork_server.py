@@ -316,6 +316,7 @@ class ForkServer:
         for spawned in self._spawning:
             if not spawned.done():
                 spawned.set_exception(self._does_not_answer())
+        self._on_room()  # whoever waits for some finds out
         for pid in self._killing:
             self._kill_directly(pid)
         for pid in self._unreported:
@@ -400,7 +401,8 @@ class ForkServer:
             self.on_idle()
             return
         self._buffer += data
-        while len(self._buffer) >= _REPORT.size:
+        # A report of the last worker's end may have it closed; nobody hears what is left then.
+        while self.is_alive and len(self._buffer) >= _REPORT.size:
             kind, pid, status = _REPORT.unpack_from(self._buffer)
             self._buffer = self._buffer[_REPORT.size :]
             self._has_answered = True

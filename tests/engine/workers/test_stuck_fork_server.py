@@ -207,6 +207,36 @@ def test_those_who_wait_for_room_hear_of_the_end_and_the_number_is_free_for_othe
     with_fork_servers(scenario)
 
 
+def test_those_who_wait_for_room_hear_that_it_is_stuck() -> None:
+    async def scenario(servers: ForkServers, server: ForkServer, ends: Ends) -> None:
+        given = ends.descriptors()
+        stop(server)
+        waiting = [asyncio.ensure_future(server.spawn(given)) for _ in range(400)]
+        while not server._asking.locked():  # noqa: ASYNC110 - until the socket is full
+            await asyncio.sleep(0)
+        found = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), WAIT_S)
+        assert {type(one) for one in found} == {ForkServerStuck}
+
+    with_fork_servers(scenario)
+
+
+def test_one_that_is_closed_for_the_end_of_its_last_worker_is_not_heard_any_more() -> None:
+    async def scenario(servers: ForkServers, server: ForkServer, ends: Ends) -> None:
+        failures: list[dict[str, object]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context))
+        (pid,) = server._exits
+        stop(server)
+        with pytest.raises(ForkServerStuck):
+            await asyncio.wait_for(server.spawn(ends.descriptors()), WAIT_S)
+        assert servers.get(Environment(sys.executable, dict(os.environ))) is not server
+        server._buffer = struct.pack("<Bii", ord("e"), pid, 0)  # as if it had been sent before the worker that was late
+        os.kill(server.pid, signal.SIGCONT)
+        await wait_until(lambda: not server.is_alive)
+        assert failures == []
+
+    with_fork_servers(scenario)
+
+
 def test_one_that_cannot_fork_says_so_and_its_workers_serve_on(tmp_path: Path) -> None:
     full = tmp_path / "full"
     (tmp_path / "sitecustomize.py").write_text(
