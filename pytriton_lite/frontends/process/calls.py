@@ -33,26 +33,25 @@ logger = logging.getLogger(__name__)
 class RemoteCall:
     """A request that the engine has: a `core.request.PendingRequest`."""
 
-    __slots__ = ("_calls", "is_over", "model_name", "number", "receiver", "request_id")
+    __slots__ = ("_calls", "model_name", "number", "receiver", "request_id")
 
     def __init__(self, calls: RemoteCalls, number: int, request: InferenceRequest, receiver: ResponseReceiver) -> None:
         self._calls = calls
         self.number = number
         self.model_name = request.model_name
         self.request_id = request.request_id
-        self.receiver = receiver
-        self.is_over = False
-        """Whether nothing more is heard of it."""
+        self.receiver: ResponseReceiver | None = receiver
+        """Who hears of it; None when nothing more is heard. Receivers have their calls, too: no cycle shall keep both."""
 
     def consumed(self, count: int = 1) -> None:
         """See `core.request.PendingRequest`."""
-        if not self.is_over:
+        if self.receiver is not None:
             self._calls.consumed(self.number, count)
 
     def cancel(self) -> None:
         """See `core.request.PendingRequest`."""
-        if not self.is_over:
-            self.is_over = True
+        if self.receiver is not None:
+            self.receiver = None
             self._calls.cancel(self.number)
 
 
@@ -228,10 +227,12 @@ class RemoteCalls:
             error = InferenceError(unmapped.code, unmapped.message)
         if call is None:  # it was cancelled; what came with it is released
             return
+        receiver = call.receiver
+        assert receiver is not None, "it is open"
         if reply.is_final:
             del self._open[reply.number]
             self._consumed.pop(reply.number, None)
-            call.is_over = True
+            call.receiver = None
         response: InferenceResponse | InferenceError | None = error
         if response is None and not reply.is_empty:
             packed = reply.packed
@@ -244,7 +245,7 @@ class RemoteCalls:
                 packed,
             )
         try:
-            call.receiver.on_response(response, is_final=reply.is_final)
+            receiver.on_response(response, is_final=reply.is_final)
         except Exception:
             # A bug of a receiver's is no other request's.
             logger.exception("a response could not be passed on")

@@ -7,6 +7,7 @@ import gc
 import mmap
 import os
 import socket
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -36,6 +37,9 @@ CHECKED = Checked(model=0, stamp=1, batch_size=1, has_shape_key=False)
 
 class Receiver:
     """Remembers what it was told."""
+
+    call: Any = None
+    """Its request, which real ones have to cancel it."""
 
     def __init__(self, failure: Exception | None = None) -> None:
         self.heard: list[tuple[Any, bool]] = []
@@ -110,6 +114,27 @@ def test_a_request_that_is_given_up_at_once_is_begun_before_it_is_cancelled() ->
         call.cancel()
         await turn()
         assert [kind for kind, _ in engine.frames()] == [frames.CALL, frames.CANCEL]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["answered", "cancelled"])
+def test_what_has_heard_the_end_of_its_request_goes_without_a_collection(is_cancelled: bool) -> None:
+    async def scenario(calls: RemoteCalls, engine: Engine) -> None:
+        receiver = Receiver()
+        receiver.call = call = begin(calls, receiver)
+        kept = weakref.ref(receiver)
+        gc.collect()
+        gc.disable()
+        try:
+            if is_cancelled:
+                call.cancel()
+            else:
+                reply(calls, call.number, is_final=True)
+            del call, receiver
+            assert kept() is None
+        finally:
+            gc.enable()
 
     run(scenario)
 
