@@ -296,6 +296,14 @@ class Composition:
         """Load what is to be loaded at the start. Raises StartError."""
         await self._load(self.engine)
 
+    async def wait_front_ends(self) -> None:
+        """Wait until `listen` need not wait for processes any more. Raises StartError."""
+        if self._front_ends is not None:
+            try:
+                await self._front_ends.wait_ready()
+            except FrontEndError as error:
+                raise StartError(str(error)) from error
+
     async def listen(self) -> None:
         """Let clients come, unless they may already. Raises StartError."""
         if not self._settings.accept_before_load:
@@ -589,7 +597,8 @@ class Composition:
         is_here = self._front_ends is None
         try:
             if self._front_ends is not None:
-                await self._listen_apart(engine, self._front_ends)
+                await self.wait_front_ends()
+                self._accept_for(engine, self._front_ends)
             if settings.allow_grpc and is_here:
                 self._grpc = await self._listen_grpc(engine, unread)
             if settings.allow_http and is_here:
@@ -732,13 +741,9 @@ class Composition:
         assert self._front_ends is not None
         return self._front_ends.settle()
 
-    async def _listen_apart(self, engine: Server, front_ends: FrontEnds) -> None:
-        """Accept connections for the front ends, when all of them are ready. Raises StartError, ListenError."""
+    def _accept_for(self, engine: Server, front_ends: FrontEnds) -> None:
+        """Accept connections for the front ends, all of which are ready."""
         settings = self._settings
-        try:
-            await front_ends.wait_ready()
-        except FrontEndError as error:
-            raise StartError(str(error)) from error
         for name, number, shown, most in (
             ("grpc", frames.GRPC, GRPC_NAME, grpc_options(settings).max_connections),
             ("http", frames.HTTP, _HTTP_NAME, connection_limits(settings).connections),
@@ -866,7 +871,7 @@ class App:
         if parts.has_log_files:
             # Where there are none, SIGHUP ends the server, as does the terminal that it was started from.
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reopen)
-        if await self._unless_signalled(parts.load()):
+        if await self._unless_signalled(parts.load()) and await self._unless_signalled(parts.wait_front_ends()):
             await parts.listen()
             self._say_ready()
         collections = FullCollections()

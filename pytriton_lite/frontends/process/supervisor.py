@@ -434,7 +434,12 @@ class FrontEnds:
         Raises FrontEndError where one does not.
         """
         while not self._is_started:
-            await asyncio.gather(*(process.ready for process in self._processes.values()))
+            # Not gather: who is cancelled here would cancel what others look at.
+            starting = [process.ready for process in self._processes.values()]
+            await asyncio.wait(starting, return_when=asyncio.FIRST_EXCEPTION)
+            for ready in starting:
+                if ready.done():
+                    ready.result()
             self._is_started = all(process.ready.done() for process in self._processes.values())
 
     def _spawn(self, number: int) -> None:

@@ -37,7 +37,16 @@ from pytriton_lite.frontends.process.control import Answers
 from pytriton_lite.frontends.process.news import FrontEndStart
 from pytriton_lite.frontends.process.supervisor import FrontEndError, FrontEnds, Shared, command_of
 from pytriton_lite.settings import Settings
-from tests.harness import RunningServer, is_running, process_name_and_parent, stat_fields, tensor, until, write_model
+from tests.harness import (
+    RunningServer,
+    child,
+    is_running,
+    process_name_and_parent,
+    stat_fields,
+    tensor,
+    until,
+    write_model,
+)
 from tests.prometheus_text import read_page
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="front ends need memory files and process descriptors")
@@ -647,3 +656,22 @@ def shared(server: Server, command: list[str]) -> Shared:
     )
     answers = Answers(app=app, methods={}, questions={}, settle=lambda: None)
     return Shared(server, Board.create(1, prefix="front_ends_test_"), start, command, answers, None)
+
+
+def test_a_signal_ends_a_server_whose_front_ends_do_not_get_ready(tmp_path: Path) -> None:
+    code = "class TritonPythonModel:\n    def execute(self, requests): ...\n"
+    write_model(tmp_path / "models", "m", code, 'backend: "python"')
+    (tmp_path / "sitecustomize.py").write_text(
+        "import signal, sys\nif any('pytriton_lite.front_end' in word for word in sys.orig_argv):\n    signal.pause()\n"
+    )
+    command = [sys.executable, "-m", "pytriton_lite", "serve", f"--model-repository={tmp_path / 'models'}"]
+    command += ["--frontends=2", "--http-port=0", "--grpc-port=0", "--metrics-port=0"]
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with child(command, env={**os.environ, "PYTHONPATH": paths}, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        for line in server.stderr:
+            if line.startswith("| m "):  # everything is loaded
+                break
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=20)
+        assert server.returncode == 0
