@@ -134,12 +134,14 @@ UNSENDABLE = """
     import numpy as np
     import triton_python_backend_utils as pb_utils
 
-    class Unsendable(np.ndarray):
-        def tobytes(self, *_):
+    class Unsendable:
+        def __array__(self, *_, **__):
             raise ValueError("these bytes are not to be had")
 
     def unsendable():
-        return pb_utils.Tensor("OUT", np.zeros(1, np.int32).view(Unsendable))
+        tensor = pb_utils.Tensor("OUT", np.zeros(1, np.int32))
+        tensor._array = Unsendable()
+        return tensor
 """
 COROUTINE_UNSENDABLE = (
     UNSENDABLE

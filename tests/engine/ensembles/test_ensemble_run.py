@@ -19,6 +19,7 @@ from pytriton_lite.core.request import SEQUENCE_END, InferenceRequest, Inference
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.counting.statistics import FailureReason
 from pytriton_lite.engine.ensembles import run as ensemble_run
+from pytriton_lite.engine.ensembles.tensors import sequence_in
 from pytriton_lite.engine.ensembles.version import EnsembleVersion
 from pytriton_lite.scheduling.ticket import Caller, Ticket
 from tests.engine.answering import answer_of
@@ -674,3 +675,10 @@ async def test_every_model_is_asked_once_whether_it_is_ready_however_many_ensemb
     assert made[0].is_ready
     world.b.is_ready = False
     assert not made[0].is_ready
+
+
+def test_a_text_that_nobody_could_be_told_is_no_sequence_id() -> None:
+    """A worker refuses to send one; another backend's might."""
+    with pytest.raises(InferenceError, match="expected parameter 'sequence_id' to be valid Unicode") as caught:
+        sequence_in({"sequence_id": "\ud800"}, 0)
+    assert caught.value.code is ErrorCode.INVALID_ARG
