@@ -6,7 +6,7 @@ The layout is the binary tensor extension's (HTTP spec, section 8) and ``seriali
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -79,12 +79,33 @@ def most_elements(nbytes: int, shape: tuple[int, ...]) -> int:
     return count
 
 
-def count_elements(data: Buffer, most: int, pause: Callable[[], None] | None = None) -> Elements:
-    """The whole elements that *data* begins with, up to *most*. *pause* is called after every few thousand of them."""
+MANY_ELEMENTS = 16 << 10
+"""More than so many, which take 4 ms and 64 KiB at least, are counted in slices, before the engine is asked."""
+
+
+def counting(data: Buffer) -> Iterator[Elements]:
+    """What was found so far, after every few thousand elements of *data*; at last what `count_elements` finds in all of it."""
+    found = Elements(0, 0)
+    most = len(data) // 4
+    while True:
+        limit = min(found.whole + _STEP, most)
+        found = count_elements(data, limit, begun=found)
+        yield found
+        if found.whole < limit or limit == most:
+            return
+
+
+def count_elements(
+    data: Buffer, most: int, pause: Callable[[], None] | None = None, *, begun: Elements | None = None
+) -> Elements:
+    """The whole elements that *data* begins with, up to *most*, *begun* among them.
+
+    *pause* is called after every few thousand.
+    """
     size = len(data)
     most = min(most, size // 4)
     unpack = _LENGTH.unpack_from
-    at = found = 0
+    found, at = (0, 0) if begun is None else begun
     try:
         while found < most:
             for _ in range(min(_STEP, most - found)):

@@ -13,7 +13,7 @@ from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse, ParameterValue
-from pytriton_lite.core.tensor import Buffer, Tensor, format_shape
+from pytriton_lite.core.tensor import Buffer, Elements, Tensor, format_shape
 from pytriton_lite.engine.workers.intake import home_of
 from pytriton_lite.frontends.grpc.parameters import (
     RegionPlace,
@@ -81,11 +81,12 @@ def decode_request(
     regions: Regions,
     raw: Sequence[Buffer] | None = None,
     typed: Mapping[int, Typed] = NOTHING_TYPED,
+    texts: Mapping[int, Elements] | None = None,
 ) -> InferenceRequest:
     """The request in *message*; *version* is its ``model_version``, parsed.
 
     *regions* are the clients' shared memory. *raw* and *typed* are what `parsing.parse_request` cuts out; without them
-    the contents are the message's.
+    the contents are the message's. *texts* is what `parsing.TextCounting` has found in *raw*.
 
     Refuses, in Triton's order (gRPC spec, 3.1), what cannot be understood. Whether the tensors are what the model
     expects is for the core to say. Raises InferenceError.
@@ -110,6 +111,7 @@ def decode_request(
             )
         place = _place(tensor, message.model_name) if tensor.parameters else None
         data: Buffer
+        elements: Elements | None = None
         if place is not None:
             data = b""
         elif tensor.HasField("contents"):
@@ -127,6 +129,8 @@ def decode_request(
             )
         elif taken < raw_count:
             data = raw[taken]
+            if texts is not None:
+                elements = texts.get(taken)
             taken += 1
         else:
             raise InferenceError(
@@ -140,6 +144,8 @@ def decode_request(
         else:
             home = home_of(data) if type(data) is memoryview else None
             request.inputs.append(Tensor(name, datatype, shape, data, home=home))
+            if elements is not None:
+                request.inputs[-1].elements = elements
     for output in outputs:
         request.requested_outputs.append(output.name)
         if output.parameters:

@@ -39,6 +39,7 @@ from pytriton_lite.frontends.grpc.parsing import (
     NOTHING_TYPED,
     Parsed,
     SlowParsing,
+    TextCounting,
     parse_quickly,
     tensor_at,
 )
@@ -460,7 +461,7 @@ class Call:
         """Bytes taken of the budget for requests that are not whole."""
         self._inflation: _Inflation | None = None
         """A message that waits for its turn to be decompressed."""
-        self.parsing: SlowParsing | None = None
+        self.parsing: SlowParsing | TextCounting | None = None
         """A message that waits for its turn to be parsed, or is parsed in turns."""
         self._then: Callable[[Parsed | Exception], None] | None = None
         """Gets what it is, then."""
@@ -583,9 +584,18 @@ class Call:
         if error is not None:
             then(error)
         elif parsing.is_quick:
-            then(_finished(parsing))
+            self._pass_on(then, _finished(parsing))
         else:
-            self._work(then, _finished, parsing)
+            self._work(partial(self._pass_on, then), _finished, parsing)
+
+    def _pass_on(self, then: Callable[[Parsed | Exception], None], parsed: Parsed | Exception) -> None:
+        """Hand *parsed* to *then* when the elements of its texts are counted, unless the call has ended meanwhile."""
+        counting = None if isinstance(parsed, Exception) else TextCounting.of(parsed)
+        if counting is None:
+            then(parsed)
+        else:
+            self.parsing, self._then = counting, then
+            self._endpoint.slow_parsings.add(self)
 
     def _work(self, then: Callable[[Any], None], work: Callable[..., Any], *arguments: Any) -> None:
         """Hand the result of *work*, which a thread does, to *then*, unless the call has ended meanwhile."""
@@ -855,8 +865,10 @@ class UnaryCall(Call):
             return
         if parsed is None:
             self._parse(message, partial(self._infer_parsed, nbytes))
+        elif nbytes < LARGE_BYTES:
+            self._infer(nbytes, parsed, message if isinstance(message, bytes) else None)
         else:
-            self._infer(nbytes, parsed, message if nbytes < LARGE_BYTES and isinstance(message, bytes) else None)
+            self._pass_on(partial(self._infer_parsed, nbytes), parsed)
 
     def _infer_parsed(self, nbytes: int, parsed: Parsed | Exception) -> None:
         if isinstance(parsed, Exception):
@@ -1119,7 +1131,7 @@ class StreamCall(Call):
     def _take(self, message: bytes | memoryview) -> None:
         try:
             parsed = parse_quickly(message)
-            if parsed is not None:
+            if parsed is not None and TextCounting.of(parsed) is None:
                 if self._taken_bytes:
                     self._give_back_budget()
                 self._inference.take(parsed, len(message))
@@ -1128,7 +1140,11 @@ class StreamCall(Call):
             self._fail(error)
             return
         self._is_unpacking = True
-        self._parse(message, partial(self._on_parsed, len(message)))
+        then = partial(self._on_parsed, len(message))
+        if parsed is None:
+            self._parse(message, then)
+        else:
+            self._pass_on(then, parsed)
 
     def _on_parsed(self, nbytes: int, parsed: Parsed | Exception) -> None:
         self._is_unpacking = False
@@ -1250,14 +1266,14 @@ class ServiceStreamCall(StreamCall):
 # the message.
 
 
-def _walked(parsing: SlowParsing, is_over: Callable[[], bool]) -> bool | Exception:
+def _walked(parsing: SlowParsing | TextCounting, is_over: Callable[[], bool]) -> bool | Exception:
     try:
         return parsing.walk(is_over)
     except Exception as error:  # for whoever waits for it
         return error
 
 
-def _finished(parsing: SlowParsing) -> Parsed | Exception:
+def _finished(parsing: SlowParsing | TextCounting) -> Parsed | Exception:
     try:
         return parsing.finish()
     except Exception as error:  # for whoever waits for it

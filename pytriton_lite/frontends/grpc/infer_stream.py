@@ -182,7 +182,7 @@ class InferStream:
         return timeline
 
     def _begin(self, request: _Request, parsed: Parsed) -> None:
-        message, raw, typed = parsed
+        message, raw, typed, texts = parsed
         server = self._server
         if server.is_exiting():
             raise InferenceError(ErrorCode.UNAVAILABLE, _SHUTTING_DOWN)
@@ -191,7 +191,7 @@ class InferStream:
         if served.config.decoupled:
             self._ordered.pop()
             request.is_ordered = False
-        decoded = decode_request(message, version, server.regions, raw, typed)
+        decoded = decode_request(message, version, server.regions, raw, typed, texts)
         if self._forwarded:
             forward(decoded, self._forwarded)
         request.wants_empty_final = not request.is_ordered and wants_empty_final(message.parameters)

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pytriton_lite.core import bytes_tensor
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.tensor import Buffer
+from pytriton_lite.core.tensor import Buffer, Elements
 from pytriton_lite.ipc.messages import INLINE_BYTES
 from pytriton_lite.proto.grpc_service_pb import ModelInferRequest
 from pytriton_lite.proto.message import DecodeError
@@ -70,6 +71,8 @@ class Parsed(NamedTuple):
     """The request's ``raw_input_contents``."""
     typed: Mapping[int, Typed]
     """Typed contents of inputs, by their place among them, of which the contents in the message are empty."""
+    texts: Mapping[int, Elements] | None = None
+    """What the elements of BYTES tensors were found to be, by their place in ``raw``; None where nobody has counted them."""
 
 
 NOTHING_TYPED: Mapping[int, Typed] = {}
@@ -113,6 +116,52 @@ class SlowParsing:
     def finish(self) -> Parsed:
         """Raises DecodeError."""
         return self._cutter.finish()
+
+
+class TextCounting:
+    """What `SlowParsing` is, for a request that is parsed and has BYTES tensors of very many elements: it counts them."""
+
+    is_quick = True
+
+    def __init__(self, parsed: Parsed, places: list[int]) -> None:
+        """*places* are those of the tensors in ``parsed.raw``."""
+        self._parsed = parsed
+        self._texts: dict[int, Elements] = {}
+        self._steps = self._count(places)
+
+    @staticmethod
+    def of(parsed: Parsed) -> TextCounting | None:
+        """None for a request that the engine can look through at once, or whose elements are counted."""
+        least_bytes = 4 * bytes_tensor.MANY_ELEMENTS
+        if parsed.texts is not None or max(map(len, parsed.raw), default=0) <= least_bytes:
+            return None
+        places: list[int] = []
+        place = 0
+        for tensor in parsed.message.inputs:
+            if tensor.HasField("contents") or "shared_memory_region" in tensor.parameters:
+                continue
+            if place == len(parsed.raw):
+                break
+            nbytes = len(parsed.raw[place])
+            is_large = tensor.datatype == "BYTES" and nbytes > least_bytes
+            if is_large and bytes_tensor.most_elements(nbytes, tuple(tensor.shape)) > bytes_tensor.MANY_ELEMENTS:
+                places.append(place)
+            place += 1
+        return TextCounting(parsed, places) if places else None
+
+    def walk(self, is_over: Callable[[], bool]) -> bool:
+        """Go on until *is_over*; True when nothing but `finish` is left."""
+        return all(not is_over() for _ in self._steps)
+
+    def finish(self) -> Parsed:
+        """The request, with what was found."""
+        return self._parsed._replace(texts=self._texts)
+
+    def _count(self, places: list[int]) -> Iterator[None]:
+        for place in places:
+            for found in bytes_tensor.counting(self._parsed.raw[place]):
+                self._texts[place] = found
+                yield
 
 
 def parse_quickly(data: bytes | memoryview) -> Parsed | None:

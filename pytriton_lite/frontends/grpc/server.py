@@ -34,7 +34,7 @@ from pytriton_lite.frontends.grpc.forwarding import Forwarded, HeaderForwarding
 from pytriton_lite.frontends.grpc.infer_stream import METHOD as STREAM_METHOD
 from pytriton_lite.frontends.grpc.infer_stream import InferStream, StreamOrigin
 from pytriton_lite.frontends.grpc.options import CompressionLevel, GrpcOptions, bind_grpc
-from pytriton_lite.frontends.grpc.parsing import Parsed, parse_quickly, parse_request
+from pytriton_lite.frontends.grpc.parsing import Parsed, TextCounting, parse_quickly, parse_request
 from pytriton_lite.frontends.grpc.restricted import refusal, restrictions_by_path
 from pytriton_lite.frontends.grpc.service_streams import LONGEST_QUESTION_BYTES, MessageStream, Opener
 from pytriton_lite.frontends.grpc.servicer import Servicer
@@ -299,6 +299,7 @@ def _infer_handler(servicer: Servicer, calls: CallsInFlight, pick: Pick | None) 
             parsed = parse_quickly(data)
             if parsed is None:
                 parsed = await asyncio.get_running_loop().run_in_executor(None, parse_request, data)
+            parsed = await _counted(parsed)
             if observation.is_on:
                 timeline = _begin_timeline(observation, parsed.message, len(data), context)
             forwarded = () if pick is None else pick(context.invocation_metadata())
@@ -401,12 +402,22 @@ async def _read_requests(requests: AsyncIterator[bytes], stream: InferStream, ou
 async def _parse_or_refuse(message: bytes) -> Parsed | InferenceError:
     """Raises DecodeError; a request that is too wide is answered in the stream."""
     parsed = parse_quickly(message)
-    if parsed is not None:
+    if parsed is None:
+        try:
+            parsed = await asyncio.get_running_loop().run_in_executor(None, parse_request, message)
+        except InferenceError as refusal:
+            return refusal
+    return await _counted(parsed)
+
+
+async def _counted(parsed: Parsed) -> Parsed:
+    """*parsed* with the elements of its large texts, between which others get their turns of the loop."""
+    counting = TextCounting.of(parsed)
+    if counting is None:
         return parsed
-    try:
-        return await asyncio.get_running_loop().run_in_executor(None, parse_request, message)
-    except InferenceError as refusal:
-        return refusal
+    while not counting.walk(lambda: True):  # noqa: ASYNC110  (it is no waiting)
+        await asyncio.sleep(0)
+    return counting.finish()
 
 
 class _Outlet:

@@ -56,10 +56,10 @@ class Servicer:
 
         *data* is the message itself, where it is small: one like it is known again (`request_templates`).
         """
-        message, raw, typed = parsed
+        message, raw, typed, texts = parsed
         version = parse_version(message.model_version)
         served = self._find(message.model_name, version)
-        request = decode_request(message, version, self._server.regions, raw, typed)
+        request = decode_request(message, version, self._server.regions, raw, typed, texts)
         if data is not None:
             self.request_templates.keep(data, message, request)
         return self._begin(served, request, receiver, timeline, forwarded)

@@ -35,8 +35,6 @@ _INFLATIONS = 2
 """Bodies that are decompressed at a time: the threads take the interpreter from the loop, and memory for what they make. One
 core is the loop's."""
 
-_MANY_TEXTS = 16 << 10
-"""Elements that the engine looks at in 4 ms; they take 64 KiB at least."""
 _UNCOUNTED_BYTES = 64 << 10
 _BASE64_STEP = 1 << 20
 _NOT_BASE64 = bytes(set(range(256)) - set((string.ascii_letters + string.digits + "+/").encode()))
@@ -126,7 +124,7 @@ async def count_texts(request: InferenceRequest, scope: Scope, large: LargeDocum
     Raises Disconnected when the client has gone away.
     """
     texts = [tensor for tensor in request.inputs if tensor.datatype is dtypes.BYTES and tensor.data]
-    if sum(bytes_tensor.most_elements(text.nbytes, text.shape) for text in texts) <= _MANY_TEXTS:
+    if sum(bytes_tensor.most_elements(text.nbytes, text.shape) for text in texts) <= bytes_tensor.MANY_ELEMENTS:
         return
 
     def count() -> None:

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.tensor import Elements
 from pytriton_lite.engine.workers.regions import Regions
 from pytriton_lite.frontends.grpc import parsing
 from pytriton_lite.frontends.grpc.codec import MAX_DIMENSIONS, MAX_TENSORS, decode_request
@@ -56,7 +57,7 @@ def large_requests(draw: st.DrawFn) -> ModelInferRequest:
 @given(large_requests(), st.booleans())
 def test_a_large_request_is_parsed_as_protobuf_parses_it(sent: ModelInferRequest, as_view: bool) -> None:
     data = sent.SerializeToString()
-    message, raw, _ = parsing.parse_request(memoryview(data) if as_view else data)
+    message, raw, *_ = parsing.parse_request(memoryview(data) if as_view else data)
     assert [bytes(entry) for entry in raw] == list(sent.raw_input_contents)
     del sent.raw_input_contents[:]
     assert message == sent
@@ -76,7 +77,7 @@ def test_a_large_request_that_was_damaged_is_refused_or_read_as_protobuf_reads_i
         with pytest.raises(DecodeError):
             parsing.parse_request(bytes(spoilt))
         return
-    message, raw, _ = parsing.parse_request(bytes(spoilt))
+    message, raw, *_ = parsing.parse_request(bytes(spoilt))
     assert [bytes(entry) for entry in raw] == list(expected.raw_input_contents)
     del expected.raw_input_contents[:], message.raw_input_contents[:]
     assert message == expected
@@ -84,7 +85,7 @@ def test_a_large_request_that_was_damaged_is_refused_or_read_as_protobuf_reads_i
 
 def test_the_raw_contents_of_a_large_request_are_not_copied() -> None:
     data = ModelInferRequest(raw_input_contents=[b"a" * LARGE]).SerializeToString()
-    _, (entry,), _ = parsing.parse_request(data)
+    _, (entry,), *_ = parsing.parse_request(data)
     assert isinstance(entry, memoryview)
     assert entry.obj is data
 
@@ -115,7 +116,7 @@ def decoded(message: ModelInferRequest) -> list[tuple[str, bytes]] | str:
 
 
 def decoded_large(data: bytes) -> list[tuple[str, bytes]] | str:
-    message, raw, typed = parsing.parse_request(data)
+    message, raw, typed, _ = parsing.parse_request(data)
     try:
         request = decode_request(message, None, NO_REGIONS, raw, typed)
     except InferenceError as error:
@@ -162,7 +163,7 @@ class TestTypedContents:
         values = np.random.default_rng(7).integers(-(1 << 62), 1 << 62, 600_000) >> np.arange(600_000) % 63
         message = ModelInferRequest(model_name="m")
         message.inputs.add(name="A", datatype="INT64", shape=[600_000]).contents.int64_contents.extend(values.tolist())
-        _, _, typed = parsing.parse_request(message.SerializeToString())
+        _, _, typed, _ = parsing.parse_request(message.SerializeToString())
         assert np.array_equal(typed[0].values, values)
 
     @pytest.mark.parametrize(
@@ -235,7 +236,7 @@ class TestWideRequests:
 
     def test_as_many_fields_as_are_allowed_are_taken(self) -> None:
         data = field(0x0A, b"m") + b"\x3a\0" * (parsing.MAX_FIELDS - 1)
-        message, raw, _ = parsing.parse_request(data)
+        message, raw, *_ = parsing.parse_request(data)
         assert message.model_name == "m"
         assert len(raw) == parsing.MAX_FIELDS - 1
         with pytest.raises(InferenceError):
@@ -290,8 +291,70 @@ class TestWideRequests:
         assert decoded(message) == f"tensor 'A' has 60000 dimensions, the limit is {MAX_DIMENSIONS}"
 
 
+def with_texts(count: int, *, id: str = "") -> ModelInferRequest:
+    """A request with a tensor in a region, one of numbers, and *count* short texts."""
+    message = ModelInferRequest(model_name="echo", id=id)
+    message.inputs.add(name="R", datatype="BYTES", shape=[1]).parameters["shared_memory_region"].string_param = "r"
+    message.inputs.add(name="N", datatype="UINT8", shape=[200_000])
+    message.inputs.add(name="T", datatype="BYTES", shape=[count])
+    message.raw_input_contents.extend([bytes(200_000), b"\1\0\0\0x" * count])
+    return message
+
+
+class TestTextsOfManyElements:
+    def test_they_are_counted_in_slices(self) -> None:
+        parsed = parsing.parse_quickly(with_texts(50_000).SerializeToString())
+        assert parsed is not None
+        counting = parsing.TextCounting.of(parsed)
+        assert counting is not None
+        slices = 1
+        while not counting.walk(lambda: True):
+            slices += 1
+        assert slices > 50_000 // 4096
+        counted = counting.finish()
+        assert counted.texts == {1: Elements(50_000, 250_000)}
+        assert parsing.TextCounting.of(counted) is None
+
+    @pytest.mark.parametrize(
+        "message",
+        [with_texts(5000), ModelInferRequest(model_name="m", raw_input_contents=[bytes(200_000)])],
+        ids=["few", "of no tensor"],
+    )
+    def test_what_is_no_such_is_left_alone(self, message: ModelInferRequest) -> None:
+        parsed = parsing.parse_request(message.SerializeToString())
+        assert parsing.TextCounting.of(parsed) is None
+
+    def test_one_long_text_is_none(self) -> None:
+        message = ModelInferRequest(model_name="m", raw_input_contents=[varint(0) * 300_000])
+        message.inputs.add(name="T", datatype="BYTES", shape=[1])
+        assert parsing.TextCounting.of(parsing.parse_request(message.SerializeToString())) is None
+
+
 class TestOverASocket:
     """On both transports."""
+
+    @pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
+    def test_many_texts_come_to_the_engine_counted(
+        self, engine: FakeServer, infer: Any, compression: grpc.Compression
+    ) -> None:
+        message = with_texts(50_000)
+        del message.inputs[0]
+        response = ModelInferResponse.FromString(
+            infer(message.SerializeToString(), compression=compression, timeout=20)
+        )
+        assert response.raw_output_contents[1] == message.raw_input_contents[1]
+        assert [tensor.elements for tensor in engine.seen[-1].inputs] == [None, Elements(50_000, 250_000)]
+
+    def test_many_texts_of_a_stream_come_to_the_engine_counted_and_in_order(
+        self, engine: FakeServer, channel: grpc.Channel
+    ) -> None:
+        messages = [with_texts(50_000, id="1"), with_texts(10, id="2")]
+        for message in messages:
+            del message.inputs[0]
+        call = channel.stream_stream(SERVICE + "ModelStreamInfer")
+        answers = call(iter([message.SerializeToString() for message in messages]), timeout=20)
+        assert [ModelStreamInferResponse.FromString(one).infer_response.id for one in answers] == ["1", "2"]
+        assert [request.inputs[1].elements for request in engine.seen[-2:]] == [Elements(50_000, 250_000), None]
 
     @pytest.fixture
     def infer(self, channel: grpc.Channel) -> Any:
