@@ -6,7 +6,7 @@ The layout is the binary tensor extension's (HTTP spec, section 8) and ``seriali
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -17,6 +17,7 @@ from pytriton_lite.core.tensor import Buffer, Elements
 _LENGTH = struct.Struct("<I")
 _STEP = 4096
 """Elements that are counted in a millisecond."""
+_NOTHING = Elements(0, 0)
 
 
 def to_bytes(element: Any) -> bytes:
@@ -85,37 +86,28 @@ MANY_ELEMENTS = 16 << 10
 
 def counting(data: Buffer) -> Iterator[Elements]:
     """What was found so far, after every few thousand elements of *data*; at last what `count_elements` finds in all of it."""
-    found = Elements(0, 0)
+    found = _NOTHING
     most = len(data) // 4
     while True:
         limit = min(found.whole + _STEP, most)
-        found = count_elements(data, limit, begun=found)
+        found = count_elements(data, limit, found)
         yield found
         if found.whole < limit or limit == most:
             return
 
 
-def count_elements(
-    data: Buffer, most: int, pause: Callable[[], None] | None = None, *, begun: Elements | None = None
-) -> Elements:
-    """The whole elements that *data* begins with, up to *most*, *begun* among them.
-
-    *pause* is called after every few thousand.
-    """
+def count_elements(data: Buffer, most: int, begun: Elements = _NOTHING) -> Elements:
+    """The whole elements that *data* begins with, up to *most*; *begun* are those that were found before."""
     size = len(data)
-    most = min(most, size // 4)
     unpack = _LENGTH.unpack_from
-    found, at = (0, 0) if begun is None else begun
+    found, at = begun
     try:
-        while found < most:
-            for _ in range(min(_STEP, most - found)):
-                begin = at
-                at += 4 + unpack(data, at)[0]
-                if at > size:
-                    return Elements(found, begin)
-                found += 1
-            if pause is not None:
-                pause()
+        for _ in range(min(most, size // 4) - found):
+            begin = at
+            at += 4 + unpack(data, at)[0]
+            if at > size:
+                return Elements(found, begin)
+            found += 1
     except struct.error:
         pass  # what is left is shorter than a length
     return Elements(found, at)

@@ -223,8 +223,7 @@ class Arena:
         """Give the ring back if it has grown, now or when its last slot is released; the next one starts small again."""
         ring = self._ring
         self._is_trim_due = False
-        while self._spare:
-            self._drop(self._spare.pop())
+        self._drop_spare()
         if ring is None or ring.extents is None or ring.segment.nbytes <= self._ring_bytes:
             return
         if ring.extents.used:
@@ -275,14 +274,17 @@ class Arena:
         except Exception:
             if not self._spare:
                 raise
-            while self._spare:  # what nothing lies in may be what is missing
-                self._drop(self._spare.pop())
+            self._drop_spare()  # it may be what is missing
             segment = self._create(nbytes)
         block = _Block(self._next_segment, segment, None if dedicated else Extents(nbytes))
         self._next_segment += 1
         self._blocks[block.segment_id] = block
         self.announced.append((block.segment_id, segment))
         return block
+
+    def _drop_spare(self) -> None:
+        while self._spare:
+            self._drop(self._spare.pop())
 
     def _drop(self, block: _Block) -> None:
         del self._blocks[block.segment_id]

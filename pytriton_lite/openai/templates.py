@@ -76,11 +76,6 @@ class _Renderer:
             raise InferenceError(ErrorCode.INTERNAL, str(answer["broken"]))
 
     @property
-    def is_used(self) -> bool:
-        """Whether somebody has it, or waits for it."""
-        return self._users > 0
-
-    @property
     def is_there(self) -> bool:
         """Whether there is a process to ask."""
         return self._process is not None and self._process.returncode is None
@@ -125,8 +120,6 @@ class Templates:
 
     def __init__(self) -> None:
         self._renderers: dict[str, _Renderer] = {}
-        self._in_use: set[_Renderer] = set()
-        """Those of requests that are here, retired ones too."""
         self._is_closed = False
 
     async def render(self, served: ServedVersion, job: Json) -> str:
@@ -146,21 +139,16 @@ class Templates:
         return str(answer["text"])
 
     async def _ask(self, renderer: _Renderer, served: ServedVersion, job: Json) -> Json:
-        self._in_use.add(renderer)
-        try:
-            with renderer:
-                async with renderer.turn:
-                    if not renderer.is_there:
-                        await self._start(renderer, served)
-                    return await renderer.ask(job)
-        finally:
-            if not renderer.is_used:
-                self._in_use.discard(renderer)
+        with renderer:
+            async with renderer.turn:
+                if not renderer.is_there:
+                    await self._start(renderer, served)
+                return await renderer.ask(job)
 
     def close(self) -> None:
-        """End all processes, and start no more."""
+        """End all processes, and start no more. One that was retired ends with its last user."""
         self._is_closed = True
-        for renderer in {*self._renderers.values(), *self._in_use}:
+        for renderer in self._renderers.values():
             renderer.kill()
         self._renderers.clear()
 

@@ -26,8 +26,8 @@ def parameters_text(parameters: object) -> str:
     return json.dumps(parameters)
 
 
-def _sendable(text: str, parameters: dict[str, bool | int | str]) -> str:
-    """*text*, that of *parameters*, if the protocols have such values. Raises TritonModelException."""
+def _check_sendable(parameters: dict[str, bool | int | str]) -> None:
+    """Raises TritonModelException for a parameter that the protocols cannot carry."""
     for key, value in parameters.items():
         if not _is_text(key) or (isinstance(value, str) and not _is_text(value)):
             wrong = "it has no text that UTF-8 can have"
@@ -36,7 +36,6 @@ def _sendable(text: str, parameters: dict[str, bool | int | str]) -> str:
         else:
             continue
         raise TritonModelException(f"parameter {key!r} of the response cannot be sent: {wrong}")
-    return text
 
 
 def _is_text(text: str) -> bool:
@@ -72,7 +71,10 @@ class InferenceResponse:
         except Unfit:
             refuse_arguments("__init__", _RESPONSE_SIGNATURE, (output_tensors, error, parameters))
         self._error = error
-        self._parameters = "" if parameters is None else _sendable(parameters_text(parameters), parameters)
+        self._parameters = ""
+        if parameters is not None:
+            self._parameters = parameters_text(parameters)
+            _check_sendable(parameters)
 
     def __reduce__(self) -> NoReturn:
         refuse_copy(self)

@@ -68,9 +68,9 @@ def test_who_has_counted_in_advance_hears_the_same(elements: list[bytes], rest: 
 
 
 def test_a_count_pauses_between_some_thousands_of_elements() -> None:
-    pauses: list[None] = []
     data = bytes(4 * 20_000)
-    assert bytes_tensor.count_elements(data, 20_000, lambda: pauses.append(None)) == Elements(20_000, len(data))
+    pauses = list(bytes_tensor.counting(data))
+    assert pauses[-1] == bytes_tensor.count_elements(data, 20_000) == Elements(20_000, len(data))
     assert len(pauses) == 5
 
 

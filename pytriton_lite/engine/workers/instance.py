@@ -184,9 +184,9 @@ class Instance:
         self._look: asyncio.TimerHandle | None = None
         """Due as long as something may be given back."""
         self._seen_batch = 0
-        self._trimmed_batch = 0
-        """The batch that was the next one when the worker was last told to trim with requests in hand."""
         """What the next batch's number was at the last look."""
+        self._trimmed_batch = 0
+        """What it was when the worker was last told to trim with requests in hand."""
         self._flush_is_due = False
         self._past_host_bytes = 0
         """What workers that have ended had copied between devices and the host."""

@@ -318,7 +318,7 @@ class SharedSpawners:
         self._begin_questions = begin_questions
         self._process: SharedProcess | None = None
         self._retired: list[SharedProcess] = []
-        """Those before it that have instances which serve."""
+        """Processes that get no new instances, but still have some that serve."""
         self._starting: asyncio.Task[SharedProcess] | None = None
 
     @property

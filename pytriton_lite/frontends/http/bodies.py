@@ -129,7 +129,9 @@ async def count_texts(request: InferenceRequest, scope: Scope, large: LargeDocum
 
     def count() -> None:
         for text in texts:
-            text.elements = bytes_tensor.count_elements(text.content(), text.nbytes, pause)
+            for found in bytes_tensor.counting(text.content()):
+                text.elements = found
+                pause()
 
     await large.run(sum(text.nbytes for text in texts), count, scope)
 
@@ -246,9 +248,8 @@ async def fill(
             try:
                 is_whole = await whole
             finally:
-                del (
-                    whole
-                )  # the error that it may have raised refers to this frame: the room would stay until a collection
+                # The error that it may have raised refers to this frame: the room would stay until a collection.
+                del whole
             if not is_whole:
                 raise Disconnected
             return len(room), b"", False

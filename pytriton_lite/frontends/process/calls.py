@@ -41,7 +41,7 @@ class RemoteCall:
         self.model_name = request.model_name
         self.request_id = request.request_id
         self.receiver: ResponseReceiver | None = receiver
-        """Who hears of it; None when nothing more is heard. Receivers have their calls, too: no cycle shall keep both."""
+        """Is told the responses; None when the call is over or cancelled. It refers to the call: kept, they were a cycle."""
 
     def consumed(self, count: int = 1) -> None:
         """See `core.request.PendingRequest`."""
