@@ -30,10 +30,10 @@ from pytriton_lite.console.files import HEADERS, PageFile, read_files
 from pytriton_lite.console.lines import Line, RecentLines
 from pytriton_lite.console.options import ConsoleOptions
 from pytriton_lite.core.build import build_kind
-from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.core.errors import BUG, InferenceError
 from pytriton_lite.engine.counting.statistics import ModelStatistics
 from pytriton_lite.engine.views import VersionStatus
-from pytriton_lite.frontends.http.errors import BUG, METHOD_NOT_ALLOWED, NOT_FOUND, STATUS, error_body
+from pytriton_lite.frontends.http.errors import METHOD_NOT_ALLOWED, NOT_FOUND, STATUS, error_body
 from pytriton_lite.frontends.listener import AsgiApp, Receive, Scope, Send
 
 if TYPE_CHECKING:

@@ -68,6 +68,10 @@ def _inference_error(code: ErrorCode, message: str, retry_after_s: float | None)
     return InferenceError(code, message, retry_after_s=retry_after_s)
 
 
+BUG = "internal error of the server; its log has the details"
+"""What whoever asked is told of a failure that is a defect of pytriton-lite's own: nothing of it that might be secret."""
+
+
 class BugError(Exception):
     """A broken promise inside pytriton-lite itself, never the fault of a client, a model or a configuration."""
 

@@ -29,6 +29,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from pytriton_lite.core.errors import BUG
 from pytriton_lite.frontends.accepting import Acceptor, Arrivals, ConnectionSource, Places, TlsSource
 from pytriton_lite.frontends.addresses import BoundSocket, bind_socket, format_address
 from pytriton_lite.frontends.body_reader import BodyReader
@@ -364,7 +365,7 @@ def _refusal_of(error: httptools.HttpParserError) -> _Refused:
         cause, ValueError | httptools.HttpParserError
     ):
         logger.error("a request failed inside the server while it was parsed", exc_info=cause)
-        return _Refused(500, "internal error of the server; its log has the details")
+        return _Refused(500, BUG)
     if "Invalid HTTP version" in str(error):
         return _Refused(505, _OTHER_VERSION)
     return _Refused(400, _MALFORMED)

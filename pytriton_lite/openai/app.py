@@ -18,10 +18,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytriton_lite.core.custom_metrics import Family
-from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.core.errors import BUG, InferenceError
 from pytriton_lite.core.timeline import CLIENT_GONE
 from pytriton_lite.frontends.http.bodies import Disconnected, LargeDocuments
-from pytriton_lite.frontends.http.errors import BUG
 from pytriton_lite.frontends.http.observed import admin_told
 from pytriton_lite.frontends.listener import AsgiApp, Receive, Scope, Send
 from pytriton_lite.openai.chat import chat

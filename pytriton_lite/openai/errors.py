@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import orjson
 
-from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.frontends.http.errors import BUG, STATUS, retry_headers
+from pytriton_lite.core.errors import BUG, ErrorCode, InferenceError
+from pytriton_lite.frontends.http.errors import STATUS, retry_headers
 
 INVALID = "invalid_request_error"
 _SERVER = "server_error"

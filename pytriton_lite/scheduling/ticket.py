@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
-from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.errors import BUG, ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse, ResponseReceiver
 from pytriton_lite.core.states import REQUEST_TRANSITIONS, RequestState, move
 from pytriton_lite.core.tensor import Tensor
@@ -305,7 +305,7 @@ class Ticket:
                 response = tap(response)
             except Exception:
                 logger.exception("a response could not be made")
-                response = InferenceError(ErrorCode.INTERNAL, "internal error of the server")
+                response = InferenceError(ErrorCode.INTERNAL, BUG)
         if response is not None:
             self.delivered += 1
         receiver = self._receiver

@@ -32,7 +32,7 @@ from typing import Protocol
 from pytriton_lite.config.ensemble_plan import PlannedStep, Route
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.config.reshape import reshaped
-from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.errors import BUG, ErrorCode, InferenceError
 from pytriton_lite.core.request import DevicePlaces, InferenceRequest, InferenceResponse, Origin
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.core.timeline import Timeline
@@ -364,7 +364,7 @@ class EnsembleRun:
             return
         except Exception:
             logger.exception("a step of ensemble '%s' failed inside the server", self._ensemble.name)
-            self._refused(call, InferenceError(ErrorCode.INTERNAL, "internal error of the server"))
+            self._refused(call, InferenceError(ErrorCode.INTERNAL, BUG))
             return
         ticket.on_times = self._add_times
         if ticket.caller is not None:

@@ -112,7 +112,12 @@ class CachedRequests(NotQueued):
             raise
 
     def _answer(self, ticket: Ticket, sought: _Sought, found: Outputs) -> None:
-        outcome = self._hit(ticket, sought, found)
+        try:
+            outcome = self._hit(ticket, sought, found)
+        except Exception as error:
+            # The loop called, which would log it and tell nobody: there is no memory for the outputs, say.
+            self._refuse(ticket, error)
+            return
 
         def deliver() -> None:
             if not ticket.has_ended:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.errors import BUG, ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.engine.counting.statistics import FailureReason, ModelStatistics, Refusal
 from pytriton_lite.engine.counting.unanswered import Unanswered
@@ -107,7 +107,7 @@ class NotQueued:
             self._fail(ticket, error)
             return
         logger.error("a request to model '%s' failed inside the server", self._waited_for.name, exc_info=error)
-        self._fail(ticket, InferenceError(ErrorCode.INTERNAL, "internal error of the server"))
+        self._fail(ticket, InferenceError(ErrorCode.INTERNAL, BUG))
 
     def _has_failed(self, ticket: Ticket) -> bool:
         """Whether *ticket* has ended here, because the workers that would have to execute it have died meanwhile."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.errors import BUG, ErrorCode, InferenceError
 from pytriton_lite.core.states import ServerState
 from pytriton_lite.frontends.clouds.archives import Archives, ArchiveTaken
 from pytriton_lite.frontends.clouds.rewriting import (
@@ -25,7 +25,6 @@ from pytriton_lite.frontends.clouds.rewriting import (
     typed_answers,
     with_length,
 )
-from pytriton_lite.frontends.http.errors import BUG
 from pytriton_lite.frontends.http.infer import refusing_app, send_error
 from pytriton_lite.frontends.http.restricted import restricted_app
 from pytriton_lite.frontends.http.routes import LIVE, MODELS, READY

@@ -7,7 +7,7 @@ import logging
 import math
 from typing import NamedTuple
 
-from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.errors import BUG, ErrorCode, InferenceError
 from pytriton_lite.proto import status_pb
 from pytriton_lite.proto.message import DecodeError
 
@@ -43,7 +43,6 @@ STATUS = {
 }
 
 UNDECODABLE = "Unable to parse request"
-BUG = "internal error of the server; its log has the details"
 
 # Status details travel in a header. gRPC clients refuse headers above 16 KiB, and above 8 KiB at random, and then report
 # RESOURCE_EXHAUSTED in place of the error; Triton's answers to a model error of 20,000 characters end so.

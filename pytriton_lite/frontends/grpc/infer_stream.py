@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.errors import BUG, ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceResponse, PendingRequest, parse_version
 from pytriton_lite.core.timeline import CLIENT_GONE
 from pytriton_lite.frontends.cancellations import Cancellations
@@ -33,7 +33,7 @@ from pytriton_lite.frontends.grpc.codec import (
     encode_stream_message,
     encode_stream_response,
 )
-from pytriton_lite.frontends.grpc.errors import BUG, STATUS, Status, failure_of
+from pytriton_lite.frontends.grpc.errors import STATUS, Status, failure_of
 from pytriton_lite.frontends.grpc.forwarding import Forwarded, forward
 from pytriton_lite.frontends.grpc.parameters import wants_empty_final
 from pytriton_lite.frontends.grpc.parsing import Parsed

@@ -19,11 +19,11 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 
 import pytriton_lite
-from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.errors import BUG, ErrorCode, InferenceError
 from pytriton_lite.engine.counting.statistics import ModelStatistics
 from pytriton_lite.frontends.http import json_dialect, json_values, openapi, served_openapi
 from pytriton_lite.frontends.http.bodies import Disconnected, Documents, LargeDocuments, decode_base64
-from pytriton_lite.frontends.http.errors import BUG, METHOD_NOT_ALLOWED, NOT_FOUND, STATUS, error_body, retry_headers
+from pytriton_lite.frontends.http.errors import METHOD_NOT_ALLOWED, NOT_FOUND, STATUS, error_body, retry_headers
 from pytriton_lite.frontends.http.log_routes import add_logging
 from pytriton_lite.frontends.http.options import HttpOptions
 from pytriton_lite.frontends.http.routes import is_version, parse_version

@@ -23,7 +23,6 @@ STATUS = {
 
 NOT_FOUND = "Not Found"
 METHOD_NOT_ALLOWED = "Method Not Allowed"
-BUG = "internal error of the server; its log has the details"
 
 
 def error_body(text: str) -> bytes:

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.core.errors import BUG, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse, PendingRequest
 from pytriton_lite.core.timeline import CLIENT_GONE
 from pytriton_lite.frontends.http import generate_codec
@@ -32,7 +32,7 @@ from pytriton_lite.frontends.http.bodies import (
     read_up_to,
     wait_disconnected,
 )
-from pytriton_lite.frontends.http.errors import BUG, STATUS, error_body, retry_headers
+from pytriton_lite.frontends.http.errors import STATUS, error_body, retry_headers
 from pytriton_lite.frontends.http.infer import send_error
 from pytriton_lite.frontends.http.json_slices import weight
 from pytriton_lite.frontends.http.json_tensors import refuse, written_weight

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.frontends.http.errors import BUG, METHOD_NOT_ALLOWED, STATUS, retry_headers
+from pytriton_lite.core.errors import BUG, ErrorCode, InferenceError
+from pytriton_lite.frontends.http.errors import METHOD_NOT_ALLOWED, STATUS, retry_headers
 from pytriton_lite.frontends.http.infer import refusing_app, send_error
 from pytriton_lite.frontends.http.routes import LIVE, READY, parse_version, split_ready_path
 from pytriton_lite.frontends.listener import AsgiApp, Receive, Scope, Send

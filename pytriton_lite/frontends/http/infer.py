@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.core.errors import BUG, InferenceError
 from pytriton_lite.core.request import InferenceResponse
 from pytriton_lite.core.tensor import Buffer
 from pytriton_lite.core.timeline import CLIENT_GONE, Timeline
@@ -28,7 +28,7 @@ from pytriton_lite.frontends.http.bodies import (
     wait_disconnected,
 )
 from pytriton_lite.frontends.http.codec import OutputForms
-from pytriton_lite.frontends.http.errors import BUG, STATUS, error_body, retry_headers
+from pytriton_lite.frontends.http.errors import STATUS, error_body, retry_headers
 from pytriton_lite.frontends.http.json_tensors import written_weight
 from pytriton_lite.frontends.http.observed import Observed, begin_timeline
 from pytriton_lite.frontends.http.options import HttpOptions

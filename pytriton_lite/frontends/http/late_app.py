@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from pytriton_lite.core.errors import BUG
 from pytriton_lite.core.garbage import no_collections
-from pytriton_lite.frontends.http.errors import BUG
 from pytriton_lite.frontends.http.infer import send_error
 from pytriton_lite.frontends.listener import AsgiApp, Receive, Scope, Send
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.core.errors import BUG, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse, PendingRequest, only_response
 from pytriton_lite.core.tensor import Buffer
 from pytriton_lite.core.timeline import CLIENT_GONE, Timeline
@@ -22,7 +22,7 @@ from pytriton_lite.frontends.addresses import format_address
 from pytriton_lite.frontends.http import codec, compression
 from pytriton_lite.frontends.http.bodies import LargeDocuments, is_large
 from pytriton_lite.frontends.http.codec import OutputForms
-from pytriton_lite.frontends.http.errors import BUG, STATUS, error_body, retry_headers
+from pytriton_lite.frontends.http.errors import STATUS, error_body, retry_headers
 from pytriton_lite.frontends.http.json_tensors import written_weight
 from pytriton_lite.frontends.http.reading import Reading, find_served, join_small
 from pytriton_lite.frontends.http.templates import KnownHead, KnownHeads, Templates

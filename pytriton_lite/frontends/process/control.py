@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.errors import BUG, ErrorCode, InferenceError
 from pytriton_lite.frontends.grpc.control_methods import (
     HEALTH_SERVICE,
     INFERENCE_SERVICE,
     UnaryMethod,
     UnaryMethods,
 )
-from pytriton_lite.frontends.http.errors import BUG
 from pytriton_lite.frontends.listener import GONE, AsgiApp, Message
 from pytriton_lite.frontends.process import frames
 from pytriton_lite.frontends.process.questions import Refusal, Undecodable

@@ -6,14 +6,13 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.errors import BUG, ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import PackedTensors, Tensor, Window
 from pytriton_lite.engine.counting.statistics import Refusal
 from pytriton_lite.engine.server import Server
 from pytriton_lite.engine.workers.memory import Parcel, PeerMemory, room_for
 from pytriton_lite.frontends.cancellations import Cancellations
-from pytriton_lite.frontends.http.errors import BUG
 from pytriton_lite.frontends.process import frames
 from pytriton_lite.frontends.process.following import Followed
 from pytriton_lite.frontends.process.frames import Call, Extras, ExtrasTable

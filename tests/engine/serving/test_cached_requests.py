@@ -16,7 +16,7 @@ import pytest
 
 from pytriton_lite.config.model_config import ModelConfig, parse_model_config
 from pytriton_lite.core import dtypes
-from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.errors import BUG, ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse, ResponseReceiver
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.cache.response_cache import CachedOutput, CacheSpace, copied
@@ -583,3 +583,27 @@ def test_an_answer_that_there_is_no_memory_to_keep_is_given(is_streamed: bool) -
         assert scene.version.statistics.cache_miss.count == 1
 
     play(act)
+
+
+class NoMemory(CachedOutput):
+    """Kept, but there is no memory to hand it out."""
+
+    def tensor(self) -> Tensor:
+        raise MemoryError
+
+
+@pytest.mark.parametrize("is_at_once", [True, False], ids=["found at once", "found late"])
+def test_a_hit_that_there_is_no_memory_for_ends_its_request(is_at_once: bool, caplog: pytest.LogCaptureFixture) -> None:
+    async def act(scene: Scene) -> None:
+        found = tuple(map(NoMemory._make, KEPT))
+        if is_at_once:
+            scene.space.lookup = lambda digest: found  # type: ignore[method-assign, assignment, return-value]
+        _, receiver = scene.stream()
+        if not is_at_once:
+            await scene.looked_up(found)
+        await receiver.ended.wait()
+        assert [(error.code, error.message) for error in receiver.heard] == [(ErrorCode.INTERNAL, BUG)]
+        assert len(scene.version.refused) == 1
+
+    play(act)
+    assert "a request to model 'm' failed inside the server" in caplog.text
