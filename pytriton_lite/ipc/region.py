@@ -75,7 +75,8 @@ class MappedRegion:
         self._fd = fd
         self._nbytes = nbytes
         self._map: mmap.mmap | None = None
-        self._refusal: InferenceError | None = None
+        self._refusal: tuple[ErrorCode, str] | None = None
+        """Not an exception: each time that is raised it would keep the frames that it has gone through, and what they hold."""
         self.view = memoryview(b"")
         self.map()
 
@@ -89,7 +90,7 @@ class MappedRegion:
         try:
             self._map = mmap.mmap(self._fd, self._nbytes)  # which keeps a descriptor of its own
         except ValueError:
-            self._refusal = InferenceError(
+            self._refusal = (
                 ErrorCode.INVALID_ARG,
                 "the client's shared memory could not be mapped: it was smaller than before when it was first used. Register "
                 "it again.",
@@ -97,7 +98,7 @@ class MappedRegion:
         except (OSError, OverflowError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             text = f"the client's shared memory could not be mapped, {self._nbytes} bytes: {reason}"
-            self._refusal = InferenceError(ErrorCode.UNAVAILABLE, text)
+            self._refusal = (ErrorCode.UNAVAILABLE, text)
             return
         else:
             self._refusal = None
@@ -108,7 +109,7 @@ class MappedRegion:
         """Raises InferenceError when the segment does not reach so far any more, or could not be mapped."""
         if self._map is None:
             assert self._refusal is not None
-            raise self._refusal
+            raise InferenceError(*self._refusal)
         size = self._map.size()
         if offset + nbytes > size:
             raise _too_small(offset, nbytes, size)

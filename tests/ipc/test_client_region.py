@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import weakref
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
@@ -58,6 +62,18 @@ def test_a_segment_that_cannot_be_mapped_is_an_error_of_who_uses_it(tmp_path: Pa
     os.truncate(tmp_path / "segment", 128)
     with pytest.raises(InferenceError, match="could not be mapped"):
         mapped.check(0, 16)
+
+
+def test_a_refusal_keeps_nothing_of_who_was_refused(tmp_path: Path) -> None:
+    mapped = MappedRegion(segment(tmp_path / "segment", 64), 128)
+
+    def look(lease: np.ndarray[Any, Any]) -> weakref.ref[np.ndarray[Any, Any]]:
+        with contextlib.suppress(InferenceError):
+            mapped.check(0, lease.nbytes)
+        return weakref.ref(lease)
+
+    left = look(np.zeros(16, np.uint8))
+    assert left() is None  # a slot of it would be given back when the region is
 
 
 def test_a_segment_that_there_was_no_memory_to_map_is_mapped_when_there_is(
