@@ -70,10 +70,15 @@ def decode_array(data: Buffer, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
 
 
 def most_elements(nbytes: int, shape: tuple[int, ...]) -> int:
-    """A bound of how many elements `check` looks at in *nbytes* bytes of a tensor of *shape*, without a look at them."""
+    """A bound of how many elements `check` looks at in *nbytes* bytes of a tensor of *shape*, without a look at them.
+
+    None of a shape with a negative dimension, which is refused before.
+    """
     most = nbytes // 4
     count = 1
     for dim in shape:
+        if dim < 0:
+            return 0
         count *= dim or 1  # of a batch of none the others count
         if count >= most:  # at once: dims as large as clients write them take long to multiply
             return most

@@ -9,6 +9,10 @@ from pytriton_lite.core.dtypes import DataType
 
 Buffer = bytes | bytearray | memoryview
 
+MAX_DIMENSIONS = 255
+"""Dimensions of a tensor, at most: a message to a worker counts them in a byte (`ipc.messages`). The product of a million large
+ones, of which the size is made, would take hours."""
+
 
 class Window(NamedTuple):
     """A piece of memory that a client shares: ``nbytes`` bytes from ``offset`` on in ``segment``.

@@ -75,7 +75,17 @@ def test_a_count_pauses_between_some_thousands_of_elements() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "most"), [((10,), 10), ((0, 10), 10), ((1000,), 25), ((1 << 63,) * 3, 25), ((), 1), ((0,), 1)]
+    ("shape", "most"),
+    [
+        ((10,), 10),
+        ((0, 10), 10),
+        ((1000,), 25),
+        ((1 << 63,) * 3, 25),
+        ((), 1),
+        ((0,), 1),
+        ((-1, 10), 0),
+        ((-1, -10), 0),
+    ],
 )
 def test_elements_are_bounded_by_the_shape_and_by_the_bytes(shape: tuple[int, ...], most: int) -> None:
     assert bytes_tensor.most_elements(100, shape) == most

@@ -13,7 +13,7 @@ from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse, ParameterValue
-from pytriton_lite.core.tensor import Buffer, Elements, Tensor, format_shape
+from pytriton_lite.core.tensor import MAX_DIMENSIONS, Buffer, Elements, Tensor, format_shape
 from pytriton_lite.engine.workers.intake import home_of
 from pytriton_lite.frontends.grpc.parameters import (
     RegionPlace,
@@ -21,7 +21,7 @@ from pytriton_lite.frontends.grpc.parameters import (
     read_request_parameters,
     region_place,
 )
-from pytriton_lite.frontends.grpc.parsing import NOTHING_TYPED, Typed, field_header
+from pytriton_lite.frontends.grpc.parsing import MAX_TENSORS, NOTHING_TYPED, Typed, field_header
 from pytriton_lite.frontends.grpc.templates import ResponseTemplates
 from pytriton_lite.proto.grpc_service_pb import (
     InferParameter,
@@ -47,12 +47,6 @@ _FINAL, _NOT_FINAL = (
 )
 _RAW_OUTPUT_CONTENTS_TAG = 0x32  # field 6, length-delimited
 _INFER_RESPONSE_TAG = 0x12  # field 2 of ModelStreamInferResponse
-
-MAX_TENSORS = 4096
-"""Inputs, and requested outputs, that a request may have; each takes the loop some microseconds."""
-MAX_DIMENSIONS = 255
-"""Dimensions of an input, at most: a message to a worker counts them in a byte (`ipc.messages`). The product of a million large
-ones, of which the size is made, would take hours."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +98,12 @@ def decode_request(
     for tensor in inputs:
         name = tensor.name
         datatype = dtypes.BY_NAME.get(tensor.datatype, dtypes.INVALID)
-        shape = tuple(tensor.shape)
-        if len(shape) > MAX_DIMENSIONS:
+        dims = tensor.shape
+        if len(dims) > MAX_DIMENSIONS:
             raise InferenceError(
-                ErrorCode.INVALID_ARG, f"tensor '{name}' has {len(shape)} dimensions, the limit is {MAX_DIMENSIONS}"
+                ErrorCode.INVALID_ARG, f"tensor '{name}' has {len(dims)} dimensions, the limit is {MAX_DIMENSIONS}"
             )
+        shape = tuple(dims)
         place = _place(tensor, message.model_name) if tensor.parameters else None
         data: Buffer
         elements: Elements | None = None

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from pytriton_lite.core import bytes_tensor
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.tensor import Buffer, Elements
+from pytriton_lite.core.tensor import MAX_DIMENSIONS, Buffer, Elements
 from pytriton_lite.ipc.messages import INLINE_BYTES
 from pytriton_lite.proto.grpc_service_pb import ModelInferRequest
 from pytriton_lite.proto.message import DecodeError
@@ -26,6 +26,8 @@ LARGE_BYTES = 64 << 10
 MAX_FIELDS = 1 << 16
 """Fields of a request, at most: inputs, outputs, parameters, raw contents, elements of ``bytes_contents``, parts of inputs. A
 message of `LARGE_BYTES` cannot have more."""
+MAX_TENSORS = 4096
+"""Inputs, and requested outputs, that a request may have; each takes the loop some microseconds."""
 MAX_WEIGHT_BYTES = 1 << 18
 """What a request may hold beside tensors; parameters and texts count an eighth. 10 ms of protobuf's at worst."""
 _QUICK_FIELDS = 512
@@ -135,15 +137,18 @@ class TextCounting:
         least_bytes = 4 * bytes_tensor.MANY_ELEMENTS
         if parsed.texts is not None or max(map(len, parsed.raw), default=0) <= least_bytes:
             return None
+        inputs = parsed.message.inputs
+        if len(inputs) > MAX_TENSORS:  # it is refused, and so are tensors of too many dimensions
+            return None
         places: list[int] = []
         place = 0
-        for tensor in parsed.message.inputs:
+        for tensor in inputs:
             if tensor.HasField("contents") or "shared_memory_region" in tensor.parameters:
                 continue
             if place == len(parsed.raw):
                 break
             nbytes = len(parsed.raw[place])
-            is_large = tensor.datatype == "BYTES" and nbytes > least_bytes
+            is_large = nbytes > least_bytes and tensor.datatype == "BYTES" and len(tensor.shape) <= MAX_DIMENSIONS
             if is_large and bytes_tensor.most_elements(nbytes, tuple(tensor.shape)) > bytes_tensor.MANY_ELEMENTS:
                 places.append(place)
             place += 1

@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.tensor import Elements
+from pytriton_lite.core.tensor import MAX_DIMENSIONS, Elements
 from pytriton_lite.engine.workers.regions import Regions
 from pytriton_lite.frontends.grpc import parsing
-from pytriton_lite.frontends.grpc.codec import MAX_DIMENSIONS, MAX_TENSORS, decode_request
+from pytriton_lite.frontends.grpc.codec import decode_request
+from pytriton_lite.frontends.grpc.parsing import MAX_TENSORS
 from pytriton_lite.proto.grpc_service_pb import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from pytriton_lite.proto.message import DecodeError
 
@@ -327,6 +328,18 @@ class TestTextsOfManyElements:
     def test_one_long_text_is_none(self) -> None:
         message = ModelInferRequest(model_name="m", raw_input_contents=[varint(0) * 300_000])
         message.inputs.add(name="T", datatype="BYTES", shape=[1])
+        assert parsing.TextCounting.of(parsing.parse_request(message.SerializeToString())) is None
+
+    @pytest.mark.parametrize("shape", [[1] * MAX_DIMENSIONS + [300_000], [-1, 300_000], [-1, *[127] * 250_000]])
+    def test_those_of_a_shape_that_is_refused_are_not_counted(self, shape: list[int]) -> None:
+        message = ModelInferRequest(model_name="m", raw_input_contents=[bytes(1_200_000)])
+        message.inputs.add(name="T", datatype="BYTES", shape=shape)
+        assert parsing.TextCounting.of(parsing.parse_request(message.SerializeToString())) is None
+
+    def test_those_of_a_request_with_too_many_tensors_are_not_counted(self) -> None:
+        message = with_texts(50_000)
+        for _ in range(MAX_TENSORS):
+            message.inputs.add()
         assert parsing.TextCounting.of(parsing.parse_request(message.SerializeToString())) is None
 
 
