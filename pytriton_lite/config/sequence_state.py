@@ -11,7 +11,7 @@ from pytriton_lite.config.errors import BrokenRule, invalid, raise_first
 from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import InferenceError
-from pytriton_lite.core.tensor import element_count
+from pytriton_lite.core.tensor import MAX_DIMENSIONS, element_count
 from pytriton_lite.proto import model_config_pb
 
 _Batching = model_config_pb.ModelSequenceBatching
@@ -119,6 +119,12 @@ def _broken_state(state: _Batching.State, where: str, model_name: str, taken: Ma
         )
     if state.data_type not in dtypes.BY_NUMBER:
         return invalid(f"sequence batching state '{state.input_name}' must specify 'data_type' for {model_name}", where)
+    if len(state.dims) >= MAX_DIMENSIONS:
+        return invalid(
+            f"sequence batching state '{state.input_name}' has {len(state.dims)} dimensions, expected less than "
+            f"{MAX_DIMENSIONS} for {model_name}",
+            f"{where}.dims",
+        )
     if any(dim < -1 for dim in state.dims):
         return invalid(
             f"sequence batching state '{state.input_name}' dimension must be integer >= 0, or -1 to indicate a "

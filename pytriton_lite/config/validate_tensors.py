@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pytriton_lite.config.errors import BrokenRule, invalid, raise_first
-from pytriton_lite.core.tensor import element_count
+from pytriton_lite.core.tensor import MAX_DIMENSIONS, element_count
 from pytriton_lite.proto import model_config_pb
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ def _broken_tensor(
 
 
 def _broken_dims(dims: Sequence[int], subject: str, counted: str, suffix: str, where: str) -> Iterator[BrokenRule]:
+    if len(dims) >= MAX_DIMENSIONS:
+        yield invalid(f"{counted} has {len(dims)} dimensions, expected less than {MAX_DIMENSIONS}{suffix}", where)
     for at, dim in enumerate(dims):
         if dim < 1 and dim != -1:
             yield invalid(

@@ -15,7 +15,7 @@ from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest
-from pytriton_lite.core.tensor import Tensor, element_count
+from pytriton_lite.core.tensor import MAX_DIMENSIONS, Tensor, element_count
 from pytriton_lite.proto import model_config_pb
 
 _FOLDER = "warmup"
@@ -101,6 +101,12 @@ def sample_tensors(
     Raises InferenceError.
     """
     for given in sample.inputs:
+        if len(given.dims) >= MAX_DIMENSIONS:
+            raise invalid(
+                f"warmup setting has {len(given.dims)} dimensions for input '{given.name}', expected less than "
+                f"{MAX_DIMENSIONS}",
+                f"{given.field}.dims",
+            )
         if -1 in given.dims:
             raise invalid(
                 f"warmup setting expects all variable-size dimensions are specified for input '{given.name}'",

@@ -11,7 +11,7 @@ Buffer = bytes | bytearray | memoryview
 
 MAX_DIMENSIONS = 255
 """Dimensions of a tensor, at most: a message to a worker counts them in a byte (`ipc.messages`). The product of a million large
-ones, of which the size is made, would take hours."""
+ones, of which the size is made, would take hours. A model may declare one less, since the batch's may be in front."""
 
 
 class Window(NamedTuple):

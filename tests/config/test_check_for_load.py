@@ -86,6 +86,16 @@ DIFFERENT_SIZE = "model input 'IN0' has different size for dims and reshape"
             id="too many elements",
         ),
         pytest.param(
+            tensor(f"dims: {[-1] * 255}"),
+            "tensor 'IN0 dims' has 255 dimensions, expected less than 255",
+            id="too many dimensions",
+        ),
+        pytest.param(
+            tensor(f"dims: -1 reshape {{ shape: {[-1] * 255} }}"),
+            "tensor 'IN0 reshape' has 255 dimensions, expected less than 255",
+            id="reshape of too many dimensions",
+        ),
+        pytest.param(
             PYTHON + 'output { name: "OUT" data_type: TYPE_FP32 }',
             "model output 'OUT' must specify 'dims'",
             id="row 30, output",

@@ -117,6 +117,11 @@ def load_states(write_model: WriteModel) -> Callable[..., ModelConfig]:
             id="dims -2, 2.51 dies of it",
         ),
         pytest.param(
+            state().replace("dims: 2", f"dims: {[1] * 255}"),
+            "sequence batching state 'SI' has 255 dimensions, expected less than 255 for m",
+            id="too many dimensions",
+        ),
+        pytest.param(
             state().replace("dims: 2", f"dims: {1 << 60}"),
             f"sequence batching state 'SI' of model 'm' begins with {1 << 62} bytes, more than there is memory for",
             id="more than there is memory",

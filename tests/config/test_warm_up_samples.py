@@ -129,6 +129,11 @@ def test_a_file_gives_what_it_has_at_the_beginning(model_dir: Path) -> None:
             id="row 75, a variable size",
         ),
         pytest.param(
+            f"IN TYPE_FP32, dims: {[1] * 255} zero_data: true",
+            "warmup setting has 255 dimensions for input 'IN', expected less than 255",
+            id="too many dimensions",
+        ),
+        pytest.param(
             "IN TYPE_FP32, dims: [4]",
             NO_ID + "warmup setting expects input 'IN' to have input_data_type set",
             id="row 75, no data",
