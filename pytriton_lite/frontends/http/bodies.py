@@ -97,7 +97,12 @@ class LargeDocuments:
         await turn.acquire()
         loop = asyncio.get_running_loop()
         job = Job(loop)
-        done = loop.run_in_executor(None, job.run, work)
+        try:
+            done = loop.run_in_executor(None, job.run, work)
+        except RuntimeError:  # no thread can be started
+            job.is_given_up = True  # a thread of later on finds it in its line
+            turn.release()
+            raise
         done.add_done_callback(lambda _: turn.release())
         try:
             # Not `done` itself, which would be cancelled: the thread keeps its turn until it has seen that it may stop.

@@ -96,6 +96,26 @@ def test_what_is_raised_comes_out_and_the_next_has_its_turn(fails: Exception | N
     run(scenario)
 
 
+def test_one_that_no_thread_can_be_started_for_is_refused_and_the_next_has_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def scenario() -> None:
+        large = LargeDocuments()
+        done: list[str] = []
+        for scope in (None, Client().scope):
+            with monkeypatch.context() as patched:
+                patched.setattr(threading.Thread, "start", no_thread)
+                with pytest.raises(RuntimeError, match="new thread"):
+                    await large.run(LARGE, lambda: done.append("too late"), scope)
+        assert await large.run(LARGE, lambda: "read") == "read"
+        assert done == []
+
+    run(scenario)
+
+
 def test_a_large_one_does_not_wait_behind_a_very_large_one() -> None:
     async def scenario() -> None:
         large, long, longer = LargeDocuments(), Work(), Work()
