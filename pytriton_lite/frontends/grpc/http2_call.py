@@ -549,7 +549,8 @@ class Call:
         """Look at the size of what was decompressed so far; False when nobody wants it any more."""
         return not self.is_ended and self._take_budget(size)
 
-    def on_undecompressable(self, error: BaseException) -> None:
+    def fail_unless_ended(self, error: BaseException) -> None:
+        """End with what *error* says, which may come too late."""
         if not self.is_ended:
             self._fail(error)
 
@@ -703,7 +704,7 @@ class _Inflation:
                 error = no_thread
         self._endpoint.inflations.leave()
         if error is not None:
-            self._call.on_undecompressable(error)
+            self._call.fail_unless_ended(error)
         elif is_wanted and message is not None:
             self._then(message)
 
@@ -1184,8 +1185,15 @@ class StreamCall(Call):
         while self._unpacked:
             message = self._unpacked[0]
             if len(message) >= compression.THREAD_BYTES:
-                packing = self._loop.run_in_executor(self._endpoint.threads, compression.compress, message, encoding)
-                packing.add_done_callback(partial(self._on_packed, encoding))
+                try:
+                    packing = self._loop.run_in_executor(
+                        self._endpoint.threads, compression.compress, message, encoding
+                    )
+                except RuntimeError as error:  # no thread can be started
+                    # Not at once: who sends may have more to send. Until then nothing goes past what waits.
+                    self._loop.call_soon(self.fail_unless_ended, error)
+                else:
+                    packing.add_done_callback(partial(self._on_packed, encoding))
                 return
             self._unpacked.popleft()
             self._put(*_smaller(message, compression.compress(message, encoding)))

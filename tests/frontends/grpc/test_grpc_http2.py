@@ -72,6 +72,7 @@ from tests.harness import RunningServer, until, write_model
 PROTOCOL_ERROR, FLOW_CONTROL_ERROR, STREAM_CLOSED, FRAME_SIZE_ERROR = 1, 3, 5, 6
 REFUSED_STREAM, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 7, 9, 11
 LIVE = "/inference.GRPCInferenceService/ServerLive"
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 READY = "/inference.GRPCInferenceService/ServerReady"
 
 
@@ -1384,7 +1385,7 @@ class TestHostilePeers:
             message = service_pb2.ModelInferRequest(model_name="flood")
             message.parameters["count"].int64_param = 2_000
             message.parameters["bytes_each"].int64_param = 30_000
-            peer.send(peer.headers(1, headers_of("/inference.GRPCInferenceService/ModelStreamInfer")))
+            peer.send(peer.headers(1, headers_of(STREAM)))
             peer.send(frame(DATA, END_STREAM, 1, prefixed(message.SerializeToString())))
             received = 0
             for found in peer.frames():
@@ -1721,8 +1722,6 @@ class TestUnfinishedRequests:
 class TestPeersThatStandStill:
     """``--grpc-stall-timeout-secs``. A client of its own that stands still is the clock: it is ended when others would be."""
 
-    STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
-
     @pytest.fixture
     def impatient(self, start: Started) -> Http2Listener:
         return start(stall_timeout_s=0.1)
@@ -1776,13 +1775,13 @@ class TestPeersThatStandStill:
         message.parameters["count"].int64_param = 1_000_000
         message.parameters["bytes_each"].int64_param = 30_000
         with Http2Peer.connect(impatient, greeting) as peer:
-            peer.request(1, message.SerializeToString(), self.STREAM)
+            peer.request(1, message.SerializeToString(), STREAM)
             assert engine.streamed.acquire(timeout=10)
             assert engine.streams[0].was_cancelled.wait(60)
 
     def test_stream_without_requests_may_wait(self, engine: FakeServer, impatient: Http2Listener) -> None:
         with Http2Peer.connect(impatient) as peer:
-            peer.send(peer.headers(1, headers_of(self.STREAM)))
+            peer.send(peer.headers(1, headers_of(STREAM)))
             self.wait_for_the_timeout(impatient)
             peer.send(frame(DATA, END_STREAM, 1, prefixed(infer_message())))
             assert peer.answer(1).trailers["grpc-status"] == "0"
@@ -2151,6 +2150,26 @@ class TestCompression:
                 peer.send(*in_frames(1, body, itertools.repeat(16_384)))
                 assert peer.answer(1).trailers["grpc-status"] == "13"
         assert [record.message for record in caplog.records] == ["ModelInfer failed"]
+        caplog.clear()
+
+    @pytest.mark.parametrize("count", [1, 3])
+    def test_stream_whose_answer_no_thread_can_compress_ends_with_an_error(
+        self, start: Started, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, count: int
+    ) -> None:
+        def no_thread(*arguments: Any) -> None:
+            raise RuntimeError("can't start new thread")
+
+        listener = start(infer_response_compression_level="low")
+        with Http2Peer.connect(listener) as peer:
+            body = prefixed(infer_message(size=compression.THREAD_BYTES)) + prefixed(infer_message(size=1)) * (
+                count - 1
+            )
+            peer.send(peer.headers(1, headers_of(STREAM, grpc_accept_encoding="gzip")))
+            with monkeypatch.context() as patched:
+                patched.setattr(ThreadPoolExecutor, "submit", no_thread)
+                peer.send(*in_frames(1, body, itertools.repeat(16_384)))
+                assert peer.answer(1).trailers["grpc-status"] == "13"
+        assert [record.message for record in caplog.records] == ["ModelStreamInfer failed"]
         caplog.clear()
 
     def test_answer_that_would_grow_goes_plain(self, start: Started) -> None:
