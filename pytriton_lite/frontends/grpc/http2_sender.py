@@ -160,8 +160,7 @@ class Sender:
         is_over = self.has_too_much_unread()
         if is_over:
             self._held_back[on_room] = None
-            if self._unread.is_exceeded:  # others may read, or go, while our peer does nothing
-                self._unread.call_back(self, self._let_go_on)
+            self._hear_of_others()
         return is_over
 
     # ------------------------------------------------------------------------------------------ what lies unread
@@ -195,11 +194,19 @@ class Sender:
             nbytes, self._uncounted_bytes = self._uncounted_bytes, 0
             self._unread.wrote(self, nbytes)
 
+    def _hear_of_others(self) -> None:
+        """Look again when others have read, or gone, where it is for them that something is held back."""
+        if self._unread.is_exceeded:
+            self._unread.call_back(self, self._let_go_on)
+
     def _let_go_on(self) -> None:
-        if not self.has_too_much_unread():
-            held_back, self._held_back = self._held_back, {}
-            for on_room in held_back:
-                on_room()
+        if self.has_too_much_unread():
+            # Either limit may have taken the place of the other, and whoever was called back is not called again.
+            self._hear_of_others()
+            return
+        held_back, self._held_back = self._held_back, {}
+        for on_room in held_back:
+            on_room()
 
     # ------------------------------------------------------------------------------------------ what the peer says
 

@@ -14,7 +14,8 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -388,35 +389,77 @@ class TestWindowsForRequests:
         self, loop: LoopThread, engine: FakeServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """``--max-unread-bytes``. Meanwhile their own client reads nothing, and need not."""
-        monkeypatch.setattr(unread_answers, "LOOK_EVERY_S", 600.0)  # the test looks itself
-
-        async def listen() -> tuple[Http2Listener, UnreadBudget]:
-            unread = UnreadBudget(100_000)
-            return await start_http2(engine, GrpcOptions(address="127.0.0.1", port=0), unread=unread), unread
-
-        async def look() -> None:
-            unread.look()
-
-        listener, unread = loop.run(listen())
-        unread_too = PREFACE + settings(initial_window_size=0)
-        with Http2Peer.connect(listener, unread_too) as peer:
+        listener, look = self.with_budget(loop, engine, monkeypatch, 100_000, own_limit=1 << 30)
+        with Http2Peer.connect(listener, PREFACE + settings(initial_window_size=0)) as peer:
             open_stream(peer)
             peer.send(data(message(request_id="a")))
             entered(engine)
             peer.next(HEADERS, 1)
-            with Http2Peer.connect(listener, unread_too) as other:
-                for stream in (1, 3):
-                    other.request(stream, message(request_id="much", size=60_000)[5:])
-                    other.next(HEADERS, stream)
-                entered(engine, 2)
+            with self.much_unread(listener, engine):
                 peer.send(data(message(request_id="b")))
                 ping(peer)
                 assert [stream.request.request_id for stream in engine.streams] == ["a", "much", "much"]
-            until(lambda: len(listener._connections.open) == 1)
-            loop.run(look())
+            look()
             entered(engine)
             assert engine.streams[-1].request.request_id == "b"
         assert loop.run(listener.stop(10))
+
+    @pytest.mark.parametrize("others_had_gone", [False, True])
+    def test_requests_that_are_held_back_for_their_client_and_then_for_others_go_on_when_those_have_gone(
+        self, loop: LoopThread, engine: FakeServer, monkeypatch: pytest.MonkeyPatch, others_had_gone: bool
+    ) -> None:
+        """Of both limits the one is kept again only when the other is not, and so it goes on."""
+        listener, look = self.with_budget(loop, engine, monkeypatch, 200_000, own_limit=100_000)
+        with Http2Peer.connect(listener, PREFACE + settings(initial_window_size=0)) as peer:
+            with self.much_unread(listener, engine) if others_had_gone else nullcontext():
+                for stream in (1, 3):
+                    open_stream(peer, stream)
+                for name in ("a", "b"):
+                    peer.send(data(message(request_id=name, size=60_000), 1))
+                entered(engine, 2)
+                loop.run(asyncio.sleep(0))  # a turn, in which they are answered
+                peer.send(data(message(request_id="c"), 3))
+                ping(peer)
+            look()
+            with self.much_unread(listener, engine):
+                peer.send(window_update(1, 60_100))
+                ping(peer)
+                assert "c" not in [stream.request.request_id for stream in engine.streams]
+            look()
+            entered(engine)
+            assert engine.streams[-1].request.request_id == "c"
+        assert loop.run(listener.stop(10))
+
+    def with_budget(
+        self, loop: LoopThread, engine: FakeServer, monkeypatch: pytest.MonkeyPatch, limit: int, own_limit: int
+    ) -> tuple[Http2Listener, Callable[[], None]]:
+        """A listener with *limit* for all its connections, *own_limit* for each, and what looks when all but one have gone."""
+        monkeypatch.setattr(unread_answers, "LOOK_EVERY_S", 600.0)  # the test looks itself
+
+        async def listen() -> tuple[Http2Listener, UnreadBudget]:
+            unread = UnreadBudget(limit)
+            options = GrpcOptions(address="127.0.0.1", port=0, max_unread_bytes=own_limit)
+            return await start_http2(engine, options, unread=unread), unread
+
+        async def look() -> None:
+            unread.look()
+
+        def look_at_one() -> None:
+            until(lambda: len(listener._connections.open) == 1)
+            loop.run(look())
+
+        listener, unread = loop.run(listen())
+        return listener, look_at_one
+
+    @contextmanager
+    def much_unread(self, listener: Http2Listener, engine: FakeServer) -> Iterator[None]:
+        """Another client, which reads nothing of 120 KB."""
+        with Http2Peer.connect(listener, PREFACE + settings(initial_window_size=0)) as other:
+            for stream in (1, 3):
+                other.request(stream, message(request_id="much", size=60_000)[5:])
+                other.next(HEADERS, stream)
+            entered(engine, 2)
+            yield
 
     def test_data_over_the_window_of_a_stream_that_is_not_read_reset_it(
         self, loop: LoopThread, engine: FakeServer, listener: Http2Listener
