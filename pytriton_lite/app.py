@@ -190,8 +190,9 @@ def _listed(verb: str, names: Sequence[str]) -> str:
 class Composition:
     """The parts of one server, made from settings: started and ended in order, on one event loop.
 
-    `open`, `prepare`, `load`, `listen`, `end`, `close`: whoever has a process for it alone (`App`) and whoever has it in a
-    thread of a program (embedding.py) do the same. It has no signals, ends no process, and changes nothing of the process.
+    `open`, `prepare`, `load` and `listen` (in the other order where it `listens_first`), `end`, `close`: whoever has a process
+    for it alone (`App`) and whoever has it in a thread of a program (embedding.py) do the same. It has no signals, ends no
+    process, and changes nothing of the process.
     """
 
     def __init__(
@@ -289,8 +290,11 @@ class Composition:
         self._check_tls()
         await self._bind()
         self._start_front_ends(self.engine)
-        if self._settings.accept_before_load:
-            await self._listen(self.engine)
+
+    @property
+    def listens_first(self) -> bool:
+        """Whether `listen` comes before `load`, and not behind it."""
+        return self._settings.accept_before_load
 
     async def load(self) -> None:
         """Load what is to be loaded at the start. Raises StartError."""
@@ -305,9 +309,8 @@ class Composition:
                 raise StartError(str(error)) from error
 
     async def listen(self) -> None:
-        """Let clients come, unless they may already. Raises StartError."""
-        if not self._settings.accept_before_load:
-            await self._listen(self.engine)
+        """Let clients come. Raises StartError."""
+        await self._listen(self.engine)
 
     async def close(self) -> None:
         """Let go of what is not the engine's, when that has ended."""
@@ -871,8 +874,7 @@ class App:
         if parts.has_log_files:
             # Where there are none, SIGHUP ends the server, as does the terminal that it was started from.
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reopen)
-        if await self._unless_signalled(parts.load()) and await self._unless_signalled(parts.wait_front_ends()):
-            await parts.listen()
+        if await self._start():
             self._say_ready()
         collections = FullCollections()
         freed = freed_memory.begin_giving_back()
@@ -881,6 +883,19 @@ class App:
         if freed is not None:
             freed.close()
         return await self._stop()
+
+    async def _start(self) -> bool:
+        """Load what is to be loaded, and let clients come; False when a signal comes first."""
+        is_first = self._parts.listens_first
+        if is_first and not await self._let_clients_come():
+            return False
+        return await self._unless_signalled(self._parts.load()) and (is_first or await self._let_clients_come())
+
+    async def _let_clients_come(self) -> bool:
+        if not await self._unless_signalled(self._parts.wait_front_ends()):
+            return False
+        await self._parts.listen()
+        return True
 
     def _say_ready(self) -> None:
         """Three lines for whoever has started the server: what it serves, where, and how it is stopped."""

@@ -160,8 +160,11 @@ class Server:
         for name in list(self._waiting_to_bind):
             await engine.bind_model(*self._waiting_to_bind.pop(name))
         await parts.prepare()
+        if parts.listens_first:
+            await parts.listen()
         await parts.load()
-        await parts.listen()
+        if not parts.listens_first:
+            await parts.listen()
         self._calls = Calls(self._thread, engine)
 
     def stop(self, timeout_s: float | None = None) -> bool:

@@ -658,20 +658,38 @@ def shared(server: Server, command: list[str]) -> Shared:
     return Shared(server, Board.create(1, prefix="front_ends_test_"), start, command, answers, None)
 
 
-def test_a_signal_ends_a_server_whose_front_ends_do_not_get_ready(tmp_path: Path) -> None:
+@contextmanager
+def server_whose_front_ends_do_not_get_ready(folder: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    """Each of which leaves a file in *folder* when it begins."""
     code = "class TritonPythonModel:\n    def execute(self, requests): ...\n"
-    write_model(tmp_path / "models", "m", code, 'backend: "python"')
-    (tmp_path / "sitecustomize.py").write_text(
-        "import signal, sys\nif any('pytriton_lite.front_end' in word for word in sys.orig_argv):\n    signal.pause()\n"
+    write_model(folder / "models", "m", code, 'backend: "python"')
+    (folder / "sitecustomize.py").write_text(
+        "import os, pathlib, signal, sys\n"
+        "if any('pytriton_lite.front_end' in word for word in sys.orig_argv):\n"
+        "    pathlib.Path(__file__).with_name(f'{os.getpid()}.front_end').touch()\n"
+        "    signal.pause()\n"
     )
-    command = [sys.executable, "-m", "pytriton_lite", "serve", f"--model-repository={tmp_path / 'models'}"]
-    command += ["--frontends=2", "--http-port=0", "--grpc-port=0", "--metrics-port=0"]
-    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "pytriton_lite", "serve", f"--model-repository={folder / 'models'}"]
+    command += ["--frontends=2", "--http-port=0", "--grpc-port=0", "--metrics-port=0", *flags]
+    paths = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     with child(command, env={**os.environ, "PYTHONPATH": paths}, stderr=subprocess.PIPE, text=True) as server:
+        yield server
+
+
+def test_a_signal_ends_a_server_whose_front_ends_do_not_get_ready(tmp_path: Path) -> None:
+    with server_whose_front_ends_do_not_get_ready(tmp_path) as server:
         assert server.stderr is not None
         for line in server.stderr:
             if line.startswith("| m "):  # everything is loaded
                 break
         server.send_signal(signal.SIGTERM)
         server.communicate(timeout=20)
+        assert server.returncode == 0
+
+
+def test_a_signal_ends_a_server_that_waits_for_its_front_ends_before_it_loads(tmp_path: Path) -> None:
+    with server_whose_front_ends_do_not_get_ready(tmp_path, "--accept-before-load=true") as server:
+        until(lambda: len(list(tmp_path.glob("*.front_end"))) == 2)
+        server.send_signal(signal.SIGTERM)
+        assert "| m " not in server.communicate(timeout=20)[1]
         assert server.returncode == 0
