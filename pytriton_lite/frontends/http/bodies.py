@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import binascii
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fastapi import Request  # half of what a process that serves HTTP would import
 
     from pytriton_lite.core.request import InferenceRequest
+    from pytriton_lite.core.tensor import Tensor
     from pytriton_lite.engine.workers.intake import Intake
 
 Result = TypeVar("Result")
@@ -123,13 +124,20 @@ class LargeDocuments:
             del done  # as above
 
 
-async def count_texts(request: InferenceRequest, scope: Scope, large: LargeDocuments) -> None:
-    """Count the elements of the BYTES inputs of *request* in a thread, where the engine's look at each would take long.
-
-    Raises Disconnected when the client has gone away.
-    """
+def many_texts(request: InferenceRequest) -> list[Tensor]:
+    """The BYTES inputs of *request*, where the engine's look at each of their elements would take long; none otherwise."""
     texts = [tensor for tensor in request.inputs if tensor.datatype is dtypes.BYTES and tensor.data]
     if sum(bytes_tensor.most_elements(text.nbytes, text.shape) for text in texts) <= bytes_tensor.MANY_ELEMENTS:
+        return []
+    return texts
+
+
+async def count_texts(texts: Sequence[Tensor], large: LargeDocuments, scope: Scope | None = None) -> None:
+    """Count the elements of *texts*, which `many_texts` has found, in a thread.
+
+    *scope* is that of their request. Raises Disconnected when its client has gone away.
+    """
+    if not texts:
         return
 
     def count() -> None:

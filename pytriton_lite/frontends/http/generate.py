@@ -29,6 +29,7 @@ from pytriton_lite.frontends.http.bodies import (
     Receiving,
     count_texts,
     is_large,
+    many_texts,
     read_up_to,
     wait_disconnected,
 )
@@ -122,7 +123,7 @@ async def _read_request(
             max_input_size=limit,
         )
         request = await large.run(weight(document), decode, scope)
-        await count_texts(request, scope, large)
+        await count_texts(many_texts(request), large, scope)
     return served, request
 
 

@@ -24,6 +24,7 @@ from pytriton_lite.frontends.http.bodies import (
     Receiving,
     cancel,
     count_texts,
+    many_texts,
     next_piece,
     wait_disconnected,
 )
@@ -102,7 +103,7 @@ def infer_app(server: Door, options: HttpOptions, large: LargeDocuments) -> Infe
                     request, forms = await read.pieces(first, scope, receive, large, receiving)
                 else:
                     request, forms = await read.apart(first, scope, large)
-            await count_texts(request, scope, large)
+            await count_texts(many_texts(request), large, scope)
         if forwarded is not None:
             for name, value in forwarded(scope):
                 forward_header(request, name, value)

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from pytriton_lite.core import bytes_tensor
 from pytriton_lite.core.errors import BUG, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse, PendingRequest, only_response
-from pytriton_lite.core.tensor import Buffer
+from pytriton_lite.core.tensor import Buffer, Tensor
 from pytriton_lite.core.timeline import CLIENT_GONE, Timeline
 from pytriton_lite.frontends.addresses import format_address
 from pytriton_lite.frontends.http import codec, compression
-from pytriton_lite.frontends.http.bodies import LargeDocuments, is_large
+from pytriton_lite.frontends.http.bodies import LargeDocuments, Receiving, count_texts, is_large, many_texts
 from pytriton_lite.frontends.http.codec import OutputForms
 from pytriton_lite.frontends.http.errors import STATUS, error_body, retry_headers
 from pytriton_lite.frontends.http.json_tensors import written_weight
@@ -37,6 +38,9 @@ LARGEST_BODY = 256 << 10
 """Above this the body is checked before it is buffered, which the application does."""
 _LARGEST_DOCUMENT = 64 << 10
 """Above this JSON may be read in a thread, which the application has done."""
+
+_MOST_UNCOUNTED = 4 * bytes_tensor.MANY_ELEMENTS
+"""Bytes of a body in which there are not too many texts for the engine to look through at once."""
 
 _LARGEST_AWAITED = 64 << 10
 """A longer body that has not come takes its part of a budget, and the parser's way."""
@@ -75,7 +79,7 @@ class OrdinaryRequests:
     """Those of one connection: a `core.request.ResponseReceiver` of the one that is being answered, if one is.
 
     ```
-    nothing → `ticket` → nothing              from the engine's acceptance to the write
+    nothing → `ticket` → nothing              from the engine's acceptance to the write; before, while many texts are counted
               `ticket` and `writing`          a large answer becomes JSON in a thread
     ```
     """
@@ -120,8 +124,8 @@ class OrdinaryRequests:
         """Of the last request that was answered here."""
         self.written = 0
         """Bytes of answers."""
-        self.ticket: PendingRequest | None = None
-        """Ticket of the request that is being answered; also while `writing`."""
+        self.ticket: PendingRequest | asyncio.Task[None] | None = None
+        """Ticket of the request that is being answered, also while `writing`; before, the task that has its texts counted."""
         self.writing: asyncio.Task[None] | None = None
         self._forms: OutputForms | None = None
         self._timeline: Timeline | None = None
@@ -222,12 +226,27 @@ class OrdinaryRequests:
             request = self._read(served, model, version, body)
             if timeline is not None:
                 request.timeline = timeline
-            self.ticket = self._server.infer(served, request, self)
+            texts = many_texts(request) if len(body) > _MOST_UNCOUNTED else []
+            if texts:
+                self.ticket = self._connection.loop.create_task(self._infer_counted(served, request, texts))
+            else:
+                self.ticket = self._server.infer(served, request, self)
         except InferenceError as refusal:
             self._write_refusal(refusal)
         except Exception:
             logger.exception("infer request to model '%s' failed inside the server", model)
             self._write_error(500, BUG)
+
+    async def _infer_counted(self, served: Servable, request: InferenceRequest, texts: list[Tensor]) -> None:
+        """The end of `infer`, when the elements of *texts*, inputs of *request*, are counted."""
+        try:
+            with Receiving(self._server.receive_budget) as receiving:
+                receiving.hold(self.body_bytes)
+                await count_texts(texts, self._large)
+            self.ticket = self._server.infer(served, request, self)
+        except Exception as failure:
+            self.ticket = None
+            self._write_failure(failure)
 
     def _begin_timeline(self, model: str) -> Timeline | None:
         client = self._connection.client

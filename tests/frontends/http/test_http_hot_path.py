@@ -9,21 +9,25 @@ import json
 import struct
 import sys
 import termios
+import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from http_fake_server import FakeServer, default_models
+from http_fake_server import FakeConfig, FakeServed, FakeServer, FakeSpec, default_models, echo
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.tensor import Elements
 from pytriton_lite.core.timeline import Timeline
 from pytriton_lite.engine.tracing.observation import HeaderOf
 from pytriton_lite.engine.workers.regions import Regions
 from pytriton_lite.frontends.http import codec
+from pytriton_lite.frontends.http.bodies import LargeDocuments
 from pytriton_lite.frontends.http.hot_path import hot_path
 from pytriton_lite.frontends.http.infer import refusing_app
 from pytriton_lite.frontends.http.server import HttpOptions, http_app
@@ -184,6 +188,99 @@ def test_large_answers_are_compressed_too(elements: int, is_json: bool) -> None:
             assert (answer["outputs"][0]["data"] == values) if is_json else (body[size:] == data)
 
     in_session(scenario)
+
+
+# Many texts --------------------------------------------------------------------------------------------------------------
+
+
+def texts_model(count: int) -> FakeServed:
+    """Answers with its *count* BYTES inputs."""
+    inputs = [FakeSpec(f"X{at}", dtypes.BYTES, (-1,)) for at in range(count)]
+    return FakeServed("texts", 1, FakeConfig("texts", inputs, []), echo)
+
+
+def empty_texts(count: int, each: int, last: bytes = b"\0") -> bytes:
+    """A request with *each* texts in *count* inputs, all of them empty; *last* is the first byte of the last length."""
+    parameters = {"binary_data_size": 4 * each}
+    inputs = [{"name": f"X{at}", "shape": [each], "datatype": "BYTES", "parameters": parameters} for at in range(count)]
+    text = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}, separators=(",", ":")).encode()
+    data = bytes(4 * each * count - 4) + last + bytes(3)
+    start = (
+        b"POST /v2/models/texts/infer HTTP/1.1\r\nHost: h\r\n"
+        b"Inference-Header-Content-Length: %d\r\nContent-Length: %d\r\n\r\n" % (len(text), len(text) + len(data))
+    )
+    return start + text + data
+
+
+@pytest.mark.parametrize(("count", "each"), [(1, 20_000), (20, 1000)], ids=["in one tensor", "in small ones"])
+def test_many_texts_come_to_the_engine_counted(count: int, each: int) -> None:
+    """The second time their form is known."""
+    server = FakeServer([texts_model(count)])
+
+    async def scenario(session: Session) -> None:
+        for last, whole in ((b"\0", each), (b"\0", each), (b"\1", each - 1)):
+            session.send(empty_texts(count, each, last))
+            assert (await raw_reply(session))[0] == 200
+            found = [tensor.elements for tensor in server.requests[-1].inputs]
+            assert found == [Elements(each, 4 * each)] * (count - 1) + [Elements(whole, 4 * whole)]
+
+    without_application(scenario, server)
+
+
+@pytest.mark.parametrize("each", [10_000, 16_384])
+def test_texts_that_the_engine_looks_through_at_once_are_left_to_it(each: int) -> None:
+    server = FakeServer([texts_model(1)])
+
+    async def scenario(session: Session) -> None:
+        session.send(empty_texts(1, each))
+        assert (await raw_reply(session))[0] == 200
+        assert server.requests[0].inputs[0].elements is None
+
+    without_application(scenario, server)
+
+
+def test_what_comes_while_texts_are_counted_waits_and_a_connection_that_is_lost_then_has_no_request() -> None:
+    server = FakeServer([*default_models(), texts_model(1)])
+    large = LargeDocuments()
+    may_go_on = threading.Event()
+
+    async def scenario() -> None:
+        options = HttpOptions()
+        listener = await start_listener(
+            http_app(server, options, large),  # type: ignore[arg-type]
+            host="127.0.0.1",
+            port=0,
+            reuse_port=False,
+            name="HTTPService",
+            protocol=hot_path(server, options, large),  # type: ignore[arg-type]
+        )
+        sessions = [
+            Session(server, listener, await asyncio.open_connection("127.0.0.1", listener.port)) for _ in range(2)
+        ]
+        before = asyncio.create_task(large.run(100_000, may_go_on.wait))
+        for session in sessions:
+            session.send(empty_texts(1, 20_000))
+        left, stays = sessions
+        stays.send(message(vector(1, 1, 1, 1), vector(0, 0, 0, 0)))
+        await until(lambda: [connection.is_answer_due() for connection in listener._state.protocols()] == [True] * 2)
+        left.writer.transport.abort()
+        await until(lambda: len(listener._state.protocols()) == 1)
+        assert server.requests == []
+        may_go_on.set()
+        assert await before
+        assert (await raw_reply(stays))[0] == 200
+        assert await stays.sums() == [1.0] * 4
+        assert [request.model_name for request in server.requests] == ["texts", "add_sub"]
+        stays.writer.close()
+        assert await listener.close_gracefully(5)
+
+    async def run() -> None:
+        try:
+            await asyncio.wait_for(scenario(), 20)
+        finally:
+            may_go_on.set()
+
+    asyncio.run(run())
 
 
 # Headers that differ -----------------------------------------------------------------------------------------------------
