@@ -196,7 +196,7 @@ class _Answer:
         self._created = now()
         self._number = 0
         self._calls: dict[int, Json] = {}
-        """Items of calls that a stream has begun, by their indices."""
+        """Items of calls that a stream has begun, by their indices; in the order of the output, in which they began."""
 
     def _response(self, status: str, output: list[Json], reason: str = "") -> Json:
         incomplete = {"reason": _INCOMPLETE[reason]} if reason in _INCOMPLETE else None
@@ -262,7 +262,7 @@ class _Answer:
             await self._send_failed(error)
             raise
         whole.text = "".join(texts)
-        calls = [_call_item(call, "completed") for call in ToolCalls.joined(parts)]
+        calls = [_call_item(call, "completed") for call in ToolCalls.joined(parts).values()]
         await self._send_ends(whole, calls)
         document = self._whole_response(whole, calls, writing)
         await self._send(f"response.{document['status']}", response=document)
@@ -309,7 +309,7 @@ class _Answer:
             await self._send("response.content_part.done", **self._place(), part=_part(whole.text))
             item = self._message(whole.text, "completed")
             await self._send("response.output_item.done", output_index=self._text_at, item=item)
-        for begun, call in zip((self._calls[index] for index in sorted(self._calls)), calls):
+        for begun, call in zip(self._calls.values(), calls):
             place = {"item_id": call["id"], "output_index": begun["output_index"]}
             await self._send(
                 "response.function_call_arguments.done", **place, name=call["name"], arguments=call["arguments"]

@@ -51,8 +51,8 @@ class ToolCalls:
         return part
 
     @staticmethod
-    def joined(parts: Iterable[Json]) -> list[Json]:
-        """The whole calls of *parts*, without an index."""
+    def joined(parts: Iterable[Json]) -> dict[int, Json]:
+        """The whole calls of *parts* by their indices, in the order in which they began."""
         calls: dict[int, Json] = {}
         for part in parts:
             call = calls.get(part["index"])
@@ -61,4 +61,4 @@ class ToolCalls:
                 calls[part["index"]] = {"id": part["id"], "type": "function", "function": function}
             else:
                 call["function"]["arguments"] += part["function"]["arguments"]
-        return [call for _, call in sorted(calls.items())]
+        return calls

@@ -313,7 +313,7 @@ async def written(writing: Writing, count: int) -> list[Written]:
             found[piece.index].finish_reason = piece.finish_reason
     for choice, pieces, calls in zip(found, texts, parts):
         choice.text = "".join(pieces)
-        choice.tool_calls = ToolCalls.joined(calls)
+        choice.tool_calls = [call for _, call in sorted(ToolCalls.joined(calls).items())]
     return found
 
 

@@ -83,7 +83,7 @@ AGENT = """
         return pb_utils.Tensor(name, np.array([value.encode()], np.object_))
 
     class TritonPythonModel:
-        '''Says what it was given, or calls the first tool.'''
+        '''Says what it was given, or calls the first tool, or what the last message lists as calls.'''
         def execute(self, requests):
             return [self.answer(request) for request in requests]
 
@@ -94,6 +94,8 @@ AGENT = """
             said, calls, probabilities = messages[-1]["content"], [], []
             if tools is not None and messages[-1]["role"] == "user":
                 said, calls = "", [{"name": json.loads(tools)[0]["function"]["name"], "arguments": {"city": "Oslo"}}]
+            elif said.startswith("["):
+                said, calls = "", json.loads(said)
             if given(request, "response_format") is not None:
                 said = given(request, "response_format").decode()
             if logprobs is not None:

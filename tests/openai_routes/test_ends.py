@@ -183,7 +183,8 @@ def test_calls_may_come_in_any_order_of_their_indices() -> None:
     parts = calls.parts(said)
     assert ["id" in part for part in parts] == [True, True, False]
     assert calls.count == 2
-    assert [(one["function"]["name"], one["function"]["arguments"]) for one in ToolCalls.joined(parts)] == [
-        ("first", "{}"),
-        ("second", "{}"),
+    joined = ToolCalls.joined(parts)
+    assert [(index, one["function"]["name"], one["function"]["arguments"]) for index, one in joined.items()] == [
+        (1, "second", "{}"),
+        (0, "first", "{}"),
     ]

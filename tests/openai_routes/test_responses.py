@@ -79,6 +79,23 @@ def test_streamed_calls_are_items_with_arguments(server: RunningServer) -> None:
     assert found[-1]["response"]["output"] == [found[5]["item"]]
 
 
+def test_streamed_calls_stand_in_the_output_where_their_events_say(server: RunningServer) -> None:
+    """Whatever indices the model gives them."""
+    calls = [{"index": 1, "name": "b", "arguments": "{"}, {"index": 0, "name": "a"}, {"index": 1, "arguments": "}"}]
+    found = events(respond(server, json.dumps(calls), "agent", stream=True))
+    output = found[-1]["response"]["output"]
+    assert [(item["name"], item["arguments"]) for item in output] == [("b", "{}"), ("a", "")]
+    for event in found:
+        if "output_index" in event:
+            assert output[event["output_index"]]["id"] == event.get("item", {"id": event.get("item_id")})["id"]
+
+
+def test_calls_of_a_whole_answer_stand_in_the_order_of_their_indices(server: RunningServer) -> None:
+    calls = [{"index": 1, "name": "b"}, {"index": 0, "name": "a"}]
+    output = respond(server, json.dumps(calls), "agent").json["output"]
+    assert [item["name"] for item in output] == ["a", "b"]
+
+
 def test_a_stream_without_text_is_a_message_that_is_empty(server: RunningServer) -> None:
     given = [{"role": "user", "content": ""}]
     found = events(respond(server, given, "agent", stream=True))
