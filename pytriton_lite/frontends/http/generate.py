@@ -15,13 +15,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytriton_lite.core.errors import BUG, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse, PendingRequest
-from pytriton_lite.core.timeline import CLIENT_GONE
+from pytriton_lite.core.timeline import CLIENT_GONE, Timeline
 from pytriton_lite.frontends.http import generate_codec
 from pytriton_lite.frontends.http.bodies import (
     Disconnected,
@@ -69,28 +69,46 @@ def generate_app(server: Door, options: HttpOptions, large: LargeDocuments) -> G
             observed = Observed(timeline, scope, receive, send)
             receive, send = observed.receive, observed.send
         error_text = ""
+        refusal: tuple[int, Sequence[Header]] | None = None
         try:
             headers: dict[bytes, bytes] = dict(scope["headers"])
-            served, request = await _read_request(server, limit, headers, scope, receive, model, version_text, large)
-            request.timeline = timeline
-            responses = _Responses(model, large)
-            ticket = server.infer(served, request, responses)
-        except InferenceError as error:
-            error_text = error.message
-            await send_error(send, STATUS[error.code], error.message, *retry_headers(error))
-        except Disconnected:
-            error_text = CLIENT_GONE
-        except Exception:
-            error_text = BUG
-            logger.exception("generate request to model '%s' failed inside the server", model)
-            await send_error(send, 500, BUG)
-        else:
+            # What is sent may wait long for its client, so it is sent where neither a frame nor an error has the request.
+            try:
+                responses = await ask(scope, receive, headers, model, version_text, timeline)
+            except InferenceError as error:
+                error_text = error.message
+                refusal = STATUS[error.code], retry_headers(error)
+            except Disconnected:
+                error_text = CLIENT_GONE
+                return
+            except Exception:
+                error_text = BUG
+                logger.exception("generate request to model '%s' failed inside the server", model)
+                refusal = 500, ()
+            if refusal is not None:
+                await send_error(send, refusal[0], error_text, *refusal[1])
+                return
             answer = _send_events if scope["path"].endswith(GENERATE_STREAM) else _send_object
             start = partial(_start, server, send, headers.get(REQUEST_HEADER))
-            error_text = await _while_connected(receive, ticket, responses, answer(start, send, ticket, responses))
+            error_text = await _while_connected(receive, responses, answer(start, send, responses))
         finally:
             if timeline is not None:
                 timeline.finish(error_text)
+
+    async def ask(
+        scope: Scope,
+        receive: Receive,
+        headers: dict[bytes, bytes],
+        model: str,
+        version_text: str | None,
+        timeline: Timeline | None,
+    ) -> _Responses:
+        """Read a request, and begin it. Raises Disconnected, and what is wrong."""
+        served, request = await _read_request(server, limit, headers, scope, receive, model, version_text, large)
+        request.timeline = timeline
+        responses = _Responses(model, large)
+        responses.ticket = server.infer(served, request, responses)
+        return responses
 
     return generate
 
@@ -140,6 +158,8 @@ class _Responses:
     def __init__(self, model_name: str, large: LargeDocuments) -> None:
         self.error_text = ""
         """Text of the first error."""
+        self.ticket: PendingRequest | None = None
+        """None until the engine has the request, and when that has ended: it has the inputs, and answers may wait long."""
         self._model_name = model_name
         self._large = large
         self._come: deque[_Answer | asyncio.Task[_Answer]] = deque()
@@ -152,11 +172,21 @@ class _Responses:
         if response is not None:
             self._come.append(self._encoding(response))
         self._is_final = is_final
+        if is_final:
+            self.ticket = None
         self._change.set()
 
+    def consumed(self) -> None:
+        """Say that one was passed on, so that the model may send another."""
+        if self.ticket is not None:
+            self.ticket.consumed()
+
     def abandon(self) -> None:
-        """Give up: nobody wants more, perhaps because the client has gone. `next` raises."""
+        """Give up: nobody wants more, perhaps because the client has gone; the request is cancelled. `next` raises."""
         self._is_abandoned = True
+        ticket, self.ticket = self.ticket, None
+        if ticket is not None:
+            ticket.cancel()
         for answer in self._come:
             if isinstance(answer, asyncio.Task):
                 answer.cancel()
@@ -210,10 +240,8 @@ class _Responses:
         return _Answer(status, error_body(text))
 
 
-async def _while_connected(
-    receive: Receive, ticket: PendingRequest, responses: _Responses, answering: Awaitable[None]
-) -> str:
-    """Wait for *answering*; cancel the request when the client goes away. What to note as the request's error."""
+async def _while_connected(receive: Receive, responses: _Responses, answering: Awaitable[None]) -> str:
+    """Wait for *answering*; give up when the client goes away. What to note as the request's error."""
     gone = asyncio.ensure_future(wait_disconnected(receive))
     gone.add_done_callback(lambda _: responses.abandon())
     try:
@@ -223,7 +251,6 @@ async def _while_connected(
     finally:
         gone.cancel()
         responses.abandon()
-        ticket.cancel()  # which nobody hears of that has ended
     return responses.error_text
 
 
@@ -237,22 +264,22 @@ async def _start(server: Door, send: Send, load_form: bytes | None, status: int,
     await send({"type": "http.response.start", "status": status, "headers": headers})
 
 
-async def _send_events(start: Start, send: Send, ticket: PendingRequest, responses: _Responses) -> None:
+async def _send_events(start: Start, send: Send, responses: _Responses) -> None:
     """An event for each response, in a chunk of its own. The first one decides the status."""
     answer = await responses.next()
     await start(200 if answer is None else answer.status, _EVENT_TYPE)
     while answer is not None:
         await send({"type": "http.response.body", "body": generate_codec.event(answer.body), "more_body": True})
-        ticket.consumed()
+        responses.consumed()
         answer = await responses.next()
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _send_object(start: Start, send: Send, ticket: PendingRequest, responses: _Responses) -> None:
+async def _send_object(start: Start, send: Send, responses: _Responses) -> None:
     """The only response. A second one is as many as any number: nobody waits for a third."""
     answer = await responses.next()
     if answer is not None:
-        ticket.consumed()
+        responses.consumed()
     if answer is None or await responses.next() is not None:
         answer = _Answer(200 if answer is None else answer.status, error_body(generate_codec.NOT_ONE_RESPONSE))
     await start(answer.status, _JSON_TYPE)

@@ -6,12 +6,14 @@ HTTP spec, section 15. What models make of it is in tests/contract/test_generate
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import math
 import socket
 import struct
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -658,17 +660,47 @@ def test_a_response_is_consumed_when_the_connection_has_taken_it(with_client: Wi
         asked = await client.asked()
         for _ in range(MANY):
             asked.respond(LARGE)
-        asked.end()
         await asked.wait_consumed(1)
         for _ in range(10):
             await client.other_request()
         assert asked.consumed_count < MANY
         client.reader._transport.resume_reading()
         await client.head()
-        assert [len(chunk) > len(LARGE) for chunk in await client.chunks()] == [True] * MANY
-        assert asked.consumed_count == MANY
+        assert [len(await client.chunk()) > len(LARGE) for _ in range(MANY)] == [True] * MANY
+        await asked.wait_consumed(MANY)
+        asked.end()
+        assert await client.chunks() == []
 
     with_client(scenario)
+
+
+def test_a_request_that_has_ended_is_gone_while_its_client_reads(with_client: WithClient) -> None:
+    async def scenario(client: Client) -> None:
+        client.reader._transport.pause_reading()
+        client.ask()
+        asked = await client.asked()
+        parameters = asked.request.parameters = Parameters()
+        kept = [weakref.ref(asked), weakref.ref(parameters)]
+        for _ in range(MANY):
+            asked.respond(LARGE)
+        await asked.wait_consumed(1)
+        asked.end()
+        client.server.requests.clear()
+        del asked, parameters
+        assert [one() for one in kept] == [None, None]
+        client.reader._transport.resume_reading()
+        await client.head()
+        assert len(await client.chunks()) == MANY
+
+    gc.disable()
+    try:
+        with_client(scenario)
+    finally:
+        gc.enable()
+
+
+class Parameters(dict[str, Any]):
+    """Those of a request, seen by whoever looks whether it is still there."""
 
 
 @pytest.mark.usefixtures("quietly")
