@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.cores import usable_cores
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.tensor import MAX_DIMENSIONS
 from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
 from pytriton_lite.engine.workers.intake import own_memory
 from pytriton_lite.frontends.http.codec import check_limit
@@ -126,7 +127,11 @@ class LargeDocuments:
 
 def many_texts(request: InferenceRequest) -> list[Tensor]:
     """The BYTES inputs of *request*, where the engine's look at each of their elements would take long; none otherwise."""
-    texts = [tensor for tensor in request.inputs if tensor.datatype is dtypes.BYTES and tensor.data]
+    texts = [
+        tensor
+        for tensor in request.inputs
+        if tensor.datatype is dtypes.BYTES and tensor.data and len(tensor.shape) <= MAX_DIMENSIONS  # others are refused
+    ]
     if sum(bytes_tensor.most_elements(text.nbytes, text.shape) for text in texts) <= bytes_tensor.MANY_ELEMENTS:
         return []
     return texts

@@ -16,9 +16,10 @@ import pytest
 
 from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.core.request import InferenceRequest
+from pytriton_lite.core.tensor import MAX_DIMENSIONS, Tensor
 from pytriton_lite.frontends.http import json_slices
-from pytriton_lite.frontends.http.bodies import Disconnected, LargeDocuments
+from pytriton_lite.frontends.http.bodies import Disconnected, LargeDocuments, many_texts
 from pytriton_lite.frontends.http.json_dialect import loads
 from pytriton_lite.frontends.http.json_slices import GivenUp, Job, pause
 from pytriton_lite.frontends.http.json_tensors import write_data
@@ -181,6 +182,13 @@ def test_a_task_that_is_cancelled_is_not_told_that_its_client_has_gone() -> None
         assert not work.is_done
 
     run(scenario)
+
+
+@pytest.mark.parametrize("dimensions", [MAX_DIMENSIONS, MAX_DIMENSIONS + 1])
+def test_texts_of_more_dimensions_than_any_tensor_has_are_not_counted(dimensions: int) -> None:
+    text = Tensor("T", dtypes.BYTES, (20_000, *[1] * (dimensions - 1)), bytes(80_000))
+    found = many_texts(InferenceRequest("m", None, inputs=[text]))
+    assert found == ([text] if dimensions == MAX_DIMENSIONS else [])
 
 
 def test_the_loop_has_a_turn_between_two_slices(monkeypatch: pytest.MonkeyPatch) -> None:
