@@ -213,9 +213,11 @@ class ModelUnderTest:
             self._leave()
 
     def _leave(self) -> None:
-        self._process.restore()
-        install(self._process.previous_host)
-        self._host.phase = Phase.OUTSIDE
+        try:
+            self._process.restore()
+        finally:
+            install(self._process.previous_host)
+            self._host.phase = Phase.OUTSIDE
 
     # ------------------------------------------------------------------------------------------ requests
 
@@ -420,5 +422,16 @@ class _ProcessState:
         """Whether it came since, from one of the folders."""
         if self._modules.get(name) is module:
             return False
-        where = [getattr(module, "__file__", None) or "", *map(str, getattr(module, "__path__", ()))]
-        return any(Path(path).is_relative_to(folder) for path in where if path for folder in self.folders)
+        return any(Path(path).is_relative_to(folder) for path in _paths_of(module) for folder in self.folders)
+
+
+def _paths_of(module: object) -> list[str]:
+    """The paths that *module* gives for itself. In ``sys.modules`` may lie any object, with anything under these names."""
+    found: list[str] = []
+    for name in ("__file__", "__path__"):
+        try:
+            value = getattr(module, name)
+            found += [path for path in ([value] if isinstance(value, str) else value) if isinstance(path, str)]
+        except Exception:  # whatever the object's own code raises: torch.classes gives a namespace that is no list
+            continue
+    return found

@@ -148,6 +148,48 @@ def test_finalize_is_called_once_and_helpers_beside_the_model_are_forgotten(tmp_
     assert "1.sibling" not in sys.modules
 
 
+STRANGE_MODULE = """
+    import sys
+    import types
+
+    class Classes(types.ModuleType):  # as torch.classes
+        __file__ = "_classes.py"
+
+        def __getattr__(self, name):
+            return types.ModuleType(name)
+
+    class Missing:
+        def __getattr__(self, name):
+            raise KeyError(name)
+
+    sys.modules["strange_classes"] = Classes("strange_classes")
+    sys.modules["strange_missing"] = Missing()
+
+    class TritonPythonModel:
+        def execute(self, requests): ...
+"""
+
+
+def test_modules_that_say_nothing_sensible_about_themselves_are_left_alone(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "m", STRANGE_MODULE, ECHO)
+    for _ in range(2):
+        with ModelUnderTest(folder):
+            pass
+        for name in ("strange_classes", "strange_missing"):
+            assert sys.modules.pop(name) is not None, "it is not from the model's folder"
+
+
+def test_the_next_model_loads_where_the_last_one_could_not_be_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    code = "import sys\nsys.path = tuple(sys.path)\nclass TritonPythonModel:\n    def execute(self, requests): ...\n"
+    model = ModelUnderTest(write_model(tmp_path, "m", code, ECHO))
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        model.close()
+    assert host().phase is Phase.OUTSIDE
+
+
 def test_a_second_model_is_refused_while_one_is_loaded(triton_model: Load) -> None:
     triton_model(MODEL_REPOSITORY / "add_sub")
     with pytest.raises(RuntimeError, match="another model is loaded"):
