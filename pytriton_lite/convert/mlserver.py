@@ -12,6 +12,9 @@ from pytriton_lite.convert.folder import Conversion, ConversionError, Tensor, mi
 
 SETTINGS = "model-settings.json"
 
+_FOLDER = "source"
+"""Where the model's own files go in the version's directory: beside ours they could have the same names, model.py first."""
+
 ESTIMATORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "mlserver_sklearn.SKLearnModel": ("scikit-learn joblib", ("model.joblib", "model.pickle", "model.pkl")),
     "mlserver_xgboost.XGBoostModel": ("xgboost", ("model.bst", "model.json", "model.ubj")),
@@ -52,12 +55,16 @@ def convert_settings(path: Path, *, name: str = "") -> Conversion:
         raise ConversionError(
             f"'{file}': implementation: expected the name of a class in a module, got {implementation!r}"
         )
+    files = _files(file.parent)
     conversion = Conversion(
-        name=name or str(settings.get("name") or file.parent.name),
+        name=name or str(settings.get("name") or file.parent.resolve().name),
         runtime="mlserver_estimator" if implementation in ESTIMATORS else "mlserver",
         max_batch_size=_number(settings, "max_batch_size", file),
         batch_delay_us=int(_number(settings, "max_batch_time", file) * 1_000_000),
-        files={**_files(file.parent), SETTINGS: json.dumps(settings, indent=2).encode()},
+        files={
+            **{f"{_FOLDER}/{path}": content for path, content in files.items()},
+            SETTINGS: json.dumps(settings, indent=2).encode(),
+        },
     )
     if conversion.max_batch_size <= 1:
         conversion.max_batch_size = 0
@@ -65,9 +72,9 @@ def convert_settings(path: Path, *, name: str = "") -> Conversion:
     conversion.inputs = _tensors(settings, "inputs", file, has_batches=has_batches)
     conversion.outputs = _tensors(settings, "outputs", file, has_batches=has_batches)
     if implementation in ESTIMATORS:
-        _take_estimator(conversion, implementation, settings, file)
+        _take_estimator(conversion, implementation, settings, file, files)
     else:
-        _take_custom(conversion, implementation)
+        _take_custom(conversion, implementation, files)
     workers = settings.get("parallel_workers")
     if isinstance(workers, int) and workers > 1:
         conversion.instances = workers
@@ -131,7 +138,9 @@ def _tensors(settings: Mapping[str, Any], key: str, file: Path, *, has_batches: 
     return tensors
 
 
-def _take_estimator(conversion: Conversion, implementation: str, settings: Mapping[str, Any], file: Path) -> None:
+def _take_estimator(
+    conversion: Conversion, implementation: str, settings: Mapping[str, Any], file: Path, files: Mapping[str, bytes]
+) -> None:
     packages, usual = ESTIMATORS[implementation]
     parameters = settings.get("parameters")
     uri = str(parameters.get("uri") or "") if isinstance(parameters, dict) else ""
@@ -140,7 +149,7 @@ def _take_estimator(conversion: Conversion, implementation: str, settings: Mappi
             f"'{file}': parameters.uri '{uri}' is on another host; copy it beside the file and name it there"
         )
     names = [uri] if uri and uri not in (".", "./") else list(usual)
-    there = [name for name in names if Path(name).as_posix() in conversion.files]
+    there = [name for name in names if Path(name).as_posix() in files]
     if not there:
         raise ConversionError(f"'{file}': the model's file is not beside it; expected {' or '.join(names)}")
     conversion.files = {**conversion.files, "weights.json": json.dumps(Path(there[0]).as_posix()).encode()}
@@ -157,26 +166,23 @@ def _take_estimator(conversion: Conversion, implementation: str, settings: Mappi
     )
 
 
-def _take_custom(conversion: Conversion, implementation: str) -> None:
+def _take_custom(conversion: Conversion, implementation: str, files: Mapping[str, bytes]) -> None:
     module = implementation.rpartition(".")[0]
-    source = conversion.files.get(f"{module.replace('.', '/')}.py")
-    if source is None:
+    if f"{module.replace('.', '/')}.py" not in files:
         known = ", ".join(ESTIMATORS)
         raise ConversionError(
             f"the implementation '{implementation}' is not beside model-settings.json, and no runtime that can be "
             f"converted ({known}). "
             "Put its module there, or write a model.py that loads the model: pytriton-lite new"
         )
-    missing = missing_imports(conversion.files, "mlserver", KNOWN)
+    missing = missing_imports(files, "mlserver", KNOWN)
     if missing:
         conversion.remaining.append(
             "the model imports parts of MLServer that are not here: "
             + "; ".join(missing)
             + ". Take them out, or install mlserver where the server runs: what is installed goes before what is here"
         )
-    if any(
-        "predict_stream" in _functions(content) for path, content in conversion.files.items() if path.endswith(".py")
-    ):
+    if any("predict_stream" in _functions(content) for path, content in files.items() if path.endswith(".py")):
         conversion.remaining.append(
             "predict_stream is not called: a model that answers in streams becomes a decoupled one, pytriton-lite new "
             "--kind=decoupled"

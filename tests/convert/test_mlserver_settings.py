@@ -46,6 +46,24 @@ def test_a_model_of_ones_own_serves_without_mlserver(convert: Callable[..., Mode
     assert response["rows"].tolist() == [[2], [2]]
 
 
+def test_a_model_of_ones_own_may_be_in_a_file_called_model(convert: Callable[..., ModelUnderTest]) -> None:
+    files: dict[str, str | bytes] = {"model.py": CUSTOM_MODEL, "factor.txt": "2\n"}
+    response = convert({**SCALE, "implementation": "model.Scale"}, files).infer({"x": np.array([[1, 2]], np.float32)})
+    assert response["scaled"].tolist() == [[20, 40]]
+
+
+def test_files_of_a_model_keep_their_content_whatever_their_names_are(tmp_path: Path) -> None:
+    names = ["model.py", "weights.json", "config.pbtxt", "CONVERTED.md"]
+    settings = {"implementation": "mlserver_xgboost.XGBoostModel", "parameters": {"uri": "weights.json"}}
+    path = make_settings(tmp_path / "source", settings, {name: f"the model's own {name}" for name in names})
+    written = write(convert_settings(path), tmp_path / "models", path.name)
+    folder = written[0].parent
+    assert {file.name: file.read_text() for file in (folder / "1" / "source").iterdir()} == {
+        name: f"the model's own {name}" for name in names
+    }
+    assert "class TritonPythonModel" in (folder / "1" / "model.py").read_text()
+
+
 def test_a_batch_is_predicted_once_and_each_request_gets_its_rows(convert: Callable[..., ModelUnderTest]) -> None:
     model = convert({**SCALE, "max_batch_size": 8, "max_batch_time": 0.25}, SCALE_FILES)
     assert model.config["dynamic_batching"]["max_queue_delay_microseconds"] == 250_000
@@ -116,13 +134,19 @@ def test_a_converted_repository_serves_and_the_check_has_nothing_to_say(
     tmp_path: Path, triton_server: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     models = tmp_path / "models"
-    for settings, files in ((SCALE, SCALE_FILES), (JOIN, {"models.py": DECODED_MODEL})):
+    in_model_py = {**JOIN, "name": "join_too", "implementation": "model.Join"}
+    for settings, files in (
+        (SCALE, SCALE_FILES),
+        (JOIN, {"models.py": DECODED_MODEL}),
+        (in_model_py, {"model.py": DECODED_MODEL}),
+    ):
         folder = tmp_path / str(settings["name"])
         make_settings(folder, settings, files)
         assert cli.main(["convert", str(folder), str(models)]) == 0
     assert "Must be" not in capsys.readouterr().err
     assert cli.main(["check", "--warnings-as-errors", str(models)]) == 0
-    assert "successfully loaded 'join'" in triton_server(models).log
+    log = triton_server(models).log
+    assert all(f"successfully loaded '{name}'" in log for name in ("scale", "join", "join_too"))
 
 
 def test_what_a_person_has_to_do_is_said_with_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
