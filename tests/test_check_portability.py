@@ -43,6 +43,20 @@ def test_a_name_that_is_used_when_the_file_is_imported_is_noted(code: str, name:
 @pytest.mark.parametrize(
     "code",
     [
+        f"total = {' + '.join(['1'] * 1200)} + pb_utils.Logger",
+        f"text = {' + '.join(['name'] * 1500)} + pb_utils.Logger",
+        "if kind == 0:\n    pass\n" + 1200 * "elif kind == 1:\n    pass\n" + "else:\n    log = pb_utils.Logger",
+    ],
+    ids=["a sum", "a joined text", "a chain of elifs"],
+)
+def test_a_name_is_found_in_code_that_is_a_thousand_levels_deep(code: str, tmp_path: Path) -> None:
+    (note,) = notes(HEAD + code, tmp_path)
+    assert note.endswith(LATE.format("Logger"))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
         "def f(requests):\n    return [pb_utils.Tensor('Y', r) for r in requests]",
         "def f(request: 'pb_utils.InferenceRequest'): pass",
         "def f():\n    made: pb_utils.Tensor = 1",

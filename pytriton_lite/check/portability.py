@@ -97,30 +97,35 @@ def _postpones_annotations(tree: ast.Module) -> bool:
 
 def _run_at_import(body: list[ast.stmt], *, has_annotations: bool) -> Iterator[ast.AST]:
     """Every node that is evaluated when the module is imported; not what a function does, nor what a try would catch."""
-    for statement in body:
+    ahead = body[::-1]  # no recursion: of a chain of elifs each is in the one before
+    while ahead:
+        statement = ahead.pop()
+        inside: list[ast.stmt] = []
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
             for part in _of_signature(statement, has_annotations=has_annotations):
                 yield from _expressions(part)
         elif isinstance(statement, ast.ClassDef):
             for part in (*statement.bases, *statement.decorator_list, *(word.value for word in statement.keywords)):
                 yield from _expressions(part)
-            yield from _run_at_import(statement.body, has_annotations=has_annotations)
-        elif isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
-            yield from _run_at_import(statement.orelse, has_annotations=has_annotations)
+            inside = statement.body
+        elif isinstance(statement, ast.If) and _asks_for_type_checking(statement.test):
+            inside = statement.orelse
         elif isinstance(statement, ast.Try):
-            blocks = [] if statement.handlers else statement.body
-            yield from _run_at_import([*blocks, *statement.finalbody], has_annotations=has_annotations)
+            inside = [*([] if statement.handlers else statement.body), *statement.finalbody]
         elif isinstance(statement, (ast.If, ast.For, ast.While, ast.With)):
             yield from _expressions(getattr(statement, "test", None) or getattr(statement, "iter", None))
-            yield from _run_at_import(
-                [*statement.body, *getattr(statement, "orelse", [])], has_annotations=has_annotations
-            )
+            inside = [*statement.body, *getattr(statement, "orelse", [])]
         elif isinstance(statement, ast.AnnAssign):
             yield from _expressions(statement.value)
             if has_annotations:
                 yield from _expressions(statement.annotation)
         else:
             yield from _expressions(statement)
+        ahead += reversed(inside)
+
+
+def _asks_for_type_checking(test: ast.expr) -> bool:
+    return any("TYPE_CHECKING" in (getattr(node, "id", ""), getattr(node, "attr", "")) for node in ast.walk(test))
 
 
 def _of_signature(function: ast.FunctionDef | ast.AsyncFunctionDef, *, has_annotations: bool) -> Iterator[ast.AST]:
@@ -135,13 +140,13 @@ def _of_signature(function: ast.FunctionDef | ast.AsyncFunctionDef, *, has_annot
 
 
 def _expressions(node: ast.AST | None) -> Iterator[ast.AST]:
-    """*node* and what is in it, but for the bodies of lambdas."""
-    if node is None:
-        return
-    yield node
-    inside = ast.iter_child_nodes(node.args if isinstance(node, ast.Lambda) else node)
-    for child in inside:
-        yield from _expressions(child)
+    """*node* and what is in it, in the order of the file, but for the bodies of lambdas."""
+    ahead = [] if node is None else [node]  # no recursion: a sum of a thousand terms is as many deep
+    while ahead:
+        inner = ahead.pop()
+        yield inner
+        inside = ast.iter_child_nodes(inner.args if isinstance(inner, ast.Lambda) else inner)
+        ahead += reversed(list(inside))
 
 
 def _not_ascii(node: ast.expr) -> str:

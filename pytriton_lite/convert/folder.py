@@ -137,7 +137,7 @@ def missing_imports(files: Mapping[str, bytes], package: str, known: Mapping[str
             continue
         try:
             tree = ast.parse(content)
-        except (SyntaxError, ValueError):
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
         for node in ast.walk(tree):
             missing += [f"{path}:{getattr(node, 'lineno', 0)}: {name}" for name in _imports(node, package, known)]

@@ -202,6 +202,6 @@ def _take_custom(conversion: Conversion, implementation: str, files: Mapping[str
 def _functions(content: bytes) -> set[str]:
     try:
         tree = ast.parse(content)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return set()
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
