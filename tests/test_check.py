@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -430,6 +431,20 @@ def test_a_repository_that_is_none(tmp_path: Path) -> None:
         f"repository path is not a valid directory: {tmp_path}/a/config.pbtxt",
         "each directory in here is taken for a model",
     ]
+
+
+def test_a_directory_whose_name_is_not_utf8_does_not_hide_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / os.fsdecode(b"models\xff")
+    for name in (b"a\xff", b"b"):
+        write_model(root, os.fsdecode(name), CODE, MODEL)
+    assert cli.main(["check", str(root)]) == 1
+    shown = f"{tmp_path}/models\\udcff"
+    assert capsys.readouterr().out == (
+        f"{shown}: error: skipping directory 'a\\udcff' of model repository {shown}: its name is not UTF-8\n"
+        "1 model, 1 error, 0 warnings\n"
+    )
 
 
 def test_a_repository_without_models_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pytriton_lite.config.directory_name import shown
+
 
 class Severity(enum.Enum):
     ERROR = "error"
@@ -42,7 +44,7 @@ class Finding:
         """One line, as compilers write them, so that editors find the place."""
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
         hint = f" ({self.hint})" if self.hint else ""
-        return " ".join(f"{place}: {self.severity.value}: {self.text}{hint}".split("\n"))
+        return shown(" ".join(f"{place}: {self.severity.value}: {self.text}{hint}".split("\n")))
 
     def as_json(self) -> str:
         """One JSON object on one line; its members are the same for every finding."""

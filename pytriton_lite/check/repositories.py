@@ -48,6 +48,7 @@ from pytriton_lite.repository.index import (
     Notice,
     check_repositories,
     find_model,
+    list_models,
     scan_repositories,
 )
 from pytriton_lite.repository.mistakes import advice_on_model, advice_on_repository, is_model_folder
@@ -159,6 +160,9 @@ def check(roots: Sequence[Path], rules: Rules) -> tuple[list[Finding], int]:
 
 
 def _check_root(root: Path, *, is_empty: bool) -> Iterator[Finding]:
+    for notice in list_models([root]).notices:
+        if notice.level >= logging.ERROR:
+            yield Finding(Severity.ERROR, "", str(root), notice.text)
     if is_model_folder(root):
         yield Finding(
             Severity.WARNING,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from pytriton_lite.config.directory_name import is_utf8, shown
 from pytriton_lite.config.errors import PollError
 from pytriton_lite.config.parameters import EXECUTION_ENV_PATH
 from pytriton_lite.proto import model_config_pb
@@ -42,8 +43,10 @@ def complete(message: model_config_pb.ModelConfig, *, model_dir: Path, versions:
     """Fill in name, backend and file name of *message*.
 
     *versions* are the numeric version directories; the lowest one tells the backend where the file does not.
-    Raises PollError where nothing tells it.
+    Raises PollError where nothing tells it, and for a directory whose name is none of a model.
     """
+    if not is_utf8(model_dir.name):
+        raise PollError(f"the directory '{shown(model_dir.name)}' cannot be a model: its name is not UTF-8")
     if not message.name:
         message.name = model_dir.name
     if message.platform == ENSEMBLE:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from pytriton_lite.config.directory_name import is_utf8, shown
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 
 # The last two are pytest's, of tests that lie in the model's folder; Triton warns of them.
@@ -104,6 +105,9 @@ def list_models(roots: Sequence[Path], *, namespaces: Mapping[Path, str] | None 
             if name.startswith("."):
                 # Triton takes it for a model without a version, and a .git makes it fail to start.
                 notices.append(Notice(logging.INFO, f"skipping hidden directory '{name}' of model repository {root}"))
+            elif not is_utf8(name):
+                text = f"skipping directory '{shown(name)}' of model repository {root}: its name is not UTF-8"
+                notices.append(Notice(logging.ERROR, text))
             else:
                 found.setdefault(ModelId(_namespace(root, namespaces=namespaces), name), []).append(root)
     return Listing(
@@ -137,7 +141,7 @@ def merge_scans(scans: Mapping[Path, Scan], unreadable: Mapping[Path, str]) -> S
 
 def is_model_name(name: str) -> bool:
     """Whether a directory of a repository can be a model called so; what clients send can lead elsewhere."""
-    return bool(name) and not name.startswith(".") and "/" not in name and "\0" not in name
+    return bool(name) and not name.startswith(".") and "/" not in name and "\0" not in name and is_utf8(name)
 
 
 def is_version(entry: str) -> bool:
@@ -198,7 +202,7 @@ def _versions(model_dir: Path, notices: list[Notice]) -> Iterator[int]:
         if problem is None:
             yield int(name)
         else:
-            text = f"ignore version directory '{name}' which {problem} (model '{model_dir.name}')"
+            text = f"ignore version directory '{shown(name)}' which {problem} (model '{model_dir.name}')"
             notices.append(Notice(logging.WARNING, text))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -132,6 +133,11 @@ def test_backend_that_nothing_tells_is_an_error(write_model: WriteModel, version
         "Invalid model name: Could not determine backend for model 'x' with no backend in model configuration. "
         "Expected model name of the form 'model.<backend_name>'."
     )
+
+
+def test_a_directory_whose_name_is_not_utf8_is_an_error_that_can_be_printed(write_model: WriteModel) -> None:
+    with pytest.raises(PollError, match=r"^the directory 'm\\udcff' cannot be a model: its name is not UTF-8$"):
+        read_model_config(write_model(PYTHON, name=os.fsdecode(b"m\xff")), versions=(1,))
 
 
 def test_default_file_name_alone_selects_python(write_model: WriteModel) -> None:

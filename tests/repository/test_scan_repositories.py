@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -91,6 +92,18 @@ def test_hidden_directories_are_no_models_and_the_log_says_so(tmp_path: Path) ->
     scan = scan_repositories([tmp_path])
     assert names(scan) == ["m"]
     assert scan.notices == (Notice(logging.INFO, f"skipping hidden directory '.git' of model repository {tmp_path}"),)
+
+
+def test_directories_whose_names_are_not_utf8_are_no_models_and_no_versions(tmp_path: Path) -> None:
+    strange = os.fsdecode(b"m\xff")
+    make(tmp_path, f"{strange}/1", f"m/{strange}")
+    scan = scan_repositories([tmp_path])
+    assert (names(scan), find_model([tmp_path], strange)) == (["m"], [])
+    text = f"skipping directory 'm\\udcff' of model repository {tmp_path}: its name is not UTF-8"
+    assert scan.notices == (Notice(logging.ERROR, text),)
+    assert texts(model_of(scan).notices) == [
+        "ignore version directory 'm\\udcff' which fails to convert to integral number (model 'm')"
+    ]
 
 
 def test_version_zero_is_legal_and_files_are_no_versions(tmp_path: Path) -> None:

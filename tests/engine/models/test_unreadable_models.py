@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+import tritonclient.grpc
 
 from tests.harness import MODEL_REPOSITORY, RunningServer, write_model
 
@@ -23,3 +26,15 @@ def test_a_parse_error_is_told_with_file_line_and_column(tmp_path: Path) -> None
     with RunningServer(tmp_path, flags=("--exit-on-error=false",)) as server:
         assert f"{folder / 'config.pbtxt'}:2:1: " in server.log
         assert "max_batch_sice" in server.log
+
+
+def test_a_directory_whose_name_is_not_utf8_is_passed_over_and_the_others_serve(tmp_path: Path) -> None:
+    (tmp_path / "add_sub").symlink_to(MODEL_REPOSITORY / "add_sub")
+    write_model(tmp_path, os.fsdecode(b"bad\xff"), "class TritonPythonModel: pass", 'backend: "python"')
+    with RunningServer(tmp_path) as server:
+        assert f"of model repository {tmp_path}: its name is not UTF-8" in server.log
+        assert server.get("/v2/models/add_sub/ready").status == 200
+        index = server.post("/v2/repository/index").json
+        assert [model["name"] for model in index] == ["add_sub"]
+        with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
+            assert [model.name for model in client.get_model_repository_index().models] == ["add_sub"]
