@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -12,6 +13,10 @@ from pathlib import Path, PurePosixPath
 
 NOTES = "CONVERTED.md"
 """The file of a converted model that says what was taken over and what was not."""
+
+
+LARGEST_COUNT = (1 << 31) - 1
+"""The largest number that config.pbtxt takes for a size of batches or a number of instances."""
 
 
 class ConversionError(Exception):
@@ -90,16 +95,18 @@ def write(conversion: Conversion, repository: Path, source: str) -> list[Path]:
         **{f"1/{path}": content for path, content in conversion.files.items()},
         **dict(conversion.beside),
     }
-    written = []
     try:
-        for path, content in texts.items():
-            target = folder / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content)
-            written.append(target)
+        repository.mkdir(parents=True, exist_ok=True)
+        # Hidden, so that no server takes it for a model; and no half of a folder is left where writing fails.
+        with tempfile.TemporaryDirectory(prefix=".converting-", dir=repository) as temporary:
+            for path, content in texts.items():
+                target = Path(temporary, name, path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content)
+            Path(temporary, name).rename(folder)
     except OSError as error:
-        raise ConversionError(f"cannot write into '{folder}': {error.strerror}") from None
-    return written
+        raise ConversionError(f"cannot write '{folder}': {error.strerror}; nothing was written") from None
+    return [folder / path for path in texts]
 
 
 def notes_text(conversion: Conversion, source: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pytriton_lite.convert.folder import Conversion, ConversionError, Tensor, missing_imports
+from pytriton_lite.convert.folder import LARGEST_COUNT, Conversion, ConversionError, Tensor, missing_imports
 
 SETTINGS = "model-settings.json"
 
@@ -59,7 +59,7 @@ def convert_settings(path: Path, *, name: str = "") -> Conversion:
     conversion = Conversion(
         name=name or str(settings.get("name") or file.parent.resolve().name),
         runtime="mlserver_estimator" if implementation in ESTIMATORS else "mlserver",
-        max_batch_size=_number(settings, "max_batch_size", file),
+        max_batch_size=_count(settings, "max_batch_size", file),
         batch_delay_us=int(_number(settings, "max_batch_time", file) * 1_000_000),
         files={
             **{f"{_FOLDER}/{path}": content for path, content in files.items()},
@@ -75,9 +75,7 @@ def convert_settings(path: Path, *, name: str = "") -> Conversion:
         _take_estimator(conversion, implementation, settings, file, files)
     else:
         _take_custom(conversion, implementation, files)
-    workers = settings.get("parallel_workers")
-    if isinstance(workers, int) and workers > 1:
-        conversion.instances = workers
+    conversion.instances = max(1, _count(settings, "parallel_workers", file))
     conversion.notes.append(
         "Inputs are those of config.pbtxt: another name, data type or shape is refused, where MLServer would have let "
         "the model see it."
@@ -90,18 +88,27 @@ def _read(file: Path) -> dict[str, Any]:
         settings = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConversionError(f"cannot read '{file}': {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConversionError(f"'{file}' is no JSON: {error}") from None
     if not isinstance(settings, dict):
         raise ConversionError(f"'{file}': expected a JSON object")
     return settings
 
 
-def _number(settings: Mapping[str, Any], key: str, file: Path) -> Any:
-    value = settings.get(key, 0)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise ConversionError(f"'{file}': {key}: expected a number from 0 on, got {value!r}")
+def _number(settings: Mapping[str, Any], key: str, file: Path) -> float:
+    value = settings.get(key)
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST_COUNT:
+        raise ConversionError(f"'{file}': {key}: expected a number from 0 to {LARGEST_COUNT}, got {value!r}")
     return value
+
+
+def _count(settings: Mapping[str, Any], key: str, file: Path) -> int:
+    value = _number(settings, key, file)
+    if value != int(value):
+        raise ConversionError(f"'{file}': {key}: expected a whole number, got {value!r}")
+    return int(value)
 
 
 def _files(folder: Path) -> dict[str, bytes]:
@@ -144,9 +151,10 @@ def _take_estimator(
     packages, usual = ESTIMATORS[implementation]
     parameters = settings.get("parameters")
     uri = str(parameters.get("uri") or "") if isinstance(parameters, dict) else ""
-    if "://" in uri:
+    if "://" in uri or Path(uri).is_absolute():
+        where = "on another host" if "://" in uri else "an absolute path"
         raise ConversionError(
-            f"'{file}': parameters.uri '{uri}' is on another host; copy it beside the file and name it there"
+            f"'{file}': parameters.uri '{uri}' is {where}; copy it beside the file, and name it as it is called there"
         )
     names = [uri] if uri and uri not in (".", "./") else list(usual)
     there = [name for name in names if Path(name).as_posix() in files]

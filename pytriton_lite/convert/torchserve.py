@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import io
+import datetime
 import json
 import tarfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from pytriton_lite.convert.folder import Conversion, ConversionError, Tensor, missing_imports, safe_name
+from pytriton_lite.convert.folder import (
+    LARGEST_COUNT,
+    Conversion,
+    ConversionError,
+    Tensor,
+    missing_imports,
+    safe_name,
+)
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 
@@ -41,20 +48,20 @@ def convert_archive(path: Path, *, name: str = "") -> Conversion:
     model: dict[str, Any] = manifest["model"]
     if manifest.get("runtime", "python") not in ("python", "python3"):
         raise ConversionError(f"the runtime is '{manifest['runtime']}'; only Python handlers can be converted")
-    handler = str(model.get("handler", ""))
+    handler = str(model.get("handler") or "")
     _check_handler(handler, files)
     settings = _settings(model.get("configFile"), files)
     conversion = Conversion(
-        name=name or str(model.get("modelName", path.stem)),
+        name=name or str(model.get("modelName") or path.resolve().stem),
         runtime="torchserve",
         inputs=[Tensor("data", "BYTES", (1,)), Tensor("content_type", "BYTES", (1,), is_optional=True)],
         outputs=[Tensor("result", "BYTES", (1,))],
         files={
             **{f"archive/{file}": content for file, content in files.items()},
             "manifest.json": json.dumps(manifest, indent=2).encode(),
-            "model_yaml_config.json": json.dumps(settings, indent=2).encode(),
         },
     )
+    _keep_settings(conversion, settings)
     _take_settings(conversion, settings)
     _take_requirements(conversion, model.get("requirementsFile"), files)
     missing = missing_imports(files, "ts", KNOWN)
@@ -83,21 +90,28 @@ def _files(path: Path) -> dict[str, bytes]:
         if path.is_dir():
             found = [file for file in sorted(path.rglob("*")) if file.is_file() and "__pycache__" not in file.parts]
             return {file.relative_to(path).as_posix(): file.read_bytes() for file in found}
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            return _unpacked(file, path)
     except OSError as error:
-        raise ConversionError(f"cannot read '{path}': {error.strerror}") from None
+        raise ConversionError(f"cannot read '{path}': {error.strerror or error}") from None
+
+
+def _unpacked(file: BinaryIO, path: Path) -> dict[str, bytes]:
     try:
-        if zipfile.is_zipfile(io.BytesIO(content)):
-            with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
                 entries = [entry for entry in archive.infolist() if not entry.is_dir()]
                 _check_size(sum(entry.file_size for entry in entries), path)
                 return {safe_name(entry.filename): archive.read(entry) for entry in entries}
-        with tarfile.open(fileobj=io.BytesIO(content)) as tar:  # --archive-format tgz
+        file.seek(0)
+        with tarfile.open(fileobj=file) as tar:  # --archive-format tgz
             members = [member for member in tar.getmembers() if member.isfile()]
             _check_size(sum(member.size for member in members), path)
             read = {safe_name(member.name): tar.extractfile(member) for member in members}
-            return {name: file.read() for name, file in read.items() if file is not None}
-    except (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError, RuntimeError) as error:
+            return {name: part.read() for name, part in read.items() if part is not None}
+    except ConversionError:
+        raise
+    except Exception as error:  # of damaged data each of the codecs says so in a way of its own: zlib.error, LZMAError
         raise ConversionError(f"'{path}' is neither a zip nor a tar archive that can be read: {error}") from None
 
 
@@ -111,7 +125,7 @@ def _json(content: bytes | None, missing: str) -> object:
         raise ConversionError(missing)
     try:
         found: object = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConversionError(f"{MANIFEST} is no JSON: {error}") from None
     return found
 
@@ -144,23 +158,42 @@ def _settings(config_file: object, files: Mapping[str, bytes]) -> dict[str, Any]
         ) from None
     try:
         found = yaml.safe_load(files[str(config_file)])
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConversionError(f"{config_file} of the archive is no YAML: {error}") from None
     return found if isinstance(found, dict) else {}
+
+
+def _keep_settings(conversion: Conversion, settings: Mapping[str, Any]) -> None:
+    """Keep all of *settings* for ``context.model_yaml_config``. Raises ConversionError for what JSON has nothing for."""
+    dates = []
+
+    def as_text(value: object) -> str:
+        if not isinstance(value, datetime.date):
+            raise TypeError(f"a value is {type(value).__name__}")
+        dates.append(value.isoformat())
+        return dates[-1]
+
+    try:
+        kept = json.dumps(settings, indent=2, default=as_text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConversionError(f"the settings of the archive cannot be kept as JSON: {error}") from None
+    conversion.files = {**conversion.files, "model_yaml_config.json": kept.encode()}
+    if dates:
+        conversion.notes.append(f"Dates in `context.model_yaml_config` are texts, such as '{dates[0]}'.")
 
 
 def _take_settings(conversion: Conversion, settings: Mapping[str, Any]) -> None:
     conversion.max_batch_size = _count(settings, "batchSize", 1)
     conversion.batch_delay_us = 1000 * _count(settings, "maxBatchDelay", 100)
-    conversion.instances = _count(settings, "minWorkers", 1)
+    conversion.instances = max(1, _count(settings, "minWorkers", 1))
     parameters = {}
     if "responseTimeout" in settings:
         parameters["EXECUTION_TIMEOUT_SECONDS"] = str(_count(settings, "responseTimeout", 120))
     conversion.parameters = parameters
     if settings.get("maxWorkers", conversion.instances) != conversion.instances:
         conversion.notes.append(
-            f"There are {conversion.instances} instances, as minWorkers says; the server starts no more under load "
-            "(instance_group)."
+            f"There {'is 1 instance' if conversion.instances == 1 else f'are {conversion.instances} instances'} from "
+            "the start, as many as minWorkers says, or one; the server starts no more under load (instance_group)."
         )
     # A handler reads what it likes from `context.model_yaml_config`, which is all there.
     left = sorted(
@@ -178,8 +211,10 @@ def _take_settings(conversion: Conversion, settings: Mapping[str, Any]) -> None:
 
 def _count(settings: Mapping[str, Any], key: str, default: int) -> int:
     value = settings.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ConversionError(f"{key} of the archive's settings: expected a whole number from 0 on, got {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= LARGEST_COUNT:
+        raise ConversionError(
+            f"{key} of the archive's settings: expected a whole number from 0 to {LARGEST_COUNT}, got {value!r}"
+        )
     return value
 
 

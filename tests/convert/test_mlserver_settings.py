@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -173,9 +174,17 @@ def test_what_a_person_has_to_do_is_said_with_its_place(tmp_path: Path, capsys: 
         ({}, "implementation: expected the name of a class"),
         ({"implementation": "mlserver_mlflow.MLflowRuntime"}, "no runtime that can be converted"),
         ({**SKLEARN, "parameters": {"uri": "s3://bucket/model"}}, "is on another host"),
+        (
+            {**SKLEARN, "parameters": {"uri": "/mnt/models/model.joblib"}},
+            "is an absolute path; copy it beside the file",
+        ),
         ({**SKLEARN, "parameters": {"uri": "gone.joblib"}}, "expected gone.joblib"),
         ({**SKLEARN, "parameters": {}}, "expected model.joblib or model.pickle or model.pkl"),
         ({**SCALE, "max_batch_size": "8"}, "max_batch_size: expected a number"),
+        ({**SCALE, "max_batch_size": 2.5}, "max_batch_size: expected a whole number, got 2.5"),
+        ({**SCALE, "max_batch_size": 1 << 31}, "max_batch_size: expected a number from 0 to 2147483647"),
+        ({**SCALE, "max_batch_time": math.inf}, "max_batch_time: expected a number from 0 to 2147483647, got inf"),
+        ({**SCALE, "parallel_workers": math.nan}, "parallel_workers: expected a number from 0 to 2147483647, got nan"),
         (
             {**SCALE, "inputs": [{"name": "x", "datatype": "FLOAT", "shape": [1]}]},
             r"inputs\[0\].datatype: expected one of",
@@ -200,6 +209,18 @@ def test_a_file_of_settings_that_is_none_is_told(tmp_path: Path, text: str, expe
     path.write_text(text)
     with pytest.raises(ConversionError, match=expected):
         convert_settings(path)
+
+
+@pytest.mark.parametrize(("size", "expected"), [(16.0, 16), (None, 0)])
+def test_a_size_of_batches_is_a_whole_number_in_any_spelling(tmp_path: Path, size: object, expected: int) -> None:
+    path = make_settings(tmp_path / "source", {**SCALE, "max_batch_size": size}, SCALE_FILES)
+    assert f"max_batch_size: {expected}\n" in convert_settings(path).config()
+
+
+def test_a_model_without_a_name_is_called_like_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_settings(tmp_path / "my-model", {**SCALE, "name": None}, SCALE_FILES)
+    monkeypatch.chdir(tmp_path / "my-model")
+    assert convert_settings(Path("model-settings.json")).name == "my-model"
 
 
 def boosted_file(package: str) -> tuple[str, bytes]:

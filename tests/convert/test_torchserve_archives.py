@@ -191,11 +191,66 @@ def without_manifest(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize("compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_damaged_data_of_an_archive_is_told(tmp_path: Path, compression: int) -> None:
+    path = tmp_path / "m.mar"
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("handler.py", bytes(range(256)) * 100)
+        offset = archive.getinfo("handler.py").header_offset
+    content = bytearray(path.read_bytes())
+    begin = offset + 30 + len("handler.py") + 12  # behind the headers of the entry and of LZMA
+    content[begin : begin + 60] = b"\xff" * 60
+    path.write_bytes(content)
+    with pytest.raises(ConversionError, match="neither a zip nor a tar archive that can be read"):
+        convert_archive(path)
+
+
 @pytest.mark.parametrize("settings", ["batchSize: many", "maxBatchDelay: -1", "batchSize: [", "batchSize: true"])
 def test_settings_that_are_wrong_are_told(tmp_path: Path, settings: str) -> None:
     pytest.importorskip("yaml")
     with pytest.raises(ConversionError, match=r"expected a whole number|is no YAML"):
         convert_archive(greetings(tmp_path, settings=settings))
+
+
+@pytest.mark.parametrize("value", ["!!binary aGVsbG8=", "&again [*again]", "!!set {a}"])
+def test_settings_that_json_has_nothing_for_are_told(tmp_path: Path, value: str) -> None:
+    pytest.importorskip("yaml")
+    with pytest.raises(ConversionError, match="cannot be kept as JSON"):
+        convert_archive(greetings(tmp_path, settings=f"handler: {value}"))
+
+
+def test_dates_of_the_settings_are_texts_and_a_note_says_so(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    conversion = convert_archive(greetings(tmp_path, settings="handler: {trained: 2026-11-24}"))
+    assert json.loads(conversion.files["model_yaml_config.json"]) == {"handler": {"trained": "2026-11-24"}}
+    assert "Dates in `context.model_yaml_config` are texts, such as '2026-11-24'." in conversion.notes
+
+
+def test_a_model_without_workers_at_first_has_one_instance(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    conversion = convert_archive(greetings(tmp_path, settings="minWorkers: 0\nmaxWorkers: 4"))
+    assert "count: 1 " in conversion.config()
+    assert any(note.startswith("There is 1 instance from the start") for note in conversion.notes)
+
+
+def test_a_model_without_a_name_is_called_like_its_archive(tmp_path: Path) -> None:
+    path = tmp_path / "m.mar"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("MAR-INF/MANIFEST.json", json.dumps({"model": {"modelName": None, "handler": "h"}}))
+        archive.writestr("h.py", "")
+    assert convert_archive(path).name == "m"
+
+
+@pytest.mark.parametrize("name", ["unit.txt/inside", "n" * 300], ids=["below a file", "too long"])
+def test_nothing_is_left_of_an_archive_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    files: dict[str, str | bytes] = {"handler.py": CLASS_HANDLER, "unit.txt": "bytes\n", name: ""}
+    archive = make_archive(tmp_path, "lengths", "handler.py", files)
+    (tmp_path / "models").mkdir()
+    assert cli.main(["convert", str(archive), str(tmp_path / "models")]) == 1
+    assert "nothing was written" in capsys.readouterr().err
+    assert list((tmp_path / "models").iterdir()) == []
 
 
 def test_nothing_that_is_there_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
