@@ -34,6 +34,30 @@ logger = logging.getLogger("pytriton_lite.model")
 EXPIRED_TEXT = "timeout of the corresponding sequence has been expired"
 
 
+def not_one_row(model: str) -> InferenceError:
+    """The refusal of a request of several rows."""
+    return _refusal(
+        f"inference request to model '{model}' must specify batch-size 1 due to requirements of sequence batcher"
+    )
+
+
+def id_missing(model: str) -> InferenceError:
+    """The refusal of a request that says of no sequence that it belongs to it."""
+    return _refusal(f"inference request to model '{model}' must specify a non-zero or non-empty correlation ID")
+
+
+def start_missing(model: str, request: InferenceRequest) -> InferenceError:
+    """The refusal of a *request* whose sequence is not open."""
+    return _refusal(
+        f"inference request for sequence {request.correlation_id} to model '{model}' must specify the START flag on the first "
+        "request of the sequence"
+    )
+
+
+def _refusal(text: str) -> InferenceError:
+    return InferenceError(ErrorCode.INVALID_ARG, text)
+
+
 class SequenceBatchScheduler:
     """The sequences of one model version.
 
@@ -175,12 +199,12 @@ class SequenceBatchScheduler:
             raise InferenceError(ErrorCode.INVALID_ARG, NOT_ITERATIVE_TEXT)
         self._cut_silent(now_ns)
         if ticket not in self._in_hand:  # its worker died
-            raise self._start_missing(ticket.request)
+            raise start_missing(self._model, ticket.request)
         sequence, slot = self._in_hand.pop(ticket)
         self._slots.ended(slot)
         if not sequence.is_open:
             self._go_on(slot, now_ns)
-            raise self._start_missing(ticket.request)
+            raise start_missing(self._model, ticket.request)
         ticket.request.sequence_flags = 0
         ticket.enqueued_ns = now_ns
         sequence.waiting.appendleft(ticket)
@@ -335,7 +359,7 @@ class SequenceBatchScheduler:
     def _check(self, ticket: Ticket) -> None:
         request = ticket.request
         if ticket.batch_size != 1:
-            raise self._refusal("must specify batch-size 1 due to requirements of sequence batcher")
+            raise not_one_row(self._model)
         if request.correlation_id:
             self._controls.check(request)
             if self._is_iterative:
@@ -344,7 +368,7 @@ class SequenceBatchScheduler:
             request.correlation_id = self._make_up_id()
             request.sequence_flags = SEQUENCE_START
         else:
-            raise self._refusal("must specify a non-zero or non-empty correlation ID")
+            raise id_missing(self._model)
 
     @property
     def _counted(self) -> int:
@@ -356,7 +380,7 @@ class SequenceBatchScheduler:
         self._cancel_leavers(now_ns)
         sequence = self._open.get(request.correlation_id)
         if sequence is None and not request.sequence_flags & SEQUENCE_START:
-            raise self._start_missing(request)
+            raise start_missing(self._model, request)
         is_next = sequence is not None and sequence.slot is not None and not sequence.waiting
         if self._counted >= self._limit and not is_next:
             raise queue_is_full(request)
@@ -367,7 +391,7 @@ class SequenceBatchScheduler:
         starts = request.sequence_flags & SEQUENCE_START
         if sequence is None:
             if not starts:
-                raise self._start_missing(request)
+                raise start_missing(self._model, request)
             sequence = self._open[request.correlation_id] = Sequence(request.correlation_id)
             self._backlog.append(sequence)
         elif starts:
@@ -385,16 +409,6 @@ class SequenceBatchScheduler:
         while self._made_up_ids in self._open:  # a client chose it
             self._made_up_ids += 1
         return self._made_up_ids
-
-    def _refusal(self, what: str) -> InferenceError:
-        return InferenceError(ErrorCode.INVALID_ARG, f"inference request to model '{self._model}' {what}")
-
-    def _start_missing(self, request: InferenceRequest) -> InferenceError:
-        return InferenceError(
-            ErrorCode.INVALID_ARG,
-            f"inference request for sequence {request.correlation_id} to model '{self._model}' must specify the START flag "
-            "on the first request of the sequence",
-        )
 
     # ------------------------------------------------------------------------------------------ the life of a sequence
 

@@ -47,7 +47,7 @@ from pytriton_lite.scheduling.queue import NOT_ITERATIVE_TEXT
 from pytriton_lite.testing.exchange import Array, Outcome, Request, Response
 from pytriton_lite.testing.host import InProcessHost, LogLine, Outputs
 from pytriton_lite.testing.stand_ins import StandIns
-from pytriton_lite.testing.states import KeptStates
+from pytriton_lite.testing.states import KeptStates, OpenSequences
 from pytriton_lite.worker.auto_complete import ask_model
 from pytriton_lite.worker.coroutines import ModelLoop
 from pytriton_lite.worker.execute import ExecuteFailed, check_nothing, check_responses, execute_of
@@ -109,7 +109,6 @@ class ModelUnderTest:
         self._host = InProcessHost(self.stand_ins)
         self._loop = ModelLoop()
         self._batches = itertools.count(1)
-        self._sequences = itertools.count(1)
         backends = Backends(None if backend_directory is None else Path(backend_directory).resolve())
         self._process = _ProcessState(Path(folder).resolve(), install(self._host))
         try:
@@ -181,11 +180,10 @@ class ModelUnderTest:
         self._admission = Admission(config)
         sequences = config.sequence_batching
         self._is_iterative = sequences is not None and sequences.is_iterative
-        self._controls = (
-            None
-            if sequences is None
-            else ControlTensors(sequences.controls, model=config.name, max_batch_size=config.max_batch_size)
-        )
+        self._controls = self._sequences = None
+        if sequences is not None:
+            self._controls = ControlTensors(sequences.controls, model=config.name, max_batch_size=config.max_batch_size)
+            self._sequences = OpenSequences(config.name, self._controls, is_iterative=sequences.is_iterative)
         tensors = config.batch_tensors
         self._batch_inputs = BatchInputs(
             () if tensors is None else tensors.inputs, max_batch_size=config.max_batch_size
@@ -259,12 +257,9 @@ class ModelUnderTest:
             sequence_flags=request.sequence_start * core.SEQUENCE_START | request.sequence_end * core.SEQUENCE_END,
             timeout_us=request.timeout_us,
         )
-        self._admission.check(admitted)
-        if self._is_iterative:  # the server makes a sequence of each request (4.5)
-            admitted.sequence_flags = core.SEQUENCE_START
-            admitted.correlation_id = admitted.correlation_id or next(self._sequences)
-        if self._controls is not None:
-            self._controls.check(admitted)
+        batch_size = self._admission.check(admitted)
+        if self._sequences is not None:
+            self._sequences.admit(admitted, batch_size=batch_size)
         return admitted
 
     def _round(self, sent: list[tuple[core.InferenceRequest, Outcome]]) -> list[tuple[core.InferenceRequest, Outcome]]:

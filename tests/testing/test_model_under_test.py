@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -255,13 +256,52 @@ return responses
 def test_the_states_of_sequences_are_kept_from_call_to_call(run: Load) -> None:
     model = run(SUM_UP, STATE)
     begins, ends = {"sequence_start": True}, {"sequence_end": True}
-    sent = [(1, 1, begins), (2, 10, begins), (3, 1, {}), (4, 1, begins), (5, 10, {}), (6, 10, ends), (7, 10, {})]
+    sent = [(1, 1, begins), (2, 10, begins), (3, 1, {}), (4, 1, begins), (5, 10, {}), (6, 10, ends), (7, 10, begins)]
     seen = []
     for value, sequence, flags in sent:
         response = model.infer(floats(value), correlation_id=sequence, **flags)
         assert list(response.outputs) == ["Y"]
         seen.append(response["Y"].tolist())
     assert seen == [[1], [2], [4], [4], [7], [13], [7]]
+
+
+NO_ID = "inference request to model 'model' must specify a non-zero or non-empty correlation ID"
+NOT_OPEN = (
+    "inference request for sequence 5 to model 'model' must specify the START flag on the first request of the sequence"
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "fields", "text"),
+    [
+        (ECHO + " sequence_batching {}", {}, NO_ID),
+        (ECHO + " sequence_batching {}", {"sequence_start": True}, NO_ID),
+        (ECHO + " sequence_batching {}", {"correlation_id": 5}, NOT_OPEN),
+        (ECHO + " sequence_batching {}", {"correlation_id": 5, "sequence_end": True}, NOT_OPEN),
+        (ITERATIVE, {"correlation_id": 5}, NOT_OPEN),
+    ],
+)
+def test_a_request_of_no_open_sequence_is_refused_in_the_servers_words(
+    run: Load, config: str, fields: dict[str, Any], text: str
+) -> None:
+    model = run("return [answer([1])]", config)
+    with pytest.raises(InferenceError) as caught:
+        model.infer(floats(1), **fields)
+    assert caught.value.message == text
+
+
+def test_a_sequence_is_open_from_its_start_to_its_end(run: Load) -> None:
+    model = run("return [answer([1])]", ECHO + " sequence_batching {}")
+    for fields in ({"sequence_start": True}, {}, {"sequence_end": True}):
+        assert model.infer(floats(1), correlation_id=5, **fields).error is None
+    with pytest.raises(InferenceError, match="must specify the START flag"):
+        model.infer(floats(1), correlation_id=5)
+
+
+def test_requests_of_sequences_have_one_row(run: Load) -> None:
+    model = run("return [answer([[1]])]", BATCHED + " sequence_batching {}")
+    with pytest.raises(InferenceError, match="must specify batch-size 1 due to requirements of sequence batcher"):
+        model.infer({"X": np.ones((2, 1), np.float32)}, correlation_id=5, sequence_start=True)
 
 
 def test_a_state_of_another_shape_is_an_error_and_is_not_kept(run: Load) -> None:
