@@ -11,6 +11,7 @@ import copy
 import gc
 import itertools
 import json
+import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ from pytriton_lite.core import request as core
 from pytriton_lite.core.custom_metrics import Histogram
 from pytriton_lite.core.errors import ErrorCode
 from pytriton_lite.core.tensor import Tensor as CoreTensor
+from pytriton_lite.engine.environments.environment import parameter_variables
 from pytriton_lite.engine.serving.admission import Admission
 from pytriton_lite.engine.workers.backends import Backend, Backends
 from pytriton_lite.engine.workers.outputs import BatchOutputs
@@ -153,6 +155,8 @@ class ModelUnderTest:
         files = _files(config, version, folder, backends.find(config.backend))
         if files.backend_dir is not None:
             self._process.folders.append(files.backend_dir)
+        variables = parameter_variables(config.name, config.parameters)
+        self._process.set_variables(variables)
         module: ModuleType | None = None
         if auto_complete:
             module = _imported(files)
@@ -161,6 +165,7 @@ class ModelUnderTest:
                 config = merge_completed(config, completed)
                 # On a server that was another process: what the method left behind is not seen by the instance.
                 self._process.restore()
+                self._process.set_variables(variables)
                 module = None
         config = check_for_load(config, model_dir=folder, gpu_ids=gpu_ids, backends=backend_folders)
         plan = min(instance_names(config), key=lambda plan: plan.passive)
@@ -394,16 +399,30 @@ def _imported(files: ModelFiles) -> ModuleType:
 
 
 class _ProcessState:
-    """What loading a model changes in a process: the path, and modules. `restore` takes it back, also several times."""
+    """What loading a model changes in a process: the path, modules, and the variables that its parameters set.
+
+    `restore` takes it back, also several times.
+    """
 
     def __init__(self, folder: Path, previous_host: Host) -> None:
         self.previous_host = previous_host
         self.folders = [folder]
         self._path = list(sys.path)
         self._modules: dict[str, ModuleType] = dict(sys.modules)
+        self._variables: dict[str, str | None] = {}
+        """The variables that were set, as they were before; None for one that was not there."""
+
+    def set_variables(self, variables: Mapping[str, str]) -> None:
+        self._variables = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
 
     def restore(self) -> None:
         """Forget the model's module, and modules from its folder: another model may have some of the same name."""
+        for name, before in self._variables.items():
+            if before is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = before
         sys.path[:] = self._path
         for name in [name for name, module in sys.modules.items() if self._is_the_models(name, module)]:
             del sys.modules[name]

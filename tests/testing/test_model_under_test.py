@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -147,6 +148,42 @@ def test_finalize_is_called_once_and_helpers_beside_the_model_are_forgotten(tmp_
     assert finalized == ["tidy"]
     assert "helper" not in sys.modules
     assert "1.sibling" not in sys.modules
+
+
+ASKS_FOR_VARIABLES = """
+    import os
+
+    class TritonPythonModel:
+        @staticmethod
+        def auto_complete_config(config):
+            os.environ["PLTEST_SET"] += " and more"
+            return config
+
+        def initialize(self, args):
+            self.seen = [os.environ["PLTEST_SET"], os.environ["PLTEST_NEW"]]
+
+        def execute(self, requests): ...
+"""
+
+
+def test_variables_of_the_parameters_are_those_of_the_process_while_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLTEST_SET", "before")
+    parameters = [
+        f'parameters {{ key: "ENV:{name}" value: {{ string_value: "{value}" }} }}'
+        for name, value in (("PLTEST_SET", "parameter"), ("PLTEST_NEW", "new"))
+    ]
+    with ModelUnderTest(write_model(tmp_path, "m", ASKS_FOR_VARIABLES, " ".join([ECHO, *parameters]))) as model:
+        assert model.instance.seen == ["parameter", "new"]
+    assert (os.environ["PLTEST_SET"], os.environ.get("PLTEST_NEW")) == ("before", None)
+
+
+def test_a_parameter_that_is_no_variable_is_refused_as_on_the_server(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "m", ASKS_FOR_VARIABLES, ECHO + ' parameters { key: "ENV:1" value {} }')
+    with pytest.raises(InferenceError, match="parameter 'ENV:1' of model 'm': '1' is no name of a variable"):
+        ModelUnderTest(folder)
+    assert host().phase is Phase.OUTSIDE
 
 
 STRANGE_MODULE = """
