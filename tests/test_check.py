@@ -8,7 +8,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ from pytriton_lite.config.errors import PollError
 from pytriton_lite.config.model_config import check_for_load, read_model_config
 from pytriton_lite.config.text_tokens import Refused, tokens_of
 from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.engine.workers.backends import Backends
 from tests.harness import MODEL_REPOSITORY, PROJECT, write_model
 from tests.scheduling.property_settings import examples
 
@@ -276,6 +279,72 @@ def test_a_backend_may_be_one_of_the_directory(tmp_path: Path) -> None:
     backend.mkdir(parents=True)
     (backend / "model.py").write_text("class TritonPythonModel: pass")
     assert not any(finding.is_error for finding in check(tmp_path / "models", rules=Rules(backends={"mine": backend})))
+
+
+@pytest.mark.parametrize(
+    ("backend", "files"),
+    [
+        ("onnxruntime", ["model.onnx"]),
+        ("sklearn", ["model.skops", "model.joblib", "model.pkl", "model.pickle"]),
+        ("xgboost", ["model.json", "model.ubj"]),
+        ("lightgbm", ["model.txt"]),
+        ("pytorch", ["model.pt", "model.pt2"]),
+        ("transformers", ["config.json"]),
+    ],
+)
+def test_a_version_has_a_file_that_its_backend_needs(tmp_path: Path, backend: str, files: list[str]) -> None:
+    folder = write_model(tmp_path, "a", config=f'backend: "{backend}"')
+    rules = Rules(backends=Backends(None).folders())
+    (error,) = [finding for finding in check(tmp_path, rules=rules) if finding.is_error]
+    assert error.file == f"{folder}/1"
+    assert error.text == f"model file of backend '{backend}' not found, expected {' or '.join(files)}"
+    for file in files:
+        (folder / "1" / file).touch()
+        assert not any(finding.is_error for finding in check(tmp_path, rules=rules))
+        (folder / "1" / file).unlink()
+    (folder / "config.pbtxt").write_text(f'backend: "{backend}" default_model_filename: "other"')
+    (folder / "1" / "other").touch()
+    assert not any(finding.is_error for finding in check(tmp_path, rules=rules))
+
+
+BACKEND = """
+    raise SystemExit("it is not to be run")
+    import helper
+    import pltest_missing.part
+    import triton_python_backend_utils as pb_utils
+
+    try:
+        from pltest_needed import name
+    except ImportError as error:
+        raise RuntimeError("install it") from error
+    try:
+        import pltest_optional
+    except ImportError:
+        pltest_optional = None
+
+    class TritonPythonModel:
+        def auto_complete_config(config):
+            import pltest_later
+"""
+
+
+def test_a_module_that_a_backend_imports_and_that_is_not_installed_is_a_warning(tmp_path: Path) -> None:
+    backend = tmp_path / "backends" / "mine"
+    backend.mkdir(parents=True)
+    (backend / "model.py").write_text(textwrap.dedent(BACKEND))
+    (backend / "helper.py").touch()
+    folder = write_model(tmp_path / "models", "a", config='backend: "mine"')
+    rules = Rules(backends={"mine": backend})
+    findings = check(tmp_path / "models", rules=rules)
+    assert said(findings) == [
+        f"backend 'mine' imports {name}, which is not installed here" for name in ("pltest_missing", "pltest_needed")
+    ]
+    assert {(finding.severity, finding.field) for finding in findings} == {(Severity.WARNING, "backend")}
+    # What is installed in an environment of the model's own is not known.
+    (folder / "requirements.txt").touch()
+    parameter = 'parameters { key: "REQUIREMENTS" value: { string_value: "requirements.txt" } }'
+    (folder / "config.pbtxt").write_text(f'backend: "mine" {parameter}')
+    assert check(tmp_path / "models", rules=replace(rules, allow_requirements=True)) == []
 
 
 # Files ---------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pytriton_lite.check.backend_file import BackendFile, read_backend_file
 from pytriton_lite.check.findings import Finding, Severity
 from pytriton_lite.check.model_file import Problem, read_model_file
 from pytriton_lite.check.places import Place, place_of, places_of_all
@@ -289,7 +290,9 @@ def _check_code(model: _Model, message: model_config_pb.ModelConfig, rules: Rule
     if message.HasField("ensemble_scheduling"):
         return False
     if message.backend in rules.backends:
-        return read_model_file(rules.backends[message.backend] / BACKEND_FILE).completes
+        folder = rules.backends[message.backend]
+        _check_files_of_backend(model, message, read_backend_file(folder))
+        return read_model_file(folder / BACKEND_FILE).completes
     if message.backend != PYTHON:
         return True
     name = message.default_model_filename
@@ -307,11 +310,30 @@ def _check_code_of(model: _Model, message: model_config_pb.ModelConfig, version:
         return True
     read = read_model_file(path)
     # Another Python may know what this one does not.
-    has_own_python = any(parameter.name in message.parameters for parameter in _OWN_PYTHON)
+    has_own_python = _has_own_python(message)
     hint = "as the Python of this command reads it; the model has an environment of its own" if has_own_python else ""
     model.add_in_model_file(path, read.problems, Severity.WARNING if has_own_python else Severity.ERROR, hint)
     model.add_in_model_file(path, read.notes, Severity.NOTE)
     return read.completes
+
+
+def _check_files_of_backend(model: _Model, message: model_config_pb.ModelConfig, backend: BackendFile) -> None:
+    names = [name for name in (message.default_model_filename, *backend.files) if name]
+    for version in model.versions if backend.files else ():
+        directory = model.directory.path / str(version)
+        if not any((directory / name).exists() for name in names):
+            expected = " or ".join(dict.fromkeys(names))
+            model.add_about(directory, f"model file of backend '{message.backend}' not found, expected {expected}")
+    for name in () if _has_own_python(message) else backend.not_installed:
+        model.add(
+            f"backend '{message.backend}' imports {name}, which is not installed here",
+            "backend",
+            severity=Severity.WARNING,
+        )
+
+
+def _has_own_python(message: model_config_pb.ModelConfig) -> bool:
+    return any(parameter.name in message.parameters for parameter in _OWN_PYTHON)
 
 
 def _check_environment(model: _Model, config: ModelConfig, rules: Rules) -> None:

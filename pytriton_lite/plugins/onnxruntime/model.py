@@ -36,7 +36,9 @@ BACKEND_SETTINGS: Mapping[str, str] = globals().get("BACKEND_SETTINGS", {})
 Config = dict[str, Any]
 """A model configuration in its JSON form."""
 
-_DEFAULT_FILE = "model.onnx"
+MODEL_FILES = ("model.onnx",)
+"""The name that a model's file has where nobody says otherwise; ``pytriton-lite check`` reads it, too."""
+
 _CPU = "CPUExecutionProvider"
 _CUDA = "CUDAExecutionProvider"
 
@@ -90,7 +92,7 @@ class Graph:
 
     def _load(self, config: Config, path: Path, providers: list[tuple[str, dict[str, str]]]) -> Any:
         if path.is_dir():
-            path /= _DEFAULT_FILE
+            path /= MODEL_FILES[0]
         if not path.exists():
             raise InferenceError(ErrorCode.UNAVAILABLE, f"unable to find '{path}' for model instance '{self._model}'")
         options = _session_options(config)
@@ -248,7 +250,7 @@ def _columns(requests: list[Any]) -> Iterable[Sequence[Any]]:
 
 
 def _path(config: Config) -> Path:
-    return Path(pb_utils.get_model_dir(), config["default_model_filename"] or _DEFAULT_FILE)
+    return Path(pb_utils.get_model_dir(), config["default_model_filename"] or MODEL_FILES[0])
 
 
 def _from_runtime(error: Exception) -> InferenceError:

@@ -28,7 +28,9 @@ BACKEND_SETTINGS: Mapping[str, str] = globals().get("BACKEND_SETTINGS", {})
 Config = dict[str, Any]
 """A model configuration in its JSON form."""
 
-_FILES = ("model.pt", "model.pt2")
+MODEL_FILES = ("model.pt", "model.pt2")
+"""Names that a model's file may have; ``pytriton-lite check`` reads them, too."""
+
 _TYPES = {
     "TYPE_BOOL": torch.bool,
     "TYPE_UINT8": torch.uint8,
@@ -141,7 +143,7 @@ class TritonPythonModel:
 def _path(config: Config) -> Path:
     folder = Path(pb_utils.get_model_dir())
     named: str = config["default_model_filename"]
-    names = (named,) if named and (folder / named).is_file() else _FILES
+    names = (named,) if named and (folder / named).is_file() else MODEL_FILES
     found = [folder / name for name in names if (folder / name).is_file()]
     if len(found) != 1:
         raise InferenceError(

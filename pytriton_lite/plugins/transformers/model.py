@@ -21,6 +21,9 @@ BACKEND_SETTINGS: Mapping[str, str] = globals().get("BACKEND_SETTINGS", {})
 Config = dict[str, Any]
 """A model configuration in its JSON form."""
 
+MODEL_FILES = ("config.json",)
+"""What a folder of a model has for certain; ``pytriton-lite check`` reads it, too."""
+
 _CLASSIFICATION = "text-classification"
 _EMBEDDING = "feature-extraction"
 _GENERATION = "text-generation"
@@ -42,7 +45,7 @@ class Folder:
         self.path = Path(pb_utils.get_model_dir())
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
         try:
-            self.config: Config = json.loads((self.path / "config.json").read_text())
+            self.config: Config = json.loads((self.path / MODEL_FILES[0]).read_text())
         except (OSError, ValueError) as error:
             raise self.refusal(f"expected the folder of a model of transformers in '{self.path}': {error}") from None
         self.task = parameters.get("task") or self._task()

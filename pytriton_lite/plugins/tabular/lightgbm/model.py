@@ -18,6 +18,8 @@ except (ImportError, OSError) as error:  # a library of the system may be missin
 
 BACKEND_SETTINGS: Mapping[str, str] = globals().get("BACKEND_SETTINGS", {})
 
+MODEL_FILES = ("model.txt",)
+
 
 def _read(place: Place) -> Predictor:
     # Given the text, not the path, it says what is wrong with it without a line on stdout.
@@ -33,6 +35,6 @@ class TritonPythonModel(TableModel):
     """What the worker calls."""
 
     backend = "lightgbm"
-    files = ("model.txt",)
+    files = MODEL_FILES
     settings = BACKEND_SETTINGS
     read = staticmethod(_read)

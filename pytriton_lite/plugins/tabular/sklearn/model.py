@@ -24,6 +24,8 @@ except ImportError as error:
 
 BACKEND_SETTINGS: Mapping[str, str] = globals().get("BACKEND_SETTINGS", {})
 
+MODEL_FILES = ("model.skops", "model.joblib", "model.pkl", "model.pickle")
+
 _FEATURES = "features"
 _TEXT = "text"
 _METHODS = {
@@ -153,6 +155,6 @@ class TritonPythonModel(TableModel):
     """What the worker calls."""
 
     backend = "sklearn"
-    files = ("model.skops", "model.joblib", "model.pkl", "model.pickle")
+    files = MODEL_FILES
     settings = BACKEND_SETTINGS
     read = staticmethod(_read)

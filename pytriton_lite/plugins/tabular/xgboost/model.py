@@ -22,6 +22,8 @@ except ImportError as error:
 
 BACKEND_SETTINGS: Mapping[str, str] = globals().get("BACKEND_SETTINGS", {})
 
+MODEL_FILES = ("model.json", "model.ubj")
+
 
 def _read(place: Place) -> Predictor:
     booster = xgboost.Booster(model_file=str(place.path))
@@ -56,6 +58,6 @@ class TritonPythonModel(TableModel):
     """What the worker calls."""
 
     backend = "xgboost"
-    files = ("model.json", "model.ubj")
+    files = MODEL_FILES
     settings = BACKEND_SETTINGS
     read = staticmethod(_read)
