@@ -103,7 +103,8 @@ class ModelUnderTest:
 
         Without *auto_complete* the configuration must be complete, as under ``--disable-auto-complete-config``.
         *backend_directory* is where Python-based backends are, beside those that are shipped.
-        Raises PollError or InferenceError for a configuration that the server would refuse, and whatever the model raises.
+        Raises PollError or InferenceError for a configuration that the server would refuse, ValueError for an ensemble, and
+        whatever the model raises.
         """
         if host().phase is not Phase.OUTSIDE:
             raise RuntimeError("another model is loaded in this process; close it first")
@@ -151,6 +152,11 @@ class ModelUnderTest:
         version = max(directory.versions) if version is None else version
         gpu_ids, backend_folders = device.visible_device_ids(), backends.folders()
         config = read_model_config(folder, versions=directory.versions, strict=not auto_complete)
+        if config.ensemble is not None:
+            raise ValueError(
+                f"'{config.name}' is an ensemble, which has no code of its own: test it on a server, with the fixture "
+                "triton_server"
+            )
         config = resolve_for_load(config, model_dir=folder, gpu_ids=gpu_ids, backends=backend_folders)
         files = _files(config, version, folder, backends.find(config.backend))
         if files.backend_dir is not None:

@@ -234,6 +234,14 @@ def test_a_second_model_is_refused_while_one_is_loaded(triton_model: Load) -> No
         ModelUnderTest(MODEL_REPOSITORY / "add_sub")
 
 
+def test_an_ensemble_is_told_to_be_one_and_where_it_can_be_tested(tmp_path: Path) -> None:
+    step = 'step { model_name: "m" model_version: -1 input_map { key: "X" value: "X" } output_map { key: "Y" value: "Y" } }'
+    config = f'platform: "ensemble" {ECHO} ensemble_scheduling {{ {step} }}'
+    with pytest.raises(ValueError, match=r"'both' is an ensemble.*with the fixture triton_server"):
+        ModelUnderTest(write_model(tmp_path, "both", config=config))
+    assert host().phase is Phase.OUTSIDE
+
+
 def test_a_folder_without_a_version_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no version directory"):
         ModelUnderTest(tmp_path)
