@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import re
 from importlib import resources
 from pathlib import Path
@@ -82,8 +83,17 @@ def _refuse_what_is_there(folder: Path) -> None:
         raise ScaffoldError(f"cannot read '{folder}': {error.strerror}") from None
 
 
+def _test_name(folder: Path) -> str:
+    """The name of the file of tests. No other model beside has it: pytest refuses to collect two files of one name together."""
+    name = plain = f"test_{re.sub('[^A-Za-z0-9_]', '_', folder.name)}"
+    numbers = itertools.count(2)
+    while any(file.parent.name != folder.name for file in folder.parent.glob(f"*/{name}.py")):
+        name = f"{plain}_{next(numbers)}"
+    return f"{name}.py"
+
+
 def _write(folder: Path, kind: Kind, called: str) -> list[Path]:
-    test = f"test_{re.sub('[^A-Za-z0-9_]', '_', folder.name)}.py"
+    test = _test_name(folder)
     templates = resources.files(__package__) / "templates" / kind.value
     written = []
     for template, name in (("config.pbtxt", "config.pbtxt"), ("model.py", "1/model.py"), ("test.py", test)):

@@ -84,6 +84,13 @@ def test_what_is_there_is_not_overwritten_nor_is_half_a_pair_written(tmp_path: P
     assert (tmp_path / "mine_called" / "config.pbtxt").read_text() == "mine"
 
 
+def test_files_of_tests_have_names_that_pytest_can_collect_together(tmp_path: Path) -> None:
+    tests = [create(tmp_path / name, Kind.PLAIN)[-1].name for name in ("a.b", "a_b", "a-b")]
+    assert tests == ["test_a_b.py", "test_a_b_2.py", "test_a_b_3.py"]
+    done = run("pytest", "--collect-only", "--quiet", str(tmp_path), cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_file_in_the_way_is_told_by_its_path(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ScaffoldError, match=r"cannot (read|write) '.*file/models/x"):
