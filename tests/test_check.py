@@ -261,6 +261,20 @@ def test_a_strict_server_wants_a_file_and_a_named_one_is_taken(tmp_path: Path) -
     assert (finding.file, finding.line) == (f"{folder}/configs/small.pbtxt", 1)
 
 
+def test_what_is_no_file_in_the_place_of_a_configuration_is_to_be_one(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "a", CODE)
+    (folder / "config.pbtxt").mkdir()
+    _, finding = check(tmp_path)  # the first is that it is no version
+    assert (finding.text.rpartition(": ")[2], finding.hint) == ("Is a directory", "put a text file there")
+    (folder / "config.pbtxt").rmdir()
+    os.mkfifo(folder / "config.pbtxt")
+    (finding,) = check(tmp_path)
+    assert (finding.text.rpartition(": ")[2], finding.hint) == ("it is no regular file", "put a text file there")
+    (folder / "config.pbtxt").unlink()
+    (finding,) = check(tmp_path, rules=Rules(strict_config=True))
+    assert finding.hint == "write it, or serve without --disable-auto-complete-config"
+
+
 def test_a_file_name_that_is_no_python_s_is_an_error_and_no_file_is_looked_for(tmp_path: Path) -> None:
     folder = write_model(tmp_path, "a", CODE, MODEL + 'default_model_filename: "model.txt"')
     (finding,) = check(tmp_path)

@@ -366,6 +366,17 @@ def test_a_reader_that_has_gone_is_no_traceback(argv: list[str]) -> None:
     assert (ended.returncode, ended.stderr) == (1, b"")
 
 
+@pytest.mark.parametrize("argv", [["check", "--help"], ["check", "model_repository"]])
+def test_an_output_that_is_full_is_told_in_a_line(argv: list[str]) -> None:
+    command = [sys.executable, "-m", "pytriton_lite", *argv]
+    with open("/dev/full", "wb") as output:
+        ended = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, timeout=60, cwd=PROJECT)
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        b"error: cannot write: No space left on device\n",
+    )
+
+
 def test_help_has_no_settings() -> None:
     assert parse(["--help"], {}) == Parsed(None)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -20,6 +21,9 @@ from pytriton_lite.core.build import build_kind
 from pytriton_lite.settings import BY_FLAG, UsageError, nearest
 
 _ASKING_FOR_HELP = ("-h", "help")
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""What a full disk answers, and one of which a user has had his share."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,9 +41,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT  # as shells have it
     except BrokenPipeError:
-        # Who reads, `head` for instance, has seen enough. Python would try to write the rest once more at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Who reads, `head` for instance, has seen enough.
+        _drop_output()
         return 1
+    except OSError as error:
+        if error.errno not in _NO_ROOM or error.filename is not None:
+            raise
+        _drop_output()
+        print(f"error: cannot write: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+def _drop_output() -> None:
+    """Have what is printed go nowhere. Python would try to write what is left once more at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def report_usage(error: UsageError, name: str = "") -> int:

@@ -224,10 +224,11 @@ _TABLE: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = tup
         (r"^Python model file not found", "put it there, or name another with default_model_filename"),
         (r"^Model name must end with '\.py'", "default_model_filename is a Python file"),
         (
-            r"^failed to open text file for read .*/config\.pbtxt",
+            r"^failed to open text file for read .*/config\.pbtxt: No such file",
             "write it, or serve without --disable-auto-complete-config",
         ),
-        (r"^failed to open text file for read", "the file that the configuration names must be there"),
+        (r"^failed to open text file for read .*: No such file", "the file that the configuration names must be there"),
+        (r"^failed to open text file for read .*: (?:Is a directory|it is no regular file)", "put a text file there"),
         (
             r"^Failed to get the canonical path",
             "the environment must be there; $$TRITON_MODEL_DIRECTORY is the model's own",
