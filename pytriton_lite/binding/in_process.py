@@ -91,7 +91,9 @@ class _Thread(threading.Thread):
         start = greet(self._channel)
         if start is None:
             return
-        worker = Worker(self._channel, self._descriptors, control, start, path=self._specification.name)
+        worker = Worker(
+            self._channel, self._descriptors, control, start, path=self._specification.name, owns_process=False
+        )
         enter(worker)
         try:
             try:

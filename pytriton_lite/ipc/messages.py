@@ -15,7 +15,7 @@ REPLY     a response to a CALL            TAKEN     responses to a CALL have arr
 ANSWER    to an ASK                       ASK       a question, answered with JSON
 RECALL    give back what is not begun     TELL      news, not answered
 PROBE     does the model say it is ready  PROBED    its answer
-                                          RETURNED  batches that a RECALL asked for
+COLLECT   look for garbage                RETURNED  batches that a RECALL asked for
                                           COMPLETED what a process that serves nothing found (JSON)
 BRANCH    make an instance of yourself    BRANCHED  it is there: its pid, or why it is not
                                           ENDED     an instance that was a thread, and how
@@ -46,7 +46,7 @@ from pytriton_lite.core.tensor import PackedForm, PackedTensors, Tensor
 from pytriton_lite.ipc.channel import LARGEST_FRAME, frame
 from pytriton_lite.ipc.segment import HAS_MEMORY_FILES
 
-VERSION = 6
+VERSION = 7
 """Raised with every change of a layout below; the handshake compares it."""
 
 INLINE_BYTES = 4096 if HAS_MEMORY_FILES or sys.platform != "linux" else LARGEST_FRAME // 2
@@ -71,6 +71,7 @@ class Kind(enum.IntEnum):
     RECALL = 12
     PROBE = 13
     BRANCH = 14
+    COLLECT = 15
     HELLO = 16
     READY = 17
     FAILED = 18
@@ -1103,6 +1104,15 @@ def ready_frame(*, has_is_ready: bool) -> bytes:
 
 def read_ready(body: bytes) -> bool:
     return body == b"\x01"
+
+
+def collect_frame(generation: int) -> bytes:
+    """Collect *generation*, as Python's collector counts them, and those younger than it."""
+    return frame(Kind.COLLECT, [bytes((generation,))])
+
+
+def read_collect(body: memoryview) -> int:
+    return body[0]
 
 
 _BRANCHED = struct.Struct("<Qi")

@@ -32,7 +32,7 @@ Five of the quickest. A model that takes longer is one whose next execution may 
 
 
 class Work:
-    """What lies in the inbox of the main thread: a batch, or TRIM, STOP or, in a process that is shared, BRANCH."""
+    """What lies in the inbox of the main thread: a batch, or TRIM, COLLECT, STOP or, in a process that is shared, BRANCH."""
 
     __slots__ = ("kind", "number", "requests")
 

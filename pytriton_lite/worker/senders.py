@@ -97,11 +97,6 @@ class Senders:
 
     # ------------------------------------------------------------------------------------------ who answers
 
-    @property
-    def is_any_open(self) -> bool:
-        """Whether somebody has asked for the sender of a request that has not ended."""
-        return bool(self._answerings)
-
     def at(self, key: tuple[int, int]) -> Answering | None:
         """The answering of request (batch, index), if it was asked for and has not ended."""
         known = self._answerings.get(key)

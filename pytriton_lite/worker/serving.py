@@ -64,12 +64,19 @@ class Worker(Host):
         start: ModelStart,
         *,
         path: str,
+        owns_process: bool = True,
     ) -> None:
-        """*control* is the control page, as 64-bit numbers. *path* is the model's file."""
+        """*control* is the control page, as 64-bit numbers. *path* is the model's file.
+
+        *owns_process*: the heap and the old objects of the process are a model's, and not those of a program that it is in.
+        """
         self.phase = Phase.INITIALIZE
         self.instance_name = start.instance
         self._pid = os.getpid()
         self._control = control
+        self._owns_process = owns_process
+        self._oldest_generation = 2 if owns_process else 1
+        """That a collection goes as far as."""
         self._model: Any = None
         self._finalizes = True
         self._probe: ReadinessProbe | None = None
@@ -192,7 +199,11 @@ class Worker(Host):
             self._collect_holders()
             with self.outbox:
                 self._placement.trim()
-            heap.give_back()
+            if self._owns_process:
+                heap.give_back()
+        elif work.kind == Kind.COLLECT:
+            gc.collect(min(work.number, self._oldest_generation))
+            self._conversation.flush()
         else:
             self._conversation.flush()
             self._finalize()
@@ -200,13 +211,13 @@ class Worker(Host):
         return True
 
     def _collect_holders(self) -> None:
-        """Find garbage that refers to itself and has inputs, or senders: nothing executes now that would have it looked for.
+        """Find garbage that refers to itself and has inputs: nothing executes now that would make the interpreter look.
 
         What is left of a request is young most often. A collection of everything costs a model with a large heap a tenth of a
         second, so it is for what is held all the same.
         """
-        for generation in (1, 2):
-            if self._placement.inputs.held or self._senders.is_any_open:
+        for generation in range(1, self._oldest_generation + 1):
+            if self._placement.inputs.held:
                 gc.collect(generation)
         self._conversation.flush()
 
@@ -259,6 +270,8 @@ class Worker(Host):
             conversation.on_answer(body)
         elif kind == Kind.RECALL:
             conversation.return_unbegun()
+        elif kind == Kind.COLLECT:
+            conversation.on_work([Work(kind, messages.read_collect(body))])
         elif kind == Kind.PROBE:
             assert self._probe is not None, "only asked where READY said so"
             self._probe.start()

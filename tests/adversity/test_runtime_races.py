@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import linecache
 import os
 import queue
@@ -442,14 +443,25 @@ class Engine:
         self._channel.sendall(messages.cancel_frame(number, 0))
         self.control[messages.CONTROL_CANCELS] += 1
 
+    def collect(self, generation: int) -> None:
+        self._channel.sendall(messages.collect_frame(generation))
+
     def result(self) -> list[tuple[int, list[Fate | None]]]:
         """(batch, fates) of the next RESULT."""
+        results = messages.read_result(self._next(Kind.RESULT), self._specs)
+        return [(result.number, [answer.fate for answer in result.answers]) for result in results]
+
+    def response(self) -> tuple[int, str, bool]:
+        """(batch, error, whether it is the last) of the next RESPONSE."""
+        number, _, answer, is_final, *_ = messages.read_response(self._next(Kind.RESPONSE), self._specs)
+        return number, "" if answer is None or answer.error is None else answer.error[1], is_final
+
+    def _next(self, wanted: Kind) -> memoryview:
         while True:
             while self._heard:
                 kind, body = self._heard.popleft()
-                if kind == Kind.RESULT:
-                    results = messages.read_result(body, self._specs)
-                    return [(result.number, [answer.fate for answer in result.answers]) for result in results]
+                if kind == wanted:
+                    return body
             self._heard.extend(self._frames.feed(self._channel.recv(1 << 16)))
 
     def stop(self, thread: threading.Thread) -> None:
@@ -517,6 +529,40 @@ def test_a_model_that_waits_for_a_cancellation_keeps_no_answer_of_an_earlier_bat
     engine.cancel(2)
     assert engine.result() == [(2, [None])]
     engine.stop(thread)
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_a_request_ends_whose_sender_a_thread_has_lost_to_garbage_when_that_is_searched_for(
+    make_engine: Callable[..., Engine], generation: int
+) -> None:
+    """An exception that a thread has kept in a variable refers to that thread's frame, and so to itself."""
+    engine = make_engine(is_decoupled=True)
+    senders: queue.Queue[Any] = queue.Queue()
+
+    def fail() -> None:
+        kept = [senders.get()]
+        try:
+            raise ValueError("no luck")
+        except ValueError as error:
+            kept.append(error)
+        if generation == 2:
+            gc.collect(1)  # what is going to be garbage grows old
+
+    gc.disable()
+    try:
+        thread = engine.serve(lambda requests: senders.put(requests[0].get_response_sender()))
+        engine.execute(1)
+        assert engine.result() == [(1, [Fate.DEFERRED])]
+        losing = threading.Thread(target=fail)
+        losing.start()
+        losing.join()
+        engine.collect(generation)
+        number, text, is_final = engine.response()
+        assert (number, is_final) == (1, True)
+        assert "no response was sent through its sender" in text
+        engine.stop(thread)
+    finally:
+        gc.enable()
 
 
 class Meanwhile(deque[Any]):

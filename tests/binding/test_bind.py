@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import threading
@@ -18,6 +19,7 @@ import tritonclient.http
 
 from pytriton_lite import Request, Server, Tensor, batch, first_value, group_by_values, model
 from pytriton_lite.binding import template
+from pytriton_lite.core import heap
 from pytriton_lite.embedding import ErrorCode, InferenceError, StartError
 from tests.harness import is_running, open_descriptors, process_name_and_parent, until, write_model
 
@@ -351,6 +353,39 @@ def test_instances_may_be_threads_of_the_program(server: Server) -> None:
     for name in ("here", "later_here", "mistakes_here"):
         server.unbind(name)
     until(lambda: not [thread for thread in threading.enumerate() if thread.name.endswith("in process")])
+
+
+def test_an_instance_that_is_a_thread_leaves_old_objects_and_the_heap_to_the_program(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full collection of a large program takes seconds, and holds up all of it."""
+    collected: list[int] = []
+    given_back: list[str] = []
+
+    def keeps(x: Any) -> Any:
+        cycle: list[Any] = [x]
+        cycle.append(cycle)
+        gc.collect(1)  # so that its garbage is old, and keeps the memory of the request
+        return x[:1]
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop" and threading.current_thread().name == "keeps in process":
+            collected.append(info["generation"])
+
+    monkeypatch.setattr(heap, "give_back", lambda: given_back.append(threading.current_thread().name))
+    gc.disable()
+    gc.callbacks.append(note)
+    try:
+        server.bind(keeps, inputs=[ROWS], outputs=[Tensor((-1,), np.float32, "y")], in_process=True)
+        server.infer("keeps", {"x": np.zeros(10_000, np.float32)})
+        until(lambda: len(collected) > 1)  # it is idle, and has looked
+        server.infer("keeps", {"x": [0]})
+        assert set(collected) == {1}
+        assert given_back == []
+    finally:
+        gc.callbacks.remove(note)
+        gc.enable()
+        server.unbind("keeps")
 
 
 def test_a_thread_that_takes_too_long_is_given_up_and_another_one_serves(server: Server) -> None:

@@ -50,6 +50,9 @@ _LOOK_EVERY_S = 2.5
 """How often a used instance is looked at. Idle from one look to the next, it gives back memory that a burst had made it take.
 A timer that began anew with every request would be dearer than the request's own bookkeeping."""
 
+_MOST_LOOKS = 24
+"""Looks between two searches for garbage, at most: a minute."""
+
 _CANNOT_ENCODE = "internal error of the server: the request cannot be handed to the model; the log has the details"
 
 
@@ -183,10 +186,12 @@ class Instance:
         self._loop = asyncio.get_running_loop()
         self._look: asyncio.TimerHandle | None = None
         """Due as long as something may be given back."""
-        self._seen_batch = 0
-        """What the next batch's number was at the last look."""
-        self._trimmed_batch = 0
-        """What it was when the worker was last told to trim with requests in hand."""
+        self._seen = (0, 0)
+        """What the next batch's number and `moved_ns` were at the last look."""
+        self._quiet_looks = 0
+        """Looks, since garbage was last searched for, that found no news of the requests in hand."""
+        self._search_after = 1
+        """So many of them are followed by a search."""
         self._flush_is_due = False
         self._past_host_bytes = 0
         """What workers that have ended had copied between devices and the host."""
@@ -472,20 +477,35 @@ class Instance:
             self._look_later()
 
     def _look_later(self) -> None:
-        self._seen_batch = self._next_batch
+        self._seen = (self._next_batch, self.moved_ns)
         self._look = self._loop.call_later(_LOOK_EVERY_S, self._on_look)
 
     def _on_look(self) -> None:
         self._look = None
-        is_quiet = self._seen_batch == self._next_batch
+        is_quiet = self._seen == (self._next_batch, self.moved_ns)
+        if is_quiet and self.open and self.has_room:  # whose main thread waits
+            self._search_for_garbage()
+        else:
+            self._quiet_looks = 0
+            self._search_after = 1
         if is_quiet and self.is_empty:
             self.trim()
+        else:
+            self._look_later()
+
+    def _search_for_garbage(self) -> None:
+        """Have the worker collect now and then, ever more seldom: what alone could answer may be garbage that refers to itself.
+
+        As likely the model takes its time. So the first search is among young objects, which is quickly done.
+        """
+        worker = self.worker
+        assert worker is not None, "there is room only while READY"
+        self._quiet_looks += 1
+        if self._quiet_looks < self._search_after:
             return
-        if is_quiet and self._trimmed_batch != self._next_batch:
-            # Once, since what is still to come may be nothing: garbage that refers to itself may hold all that could answer.
-            self._trimmed_batch = self._next_batch
-            self.trim()
-        self._look_later()
+        worker.send(messages.collect_frame(1 if self._search_after == 1 else 2))
+        self._quiet_looks = 0
+        self._search_after = min(2 * self._search_after, _MOST_LOOKS)
 
     def _stop_looking(self) -> None:
         if self._look is not None:

@@ -7,7 +7,7 @@ import gc
 import os
 import threading
 import weakref
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
@@ -300,6 +300,98 @@ def test_the_memory_of_a_request_that_a_full_queue_refuses_is_free_at_once(
         del body, tensor, request
         assert freed() is None
         waiting.cancel()
+
+    run(scenario())
+
+
+# ---------------------------------------------------------------------------------------------- looks
+
+
+class Looks:
+    """What the instance of a world looks for, when the test says so."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._due: list[Callable[[], None]] = []
+        self._worker = world.worker
+        loop = asyncio.get_running_loop()
+        begin_timer = loop.call_later
+
+        def call_later(delay_s: float, callback: Callable[..., Any], *arguments: Any) -> asyncio.TimerHandle:
+            if callback == world.instance._on_look:
+                self._due.append(callback)
+                delay_s = 3600
+            return begin_timer(delay_s, callback, *arguments)
+
+        monkeypatch.setattr(loop, "call_later", call_later)
+
+    @property
+    def is_due(self) -> bool:
+        return bool(self._due)
+
+    def at_once(self, count: int = 1) -> list[tuple[int, int]]:
+        """Look so many times; (look, generation) of each COLLECT, (look, 0) of each TRIM."""
+        self._worker.hear()
+        heard: list[tuple[int, int]] = []
+        for look in range(1, count + 1):
+            self._due.pop()()
+            for kind, body in self._worker.hear():
+                assert kind in (Kind.COLLECT, Kind.TRIM)
+                heard.append((look, messages.read_collect(body) if kind is Kind.COLLECT else 0))
+        return heard
+
+
+def response(number: int, *, is_final: bool, sent_ns: int) -> bytes:
+    parts: list[bytes] = []
+    if not is_final:
+        messages.put_answer(parts, outputs=0)
+    return messages.response_frame(number, 0, is_final=is_final, infer_ns=0, sent_ns=sent_ns, parts=parts)
+
+
+@pytest.mark.interpreted("a fake in the place of a compiled class")
+def test_garbage_is_searched_for_ever_more_seldom_while_nothing_is_heard_of_a_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What could answer may be lost at any time, and a model that thinks for long is not to be disturbed much."""
+
+    async def scenario() -> None:
+        world = World("model_transaction_policy { decoupled: true }")
+        looks = Looks(world, monkeypatch)
+        waiting = world.infer()
+        assert looks.at_once(3) == []  # in execute: the main thread could not search
+        world.says(result(1, Fate.DEFERRED))
+        assert looks.at_once() == []
+        assert looks.at_once(80) == [(1, 1), (3, 2), (7, 2), (15, 2), (31, 2), (55, 2), (79, 2)]
+        for sent_ns in (10, 11):
+            world.says(response(1, is_final=False, sent_ns=sent_ns))
+            assert looks.at_once() == []
+        assert looks.at_once(3) == [(1, 1), (3, 2)]
+        world.says(response(1, is_final=True, sent_ns=12))
+        assert looks.at_once(2) == [(2, 0)]
+        assert not looks.is_due
+        waiting.cancel()
+
+    run(scenario())
+
+
+@pytest.mark.interpreted("a fake in the place of a compiled class")
+def test_a_search_for_garbage_begins_anew_with_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        world = World("model_transaction_policy { decoupled: true }")
+        looks = Looks(world, monkeypatch)
+        waiting = [world.infer()]
+        world.says(result(1, Fate.DEFERRED))
+        assert looks.at_once(4) == [(2, 1), (4, 2)]
+        waiting.append(world.infer())
+        world.says(result(2, Fate.DEFERRED))
+        assert looks.at_once(2) == [(2, 1)]
+        for number in (1, 2):
+            world.says(response(number, is_final=True, sent_ns=10))
+        assert looks.at_once(2) == [(2, 0)]
+        waiting.append(world.infer())
+        world.says(result(3, Fate.DEFERRED))
+        assert looks.at_once(2) == [(2, 1)]
+        for each in waiting:
+            each.cancel()
 
     run(scenario())
 
