@@ -77,6 +77,7 @@ class SharedProcess(_Process):
         self._on_early = self._hear
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[int]] = {}
+        """What BRANCHED is to answer, by number: also when whoever has asked has gone."""
         self._threads: dict[int, asyncio.Future[WorkerExit]] = {}
         self._instances = 0
         """How many instances of this process live."""
@@ -150,16 +151,27 @@ class SharedProcess(_Process):
         for fd in descriptors:
             self.send_descriptor(fd)
         self.send(messages.branch_frame(number))
-        began = self._loop.time()
-        try:
-            return await answer, exited
-        finally:
-            if not answer.done() or answer.cancelled():
-                self._asked.pop(number, None)
-                # One that forks is idle, so it is stuck; one with threads may be kept by any of them, and they serve.
-                if not self.are_threads and self._loop.time() - began >= self._workers.hello_timeout_s:
-                    logger.error("the process (pid %d) that has loaded the model hangs, killing it", self.pid)
-                    self.kill()
+        if not self.are_threads:
+            self._expect(number, answer)
+        return await answer, exited
+
+    def _expect(self, number: int, answer: asyncio.Future[int]) -> None:
+        """Kill the process where it has not answered in time, whether or not anybody still waits for the answer.
+
+        One that forks is idle, so it is stuck. One with threads may be kept by any of them, and they serve.
+        """
+        overdue = self._loop.call_later(self._workers.hello_timeout_s, self._end_hanging, number)
+
+        def forget(answer: asyncio.Future[int]) -> None:
+            if not answer.cancelled():
+                overdue.cancel()
+
+        answer.add_done_callback(forget)
+
+    def _end_hanging(self, number: int) -> None:
+        if number in self._asked:
+            logger.error("the process (pid %d) that has loaded the model hangs, killing it", self.pid)
+            self.kill()
 
     def _count(self, exited: asyncio.Future[WorkerExit]) -> None:
         self._instances += 1
@@ -370,7 +382,8 @@ class SharedSpawners:
             self._starting.cancel()
         for process in self._processes():
             process.is_to_end = True
-            process.kill()
+            if not process.has_ended:  # its number may be another's by now
+                process.kill()
 
     async def stop(self, timeout_s: float | None) -> bool:
         """Finalize and end. Whether it ended by itself within *timeout_s*."""
