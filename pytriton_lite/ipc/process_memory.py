@@ -68,6 +68,11 @@ class InputMemory:
         if unmapped is not None:
             os.close(unmapped[0])
 
+    def close(self) -> None:
+        """Forget all segments; arrays that the model kept go on holding their pages."""
+        for segment_id in list(self._segments):
+            self.drop(segment_id)
+
     def region(self, segment_id: int) -> MappedRegion:
         """A client's segment that was attached."""
         return self._regions[segment_id]
@@ -125,6 +130,9 @@ class InputMemory:
 
     def copy(self, ref: TensorRef) -> bytearray:
         """The bytes of *ref*, whose slot somebody holds. Raises InferenceError where its segment cannot be mapped."""
+        if ref.segment not in self._segments:
+            text = f"'{ref.name}' cannot be read any more: the instance that it was given has ended"
+            raise InferenceError(ErrorCode.UNAVAILABLE, text)
         segment = self._segment(ref.segment)
         region = self._regions.get(ref.segment)
         if region is not None:

@@ -176,6 +176,7 @@ class Mailbox:
 
     def close(self) -> None:
         """Free what the end of a process would. Nobody waits any more, nor will."""
+        self._on_frame = _ignore  # its owner has this mailbox: memory that they have mapped would wait for a collection
         if self._wake_write >= 0:
             os.close(self._wake_read)
             os.close(self._wake_write)
@@ -225,6 +226,10 @@ class Mailbox:
                 self._reader = self._waiting.popleft()
                 assert self._reader._signal is not None
                 self._reader._signal.release()
+
+
+def _ignore(kind: int, body: memoryview) -> None:
+    """What comes when nobody is there any more."""
 
 
 class Outbox:

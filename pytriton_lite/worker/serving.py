@@ -236,6 +236,7 @@ class Worker(Host):
         """Free what the end of a process would, in one that lives on. The channel was shut down, and the model has ended."""
         self._executions.close_loop()
         self._conversation.close()
+        self._placement.inputs.close()
         self._placement.outputs.arena.close()
 
     # ------------------------------------------------------------------------------------------ frames

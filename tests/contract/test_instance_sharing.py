@@ -365,21 +365,24 @@ def test_a_tensor_that_one_thread_was_given_is_the_same_where_another_returns_it
 
 def test_threads_that_end_leave_nothing_in_their_process(server: RunningServer, folder: Path) -> None:
     model = Model(server, "leaves", folder, "threads", count=1)
-    code = "async def later():\n    return [response(threading.get_native_id())]\nreturn later()"
+    code = "async def later():\n    return [response(threading.get_native_id())]\nreturn later()\n"
+    code += "#" * 10_000  # which comes through shared memory
 
-    def descriptors() -> int:
-        return len(os.listdir(f"/proc/{model.shared_pid}/fd"))
+    def held() -> tuple[int, int]:
+        """Descriptors, and memory files that are mapped."""
+        process = Path(f"/proc/{model.shared_pid}")
+        return len(list((process / "fd").iterdir())), (process / "maps").read_text().count("/memfd:")
 
+    model.value("gc.disable()\nreturn [response(0)]")  # nothing is there for a collection to find
     model.value(code)
-    before = descriptors()
+    before = held()
     for _ in range(3):
         model.load(4)
         model.instances(4)
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda _: model.value(code), range(16)))
         model.load(1)
-    # Their control pages wait for the collector.
-    wait_until(lambda: model.value("gc.collect()\nreturn [response(0)]") == 0 and descriptors() <= before)
+    wait_until(lambda: held() == before)
 
 
 @BOTH

@@ -120,3 +120,26 @@ def test_one_that_was_never_mapped_keeps_no_descriptor_when_it_is_dropped(late: 
     before = open_descriptors()
     late.drop(7)
     assert open_descriptors() == before - 1
+
+
+def test_when_it_is_closed_only_what_somebody_looks_at_stays_mapped(
+    late: InputMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = open_descriptors()
+    monkeypatch.undo()
+    lease = late.hold(REF)
+    late.close()
+    assert lease[16:25].tobytes() == b"the input"
+    assert open_descriptors() == before  # that of the mapping
+    del lease
+    assert (open_descriptors(), late.released) == (before - 1, [3])
+
+
+def test_when_it_is_closed_it_keeps_no_descriptor_of_what_was_never_mapped(late: InputMemory) -> None:
+    before = open_descriptors()
+    lease = late.hold(REF)
+    late.close()
+    assert open_descriptors() == before - 1
+    with pytest.raises(InferenceError, match="'X' cannot be read any more: the instance that it was given has ended"):
+        late.copy(REF)
+    del lease
