@@ -158,7 +158,7 @@ class ModelUnderTest:
                 "triton_server"
             )
         config = resolve_for_load(config, model_dir=folder, gpu_ids=gpu_ids, backends=backend_folders)
-        files = _files(config, version, folder, backends.find(config.backend))
+        files = _files(config, version, folder, backends.find(config.backend, backend_folders))
         if files.backend_dir is not None:
             self._process.folders.append(files.backend_dir)
         variables = parameter_variables(config.name, config.parameters)

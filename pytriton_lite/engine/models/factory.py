@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pytriton_lite.config.ensemble_plan import EnsemblePlan, check_ensemble_for_load
 from pytriton_lite.config.model_config import ModelConfig, check_for_load, regrouped, resolve_for_load
@@ -22,7 +22,7 @@ from pytriton_lite.engine.serving.calls import WorkerServices
 from pytriton_lite.engine.serving.resource_grants import ResourceGrants
 from pytriton_lite.engine.serving.served_version import ServedVersion
 from pytriton_lite.engine.serving.worker_version import WorkerVersion
-from pytriton_lite.engine.workers.backends import Backends
+from pytriton_lite.engine.workers.backends import Backend, Backends
 from pytriton_lite.engine.workers.device_helper import DeviceHelpers
 from pytriton_lite.engine.workers.foreground import Foreground
 from pytriton_lite.engine.workers.fork_server import BoundSource, ForkServers, Spawners
@@ -37,6 +37,15 @@ class Services(WorkerServices, StepServices, Protocol):
 
     def find(self, name: str, version: int | None, namespace: str = "") -> ServedVersion:
         """The version that would serve a request now. Raises InferenceError where there is none."""
+
+
+class Completed(NamedTuple):
+    """What a version will serve with, and where it will run. An ensemble runs nowhere."""
+
+    config: ModelConfig
+    environment: Environment | None = None
+    backend: Backend | None = None
+    """The Python-based backend that has the code; None where the model has code of its own."""
 
 
 def _nowhere(step: str) -> None:
@@ -96,20 +105,21 @@ class VersionFactory:
 
     async def complete(
         self, config: ModelConfig, *, version: int, directory: Path, at_step: Callable[[str], None] = _nowhere
-    ) -> tuple[ModelConfig, Environment | None]:
-        """*config* with what the model itself and this machine say: what the version will serve with, and where it will run.
+    ) -> Completed:
+        """*config* with what the model itself and this machine say.
 
-        An ensemble runs nowhere. *at_step* hears what is being waited for. Raises InferenceError, the reason of a failed load.
+        *at_step* hears what is being waited for. Raises InferenceError, the reason of a failed load.
         """
         # In threads, here and below: checks look at files of the model, whose disk may hang, and read some of any size.
         if config.ensemble is not None:
             self._advise_on_cache(config, version)
-            return await in_daemon_thread(check_ensemble_for_load, config, model_dir=directory), None
+            return Completed(await in_daemon_thread(check_ensemble_for_load, config, model_dir=directory))
         folders = await in_daemon_thread(self._backends.folders_for, config.backend)
         # A backend may have an environment for all its models.
         config = await in_daemon_thread(
             resolve_for_load, config, model_dir=directory, gpu_ids=self._gpu_ids, backends=folders
         )
+        backend = self._backends.find(config.backend, folders)
         at_step("environment")
         environment = await self._environments.prepare(config, directory)
         if self._auto_completes and config.name not in self._defined:
@@ -121,7 +131,7 @@ class VersionFactory:
                 workers=self._workers,
                 fork_servers=self._fork_servers,
                 environment=environment,
-                backend=self._backends.find(config.backend),
+                backend=backend,
             )
         config = await in_daemon_thread(
             check_for_load, config, model_dir=directory, gpu_ids=self._gpu_ids, backends=folders
@@ -132,7 +142,7 @@ class VersionFactory:
         if source is None or not source.is_in_process:
             self._environments.advise(config, environment, is_bound=source is not None)
         self._advise_on_cache(config, version)
-        return config, environment
+        return Completed(config, environment, backend)
 
     def regrouped(self, served: ModelConfig, new: ModelConfig) -> ModelConfig:
         """*served*, with which a version serves, with the instance groups and the version policy of *new*, as it was read.
@@ -155,9 +165,10 @@ class VersionFactory:
         version: int,
         directory: Path,
         namespace: str = "",
+        backend: Backend | None = None,
         plan: EnsemblePlan | None = None,
     ) -> ServedVersion:
-        """A generation that is to be loaded, with a *config* from `complete`. `equip` must follow.
+        """A generation that is to be loaded, with a *config* and a *backend* from `complete`. `equip` must follow.
 
         *plan* is an ensemble's, and its configuration the plan's.
         """
@@ -178,7 +189,7 @@ class VersionFactory:
             workers=self._workers,
             spawners=self._spawners(config.name),
             services=self._services,
-            backend=self._backends.find(config.backend),
+            backend=backend,
             namespace=namespace,
             clock=self._clock,
             latencies=self._latencies,

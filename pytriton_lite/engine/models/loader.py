@@ -191,7 +191,7 @@ class ModelLoader:
         see(incomplete)
         incomplete.begin_load()
         try:
-            config, environment = await self._factory.complete(
+            config, environment, backend = await self._factory.complete(
                 polled.config, version=version, directory=directory, at_step=incomplete.at_step
             )
         except InferenceError as error:
@@ -199,7 +199,7 @@ class ModelLoader:
             return incomplete
         _report_tensors(polled.id, config)
         fresh[version] = served = self._factory.make(
-            config, version=version, directory=directory, namespace=polled.id.namespace
+            config, version=version, directory=directory, namespace=polled.id.namespace, backend=backend
         )
         see(served)
         self._factory.equip(served, directory)
@@ -280,9 +280,10 @@ class ModelLoader:
         incomplete: InferenceError | None = None
         config = polled.config
         try:
-            config, _ = await self._factory.complete(
+            completed = await self._factory.complete(
                 polled.config, version=polled.selection.selected[-1], directory=polled.directory.path
             )
+            config = completed.config
         except InferenceError as error:
             incomplete = error
         definition = EnsembleDefinition(polled, config)

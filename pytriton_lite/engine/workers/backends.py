@@ -48,9 +48,9 @@ class Backends:
         """`folders`, as far as a model of *backend* needs them: to look through packages takes 20 ms, and a megabyte."""
         return {} if backend == PYTHON else self.folders()
 
-    def find(self, name: str) -> Backend | None:
-        """The Python-based backend of that name; None where there is none, as for ``python``."""
-        folder = self.folders_for(name).get(name)
+    def find(self, name: str, folders: Mapping[str, Path]) -> Backend | None:
+        """The Python-based backend of that name among *folders*; None where there is none, as for ``python``."""
+        folder = folders.get(name)
         return None if folder is None else Backend(folder, self._settings_of(name))
 
     def _settings_of(self, backend: str) -> dict[str, str]:

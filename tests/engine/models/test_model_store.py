@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import logging
+import threading
 import weakref
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from pytriton_lite.core.errors import BugError, ErrorCode, InferenceError
 from pytriton_lite.core.states import VersionState
 from pytriton_lite.engine.model_operations import answer_model_operation
 from pytriton_lite.engine.server import Server
+from pytriton_lite.engine.workers.backends import Backends
 from pytriton_lite.frontends.pending_answer import PendingAnswer
 from tests.engine.store_scenarios import (
     ADDER_CONFIG,
@@ -242,6 +244,28 @@ def test_the_log_counts_what_the_end_of_the_server_waits_for(tmp_path: Path, cap
     ]
     gate.close()
     end.close()
+
+
+class WatchedBackends(Backends):
+    """Backends that are looked for in a folder whose disk might hang."""
+
+    def folders(self) -> dict[str, Path]:
+        assert threading.current_thread() is not threading.main_thread(), "the loop would wait for the disk"
+        return super().folders()
+
+
+def test_no_disk_is_asked_for_backends_in_the_event_loop(tmp_path: Path) -> None:
+    backends = tmp_path / "backends"
+    (backends / "mine").mkdir(parents=True)
+    (backends / "mine" / "model.py").write_text(code(3))
+    (tmp_path / "models" / "m" / "1").mkdir(parents=True)
+    (tmp_path / "models" / "m" / "config.pbtxt").write_text(CONFIG.replace('"python"', '"mine"'))
+
+    async def scenario(server: Server) -> None:
+        await server.load_model("m", None, {})
+        assert await ask(server) == 3
+
+    run(tmp_path / "models", scenario, backends=WatchedBackends(backends))
 
 
 def test_so_many_versions_load_at_a_time_also_of_one_model(tmp_path: Path) -> None:

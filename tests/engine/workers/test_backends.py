@@ -66,11 +66,10 @@ def test_packages_are_not_looked_through_for_models_of_python(tmp_path: Path, mo
 
     monkeypatch.setattr(backends, "_of_packages", fail)
     found = Backends(tmp_path)
-    assert found.find("python") is None
     assert found.folders_for("python") == {}
     assert [name for name, _, _ in found.table([config("python")])] == ["python"]
     with pytest.raises(AssertionError, match="looked through"):
-        found.find("onnxruntime")
+        found.folders_for("onnxruntime")
 
 
 def test_a_directory_that_is_not_there_holds_no_backends(tmp_path: Path) -> None:
@@ -79,9 +78,9 @@ def test_a_directory_that_is_not_there_holds_no_backends(tmp_path: Path) -> None
 
 def test_a_backend_may_come_while_the_server_runs(tmp_path: Path) -> None:
     backends = Backends(tmp_path)
-    assert backends.find("mine") is None
+    assert backends.find("mine", backends.folders()) is None
     mine = write(tmp_path, "mine", "model.py")
-    found = backends.find("mine")
+    found = backends.find("mine", backends.folders())
     assert found is not None
     assert found.folder == mine
 
@@ -89,7 +88,8 @@ def test_a_backend_may_come_while_the_server_runs(tmp_path: Path) -> None:
 def test_settings_of_a_backend_go_before_those_of_all(tmp_path: Path) -> None:
     write(tmp_path, "mine", "model.py")
     settings = {"": {"size": "1", "shape": "round"}, "mine": {"size": "2"}, "other": {"size": "3"}}
-    found = Backends(tmp_path, settings).find("mine")
+    backends = Backends(tmp_path, settings)
+    found = backends.find("mine", backends.folders())
     assert found is not None
     assert found.settings == {"size": "2", "shape": "round"}
 
