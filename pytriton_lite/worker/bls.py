@@ -81,8 +81,13 @@ class Calls:
         self._open.pop(number, None)
 
     def on_reply(self, number: int, response: InferenceResponse | None, *, is_final: bool) -> tuple[int, int] | None:
-        """Returns what is to be said in a TAKEN: (call, responses so far); None after the last."""
-        call, is_decoupled = self._open[number]
+        """Returns what is to be said in a TAKEN: (call, responses so far); None after the last, and where nobody waits."""
+        known = self._open.get(number)
+        if known is None:  # forgotten by who was interrupted when the call had left
+            if not is_final:
+                self.abandon(number)
+            return None
+        call, is_decoupled = known
         if is_final:
             del self._open[number]
             self._taken.pop(number, None)

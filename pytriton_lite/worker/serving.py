@@ -283,6 +283,7 @@ class Worker(Host):
         number, answer, is_final = messages.read_reply(body, self._placement.specs)
         response = None if answer is None else self._placement.response_of(answer)
         taken = self._calls.on_reply(number, response, is_final=is_final)
+        response = None  # which nobody may want: its slots are given back below
         if taken is not None:
             with self.outbox:  # with the slots of those before, which nobody may have wanted
                 self._conversation.send_held([messages.taken_frame([taken])])

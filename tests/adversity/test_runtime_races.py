@@ -13,6 +13,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,12 +22,15 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 
+from pytriton_lite.core import dtypes
 from pytriton_lite.ipc import messages
-from pytriton_lite.ipc.channel import FrameReader, frame
-from pytriton_lite.ipc.messages import Fate, Kind, SpecTable
+from pytriton_lite.ipc.channel import FrameReader, frame, send_descriptor
+from pytriton_lite.ipc.messages import Fate, Kind, Place, SpecTable
+from pytriton_lite.ipc.segment import Segment
 from pytriton_lite.ipc.start import ModelStart
 from pytriton_lite.worker.batches import Batch
 from pytriton_lite.worker.mailbox import Mailbox, Waiter
+from pytriton_lite.worker.process import enter
 from pytriton_lite.worker.request import InferenceRequest
 from pytriton_lite.worker.response import InferenceResponse
 from pytriton_lite.worker.serving import Worker
@@ -456,6 +460,33 @@ class Engine:
         number, _, answer, is_final, *_ = messages.read_response(self._next(Kind.RESPONSE), self._specs)
         return number, "" if answer is None or answer.error is None else answer.error[1], is_final
 
+    def call(self) -> int:
+        """The number of the next CALL."""
+        return messages.read_call(self._next(Kind.CALL), self._specs).number
+
+    def reply_in_slot(self, call: int, slot: int) -> None:
+        """A response to *call* that is not the last, in memory that the worker is to release."""
+        with closing(Segment.create(messages.INLINE_BYTES * 2, prefix=self._start.shm_prefix)) as segment:
+            send_descriptor(self._descriptors, segment.fd)
+            nbytes = segment.nbytes
+        parts: list[bytes] = []
+        messages.put_answer(parts, outputs=1)
+        spec = self._specs.encode("OUT", dtypes.UINT8, (nbytes,))
+        messages.put_reference(parts, spec, place=Place.SLOT, segment=1, slot=slot, nbytes=nbytes)
+        reply = messages.reply_frame(call, is_final=False, parts=parts)
+        self._channel.sendall(messages.segment_frame(1, nbytes) + reply)
+
+    def end_call(self, call: int) -> None:
+        self._channel.sendall(messages.reply_frame(call, is_final=True, parts=[]))
+
+    def abandoned(self) -> int:
+        """The call of the next ABANDON."""
+        return messages.read_abandon(self._next(Kind.ABANDON))
+
+    def released(self) -> tuple[int, ...]:
+        """The slots of the next RELEASE."""
+        return messages.read_release(self._next(Kind.RELEASE))
+
     def _next(self, wanted: Kind) -> memoryview:
         while True:
             while self._heard:
@@ -563,6 +594,38 @@ def test_a_request_ends_whose_sender_a_thread_has_lost_to_garbage_when_that_is_s
         engine.stop(thread)
     finally:
         gc.enable()
+
+
+@pytest.mark.interpreted("what compiled code has is replaced")
+def test_a_reply_to_a_call_whose_caller_was_interrupted_when_it_had_left_is_passed_over(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+
+    def execute(requests: list[InferenceRequest]) -> object:
+        enter(engine.worker)
+        conversation = engine.worker._conversation
+        send = conversation.send_held
+
+        def send_and_raise(frames: list[bytes]) -> None:
+            monkeypatch.undo()
+            send(frames)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(conversation, "send_held", send_and_raise)
+        with pytest.raises(KeyboardInterrupt):
+            InferenceRequest(model_name="other", requested_output_names=["OUT"], inputs=[]).exec(decoupled=True)
+        return [InferenceResponse()]
+
+    thread = engine.serve(execute)
+    engine.execute(1)
+    number = engine.call()
+    assert engine.result() == [(1, [None])]
+    engine.reply_in_slot(number, 5)
+    assert engine.abandoned() == number
+    assert engine.released() == (5,)
+    engine.end_call(number)
+    engine.stop(thread)
 
 
 class Meanwhile(deque[Any]):
