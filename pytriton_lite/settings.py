@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pytriton_lite import doors
 from pytriton_lite.core.cpu_count import cpu_count
 from pytriton_lite.core.log_settings import LogFormat
 from pytriton_lite.engine.cache.options import CacheSetting, parse_cache_setting
@@ -1524,8 +1525,12 @@ class Settings:
         return settings
 
     def has_backend(self, name: str) -> bool:
-        """Whether the operator has a Python-based backend of that name, or any for "": it may read what we do not know."""
-        return any(self.backend_directory.glob(f"{glob.escape(name) or '*'}/model.py"))
+        """Whether there is a Python-based backend of that name, which may read what we do not know.
+
+        For "", which all of them read, whether the operator has any.
+        """
+        is_here = any(self.backend_directory.glob(f"{glob.escape(name) or '*'}/model.py"))
+        return is_here or name in doors.names(doors.BACKENDS)
 
     def backend_value(self, backend: str, key: str) -> str | None:
         """The last value given for *key* of *backend*; None if there is none."""

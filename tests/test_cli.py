@@ -290,6 +290,10 @@ def test_a_backend_setting_that_nothing_reads_warns_once() -> None:
     assert parse(argv, {}).warnings == ("--backend-config=tensorflow,version=2 has no effect: nothing here reads it",)
 
 
+def test_a_setting_of_a_backend_that_a_package_brings_is_not_warned_of() -> None:
+    assert parse(["--backend-config=sklearn,allow-pickle=true"], {}).warnings == ()
+
+
 # Help and the command -----------------------------------------------------------------------------------------------
 
 
