@@ -49,8 +49,9 @@ def _ends_connections(done: Done, record: Record) -> bool:
 
 _FELT_S = 5.0
 """So long a fault may be felt after its end."""
-_BACK_OFF_S = 35.0
-"""So long a model may not be ready after it: the longest back-off of a worker that dies again and again is 30 s."""
+_FELT_LONGER_S = {Cause.NOT_READY: 35.0, Cause.REGION_SHRUNK: 35.0}
+"""So long may these be: the longest back-off of a worker that dies again and again is 30 s, and a client keeps its region,
+which a worker found too small, for up to twenty requests."""
 
 _HARMLESS = frozenset({"nap", "print", "terminate_itself", "fork", "hoard", "exception", "wrong_count"})
 """Misdeeds of which no worker dies."""
@@ -69,7 +70,7 @@ def check_causes(ledger: Ledger, done: Sequence[Done]) -> list[str]:
 
 def _explains(done: Done, record: Record) -> bool:
     assert record.ended_s is not None and record.cause is not None
-    felt_s = _BACK_OFF_S if record.cause is Cause.NOT_READY else _FELT_S
+    felt_s = _FELT_LONGER_S.get(record.cause, _FELT_S)
     if done.began_s > record.ended_s or record.began_s > done.ended_s + felt_s:
         return False
     concerned = {record.model, *asked_by(record.model)}
