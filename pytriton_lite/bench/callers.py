@@ -280,11 +280,13 @@ class StreamCaller(Caller):
         self._wire = GrpcWire(target.authority, is_tls=target.uses_tls, metadata=target.headers)
         self._stream = 0
         self._is_over = False
+        self._error = ""
 
     def is_closing(self) -> bool:
         return self._wire.is_closing or self._is_over
 
     def output(self, request: Prepared) -> bytes:
+        self._error = ""
         if not self._stream:
             self._stream = self._wire.call(SERVICE + "ModelStreamInfer", request.data, ends=False)
         else:
@@ -316,17 +318,26 @@ class StreamCaller(Caller):
             message = pb.ModelStreamInferResponse.FromString(data)
         except DecodeError as error:
             raise ClientError(f"the answer is no response of a stream: {error}") from None
-        response = message.infer_response
+        parameters = message.infer_response.parameters
+        is_final = parameters[FINAL_RESPONSE].bool_param if FINAL_RESPONSE in parameters else True
+        # An error of the model is a response like others: what comes behind it belongs to this request, too.
+        self._error = self._error or self._take_response(message, now_ns, is_final=is_final)
+        if is_final:
+            self._finish(now_ns, self._error)
+
+    def _take_response(self, message: pb.ModelStreamInferResponse, now_ns: int, *, is_final: bool) -> str:
+        """Count a response; what is wrong with it."""
         if message.error_message:
-            self._finish(now_ns, message.error_message)
-            return
-        is_final = response.parameters[FINAL_RESPONSE].bool_param if FINAL_RESPONSE in response.parameters else True
-        if response.outputs or not is_final:
-            self._count_response(now_ns)
+            return message.error_message
+        response, expected = message.infer_response, self.request.expected
         if self.plan.checks_ids and response.id != self.request.id.decode():
-            self._finish(now_ns, "the answer has not the request's id: it is that of another request")
-        elif is_final:
-            self._finish(now_ns, "")
+            return "the answer has not the request's id: it is that of another request"
+        if is_final and not response.outputs:  # it says no more than that this is the end
+            return difference(None, expected) if expected and not self.responses else ""
+        self._count_response(now_ns)
+        if expected and self.responses == 1:
+            return _message_difference(response.SerializeToString(), expected)
+        return ""
 
 
 def _status_name(status: int) -> str:

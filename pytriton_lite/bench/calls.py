@@ -131,8 +131,10 @@ class SequenceMaker:
         return Prepared(encode(self._plan.traffic, request), request_id.encode(), row.expected), is_last
 
 
-def difference(response: InferResponse, expected: Sequence[Tensor]) -> str:
-    """What in *response* is not as *expected*; empty where everything is."""
+def difference(response: InferResponse | None, expected: Sequence[Tensor]) -> str:
+    """What in *response*, the first one to a request, is not as *expected*; empty where everything is."""
+    if response is None:
+        return "there was no response"
     given = {tensor.name: tensor for tensor in response.outputs}
     for tensor in expected:
         output = given.get(tensor.name)

@@ -19,7 +19,7 @@ from pytriton_lite.client import command_line
 from pytriton_lite.client.clients import Client, find_model, open_client
 from pytriton_lite.client.command_line import Progress
 from pytriton_lite.client.errors import ClientError, Refused
-from pytriton_lite.client.messages import InferResponse, ModelMetadata, Parameter
+from pytriton_lite.client.messages import ModelMetadata, Parameter
 from pytriton_lite.client.target import Protocol, Target
 from pytriton_lite.commands import Arguments, Command, Words, own_option
 from pytriton_lite.settings import INT64_MAX, SWITCH, Kind, parse_integer
@@ -330,13 +330,10 @@ def _first_look(client: Client, traffic: Traffic, plan: Plan, streams: input_dat
         for response in responses:
             calls.check_response(response, [spec.name for spec in model.metadata.outputs])
             gives_ids = gives_ids and response.id == request.id
-        if row.expected and (wrong := _wrong(responses, row)):
+        first = responses[0] if responses else None
+        if row.expected and (wrong := calls.difference(first, row.expected)):
             raise ClientError(f"row {number} of the data: {wrong}")
     return dataclasses.replace(plan, checks_ids=gives_ids)
-
-
-def _wrong(responses: Sequence[InferResponse], row: input_data.Row) -> str:
-    return calls.difference(responses[0], row.expected) if responses else "there was no response"
 
 
 # Measuring ----------------------------------------------------------------------------------------------------------

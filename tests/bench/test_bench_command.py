@@ -69,6 +69,39 @@ dynamic_batching {}
 input [{ name: "IN" data_type: TYPE_INT32 dims: [-1] }]
 output [{ name: "OUT" data_type: TYPE_INT32 dims: [-1] }]
 """
+# Right as long as it is only looked at.
+FALSE = """
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            number = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            is_look = request.request_id().startswith("bench-look-")
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", -number if is_look else number)]))
+        return answers
+"""
+FALTERS = """
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            number = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            if (number == 0).all():
+                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                continue
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", -number)]))
+            if (number == 13).any():
+                sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("13 brings bad luck")))
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", number)]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+FALTERS_CONFIG = """
+model_transaction_policy { decoupled: true }
+input [{ name: "IN" data_type: TYPE_INT32 dims: [1] }]
+output [{ name: "OUT" data_type: TYPE_INT32 dims: [1] }]
+"""
 # By count: on a busy machine a short window may have no answer at all.
 QUICK = (
     "--measurement-mode=count_windows", "--measurement-request-count=5", "-r", "3", "-s", "1000", "--warmup-interval", "20"
@@ -80,6 +113,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("repository")
     write_model(folder, "counter", COUNTER, COUNTER_CONFIG)
     write_model(folder, "negate", NEGATE, NEGATE_CONFIG)
+    write_model(folder, "false", FALSE, NEGATE_CONFIG)
+    write_model(folder, "falters", FALTERS, FALTERS_CONFIG)
     (folder / "add_sub").symlink_to(MODEL_REPOSITORY / "add_sub")
     (folder / "square").symlink_to(PROJECT / "examples" / "decoupled" / "models" / "square")
     return folder
@@ -231,6 +266,36 @@ def test_an_error_of_the_model_is_counted_and_ends_with_status_1(
     assert text.endswith("13 brings bad luck")
     out = terminal.bench(*words, protocol=protocol, status=1)
     assert re.search(r"! concurrency 1: [\d,]+ of [\d,]+ answers were wrong\n! concurrency 1: [\d,]+ × .*bad luck", out)
+
+
+def test_an_error_in_the_middle_of_a_stream_is_that_of_one_request(terminal: Terminal, tmp_path: Path) -> None:
+    data = tmp_path / "data.json"
+    data.write_text(json.dumps({"data": [{"IN": [1]}] * 8 + [{"IN": [13]}]}))  # behind what is looked at before
+    (level,) = terminal.levels("-m", "falters", "--input-data", str(data), protocol="grpc", status=1)
+    assert level["errors"] == {"13 brings bad luck": level["failed"]}
+    assert level["failed"] <= level["answered"]
+
+
+@pytest.mark.parametrize(("protocol", "words"), [("http", []), ("grpc", []), ("grpc", ["--streaming"])])
+def test_an_answer_that_is_not_as_the_data_say_is_wrong_under_load(
+    terminal: Terminal, tmp_path: Path, protocol: str, words: list[str]
+) -> None:
+    data = tmp_path / "data.json"
+    data.write_text(json.dumps({"data": [{"IN": [0]}, {"IN": [1]}], "validation_data": [{"OUT": [0]}, {"OUT": [-1]}]}))
+    (level,) = terminal.levels("-m", "false", "--input-data", str(data), *words, protocol=protocol, status=1)
+    assert level["errors"] == {"output 'OUT' is not as validation_data says": level["failed"]}
+    assert level["answered"] > 0
+
+
+def test_of_many_responses_the_first_is_to_be_as_the_data_say(terminal: Terminal, tmp_path: Path) -> None:
+    data = tmp_path / "data.json"
+    words = ("-m", "falters", "--input-data", str(data))
+    data.write_text(json.dumps({"data": [{"IN": [1]}], "validation_data": [{"OUT": [-1]}]}))
+    (level,) = terminal.levels(*words, protocol="grpc")
+    assert level["failed"] == 0 and level["answered"] > 0
+    data.write_text(json.dumps({"data": [{"IN": [0]}], "validation_data": [{"OUT": [0]}]}))
+    terminal.bench(*words, protocol="grpc", status=1)
+    assert terminal.err == "error: row 0 of the data: there was no response\n"
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
