@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -46,6 +47,7 @@ def _number(low: float, high: float) -> Callable[[str], float]:
 
 _MILLISECONDS = Kind("<ms>", _number(0, 1e8))
 _INTERVAL = Kind("<ms>", _number(10, 1e8))
+_LIMIT = Kind("<ms>", command_line.positive)
 _RANGE = Kind("<start>:<end>:<step>", str)
 
 _BATCH = own_option("batch-size", command_line.COUNT, "Rows of data in each request.", default=1)
@@ -162,7 +164,7 @@ _WARM_UP = own_option(
     default=1000.0,
     shown_default="1000",
 )
-_THRESHOLD = own_option("latency-threshold", _INTERVAL, "A sweep ends with the level whose latency is above that.")
+_THRESHOLD = own_option("latency-threshold", _LIMIT, "A sweep ends with the level whose latency is above that.")
 _BINARY = own_option(
     "binary-search",
     SWITCH,
@@ -430,16 +432,18 @@ def run(arguments: Arguments) -> int:
     with open_client(target, timeout_s=arguments.value(command_line.TIMEOUT)) as client:
         traffic, plan, different = _prepare(arguments, client, target, name)
         sweep = _Sweep(arguments, client, traffic, steadiness)
-        is_stopped = False
+        stopped: KeyboardInterrupt | ClientError | None = None
         try:
             with Fleet(plan) as fleet:
                 sweep.run(fleet, levels)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, ClientError) as error:
             if not sweep.results:
                 raise
-            is_stopped = True
+            stopped = error
     _write(arguments, sweep.results, traffic, steadiness, different)
-    return 130 if is_stopped else _status(sweep.results)
+    if isinstance(stopped, ClientError):
+        raise stopped
+    return 130 if stopped is not None else _status(sweep.results)
 
 
 def _prepare(arguments: Arguments, client: Client, target: Target, name: str) -> tuple[Traffic, Plan, int]:
@@ -459,17 +463,34 @@ def _status(results: Sequence[Result]) -> int:
 
 
 def _files(arguments: Arguments) -> list[str]:
-    paths = [arguments.value(option) for option in (_CSV, _JSON, _PLOT)]
-    return [path for path in paths if path is not None and path != "-"]
+    paths = [path for option in (_CSV, _JSON, _PLOT) if (path := arguments.value(option)) is not None]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise ClientError(f"{path} is named for two of -f, --json and --plot: one would replace the other")
+    return [path for path in paths if path != "-"]
 
 
 def _check_writable(path: str) -> None:
-    """So that an hour of measurement is not lost for a folder that does not exist."""
+    """So that an hour of measurement is not lost for a folder that does not exist. No file is left behind."""
+    was_there = os.path.exists(path)
     try:
         with open(path, "a"):
             pass
+        if not was_there:
+            os.remove(os.path.realpath(path))
     except OSError as error:
-        raise ClientError(f"cannot write {path}: {error.strerror or error}") from None
+        raise _unwritable(path, error) from None
+
+
+def _save(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: str, error: OSError) -> ClientError:
+    return ClientError(f"cannot write {path}: {error.strerror or error}")
 
 
 def _write(
@@ -486,12 +507,11 @@ def _write(
         print(f"{title}, {different:,} different request{'s' if different != 1 else ''}{batch}{kinds}")
         print(report.result_table(results, traffic, steadiness))
         if arguments.value(_JSON) is not None:
-            Path(arguments.value(_JSON)).write_text(as_json + "\n")
+            _save(arguments.value(_JSON), as_json + "\n")
     if arguments.value(_CSV) is not None:
-        with open(arguments.value(_CSV), "w", newline="") as file:
-            report.write_csv(results, file)
+        _save(arguments.value(_CSV), report.csv_text(results))
     if arguments.value(_PLOT) is not None:
-        Path(arguments.value(_PLOT)).write_text(plot.draw(results, title), encoding="utf-8")
+        _save(arguments.value(_PLOT), plot.draw(results, title))
 
 
 def _tune(arguments: Arguments, name: str, levels: Sequence[Level], steadiness: Steadiness) -> int:

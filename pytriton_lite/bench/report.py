@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+import io
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, TextIO
+from typing import Any
 
 from pytriton_lite import __version__
 from pytriton_lite.bench.measuring import Figures, Result
@@ -171,9 +172,10 @@ def _figures(figures: Figures) -> dict[str, Any]:
     }
 
 
-def write_csv(results: Sequence[Result], file: TextIO) -> None:
+def csv_text(results: Sequence[Result]) -> str:
     """perf_analyzer's columns (``-f``), as far as they can be known from outside its client."""
     pace = results[0].level.pace
+    file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(
         [
@@ -218,3 +220,4 @@ def write_csv(results: Sequence[Result], file: TextIO) -> None:
                 f"{figures.mean_us or 0.0:.0f}",
             ]
         )
+    return file.getvalue()

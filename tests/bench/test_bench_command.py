@@ -335,6 +335,7 @@ def test_the_levels_of_a_threshold_are_found(terminal: Terminal) -> None:
         (["-m", "counter", "--sequence-id-range=0"], "expected START:END"),
         (["-m", "add_sub", "--streaming"], "-i grpc"),
         (["-m", "add_sub", "--json=/nowhere/x.json"], "cannot write /nowhere/x.json: No such file"),
+        (["-m", "add_sub", "--json=x", "-f", "x"], "x is named for two of -f, --json and --plot"),
         (["-m", "add_sub", "--tune-delays=1"], "is for --tune"),
         (["-m", "add_sub", "--tune"], "--url does not go with --tune"),
     ],
@@ -365,6 +366,43 @@ def test_a_server_that_dies_under_load_is_one_line(repository: Path) -> None:
             last = process.stderr.read().splitlines()[-1]
             assert process.wait() == 1
     assert last.startswith("error: no connection to http://")
+
+
+def test_a_server_that_dies_leaves_the_levels_that_were_measured_before(repository: Path, tmp_path: Path) -> None:
+    found = tmp_path / "found.json"
+    with ShippedServer(repository / "add_sub") as running:
+        command = [
+            sys.executable, "-m", "pytriton_lite", "bench", "-m", "add_sub", "-u", running.http_url, "-v", *QUICK,
+            "--concurrency-range", "1:1000", "--json", str(found),
+        ]  # fmt: skip
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None and process.stdout is not None
+            while "concurrency 3: window 1" not in process.stderr.readline():
+                pass
+            os.kill(running.process.pid, signal.SIGKILL)
+            out, err = process.stdout.read(), process.stderr.read()
+            assert process.wait() == 1
+    assert [line.split()[0] for line in out.splitlines()[2:4]] == ["1", "2"]
+    assert err.splitlines()[-1].startswith("error: no connection to http://")
+    assert [level["concurrency"] for level in json.loads(found.read_text())["levels"]][:2] == [1, 2]
+
+
+def test_a_run_that_measures_nothing_leaves_no_files(terminal: Terminal, tmp_path: Path) -> None:
+    (tmp_path / "old.svg").write_text("old")
+    files = [f"{flag}={tmp_path / name}" for flag, name in (("--json", "a"), ("--plot", "old.svg"))]
+    terminal.bench("-m", "nope", *files, "-f", str(tmp_path / "b"), status=1)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("old.svg", "old")]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
+def test_a_full_disk_is_one_line(terminal: Terminal) -> None:
+    assert "requests/s" in terminal.bench("-m", "add_sub", "--json=/dev/full", status=1)
+    assert terminal.err == "error: cannot write /dev/full: No space left on device\n"
+
+
+def test_a_threshold_may_be_any_number_of_milliseconds(terminal: Terminal) -> None:
+    levels = terminal.levels("-m", "add_sub", "--concurrency-range", "1:8", "-l", "0.001")
+    assert [level["concurrency"] for level in levels] == [1], "its latency is above that, so nothing else is measured"
 
 
 def test_ctrl_c_prints_the_levels_that_were_measured(server: RunningServer) -> None:
