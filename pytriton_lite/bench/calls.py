@@ -85,12 +85,20 @@ class Sequence_:
         self.rows = rows
         self.at = 0
 
+    @property
+    def is_over(self) -> bool:
+        """Whether its last request was made."""
+        return self.at >= self.length
+
 
 class SequenceMaker:
-    """Sequences one after another, with ids that no other sender uses."""
+    """Sequences one after another, with ids that no other sequence under way has, of this sender or another."""
 
     def __init__(self, plan: Plan, sequences: Sequences, part: int, parts: int) -> None:
-        """*part* of *parts* is the sender's own number."""
+        """*part* of *parts* is the sender's own number: each takes every *parts*-th id.
+
+        There are at least as many ids as sequences under way in all parts together.
+        """
         self._plan = plan
         self._sequences = sequences
         self._next = sequences.first_id + part
@@ -98,37 +106,48 @@ class SequenceMaker:
         self._parts = parts
         self._made = part
         self._random = random.Random(part)
+        self._ids: set[int] = set()
+        """Of sequences under way."""
 
     def make(self) -> Sequence_:
-        """Another sequence. With data of one's own it has as many requests as its list has rows."""
+        """Another sequence. The caller says `end` once it is over or given up."""
         plan, sequences = self._plan, self._sequences
         rows = plan.streams[self._made % len(plan.streams)]
         self._made += self._parts
-        sequence_id = self._next
-        self._next += self._parts
-        if sequences.last_id is not None and self._next > sequences.last_id:
-            self._next = self._first
-        if len(plan.streams) > 1:
+        if sequences.length is None:
             length = len(rows)
         else:
             spread = sequences.length * sequences.variation_percent / 100
             length = max(1, round(sequences.length + self._random.uniform(-spread, spread)))
-        return Sequence_(sequence_id, length, rows)
+        return Sequence_(self._take_id(), length, rows)
 
-    def prepare(self, sequence: Sequence_) -> tuple[Prepared, bool]:
-        """The next request of *sequence*, and whether it is the last."""
+    def end(self, sequence: Sequence_) -> None:
+        """No request of *sequence* is under way any more: its id may be used again."""
+        self._ids.remove(sequence.id)
+
+    def _take_id(self) -> int:
+        while True:
+            sequence_id = self._next
+            self._next += self._parts
+            if self._sequences.end_id is not None and self._next >= self._sequences.end_id:
+                self._next = self._first
+            if sequence_id not in self._ids:  # a long one may be under way still when the range is through
+                self._ids.add(sequence_id)
+                return sequence_id
+
+    def prepare(self, sequence: Sequence_) -> Prepared:
+        """The next request of *sequence*, which is not over."""
         at = sequence.at
         sequence.at = at + 1
         row = sequence.rows[at % len(sequence.rows)]
-        is_last = at == sequence.length - 1
         request_id = f"bench-{sequence.id}-{at}-"
         flags: list[tuple[str, Parameter]] = [
             ("sequence_id", sequence.id),
             ("sequence_start", at == 0),
-            ("sequence_end", is_last),
+            ("sequence_end", sequence.is_over),
         ]
         request = make_request(self._plan.traffic, row, request_id, flags)
-        return Prepared(encode(self._plan.traffic, request), request_id.encode(), row.expected), is_last
+        return Prepared(encode(self._plan.traffic, request), request_id.encode(), row.expected)
 
 
 def difference(response: InferResponse | None, expected: Sequence[Tensor]) -> str:

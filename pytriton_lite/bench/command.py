@@ -94,7 +94,13 @@ _STREAMING = own_option(
     "streaming", SWITCH, "Send requests in gRPC streams; decoupled models are always asked so.", default=False
 )
 _SEQUENCES = own_option("num-of-sequences", command_line.COUNT, "Sequences under way at a time, at a rate.", default=4)
-_SEQUENCE_LENGTH = own_option("sequence-length", command_line.COUNT, "Requests of a sequence.", default=20)
+_SEQUENCE_LENGTH = own_option(
+    "sequence-length",
+    command_line.COUNT,
+    "Requests of a sequence.",
+    default=20,
+    shown_default="20, or those of a list in a file",
+)
 _VARIATION = own_option(
     "sequence-length-variation",
     Kind("<percent>", _number(0, 100)),
@@ -246,16 +252,33 @@ def _request_parameters(arguments: Arguments) -> dict[str, Parameter]:
     return found
 
 
-def _sequences(arguments: Arguments) -> Sequences:
-    first, _, last = str(arguments.value(_ID_RANGE)).partition(":")
+def _sequences(arguments: Arguments, levels: Sequence[Level]) -> Sequences:
+    """How requests of a model with sequences go together at *levels*. Raises ClientError."""
+    length = arguments.value(_SEQUENCE_LENGTH)
+    if _data_options(arguments).is_file and _SEQUENCE_LENGTH.field not in arguments.values:
+        length = None
+        if _VARIATION.field in arguments.values:
+            raise ClientError("--sequence-length-variation goes with --sequence-length where a file has the sequences")
+    count = arguments.value(_SEQUENCES)
+    first_id, end_id = _ids(arguments.value(_ID_RANGE))
+    at_a_time = round(max(level.value for level in levels)) if levels[0].pace is Pace.CONCURRENCY else count
+    if end_id is not None and end_id - first_id < at_a_time:
+        raise ClientError(
+            f"--sequence-id-range {first_id}:{end_id}: these are {end_id - first_id:,} ids, and {at_a_time:,} sequences "
+            "are under way at a time"
+        )
+    return Sequences(count, length, arguments.value(_VARIATION), first_id, end_id)
+
+
+def _ids(text: str) -> tuple[int, int | None]:
+    first, _, end = text.partition(":")
     try:
         first_id = parse_integer(first, low=1, high=INT64_MAX)
-        last_id = parse_integer(last, low=first_id + 1, high=INT64_MAX) if last else None
+        return first_id, parse_integer(end, low=first_id + 1, high=INT64_MAX) if end else None
     except ValueError:
-        raise ClientError(f"--sequence-id-range {first}:{last}: expected START:END, whole numbers from 1 on") from None
-    return Sequences(
-        arguments.value(_SEQUENCES), arguments.value(_SEQUENCE_LENGTH), arguments.value(_VARIATION), first_id, last_id
-    )
+        raise ClientError(
+            f"--sequence-id-range {text}: expected START:END, whole numbers from 1 on, END above START"
+        ) from None
 
 
 # What is sent -------------------------------------------------------------------------------------------------------
@@ -284,7 +307,7 @@ class _Model:
         return bool(self._config.get("sequence_batching") is not None)
 
 
-def _traffic(arguments: Arguments, client: Client, target: Target, model: _Model) -> Traffic:
+def _traffic(arguments: Arguments, client: Client, target: Target, model: _Model, levels: Sequence[Level]) -> Traffic:
     name = model.metadata.name
     is_streaming = arguments.value(_STREAMING) or model.is_decoupled
     if is_streaming and target.protocol is Protocol.HTTP:
@@ -302,7 +325,7 @@ def _traffic(arguments: Arguments, client: Client, target: Target, model: _Model
         arguments.value(command_line.MODEL_VERSION),
         arguments.value(_BATCH),
         is_streaming,
-        _sequences(arguments) if model.has_sequences else None,
+        _sequences(arguments, levels) if model.has_sequences else None,
         formats[0] != "json",
         formats[1] != "json",
         _request_parameters(arguments),
@@ -430,7 +453,7 @@ def run(arguments: Arguments) -> int:
     for path in _files(arguments):
         _check_writable(path)
     with open_client(target, timeout_s=arguments.value(command_line.TIMEOUT)) as client:
-        traffic, plan, different = _prepare(arguments, client, target, name)
+        traffic, plan, different = _prepare(arguments, client, target, name, levels)
         sweep = _Sweep(arguments, client, traffic, steadiness)
         stopped: KeyboardInterrupt | ClientError | None = None
         try:
@@ -446,10 +469,12 @@ def run(arguments: Arguments) -> int:
     return 130 if stopped is not None else _status(sweep.results)
 
 
-def _prepare(arguments: Arguments, client: Client, target: Target, name: str) -> tuple[Traffic, Plan, int]:
+def _prepare(
+    arguments: Arguments, client: Client, target: Target, name: str, levels: Sequence[Level]
+) -> tuple[Traffic, Plan, int]:
     """The target with what it is sent, the plan, and how many different requests that has. Raises ClientError."""
     model = _Model(client, name, arguments.value(command_line.MODEL_VERSION))
-    traffic = _traffic(arguments, client, target, model)
+    traffic = _traffic(arguments, client, target, model, levels)
     streams = input_data.make_streams(model.metadata, batches=model.batches, options=_data_options(arguments))
     plan = calls.make_plan(traffic, streams, batches=model.batches)
     different = sum(len(stream) for stream in streams)
@@ -516,7 +541,7 @@ def _write(
 
 def _tune(arguments: Arguments, name: str, levels: Sequence[Level], steadiness: Steadiness) -> int:
     def measured(client: Client, target: Target) -> Result:
-        traffic, plan, _ = _prepare(arguments, client, target, name)
+        traffic, plan, _ = _prepare(arguments, client, target, name, levels)
         sweep = _Sweep(arguments, client, traffic, steadiness)
         with Fleet(plan) as fleet:
             sweep.run(fleet, levels[:1])

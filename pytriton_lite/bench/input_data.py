@@ -45,6 +45,11 @@ class DataOptions:
     string_data: str | None = None
     seed: int = 0
 
+    @property
+    def is_file(self) -> bool:
+        """Whether *source* is a JSON file, whose lists are what sequences send."""
+        return self.source not in ("random", "zero") and not Path(self.source).is_dir()
+
 
 def make_streams(metadata: ModelMetadata, *, batches: bool, options: DataOptions) -> Streams:
     """The rows to be sent. *batches* says whether shapes of the model begin with the batch. Raises ClientError."""
@@ -56,9 +61,9 @@ def make_streams(metadata: ModelMetadata, *, batches: bool, options: DataOptions
     if options.source in ("random", "zero"):
         return [_generated(inputs, options)]
     path = Path(options.source)
-    if path.is_dir():
-        return [[_from_folder(inputs, path, options)]]
-    return _Document(metadata.name, path, inputs, outputs, options).streams()
+    if options.is_file:
+        return _Document(metadata.name, path, inputs, outputs, options).streams()
+    return [[_from_folder(inputs, path, options)]]
 
 
 def _without_batch(spec: TensorSpec, *, batches: bool) -> TensorSpec:

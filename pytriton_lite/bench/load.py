@@ -172,10 +172,7 @@ class Load:
             sequence = self._sequences.get(caller)
             if sequence is None:
                 sequence = self._sequences[caller] = self._maker.make()
-            request, is_last = self._maker.prepare(sequence)
-            if is_last:
-                del self._sequences[caller]
-            return request
+            return self._maker.prepare(sequence)
         prepared = self._plan.prepared
         at = self._next
         self._next = at + 1 if at + 1 < len(prepared) else 0
@@ -186,12 +183,13 @@ class Load:
         window = self._window
         if error:
             window.count_error(error)
-            self._sequences.pop(caller, None)  # the server may not know it any more
         else:
             window.latencies.append(now_ns - caller.intended_ns)
             window.responses += caller.responses
             if self._traffic.is_streaming and caller.responses:
                 window.firsts.append(caller.first_ns - caller.intended_ns)
+        if self._maker is not None and (error or self._sequences[caller].is_over):
+            self._maker.end(self._sequences.pop(caller))  # behind an error the server may not know it any more
         if self._is_open:
             window.lags.append(caller.began_ns - caller.intended_ns)
             if self._late:

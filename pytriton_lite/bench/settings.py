@@ -33,10 +33,12 @@ class Sequences:
 
     count: int
     """Sequences under way at a time, at a rate; with a concurrency that is the number."""
-    length: int
+    length: int | None
+    """Requests of one, or about so many; None for as many as its list of rows has."""
     variation_percent: float
     first_id: int
-    last_id: int | None
+    end_id: int | None
+    """The id behind the last one; None where there is no end."""
 
 
 @dataclass(frozen=True)

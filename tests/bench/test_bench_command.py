@@ -243,9 +243,24 @@ def test_sequences_are_sent_from_start_to_end(terminal: Terminal, tmp_path: Path
     assert level["answered"] > 0 and level["processes"] == 2
 
 
+def test_a_list_of_one_sequence_is_that_sequence(terminal: Terminal, tmp_path: Path) -> None:
+    data = tmp_path / "data.json"
+    data.write_text(
+        json.dumps(
+            {
+                "data": [[{"IN": [1]}, {"IN": [2]}, {"IN": [3]}]],
+                "validation_data": [[{"SUM": [1]}, {"SUM": [3]}, {"SUM": [6]}]],
+            }
+        )
+    )
+    (level,) = terminal.levels("-m", "counter", "--input-data", str(data))
+    assert level["failed"] == 0, level["errors"]
+    assert level["answered"] > 3
+
+
 def test_random_sequences_have_the_length_that_was_asked_for(terminal: Terminal) -> None:
     (level,) = terminal.levels(
-        "-m", "counter", "--sequence-length=4", "--sequence-id-range=100:900", "--concurrency-range=4"
+        "-m", "counter", "--sequence-length=4", "--sequence-id-range=100:104", "--concurrency-range=4"
     )
     assert level["failed"] == 0 and level["answered"] > 0
 
@@ -333,9 +348,18 @@ def test_the_levels_of_a_threshold_are_found(terminal: Terminal) -> None:
         (["-m", "add_sub", "--request-parameter=a:b:c"], "expected NAME:VALUE:TYPE"),
         (["-m", "add_sub", "--request-parameter=priority:x:int"], "expected NAME:VALUE:TYPE"),
         (["-m", "counter", "--sequence-id-range=0"], "expected START:END"),
+        (["-m", "counter", "--sequence-id-range=1:5", "--concurrency-range=1:5"], "these are 4 ids, and 5 sequences"),
+        (["-m", "counter", "--sequence-id-range=1:4", "--request-rate-range=9"], "these are 3 ids, and 4 sequences"),
+        (
+            ["-m", "counter", "--input-data=x.json", "--sequence-length-variation=5"],
+            "goes with --sequence-length where",
+        ),
         (["-m", "add_sub", "--streaming"], "-i grpc"),
         (["-m", "add_sub", "--json=/nowhere/x.json"], "cannot write /nowhere/x.json: No such file"),
-        (["-m", "add_sub", "--json=x", "-f", "x"], "x is named for two of -f, --json and --plot"),
+        (
+            ["-m", "add_sub", "--json=/nowhere/x", "-f", "/nowhere/x"],
+            "/nowhere/x is named for two of -f, --json and --plot",
+        ),
         (["-m", "add_sub", "--tune-delays=1"], "is for --tune"),
         (["-m", "add_sub", "--tune"], "--url does not go with --tune"),
     ],

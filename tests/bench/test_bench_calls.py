@@ -1,0 +1,66 @@
+"""Requests of sequences, and which of them are under way at once."""
+
+from __future__ import annotations
+
+from pytriton_lite.bench.calls import Plan, Sequence_, SequenceMaker
+from pytriton_lite.bench.input_data import Row
+from pytriton_lite.bench.settings import Sequences, Traffic
+from pytriton_lite.client.target import Protocol, parse_target
+
+TRAFFIC = Traffic(parse_target("127.0.0.1:1", Protocol.HTTP), "m")
+
+
+def maker(sequences: Sequences, *, part: int = 0, parts: int = 1, lists: tuple[int, ...] = (1,)) -> SequenceMaker:
+    """A maker whose data have lists of so many rows."""
+    return SequenceMaker(Plan(TRAFFIC, streams=[[Row(())] * rows for rows in lists]), sequences, part, parts)
+
+
+def sent(maker: SequenceMaker, sequence: Sequence_) -> int:
+    """How many requests it has."""
+    number = 0
+    while not sequence.is_over:
+        maker.prepare(sequence)
+        number += 1
+    maker.end(sequence)
+    return number
+
+
+def test_ids_go_up_to_before_the_second_number_and_begin_anew() -> None:
+    one = maker(Sequences(1, 1, 0, 5, 8))
+    ids = []
+    for _ in range(5):
+        sequence = one.make()
+        ids.append(sequence.id)
+        sent(one, sequence)
+    assert ids == [5, 6, 7, 5, 6]
+
+
+def test_no_two_sequences_under_way_have_the_same_id() -> None:
+    one = maker(Sequences(2, 1, 0, 1, 4))
+    long = one.make()
+    for _ in range(6):
+        short = one.make()
+        assert short.id != long.id
+        sent(one, short)
+
+
+def test_processes_share_the_ids() -> None:
+    """Four ids for four sequences, in three processes: the first of which has two of them."""
+    makers = [maker(Sequences(4, 1, 0, 7, 11), part=part, parts=3) for part in range(3)]
+    under_way = [one.make() for one in (*makers, makers[0])]
+    assert sorted(sequence.id for sequence in under_way) == [7, 8, 9, 10]
+    for one, sequence in zip(makers, under_way):
+        one.end(sequence)
+        assert one.make().id == sequence.id, "the only one of that process that is free"
+
+
+def test_a_sequence_of_a_file_has_as_many_requests_as_its_list_has_rows() -> None:
+    one = maker(Sequences(1, None, 20, 1, None), lists=(3,))
+    assert [sent(one, one.make()) for _ in range(2)] == [3, 3]
+    several = maker(Sequences(1, None, 20, 1, None), lists=(3, 2))
+    assert [sent(several, several.make()) for _ in range(3)] == [3, 2, 3]
+
+
+def test_a_length_that_was_asked_for_holds_for_lists_too() -> None:
+    one = maker(Sequences(1, 5, 0, 1, None), lists=(3, 2))
+    assert [sent(one, one.make()) for _ in range(2)] == [5, 5]
