@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pytriton_lite.bench.input_data import Row, Streams, batched
+from pytriton_lite.bench.input_data import MOST_BYTES, Row, Streams, batched
 from pytriton_lite.bench.settings import Sequences, Traffic
 from pytriton_lite.client import grpc_codec, http_codec
 from pytriton_lite.client.errors import ClientError
@@ -61,17 +61,25 @@ def encode(traffic: Traffic, request: InferRequest) -> bytes:
 
 def make_plan(traffic: Traffic, streams: Streams, *, batches: bool) -> Plan:
     """What senders are to send. Raises ClientError."""
-    joined = [[batched(rows, at, traffic.batch, batches=batches) for at in range(len(rows))] for rows in streams]
+
+    def joined(rows: Sequence[Row]) -> Iterator[Row]:
+        return (batched(rows, at, traffic.batch, batches=batches) for at in _starts(rows, traffic.batch))
+
     if traffic.sequences is not None:
-        return Plan(traffic, streams=joined)
-    rows = [row for stream in joined for row in stream]
+        return Plan(traffic, streams=[list(joined(rows)) for rows in streams])
     prepared = []
-    for number, row in enumerate(rows):
+    for number, row in enumerate(row for rows in streams for row in joined(rows)):
         request_id = f"bench-{number}-"  # of which no other is the beginning
         prepared.append(
             Prepared(encode(traffic, make_request(traffic, row, request_id)), request_id.encode(), row.expected)
         )
     return Plan(traffic, prepared)
+
+
+def _starts(rows: Sequence[Row], batch: int) -> range:
+    """At which of *rows* batches begin: at every one, or, where those would take too much memory, each row is in one batch."""
+    nbytes = batch * sum(tensor.nbytes for row in rows for tensor in row.inputs)
+    return range(0, len(rows), 1 if nbytes <= MOST_BYTES else batch)
 
 
 class Sequence_:

@@ -477,7 +477,7 @@ def _prepare(
     traffic = _traffic(arguments, client, target, model, levels)
     streams = input_data.make_streams(model.metadata, batches=model.batches, options=_data_options(arguments))
     plan = calls.make_plan(traffic, streams, batches=model.batches)
-    different = sum(len(stream) for stream in streams)
+    different = len(plan.prepared) or sum(map(len, plan.streams))
     return traffic, _first_look(client, traffic, plan, streams, model), different
 
 

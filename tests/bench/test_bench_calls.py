@@ -1,11 +1,15 @@
-"""Requests of sequences, and which of them are under way at once."""
+"""Requests by turns, and those of sequences and which of them are under way at once."""
 
 from __future__ import annotations
 
-from pytriton_lite.bench.calls import Plan, Sequence_, SequenceMaker
+from dataclasses import replace
+
+from pytriton_lite.bench.calls import Plan, Sequence_, SequenceMaker, make_plan
 from pytriton_lite.bench.input_data import Row
 from pytriton_lite.bench.settings import Sequences, Traffic
 from pytriton_lite.client.target import Protocol, parse_target
+from pytriton_lite.core import dtypes
+from pytriton_lite.core.tensor import Tensor
 
 TRAFFIC = Traffic(parse_target("127.0.0.1:1", Protocol.HTTP), "m")
 
@@ -23,6 +27,29 @@ def sent(maker: SequenceMaker, sequence: Sequence_) -> int:
         number += 1
     maker.end(sequence)
     return number
+
+
+def rows(number: int, nbytes: int) -> list[Row]:
+    return [Row((Tensor("A", dtypes.INT8, (nbytes,), bytes([at]) * nbytes),)) for at in range(number)]
+
+
+def test_a_batch_begins_at_every_row_while_there_is_memory_for_that() -> None:
+    traffic = replace(TRAFFIC, batch=2)
+    few = make_plan(traffic, [rows(5, 4)], batches=True).prepared
+    assert [request.data[-8:] for request in few] == [
+        bytes([at] * 4 + [following] * 4) for at, following in ((0, 1), (1, 2), (2, 3), (3, 4), (4, 0))
+    ]
+
+
+def test_many_large_rows_are_in_one_batch_each() -> None:
+    """Batches at every row would take 64 times their memory."""
+    nbytes = 1 << 15
+    traffic = replace(TRAFFIC, batch=64)
+    large = make_plan(traffic, [rows(100, nbytes)], batches=True).prepared
+    assert [set(request.data[-64 * nbytes :]) for request in large] == [
+        set(range(64)),
+        {*range(64, 100), *range(28)},
+    ]
 
 
 def test_ids_go_up_to_before_the_second_number_and_begin_anew() -> None:
