@@ -47,11 +47,11 @@ class Result:
 
     level: Level
     figures: Figures
-    """Medians over the windows that count."""
+    """Medians over the windows that count; where these do not agree, rates are those of their whole time."""
     windows: Sequence[Figures]
     """These windows, in the order in which they were measured."""
     spread_percent: float
-    """Largest minus smallest rate of these windows, in percent of the median."""
+    """Largest minus smallest rate of these windows, in percent of `figures`'."""
     is_steady: bool
     processes: int
     is_sender_limited: bool
@@ -62,7 +62,9 @@ class Result:
     waiting: int
     """Requests that waited for their turn in the end, in an open loop."""
     server: Statistics | None
-    """What the server has counted meanwhile, the warm-up included."""
+    """What the server has counted meanwhile, the warm-up included; None where it does not tell."""
+    has_reloaded: bool = False
+    """The server has begun to count anew meanwhile, so that nothing can be said of what it counted."""
 
 
 def figures_of(window: Window, *, batch: int, percentile: float | None) -> Figures:
@@ -114,8 +116,18 @@ def is_steady(windows: Sequence[Figures], steadiness: Steadiness) -> bool:
     return True
 
 
-def median_figures(windows: Sequence[Figures]) -> Figures:
-    """Medians of each figure; counts and seconds are sums."""
+def summary(windows: Sequence[Figures], *, is_steady: bool) -> Figures:
+    """Medians of each figure; counts and seconds are sums.
+
+    Rates of windows that are not steady are those of their whole time: where a request takes longer than a window, more than
+    half of the windows may be without an answer.
+    """
+    seconds = sum(window.seconds for window in windows)
+
+    def rate(pick: Callable[[Figures], float]) -> float:
+        if is_steady:
+            return statistics.median(map(pick, windows))
+        return sum(pick(window) * window.seconds for window in windows) / seconds
 
     def of(pick: Callable[[Figures], float | None]) -> float | None:
         values = [value for window in windows if (value := pick(window)) is not None]
@@ -126,16 +138,16 @@ def median_figures(windows: Sequence[Figures]) -> Figures:
         return {point: statistics.median(points[point] for points in found) for point in found[0]} if found else None
 
     return Figures(
-        requests_per_s=of(lambda window: window.requests_per_s) or 0.0,
-        inferences_per_s=of(lambda window: window.inferences_per_s) or 0.0,
-        responses_per_s=of(lambda window: window.responses_per_s) or 0.0,
+        requests_per_s=rate(lambda window: window.requests_per_s),
+        inferences_per_s=rate(lambda window: window.inferences_per_s),
+        responses_per_s=rate(lambda window: window.responses_per_s),
         mean_us=of(lambda window: window.mean_us),
         percentiles_us=by_percentile(lambda window: window.percentiles_us),
         first_us=by_percentile(lambda window: window.first_us),
         lag_p99_us=of(lambda window: window.lag_p99_us),
         answered=sum(window.answered for window in windows),
         failed=sum(window.failed for window in windows),
-        seconds=sum(window.seconds for window in windows),
+        seconds=seconds,
         sender_share=of(lambda window: window.sender_share) or 0.0,
     )
 
@@ -206,9 +218,11 @@ def measure(
     best: Result | None = None
     while True:
         result = _measure(fleet, client, level, traffic, steadiness, number, on_window, on_tick)
+        if result.failed:
+            return result  # wrong answers are told, whatever fewer processes have measured
         if best is None or result.figures.requests_per_s > best.figures.requests_per_s:
             best = result
-        if not result.is_sender_limited or number >= most or result.failed:
+        if not result.is_sender_limited or number >= most:
             return best
         number = min(2 * number, most)
 
@@ -235,9 +249,10 @@ def _measure(
         on_tick=on_tick,
     )
     after = client.statistics(traffic.model, traffic.version)
+    server = after.since(before) if before is not None and after is not None else None
     steady = is_steady(trial.windows, steadiness)
     counted = trial.windows[-steadiness.windows_needed :] if steady else trial.windows
-    figures = median_figures(counted)
+    figures = summary(counted, is_steady=steady)
     rates = [window.requests_per_s for window in counted]
     is_behind = level.pace is Pace.RATE and figures.requests_per_s < 0.98 * level.value
     is_busy = figures.sender_share >= BUSY_SHARE
@@ -252,7 +267,8 @@ def _measure(
         errors=trial.errors,
         failed=sum(window.failed for window in trial.windows),
         waiting=trial.waiting,
-        server=after.since(before) if before is not None and after is not None else None,
+        server=server,
+        has_reloaded=server is None and before is not None and after is not None,
     )
 
 

@@ -102,6 +102,8 @@ def notes(result: Result, steadiness: Steadiness) -> list[str]:
             f"{name}: {figures.requests_per_s:,.0f} of {result.level.value:,.0f} requests/s were answered; "
             f"{result.waiting:,} waited for their turn in the end, and their latencies count from when they were due"
         )
+    if result.has_reloaded:
+        found.append(f"{name}: the model was loaded anew meanwhile, so the server's own figures say nothing")
     server = result.server
     if server is not None and not result.failed and server.successes + server.cache_hits < _answered(result):
         found.append(
@@ -150,6 +152,7 @@ def _level(result: Result) -> dict[str, Any]:
         "errors": result.errors,
         "waiting": result.waiting,
         "server": None if server is None else asdict(server),
+        "has_reloaded": result.has_reloaded,
         "windows": [_figures(window) for window in result.windows],
     }
 

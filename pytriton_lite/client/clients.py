@@ -40,11 +40,10 @@ class Statistics:
     compute_output_ns: int
     cache_hits: int
 
-    def since(self, before: Statistics) -> Statistics:
-        """What was counted between *before* and this."""
-        return Statistics(
-            *(getattr(self, name) - getattr(before, name) for name in self.__dataclass_fields__)  # all are numbers
-        )
+    def since(self, before: Statistics) -> Statistics | None:
+        """What was counted between *before* and this; None where counting began anew in between."""
+        counted = [getattr(self, name) - getattr(before, name) for name in self.__dataclass_fields__]  # all are numbers
+        return Statistics(*counted) if min(counted) >= 0 else None
 
 
 class Client(Protocol):

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
+from pytriton_lite.bench import measuring
 from pytriton_lite.bench.fleet import together
-from pytriton_lite.bench.measuring import Figures, figures_of, is_steady, median_figures
+from pytriton_lite.bench.measuring import Figures, Result, figures_of, is_steady, measure, summary
 from pytriton_lite.bench.orders import Window
-from pytriton_lite.bench.settings import Steadiness
+from pytriton_lite.bench.report import notes
+from pytriton_lite.bench.settings import Level, Pace, Steadiness, Traffic
+from pytriton_lite.client.clients import Statistics
+from pytriton_lite.client.target import Protocol, parse_target
 
 SECOND_NS = 10**9
 
@@ -57,9 +63,63 @@ def test_the_percentile_that_was_asked_for_has_to_be_steady() -> None:
 
 
 def test_medians_are_taken_of_each_figure() -> None:
-    found = median_figures([figures(100, 30), figures(300, 10), figures(200, 20)])
+    found = summary([figures(100, 30), figures(300, 10), figures(200, 20)], is_steady=True)
     assert (found.requests_per_s, found.mean_us, found.answered) == (200, 20, 600)
     assert found.percentiles_us is not None and found.percentiles_us[50.0] == 20
+
+
+def test_rates_that_do_not_agree_are_those_of_the_whole_time() -> None:
+    """A model that takes longer than a window: most windows have no answer, and it has answered all the same."""
+    windows = [window([], 1.0), window([2_500_000], 1.0, responses=3), window([], 2.0)]
+    found = summary([figures_of(one, batch=4, percentile=None) for one in windows], is_steady=False)
+    assert (found.requests_per_s, found.inferences_per_s, found.responses_per_s) == (0.25, 1, 0.75)
+    assert found.mean_us == 2_500_000
+
+
+class Told:
+    """A fleet and a client in one: windows of each order of *trials*, and the server's counts of requests in turns."""
+
+    def __init__(self, trials: list[list[Window]], counts: list[int]) -> None:
+        self._trials = iter(trials)
+        self._counts = iter(counts)
+
+    def run(self, level: Level, *, on_window: Callable[[Window], bool], **options: Any) -> None:
+        for one in next(self._trials):
+            if not on_window(one):
+                return
+
+    def statistics(self, model: str, version: str) -> Statistics:
+        return Statistics(next(self._counts), *[0] * 9)
+
+
+def told(trials: list[list[Window]], counts: list[int], *, processes: int | None = 1) -> Result:
+    traffic = Traffic(parse_target("127.0.0.1:1", Protocol.HTTP), "m")
+    fake = cast(Any, Told(trials, counts))
+    return measure(
+        fake, fake, Level(Pace.CONCURRENCY, 64), traffic, Steadiness(),
+        processes=processes, on_window=lambda figures, number: None, on_tick=lambda: None,
+    )  # fmt: skip
+
+
+def test_a_server_that_counts_anew_has_no_figures_and_a_line_says_so() -> None:
+    calm = [window([10] * 100)] * 3
+    kept = told([calm], [1000, 1300])
+    assert kept.server is not None and kept.server.successes == 300
+    assert notes(kept, Steadiness()) == []
+    reloaded = told([calm], [1000, 200])
+    assert reloaded.server is None
+    assert notes(reloaded, Steadiness()) == [
+        "concurrency 64: the model was loaded anew meanwhile, so the server's own figures say nothing"
+    ]
+
+
+def test_wrong_answers_to_more_processes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "_cores", lambda: 2)
+    clean, wrong = window([10] * 100), window([10] * 50)
+    clean.cpu_s = wrong.cpu_s = 0.99  # the load generator is at its limit
+    wrong.count_error("500: too much")
+    found = told([[clean] * 3, [wrong] * 3], [0, 300, 300, 450], processes=None)
+    assert (found.processes, found.errors) == (2, {"500: too much": 3})
 
 
 def test_windows_of_several_processes_are_one() -> None:

@@ -102,8 +102,9 @@ def test_metadata_configuration_and_statistics_are_those_of_the_model(target: Ta
         client.infer(floats(4))
         after = client.statistics("echo_fp32")
     assert before is not None and after is not None
-    assert after.since(before).successes == 1
-    assert after.since(before).queue_ns > 0
+    counted = after.since(before)
+    assert counted is not None and counted.successes == 1 and counted.queue_ns > 0
+    assert before.since(after) is None, "a server that counts anew"
 
 
 def test_an_error_of_the_server_is_told_in_its_words_and_the_connection_goes_on(target: Target) -> None:
