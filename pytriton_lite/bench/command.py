@@ -521,22 +521,30 @@ def _unwritable(path: str, error: OSError) -> ClientError:
 def _write(
     arguments: Arguments, results: Sequence[Result], traffic: Traffic, steadiness: Steadiness, different: int
 ) -> None:
-    document = report.document(results, traffic, steadiness, data=arguments.value(_DATA), different=different)
-    as_json = orjson.dumps(document, option=orjson.OPT_INDENT_2).decode()
     title = f"{traffic.model} at {traffic.target.url}"
-    if arguments.value(_JSON) == "-":
-        print(as_json)
-    else:
+    if arguments.value(_JSON) != "-":
         kinds = ", in streams" if traffic.is_streaming else ", in sequences" if traffic.sequences is not None else ""
         batch = f", batches of {traffic.batch}" if traffic.batch > 1 else ""
         print(f"{title}, {different:,} different request{'s' if different != 1 else ''}{batch}{kinds}")
         print(report.result_table(results, traffic, steadiness))
-        if arguments.value(_JSON) is not None:
-            _save(arguments.value(_JSON), as_json + "\n")
+    _write_json(
+        arguments, report.document(results, traffic, steadiness, data=arguments.value(_DATA), different=different)
+    )
     if arguments.value(_CSV) is not None:
         _save(arguments.value(_CSV), report.csv_text(results))
     if arguments.value(_PLOT) is not None:
         _save(arguments.value(_PLOT), plot.draw(results, title))
+
+
+def _write_json(arguments: Arguments, document: Mapping[str, Any]) -> None:
+    path = arguments.value(_JSON)
+    if path is None:
+        return
+    text = orjson.dumps(document, option=orjson.OPT_INDENT_2).decode()
+    if path == "-":
+        print(text)
+    else:
+        _save(path, text + "\n")
 
 
 def _tune(arguments: Arguments, name: str, levels: Sequence[Level], steadiness: Steadiness) -> int:
@@ -547,14 +555,21 @@ def _tune(arguments: Arguments, name: str, levels: Sequence[Level], steadiness: 
             sweep.run(fleet, levels[:1])
         return sweep.results[0]
 
-    for option in (command_line.URL, _CSV, _PLOT, _BINARY):
+    for option in (
+        command_line.URL, command_line.HEADER, command_line.CACERT, command_line.INSECURE, _CSV, _PLOT, _BINARY
+    ):  # fmt: skip
         if option.field in arguments.values:
             raise ClientError(f"--{option.flag} does not go with --tune, which starts a server of its own")
     if len(levels) > 1:
         raise ClientError("--tune measures at one level: say --concurrency-range 16, for instance")
-    return tune.run(
-        arguments, name, measured, threshold_ms=arguments.value(_THRESHOLD), percentile=steadiness.percentile
-    )
+    for path in _files(arguments):
+        _check_writable(path)
+    threshold_ms = arguments.value(_THRESHOLD)
+    outcome = tune.run(arguments, name, measured, threshold_ms=threshold_ms, percentile=steadiness.percentile)
+    if arguments.value(_JSON) != "-":
+        tune.show(outcome, threshold_ms=threshold_ms)
+    _write_json(arguments, tune.document(outcome))
+    return 0 if outcome.best is not None else 1
 
 
 COMMAND = Command(

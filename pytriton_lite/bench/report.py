@@ -117,13 +117,17 @@ def _answered(result: Result) -> int:
     return result.figures.answered
 
 
+def heading() -> dict[str, Any]:
+    """What made a document, and when."""
+    return {"tool": f"pytriton-lite {__version__}", "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+
+
 def document(
     results: Sequence[Result], traffic: Traffic, steadiness: Steadiness, *, data: str, different: int
 ) -> dict[str, Any]:
     """Everything, for programs. Times are in microseconds."""
     return {
-        "tool": f"pytriton-lite {__version__}",
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        **heading(),
         "server": traffic.target.url,
         "protocol": traffic.target.protocol.value,
         "model": traffic.model,
@@ -134,11 +138,12 @@ def document(
         "input_data": data,
         "different_requests": different,
         "steadiness": asdict(steadiness),
-        "levels": [_level(result) for result in results],
+        "levels": [level(result) for result in results],
     }
 
 
-def _level(result: Result) -> dict[str, Any]:
+def level(result: Result) -> dict[str, Any]:
+    """Everything of one level, for programs."""
     server = result.server
     return {
         result.level.pace.value: result.level.value,

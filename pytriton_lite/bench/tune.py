@@ -7,9 +7,10 @@ and the best of them with batches. What is within 3 % of the best rate counts as
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from pytriton_lite.bench.own_server import OwnServer
 from pytriton_lite.client import command_line
 from pytriton_lite.client.clients import Client, HttpClient, open_client
 from pytriton_lite.client.command_line import table
-from pytriton_lite.client.errors import ClientError, Refused
+from pytriton_lite.client.errors import ClientError, Refused, Unreachable
 from pytriton_lite.client.target import Protocol, Target, parse_target
 from pytriton_lite.commands import Arguments, own_option
 from pytriton_lite.settings import INT32_MAX, SWITCH, Kind, parse_integer
@@ -85,8 +86,7 @@ class Setting:
         """*config*, the model's configuration as JSON, with this setting in it."""
         changed = dict(config)
         if self.instances is not None:
-            groups = [dict(group) for group in config.get("instance_group") or [{"kind": "KIND_AUTO"}]]
-            changed["instance_group"] = [{**groups[0], "count": self.instances}]
+            changed["instance_group"] = [{**_first_group(config), "count": self.instances}]
         if self.threads is not None:
             parameters = dict(config.get("parameters") or {})
             parameters["ENV:OMP_NUM_THREADS"] = {"string_value": str(self.threads)}
@@ -103,11 +103,13 @@ class Setting:
             for value in (self.instances, self.threads, self.delay_us)
         ]
 
-    def pbtxt(self) -> str:
-        """What is to be written into config.pbtxt."""
+    def pbtxt(self, config: Mapping[str, Any]) -> str:
+        """What is to be written into config.pbtxt of the model whose configuration is *config*."""
         lines = []
         if self.instances is not None:
-            lines.append(f"instance_group [{{ count: {self.instances} }}]")
+            group = _first_group(config)
+            gpus = f" gpus: {list(group['gpus'])}" if group.get("gpus") else ""
+            lines.append(f"instance_group [{{ kind: {group['kind']} count: {self.instances}{gpus} }}]")
         if self.threads is not None:
             lines.append(f'parameters {{ key: "ENV:OMP_NUM_THREADS" value: {{ string_value: "{self.threads}" }} }}')
         if self.delay_us is not None:
@@ -115,22 +117,45 @@ class Setting:
         return "\n".join(lines) or "(as it is)"
 
 
+def _first_group(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The instance group whose count is tried; others are left out meanwhile."""
+    return {"kind": "KIND_AUTO", **(config.get("instance_group") or [{}])[0]}
+
+
 @dataclass(frozen=True)
 class Trial:
     """What a setting gave, and what it cost."""
 
     setting: Setting
-    result: Result
+    result: Result | None
+    """None where the model does not serve with it; `error` says why."""
     memory_mib: float | None
     """Memory of the whole server; None where the system does not tell."""
     cores: float
     """Cores that the whole server kept busy meanwhile."""
     load_s: float
+    error: str = ""
 
     @property
     def rate(self) -> float:
         """Inferences a second."""
-        return self.result.figures.inferences_per_s
+        return 0.0 if self.result is None else self.result.figures.inferences_per_s
+
+    @property
+    def name(self) -> str:
+        """The setting in words."""
+        return ", ".join(f"{name} {cell}" for name, cell in zip(_HEADS, self.setting.cells()))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that was tried of *model*, first as it is, and which of it is best, if any qualifies."""
+
+    model: str
+    config: Mapping[str, Any]
+    """The model's own."""
+    trials: Sequence[Trial]
+    best: Trial | None
 
 
 def best_of(trials: Sequence[Trial], *, threshold_ms: float | None, percentile: float | None) -> Trial | None:
@@ -141,7 +166,8 @@ def best_of(trials: Sequence[Trial], *, threshold_ms: float | None, percentile: 
     fit = [
         trial
         for trial in trials
-        if not trial.result.failed
+        if trial.result is not None
+        and not trial.result.failed
         and trial.result.figures.answered
         and (threshold_ms is None or latency_of(trial.result.figures, percentile) <= threshold_ms * 1e3)
     ]
@@ -172,8 +198,8 @@ def run(
     *,
     threshold_ms: float | None,
     percentile: float | None,
-) -> int:
-    """Try, print, and say what is best; the exit status. *measured* loads a model that serves. Raises ClientError."""
+) -> Outcome:
+    """Try settings, and choose. *measured* puts load on a model that serves. Raises ClientError."""
     repository = arguments.value(REPOSITORY)
     if repository is None:
         raise ClientError(
@@ -188,8 +214,8 @@ def run(
     ):
         assert isinstance(control, HttpClient)
         url = server.http_url if asked == "http" else server.grpc_url
-        target = parse_target(url, Protocol(asked), headers=())
-        trier = _Trier(server, control, target, model, measured)
+        target = parse_target(url, Protocol(asked))
+        trier = _Trier(server, control, target, model, measured, timeout_s=arguments.value(command_line.TIMEOUT))
         trials: list[Trial] = []
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         for setting in settings_to_try(cores, arguments.value(_INSTANCES), arguments.value(_THREADS)):
@@ -200,8 +226,7 @@ def run(
             for delay in arguments.value(_DELAYS):
                 trials.append(trier.try_setting(replace(base, delay_us=delay)))
             best = best_of(trials, threshold_ms=threshold_ms, percentile=percentile)
-    _print(model, trials, best, threshold_ms=threshold_ms, percentile=percentile)
-    return 0 if best is not None else 1
+        return Outcome(model, trier.config, trials, best)
 
 
 class _Trier:
@@ -214,35 +239,45 @@ class _Trier:
         target: Target,
         model: str,
         measured: Callable[[Client, Target], Result],
+        *,
+        timeout_s: float,
     ) -> None:
         self._server = server
         self._control = control
         self._target = target
         self._model = model
         self._measured = measured
+        self._timeout_s = timeout_s
         self._load(None)
-        self._config = control.config(model)
+        self.config = control.config(model)
         self.takes_batches = (
-            int(self._config.get("max_batch_size") or 0) > 0
-            and not self._config.get("sequence_batching")
-            and not self._config.get("ensemble_scheduling")
+            int(self.config.get("max_batch_size") or 0) > 0
+            and not self.config.get("sequence_batching")
+            and not self.config.get("ensemble_scheduling")
         )
 
     def try_setting(self, setting: Setting) -> Trial:
-        """Raises ClientError."""
+        """Raises ClientError where nothing can be measured of the model as it is, or the server is gone."""
+        try:
+            trial = self._try(setting)
+        except Unreachable:
+            raise
+        except ClientError as error:
+            if setting == Setting():
+                raise
+            trial = Trial(setting, None, None, 0.0, 0.0, str(error).partition("\n")[0])
+        print(f"{trial.name}: {trial.error or f'{trial.rate:,.0f}/s'}", file=sys.stderr)
+        return trial
+
+    def _try(self, setting: Setting) -> Trial:
         began = time.monotonic()
-        self._load(None if setting == Setting() else setting.config(self._config))
+        self._load(None if setting == Setting() else setting.config(self.config))
         load_s = time.monotonic() - began
         cpu_s, began = self._server.cpu_s(), time.monotonic()
-        with open_client(self._target) as client:
+        with open_client(self._target, timeout_s=self._timeout_s) as client:
             result = self._measured(client, self._target)
         cores = (self._server.cpu_s() - cpu_s) / (time.monotonic() - began)
-        trial = Trial(setting, result, self._server.memory_mib(), cores, load_s)
-        print(
-            f"{', '.join(f'{name} {cell}' for name, cell in zip(_HEADS, setting.cells()))}: {trial.rate:,.0f}/s",
-            flush=True,
-        )
-        return trial
+        return Trial(setting, result, self._server.memory_mib(), cores, load_s)
 
     def _load(self, config: Mapping[str, Any] | None) -> None:
         try:
@@ -258,31 +293,20 @@ class _Trier:
 _HEADS = ("instances", "threads", "delay us")
 
 
-def _print(
-    model: str, trials: Sequence[Trial], best: Trial | None, *, threshold_ms: float | None, percentile: float | None
-) -> None:
+def show(outcome: Outcome, *, threshold_ms: float | None) -> None:
+    """Print the table, and what to write into config.pbtxt."""
+    trials, best = outcome.trials, outcome.best
     heads = [*_HEADS, "inferences/s", "p50 ms", "p99 ms", "errors", "cores", "memory MiB", "load s", ""]
-    rows = []
-    for trial in trials:
-        points = trial.result.figures.percentiles_us or {}
-        rows.append(
-            [
-                *trial.setting.cells(),
-                f"{trial.rate:,.0f}",
-                report.milliseconds(points.get(50.0)),
-                report.milliseconds(points.get(99.0)),
-                f"{trial.result.failed:,}",
-                f"{trial.cores:.2f}",
-                "-" if trial.memory_mib is None else f"{trial.memory_mib:,.0f}",
-                f"{trial.load_s:.1f}",
-                "best" if trial is best else "",
-            ]
-        )
+    rows = [[*trial.setting.cells(), *_cells(trial), "best" if trial is best else ""] for trial in trials]
     print("\n" + table(heads, rows, right=[True] * (len(heads) - 1)))
-    steady = [trial for trial in trials if not trial.result.is_steady]
-    if steady:
-        print(f"! {len(steady)} of {len(trials)} were not steady (-s, -p, -r): small differences mean nothing")
-    if any(trial.result.is_sender_limited for trial in trials):
+    for trial in trials:
+        if trial.error:
+            print(f"! {trial.name}: {trial.error}")
+    results = [trial.result for trial in trials if trial.result is not None]
+    unsteady = sum(not result.is_steady for result in results)
+    if unsteady:
+        print(f"! {unsteady} of {len(trials)} were not steady (-s, -p, -r): small differences mean nothing")
+    if any(result.is_sender_limited for result in results):
         print("! the load generator was at its limit for some of them, on the same cores: the server may do more")
     if best is None:
         limit = "" if threshold_ms is None else f" with a latency of at most {threshold_ms:g} ms"
@@ -296,6 +320,45 @@ def _print(
     if best is not first:
         costs.append(f"{best.cores - first.cores:+.2f} cores")
     print(
-        f"\nbest for {model}: {best.rate:,.0f} inferences/s{gain}" + (f" ({', '.join(costs)})" if costs else "") + "\n"
+        f"\nbest for {outcome.model}: {best.rate:,.0f} inferences/s{gain}"
+        + (f" ({', '.join(costs)})" if costs else "")
+        + "\n"
     )
-    print(best.setting.pbtxt())
+    print(best.setting.pbtxt(outcome.config))
+
+
+def _cells(trial: Trial) -> list[str]:
+    if trial.result is None:
+        return ["fails", *["-"] * 6]
+    points = trial.result.figures.percentiles_us or {}
+    return [
+        f"{trial.rate:,.0f}",
+        report.milliseconds(points.get(50.0)),
+        report.milliseconds(points.get(99.0)),
+        f"{trial.result.failed:,}",
+        f"{trial.cores:.2f}",
+        "-" if trial.memory_mib is None else f"{trial.memory_mib:,.0f}",
+        f"{trial.load_s:.1f}",
+    ]
+
+
+def document(outcome: Outcome) -> dict[str, Any]:
+    """Everything, for programs."""
+    best = outcome.best
+    return {
+        **report.heading(),
+        "model": outcome.model,
+        "best": None if best is None else outcome.trials.index(best),
+        "config": None if best is None else best.setting.pbtxt(outcome.config),
+        "trials": [
+            {
+                **asdict(trial.setting),
+                "error": trial.error,
+                "memory_mib": trial.memory_mib,
+                "cores": trial.cores,
+                "load_s": trial.load_s,
+                "level": None if trial.result is None else report.level(trial.result),
+            }
+            for trial in outcome.trials
+        ],
+    }

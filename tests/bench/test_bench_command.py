@@ -455,10 +455,11 @@ def test_tune_tries_settings_on_a_copy_and_says_which_is_best(
 ) -> None:
     config = repository / "negate" / "config.pbtxt"
     before = config.read_text()
+    found = tmp_path / "found.json"
     status = main(
         [
             "bench", "-m", "negate", "--tune", "--model-repository", str(repository), "--shape=IN:3", "--concurrency-range=4",
-            "--input-data=zero", "--tune-instances=2", "--tune-threads=1", "--tune-delays=100", *QUICK,
+            "--input-data=zero", "--tune-instances=2", "--tune-threads=1", "--tune-delays=100", "--json", str(found), *QUICK,
         ]
     )  # fmt: skip
     out = capsys.readouterr().out
@@ -470,6 +471,45 @@ def test_tune_tries_settings_on_a_copy_and_says_which_is_best(
     assert sum(line.rstrip().endswith("best") for line in rows) == 1
     assert "best for negate: " in out
     assert config.read_text() == before
+    document = json.loads(found.read_text())
+    trials = document["trials"]
+    assert [(trial["instances"], trial["threads"]) for trial in trials[:2]] == [(None, None), (2, 1)]
+    assert trials[-1]["delay_us"] == 100
+    assert all(trial["level"]["answered"] > 0 and not trial["error"] for trial in trials)
+    assert document["config"] in out and 0 <= document["best"] < len(trials)
+
+
+def test_a_setting_that_does_not_load_is_a_row_with_its_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = NEGATE + (
+        "    def initialize(self, args):\n"
+        "        if '_1' in args['model_instance_name']:\n"
+        "            raise ValueError('no memory for two')\n"
+    )
+    write_model(tmp_path, "negate", code, NEGATE_CONFIG.replace("dynamic_batching {}", "instance_group [{ count: 1 }]"))
+    words = (
+        "--tune-instances=2,1",
+        "--tune-threads=1",
+        "--tune-delays=0",
+        "--shape=IN:3",
+        "--input-data=zero",
+        "--json=-",
+        *QUICK,
+    )
+    assert main(["bench", "-m", "negate", "--tune", "--model-repository", str(tmp_path), *words]) == 0
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    errors = [trial["error"] for trial in document["trials"]]
+    assert "no memory for two" in errors[1] and errors[0] == errors[2] == ""
+    assert document["trials"][1]["level"] is None
+    assert "instances 2, threads 1, delay us as configured: " in captured.err
+
+
+@pytest.mark.parametrize("word", ["--header=a:b", "--cacert=x", "--insecure", "--plot=x", "-fx", "--binary-search"])
+def test_what_tune_cannot_heed_it_refuses(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "-m", "add_sub", "--tune", "-l", "5", word]) == 1
+    assert "does not go with --tune" in capsys.readouterr().err
 
 
 def test_tune_needs_a_model_in_a_repository(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 
 from pytriton_lite.bench.measuring import Result, figures_of
 from pytriton_lite.bench.orders import Window
@@ -33,6 +34,7 @@ def test_a_setting_that_answers_wrongly_or_slowly_is_not_chosen() -> None:
     assert best(wrong, slow, right) is slow
     assert best(wrong, slow, right, threshold_ms=10) is right
     assert best(wrong) is None
+    assert best(replace(slow, result=None, error="does not load"), right) is right
 
 
 def test_the_model_as_it_is_comes_first_and_nothing_twice() -> None:
@@ -58,8 +60,16 @@ def test_a_setting_is_a_change_of_the_configuration_alone() -> None:
         "dynamic_batching": {"preferred_batch_size": [4], "max_queue_delay_microseconds": 500},
     }
     assert Setting().config(config) == config
-    assert Setting(3, 2, 500).pbtxt().splitlines() == [
-        "instance_group [{ count: 3 }]",
+    assert Setting(3, 2, 500).pbtxt(config).splitlines() == [
+        "instance_group [{ kind: KIND_CPU count: 3 }]",
         'parameters { key: "ENV:OMP_NUM_THREADS" value: { string_value: "2" } }',
         "dynamic_batching { max_queue_delay_microseconds: 500 }",
     ]
+
+
+def test_what_is_to_be_written_names_the_kind_and_the_devices_that_were_measured() -> None:
+    assert Setting(2).pbtxt({}) == "instance_group [{ kind: KIND_AUTO count: 2 }]"
+    group = {"kind": "KIND_GPU", "gpus": [0, 1], "count": 1}
+    assert Setting(2).pbtxt({"instance_group": [group]}) == (
+        "instance_group [{ kind: KIND_GPU count: 2 gpus: [0, 1] }]"
+    )
