@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytriton_lite import __version__, freed_memory, logs
+from pytriton_lite import __version__, freed_memory, logs, owned_server
 from pytriton_lite.access_log import AccessLog, LineFile
 from pytriton_lite.console.lines import RecentLines
 from pytriton_lite.console.options import ConsoleOptions
@@ -113,13 +113,15 @@ def serve(
     log: logs.Log,
     foreground: tuple[str, socket.socket] | None = None,
     head_start: HeadStart | None = None,
+    owner: socket.socket | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT; the exit code: 0 when all was drained in time, 1 otherwise or when start-up failed.
 
     *foreground* is a model that is debugged, and the control socket of its process (engine/workers/foreground.py).
-    *head_start* is the process of a fork server, which is ours from now on.
+    *head_start* is the process of a fork server, which is ours from now on. *owner* is the channel to the process that this
+    server is for alone (owned_server.py): it is told where the server listens, and its end is that of the server.
     """
-    return run(App(settings, log, foreground, head_start).run())
+    return run(App(settings, log, foreground, head_start, owner).run())
 
 
 _OVERLOAD_CODES = {
@@ -829,9 +831,11 @@ class App:
         log: logs.Log,
         foreground: tuple[str, socket.socket] | None = None,
         head_start: HeadStart | None = None,
+        owner: socket.socket | None = None,
     ) -> None:
         self._settings = settings
         self._parts = Composition(settings, log, foreground, head_start)
+        self._owner = owner
         self._is_debugging = foreground is not None
         self._signal: asyncio.Future[int] | None = None
         self._watchdog = Watchdog()
@@ -847,6 +851,8 @@ class App:
         self._signal = loop.create_future()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        if self._owner is not None:
+            loop.add_reader(self._owner.fileno(), self._on_owner_gone)
         # Bodies of megabytes come and go with every request: with four callers of 4 MiB over gRPC a seventh of the server's
         # time was page faults, and throughput is a fifth higher so.
         heap.keep_some()
@@ -866,16 +872,22 @@ class App:
             await self._parts.close()
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 loop.remove_signal_handler(number)
+            if self._owner is not None:
+                loop.remove_reader(self._owner.fileno())
 
     async def _serve(self) -> int:
         assert self._signal is not None
         parts = self._parts
         await parts.prepare()
+        if self._settings.accept_before_load:
+            self._tell_owner()
         if parts.has_log_files:
             # Where there are none, SIGHUP ends the server, as does the terminal that it was started from.
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reopen)
         if await self._start():
             self._say_ready()
+            if not self._settings.accept_before_load:
+                self._tell_owner()
         collections = FullCollections()
         freed = freed_memory.begin_giving_back()
         logger.info("Signal (%d) received.", await self._signal)
@@ -924,6 +936,18 @@ class App:
         logging.shutdown()
         # The fork servers see the end of their control sockets, kill every worker, and end.
         os._exit(1)
+
+    def _tell_owner(self) -> None:
+        if self._owner is not None:
+            owned_server.tell(self._owner, self._parts.addresses)
+
+    def _on_owner_gone(self) -> None:
+        """The channel can be read, by which nothing comes but its end."""
+        assert self._signal is not None and self._owner is not None
+        asyncio.get_running_loop().remove_reader(self._owner.fileno())
+        if not self._signal.done():  # a second one would end everything at once
+            logger.info("The process that has started this server has ended.")
+            self._on_signal(signal.SIGTERM)
 
     async def _unless_signalled(self, work: Coroutine[Any, Any, None]) -> bool:
         """Do *work*; give up and return False when a signal comes first."""

@@ -6,6 +6,7 @@ used.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -40,15 +41,18 @@ def triton_model(triton_stand_ins: StandIns) -> Iterator[Callable[..., ModelUnde
 
 @pytest.fixture(scope="module")
 def triton_server() -> Iterator[Callable[..., RunningServer]]:
-    """``triton_server(folder, …)`` starts a server: `RunningServer`. The same arguments give the same one in a module."""
+    """``triton_server(folder, …)`` starts a server: `RunningServer`.
+
+    The same arguments give the same one in a module, unless it has ended.
+    """
     from pytriton_lite.testing import RunningServer
 
     with ExitStack() as stack:
         running: dict[str, RunningServer] = {}
 
         def start(*folders: Any, **options: Any) -> RunningServer:
-            key = repr((tuple(map(str, folders)), sorted(options.items())))
-            if key not in running:
+            key = repr((tuple(map(os.path.abspath, folders)), sorted(options.items())))
+            if key not in running or running[key].process.poll() is not None:
                 running[key] = stack.enter_context(RunningServer(*folders, **options))
             return running[key]
 

@@ -1,15 +1,17 @@
 """Servers that are forked from a process which has imported what a server imports, and fork servers likewise.
 
 A started server spends 0.7 s of a core on imports, a forked one a tenth of that, and a run of all tests has 330 servers. From
-``main`` on nothing differs: the forked process has the arguments, the environment and the output that it was given,
-its own workers, ports and end, and no descriptor but the three. Tests of what comes before ``main`` start a server as users do.
+``main`` on nothing differs: the forked process has the arguments, the environment, the input and the output that it was
+given, its own workers, ports and end, and no descriptor but the three. Tests of what comes before ``main`` start a server as
+users do.
 
 The first fork server of an engine that a test has in its own process (`forked_head_start`) costs 0.14 s when it is started, and
 that of each of 160 engines was. Forked from a process with numpy it is what a server's first one is
 (``pytriton_lite.engine.workers.fork_process``). All others are started by the engine.
 
 As a module of its own, ``python -m tests.forked_servers <descriptor> <kind>``, it is that process: the nursery. On the control
-socket it is sent descriptors, the output, a file with a `_Birth` in JSON, and a fork server's control socket. It answers with
+socket it is sent descriptors, the output, a file with a `_Birth` in JSON, and a server's input or a fork server's control
+socket. It answers with
 ``_REPORT``: a process id and -1 for one that it has forked, with its descriptor; a process id and the status of wait for one
 that has ended.
 """
@@ -155,12 +157,12 @@ class Nursery:
         """Whether a server with *environ* is the same forked as started."""
         return _before_main(environ) == self._before_main
 
-    def fork(self, arguments: Sequence[str], environ: Mapping[str, str]) -> ForkedServer:
-        """A server that is about to begin."""
+    def fork(self, arguments: Sequence[str], environ: Mapping[str, str], stdin: int) -> ForkedServer:
+        """A server that is about to begin; *stdin* stays ours too."""
         read, write = os.pipe()
         output = open(read, "rb", buffering=0)  # noqa: SIM115 - the server of the test has it, and closes it
         with open(write, "wb"):
-            pid, pidfd = self._fork(_Birth(arguments=list(arguments), environ=dict(environ)), write)
+            pid, pidfd = self._fork(_Birth(arguments=list(arguments), environ=dict(environ)), write, stdin)
         return ForkedServer(self, pid, pidfd, output)
 
     def fork_server(self, environ: Mapping[str, str], errors: int, control: int) -> ForkedServer:
@@ -283,10 +285,12 @@ def _run(control: socket.socket, kind: str) -> int:
     descriptors = _serve_births(control)
     if descriptors is None:
         return 0
-    output, description, *own = descriptors
+    output, description, own = descriptors
     arguments = _be_born(output, description)
-    if own:
-        _become_fork_server(socket.socket(fileno=own[0]))
+    if kind == "fork-servers":
+        _become_fork_server(socket.socket(fileno=own))
+    os.dup2(own, 0)
+    os.close(own)
     from pytriton_lite.cli import main
 
     return main(arguments)

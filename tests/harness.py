@@ -146,11 +146,11 @@ class RunningServer(ShippedServer):
         super().__init__(*repositories, flags=flags, environ=environ, python=python_or_this, cwd=cwd, user=user)
         self._may_be_forked = CAN_FORK and not started and python is None and user is None and cwd == PROJECT
 
-    def start_process(self) -> subprocess.Popen[bytes]:
+    def start_process(self, channel: socket.socket) -> subprocess.Popen[bytes]:
         if self._may_be_forked and nursery().can_fork(self.environ):
-            forked = nursery().fork(self.arguments, self.environ)
+            forked = nursery().fork(self.arguments, self.environ, channel.fileno())
             return cast("subprocess.Popen[bytes]", forked)  # it has what is used of one
-        return super().start_process()
+        return super().start_process(channel)
 
     def get(self, path: str) -> Reply:
         return self.request("GET", path)

@@ -451,7 +451,7 @@ def test_serve_hands_the_settings_to_the_app_and_returns_its_status(
 ) -> None:
     served: list[Settings] = []
 
-    def serve(settings: Settings, log: logs.Log, foreground: object, head_start: HeadStart) -> int:
+    def serve(settings: Settings, log: logs.Log, foreground: object, head_start: HeadStart, owner: object) -> int:
         head_start.end()
         served.append(settings)
         assert log.settings.format is LogFormat.JSON

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -565,11 +566,21 @@ def _tune(arguments: Arguments, name: str, levels: Sequence[Level], steadiness: 
     for path in _files(arguments):
         _check_writable(path)
     threshold_ms = arguments.value(_THRESHOLD)
-    outcome = tune.run(arguments, name, measured, threshold_ms=threshold_ms, percentile=steadiness.percentile)
+    before = signal.signal(signal.SIGTERM, _exit)
+    try:
+        outcome = tune.run(arguments, name, measured, threshold_ms=threshold_ms, percentile=steadiness.percentile)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if arguments.value(_JSON) != "-":
         tune.show(outcome, threshold_ms=threshold_ms)
     _write_json(arguments, tune.document(outcome))
     return 0 if outcome.best is not None else 1
+
+
+def _exit(number: int, frame: object) -> None:
+    """End as the handler of a signal, with all that is to be closed: the server of --tune, and its copy of a repository."""
+    signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(128 + number)
 
 
 COMMAND = Command(

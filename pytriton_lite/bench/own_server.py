@@ -5,70 +5,84 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
-import sys
 import tempfile
 import threading
+from collections import deque
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
+from pytriton_lite import owned_server
 from pytriton_lite.client.errors import ClientError
 
 _LINKED_BYTES = 16 << 20
 """Files from this size on, weights for instance, are linked and not copied; models do not write into those."""
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 60.0
-_ADDRESS = re.compile(r"Started (GRPCInferenceService|HTTPService) at 127\.0\.0\.1:(\d+)")
+_LAST_LINES = 20
 
 
 class OwnServer:
-    """``pytriton-lite serve`` on free ports of the loopback, in explicit mode. A context manager."""
+    """A server on free ports of the loopback, in explicit mode, and its copy of a repository. Leaving ends both."""
 
     def __init__(self, repository: Path) -> None:
         """Raises ClientError where *repository* is no directory."""
         if not repository.is_dir():
             raise ClientError(f"--model-repository {repository}: no such directory")
         self._repository = repository
-        self._ports: dict[str, int] = {}
-        self._lines: list[str] = []
-        self._ready = threading.Event()
+        self._lines: deque[str] = deque(maxlen=_LAST_LINES)
 
     def __enter__(self) -> OwnServer:
-        self._folder = tempfile.TemporaryDirectory(prefix="pytriton-lite-tune-")
-        try:
-            copy = Path(self._folder.name, "repository")
-            try:
-                shutil.copytree(self._repository, copy, copy_function=_copy_or_link, ignore=_PASSED_OVER)
-            except (OSError, shutil.Error) as error:
-                raise ClientError(f"cannot copy {self._repository}: {error}") from None
-            self._process = subprocess.Popen(
-                [
-                    sys.executable, "-m", "pytriton_lite", "serve", str(copy), "--model-control-mode=explicit",
-                    "--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--http-port=0", "--grpc-port=0",
-                    "--allow-metrics=false",
-                ],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                env={name: value for name, value in os.environ.items() if not name.startswith("PYTRITON_LITE_")},
-            )  # fmt: skip
+        with ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pytriton-lite-tune-"))
+            copy = Path(folder, "repository")
+            self._copy_to(copy)
+            channel, theirs = socket.socketpair()
+            stack.enter_context(channel)
+            with theirs:
+                self._process = owned_server.start(
+                    [
+                        owned_server.COMMAND, str(copy), "--model-control-mode=explicit",
+                        "--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--http-port=0", "--grpc-port=0",
+                        "--allow-metrics=false",
+                    ],
+                    theirs, environ=owned_server.environment(),
+                )  # fmt: skip
             self._reader = threading.Thread(target=self._read, daemon=True)
             self._reader.start()
-            if not self._ready.wait(_START_TIMEOUT_S) or len(self._ports) < 2:
-                self.close()
-                raise ClientError(
-                    "the server for --tune has not started: " + (self._lines[-1:] or ["it said nothing"])[0]
-                )
-        except BaseException:
-            self._folder.cleanup()
-            raise
+            stack.callback(self._end)
+            self._addresses = self._wait_addresses(channel)
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
-        self._folder.cleanup()
+        self._stack.close()
 
-    def close(self) -> None:
+    def _copy_to(self, copy: Path) -> None:
+        try:
+            shutil.copytree(self._repository, copy, copy_function=_copy_or_link, ignore=_passed_over)
+        except shutil.Error as error:
+            source, _, reason = error.args[0][0]
+            raise ClientError(f"cannot copy {source}: {reason}") from None
+        except OSError as error:
+            raise ClientError(f"cannot copy {self._repository}: {error}") from None
+
+    def _wait_addresses(self, channel: socket.socket) -> owned_server.Addresses:
+        try:
+            addresses = owned_server.addresses_of(channel, _START_TIMEOUT_S)
+        except TimeoutError:
+            addresses = None
+        if addresses is None:
+            self._end()
+            said = self._lines[-1] if self._lines else "it said nothing"
+            raise ClientError(f"the server for --tune has not started: {said}")
+        return addresses
+
+    def _end(self) -> None:
         """End the server and wait for it."""
         self._process.terminate()
         try:
@@ -77,29 +91,23 @@ class OwnServer:
             self._process.kill()
             self._process.wait()
         self._reader.join()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
 
     def _read(self) -> None:
         """Take all that it writes, or it would wait for us; the last lines are kept for an error."""
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines = [*self._lines[-20:], line.rstrip()]
-            if found := _ADDRESS.search(line):
-                self._ports[found[1]] = int(found[2])
-                if len(self._ports) == 2:
-                    self._ready.set()
-        self._ready.set()
+        with self._process.stdout as output:
+            for line in output:
+                self._lines.append(line.decode(errors="replace").rstrip())
 
     @property
     def http_url(self) -> str:
         """Host and port."""
-        return f"127.0.0.1:{self._ports['HTTPService']}"
+        return f"127.0.0.1:{self._addresses['http'][1]}"
 
     @property
     def grpc_url(self) -> str:
         """Host and port."""
-        return f"127.0.0.1:{self._ports['GRPCInferenceService']}"
+        return f"127.0.0.1:{self._addresses['grpc'][1]}"
 
     def memory_mib(self) -> float | None:
         """Memory of all its processes, what they share counted once (PSS); None where the system does not tell.
@@ -114,7 +122,12 @@ class OwnServer:
         return sum(map(_cpu_s, _descendants(self._process.pid, _parents())))
 
 
-_PASSED_OVER = shutil.ignore_patterns("__pycache__", ".git")
+_NAMES_PASSED_OVER = ("__pycache__", ".git")
+
+
+def _passed_over(folder: str, names: list[str]) -> list[str]:
+    """Of *names*, what is not copied: those, and links that lead nowhere."""
+    return [name for name in names if name in _NAMES_PASSED_OVER or not os.path.exists(os.path.join(folder, name))]
 
 
 def _copy_or_link(source: str, target: str) -> str:

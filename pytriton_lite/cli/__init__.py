@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pytriton_lite import __version__
+from pytriton_lite import __version__, owned_server
 from pytriton_lite.cli import help, reading
 from pytriton_lite.cli.table import COMMANDS, SERVER_OF_DEBUG
 from pytriton_lite.commands import CommandError
@@ -74,6 +74,10 @@ def _run(argv: Sequence[str]) -> int:
         from pytriton_lite.cli.debug import serve_debugged
 
         return serve_debugged(rest)
+    if name == owned_server.COMMAND:
+        from pytriton_lite.cli.serve import serve_owner
+
+        return serve_owner(rest)
     if name == "help" and rest:
         if rest[0] not in COMMANDS:
             raise UsageError(_no_command(rest[0]))

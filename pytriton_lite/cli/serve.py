@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytriton_lite import INTERPRETED_VARIABLE, logs
+from pytriton_lite import INTERPRETED_VARIABLE, logs, owned_server
 from pytriton_lite.cli.reading import HelpWanted, read
 from pytriton_lite.commands import Arguments, Command, Words
 from pytriton_lite.core.file_limit import raise_file_limit
@@ -84,10 +85,19 @@ def serve(arguments: Arguments) -> int:
     return start(parsed(arguments))
 
 
-def start(parsed: Parsed, *, foreground: tuple[str, socket.socket] | None = None) -> int:
+def serve_owner(argv: Sequence[str]) -> int:
+    """Serve for the process that has started this one, and end with it (owned_server.py); the exit status."""
+    channel = owned_server.take_channel()
+    return start(parse(argv, os.environ), owner=channel)
+
+
+def start(
+    parsed: Parsed, *, foreground: tuple[str, socket.socket] | None = None, owner: socket.socket | None = None
+) -> int:
     """Serve as *parsed* says, until the end; the exit status. Raises UsageError.
 
     *foreground* is a model that runs in the process that started this one, and the control socket of that (debug.py).
+    *owner* is the channel to the process that this server is for alone.
     """
     settings = parsed.settings
     assert settings is not None
@@ -112,7 +122,7 @@ def start(parsed: Parsed, *, foreground: tuple[str, socket.socket] | None = None
     # Late, so that --help, --version and a misspelt flag do not wait for what a server needs.
     with no_collections():
         from pytriton_lite.app import serve
-    return serve(settings, log, foreground, begun)
+    return serve(settings, log, foreground, begun, owner)
 
 
 def _screen(settings: Settings) -> logs.Screen | None:

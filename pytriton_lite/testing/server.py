@@ -6,6 +6,7 @@ import os
 import re
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+from pytriton_lite import owned_server
 from pytriton_lite.cli.serve import only_model
 
 Server = TypeVar("Server", bound="RunningServer")
@@ -22,7 +24,6 @@ _START_TIMEOUT_S = 60.0
 _LAST_LINES_TIMEOUT_S = 20.0
 """What the server has left behind may have its output open, which then has no end."""
 _CONFIG = "config.pbtxt"
-_ADDRESS = re.compile(r"Started (GRPCInferenceService|HTTPService|Metrics Service) at ([^\s\"]+):(\d+)")
 
 
 def repository_arguments(folder: Path) -> list[str]:
@@ -43,7 +44,8 @@ def _is_model(folder: Path) -> bool:
 class RunningServer:
     """``pytriton-lite serve`` on free ports of 127.0.0.1. Use it as a context manager; it is READY inside.
 
-    Each of *folders* is a repository, or one model of a repository. *python* is the command of the interpreter, with
+    Options of the server in this process's environment are not for it; *environ* is. It ends with this process, whatever ends
+    that. Each of *folders* is a repository, or one model of a repository. *python* is the command of the interpreter, with
     whatever it is to be started through in front, which must ``exec`` it. ``log`` is everything the process wrote so far.
     Leaving ends it with SIGTERM; ``exit_code`` is set then.
     """
@@ -63,47 +65,58 @@ class RunningServer:
         self._start_timeout_s = start_timeout_s
         self._python = python
         self.arguments = [
-            "serve",
+            owned_server.COMMAND,
             *(argument for folder in folders for argument in repository_arguments(Path(folder).absolute())),
             "--http-address=127.0.0.1", "--grpc-address=127.0.0.1",
             "--http-port=0", "--grpc-port=0", "--metrics-port=0", *flags,
         ]  # fmt: skip
         """What stands behind the name of the command."""
-        self.environ = {**os.environ, **(environ or {})}
+        self.environ = {**owned_server.environment(), **(environ or {})}
         self._lines: list[str] = []
         self._unended = b""
         self._has_ended = False
         self._grew = threading.Condition()
-        self._ports: dict[str, int] = {}
+        self._addresses: owned_server.Addresses = {}
         self.exit_code: int | None = None
 
     def __enter__(self: Server) -> Server:
-        self.process = self.start_process()
+        self._channel, theirs = socket.socketpair()
+        with theirs:
+            self.process = self.start_process(theirs)
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         try:
-            self.wait_for_log(r"Started Metrics Service at", timeout_s=self._start_timeout_s)
+            self.wait_until_it_serves(self._start_timeout_s)
         except BaseException:
             self.kill()
             raise
         return self
 
-    def start_process(self) -> subprocess.Popen[bytes]:
-        """The process, with an unbuffered pipe for all that it writes."""
-        return subprocess.Popen(
-            [*self._python, "-m", "pytriton_lite", *self.arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=self.environ,
+    def start_process(self, channel: socket.socket) -> subprocess.Popen[bytes]:
+        """The process, with an unbuffered pipe for all that it writes; *channel* is its standard input."""
+        return owned_server.start(
+            self.arguments,
+            channel,
+            environ=self.environ,
+            python=self._python,
             cwd=self._cwd,
             user=self._user,
-            group=self._user,
-            extra_groups=None if self._user is None else [],
             bufsize=0,
         )
+
+    def wait_until_it_serves(self, timeout_s: float) -> None:
+        """Return when clients may come. Fails with the log where it ends, or takes longer."""
+        try:
+            addresses = owned_server.addresses_of(self._channel, timeout_s)
+        except TimeoutError:
+            raise AssertionError(f"the server does not serve within {timeout_s:g} s:\n{self.log}") from None
+        if addresses is None:
+            self.process.wait(timeout_s)
+            self._reader.join(_LAST_LINES_TIMEOUT_S)
+            raise AssertionError(f"the server has ended with status {self.process.returncode}:\n{self.log}")
+        self._addresses = addresses
 
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -127,14 +140,8 @@ class RunningServer:
             *lines, self._unended = (self._unended + data).split(b"\n")
             if self._has_ended and self._unended:
                 lines.append(self._unended)
-            for line in lines:
-                self._add(line.decode(errors="replace") + "\n")
+            self._lines += [line.decode(errors="replace") + "\n" for line in lines]
             self._grew.notify_all()
-
-    def _add(self, line: str) -> None:
-        self._lines.append(line)
-        if found := _ADDRESS.search(line):
-            self._ports[found.group(1)] = int(found.group(3))
 
     @property
     def log(self) -> str:
@@ -172,6 +179,7 @@ class RunningServer:
             self.kill()
             raise AssertionError(f"the server did not end within {timeout_s} s:\n{self.log}") from None
         self._reader.join(_LAST_LINES_TIMEOUT_S)
+        self._channel.close()
         return self.exit_code
 
     def kill(self) -> None:
@@ -179,10 +187,11 @@ class RunningServer:
         self.process.kill()
         self.process.wait()
         self._reader.join(_LAST_LINES_TIMEOUT_S)
+        self._channel.close()
 
     @property
     def http_port(self) -> int:
-        return self._ports["HTTPService"]
+        return self._port("http")
 
     @property
     def http_url(self) -> str:
@@ -191,8 +200,14 @@ class RunningServer:
 
     @property
     def grpc_url(self) -> str:
-        return f"127.0.0.1:{self._ports['GRPCInferenceService']}"
+        return f"127.0.0.1:{self._port('grpc')}"
 
     @property
     def metrics_url(self) -> str:
-        return f"http://127.0.0.1:{self._ports['Metrics Service']}/metrics"
+        return f"http://127.0.0.1:{self._port('metrics')}/metrics"
+
+    def _port(self, listener: str) -> int:
+        assert listener in self._addresses, (
+            f"the server has no listener '{listener}'; it has {', '.join(self._addresses)}"
+        )
+        return self._addresses[listener][1]

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 
 from pytriton_lite.cli import main
 from pytriton_lite.testing.server import RunningServer as ShippedServer
-from tests.harness import MODEL_REPOSITORY, PROJECT, RunningServer, write_model
+from tests.harness import MODEL_REPOSITORY, PROJECT, RunningServer, child, write_model
 
 COUNTER = """
 import numpy as np
@@ -510,6 +511,48 @@ def test_a_setting_that_does_not_load_is_a_row_with_its_error(
 def test_what_tune_cannot_heed_it_refuses(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "-m", "add_sub", "--tune", "-l", "5", word]) == 1
     assert "does not go with --tune" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="finds its server in /proc")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_tune_that_is_ended_leaves_no_server_behind(repository: Path, tmp_path: Path, number: signal.Signals) -> None:
+    command = [
+        sys.executable, "-m", "pytriton_lite", "bench", "-m", "negate", "--tune", "--model-repository", str(repository),
+        "--shape=IN:3", "--input-data=zero", *QUICK,
+    ]  # fmt: skip
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    with child(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environ) as process:
+        assert "as configured" in process.stderr.readline()
+        (server,) = [pid for pid in children_of(process.pid) if str(tmp_path).encode() in command_line_of(pid)]
+        with open(os.pidfd_open(server), "rb") as end:
+            process.send_signal(number)
+            assert select.select([end], [], [], 60)[0]
+        process.stderr.read()
+        if number == signal.SIGTERM:
+            assert process.wait() == 128 + number
+            assert list(tmp_path.iterdir()) == [], "the copy has gone"
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def command_line_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_tune_copies_no_link_that_leads_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models = tmp_path / "models"
+    write_model(models, "negate", NEGATE, NEGATE_CONFIG.replace("dynamic_batching {}", ""))
+    (models / "nowhere").symlink_to("gone")
+    (tmp_path / "weights").write_text("w")
+    (models / "negate" / "1" / "weights").symlink_to("../../../weights")
+    words = ("--tune-instances=1", "--tune-threads=1", "--tune-delays=0", "--shape=IN:3", "--input-data=zero", *QUICK)
+    assert main(["bench", "-m", "negate", "--tune", "--model-repository", str(models), *words]) == 0
+    (models / "negate" / "1" / "weights").unlink()
+    os.mkfifo(models / "negate" / "1" / "pipe")
+    assert main(["bench", "-m", "negate", "--tune", "--model-repository", str(models), *words]) == 1
+    assert re.fullmatch(r"error: cannot copy \S+/1/pipe: [^\[\n]*\n", capsys.readouterr().err.splitlines(True)[-1])
 
 
 def test_tune_needs_a_model_in_a_repository(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:

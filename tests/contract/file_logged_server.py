@@ -1,4 +1,4 @@
-"""A server with ``--log-file``, which says where it listens in that file alone."""
+"""A server with ``--log-file``."""
 
 from __future__ import annotations
 
@@ -27,6 +27,4 @@ class FileLoggedServer(RunningServer):
         )
         match = expression.search(self.log)
         assert match is not None, f"{pattern!r} is not in the log:\n{self.log}"
-        for name, port in re.findall(r"Started (\w[\w ]*\w) at [^\s\"]+:(\d+)", self.log):
-            self._ports[name] = int(port)
         return match

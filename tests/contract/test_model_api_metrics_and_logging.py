@@ -360,7 +360,7 @@ answer(model.many.Metric({"of": "all"}).value())
 def test_without_a_page_models_count_all_the_same(tmp_path: Path) -> None:
     """Section 2.9: with ``--allow-metrics=false`` every call succeeds."""
     write_scripted_model(tmp_path)
-    with UnmeteredServer(tmp_path, flags=("--allow-metrics=false",)) as server:
+    with RunningServer(tmp_path, flags=("--allow-metrics=false",)) as server:
         told = ask(
             server,
             """
@@ -371,13 +371,6 @@ answer([metric.value(), refusal(metric.set, 1) is not None])
 """,
         )
     assert told == [3, True]
-
-
-class UnmeteredServer(RunningServer):
-    """It is up when it says so of HTTP, as there is no metrics page to wait for."""
-
-    def wait_for_log(self, pattern: str, *, timeout_s: float = 20) -> re.Match[str]:
-        return super().wait_for_log(pattern.replace("Metrics Service", "HTTPService"), timeout_s=timeout_s)
 
 
 # ---------------------------------------------------------------------------------------------- places, and log lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -309,7 +310,7 @@ def test_a_wrong_environment_ends_the_start(tmp_path: Path, variable: str, value
 class ServedBySageMaker(CloudServer):
     """A server that ``deploy/sagemaker/serve`` has started."""
 
-    def start_process(self) -> subprocess.Popen[bytes]:
+    def start_process(self, channel: socket.socket) -> subprocess.Popen[bytes]:
         environ = {
             **self.environ,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -320,6 +321,9 @@ class ServedBySageMaker(CloudServer):
         }
         command = [str(PROJECT / "deploy" / "sagemaker" / "serve")]
         return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0)
+
+    def wait_until_it_serves(self, timeout_s: float) -> None:
+        self.wait_for_log("Started Metrics Service at", timeout_s=timeout_s)  # users' servers tell it nowhere else
 
 
 def test_the_script_serves_one_model(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from pytriton_lite.testing import ModelUnderTest, RunningServer, StandIns
 from pytriton_lite.testing import server as testing_server
 from pytriton_lite.testing.server import repository_arguments
 from pytriton_lite.worker.process import Phase, host
-from tests.harness import MODEL_REPOSITORY, PROJECT, write_model
+from tests.harness import MODEL_REPOSITORY, PROJECT, child, write_model
 
 CONFIG = 'input [{ name: "X" data_type: TYPE_FP32 dims: [1] }] output [{ name: "Y" data_type: TYPE_FP32 dims: [1] }]'
 
@@ -115,6 +116,62 @@ def test_what_a_server_leaves_behind_holds_nobody_up(tmp_path: Path, monkeypatch
     finally:
         os.kill(left, signal.SIGKILL)
     server._reader.join(30)  # it reads no more from now on
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits for a process that is nobody's child")
+def test_a_server_ends_with_the_process_that_has_started_it_whatever_ends_that(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom pytriton_lite.testing import RunningServer\n"
+        f"with RunningServer({str(tmp_path)!r}) as server:\n"
+        "    print(server.process.pid, flush=True)\n    sys.stdin.read()\n"
+    )
+    with child([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as starter:
+        pid = int(starter.stdout.readline())
+        with open(os.pidfd_open(pid), "rb") as server:
+            starter.kill()
+            assert select.select([server], [], [], 60)[0], "it serves nobody"
+
+
+@pytest.mark.parametrize("flag", ["--allow-metrics=false", "--allow-grpc=false", "--log-info=false"])
+def test_a_server_is_up_when_it_serves_whatever_it_says(tmp_path: Path, flag: str) -> None:
+    with (
+        RunningServer(tmp_path, flags=[flag]) as server,
+        urllib.request.urlopen(f"http://{server.http_url}/v2/health/ready") as reply,
+    ):
+        assert reply.status == 200
+
+
+def test_options_in_the_shell_are_for_the_servers_of_its_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTRITON_LITE_ALLOW_GRPC", "false")
+    monkeypatch.setenv("PYTRITON_LITE_ALLOW_METRICS", "false")
+    with RunningServer(tmp_path, environ={"PYTRITON_LITE_ALLOW_METRICS": "true"}) as server:
+        assert server.grpc_url and server.metrics_url
+    with (
+        RunningServer(tmp_path, environ={"PYTRITON_LITE_ALLOW_METRICS": "false"}) as server,
+        pytest.raises(AssertionError, match="no listener 'metrics'; it has grpc, http"),
+    ):
+        _ = server.metrics_url
+
+
+def test_a_folder_of_the_same_name_elsewhere_has_a_server_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, triton_server: Callable[..., RunningServer]
+) -> None:
+    servers = []
+    for place in ("a", "b"):
+        (tmp_path / place / "models").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / place)
+        servers.append(triton_server("models"))
+    assert servers[0] is not servers[1]
+
+
+def test_a_server_that_has_ended_is_not_given_again(
+    tmp_path: Path, triton_server: Callable[..., RunningServer]
+) -> None:
+    server = triton_server(tmp_path)
+    server.kill()
+    another = triton_server(tmp_path)
+    assert another.process.poll() is None
+    assert triton_server(tmp_path) is another
 
 
 def test_a_server_that_does_not_start_fails_with_its_log(tmp_path: Path) -> None:
