@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pytriton_lite.bench.input_data import MOST_BYTES, Row, Streams, batched
@@ -13,7 +13,7 @@ from pytriton_lite.client.errors import ClientError
 from pytriton_lite.client.http_wire import request_head
 from pytriton_lite.client.messages import InferRequest, InferResponse, Parameter
 from pytriton_lite.client.target import Protocol
-from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.core.tensor import Tensor, format_shape
 
 
 @dataclass(frozen=True)
@@ -167,12 +167,17 @@ def difference(response: InferResponse | None, expected: Sequence[Tensor]) -> st
         output = given.get(tensor.name)
         if output is None:
             return f"the answer lacks output '{tensor.name}' of validation_data"
+        is_kind, expected_kind = _kind(output), _kind(tensor)
+        if is_kind != expected_kind:
+            return f"output '{tensor.name}' is {is_kind}, and validation_data says {expected_kind}"
         if bytes(output.content()) != bytes(tensor.content()):
             return f"output '{tensor.name}' is not as validation_data says"
     return ""
 
 
-Decode = Callable[[bytes], InferResponse]
+def _kind(tensor: Tensor) -> str:
+    """Data type and shape, in words: a data type that has come with a plan is not the constant of that name."""
+    return f"{tensor.datatype.name} {format_shape(tensor.shape)}"
 
 
 def check_response(response: InferResponse, names: Sequence[str]) -> None:

@@ -241,7 +241,8 @@ def _request_parameters(arguments: Arguments) -> dict[str, Parameter]:
     found: dict[str, Parameter] = {}
     for text in arguments.value(_PARAMETER):
         try:
-            name, value, kind = text.split(":")
+            name, rest = text.split(":", 1)
+            value, kind = rest.rsplit(":", 1)
             kinds: Mapping[str, Callable[[str], Parameter]] = {
                 "string": str, "int": int, "float": float, "bool": {"true": True, "false": False}.__getitem__,
             }  # fmt: skip
@@ -394,6 +395,7 @@ class _Sweep:
 
     def _search(self, fleet: Fleet, levels: Sequence[Level]) -> None:
         """The highest of *levels* that is within the threshold, with as few of them measured as possible."""
+        levels = sorted(levels, key=lambda level: level.value)
         low, high = -1, len(levels)
         while high - low > 1:
             middle = (low + high) // 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -23,12 +24,17 @@ class _Sender:
 
     def __init__(self, plan: Plan) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "pytriton_lite.bench.sender", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-            )
+        # It has the mask from its first moment on: Ctrl-C is for the command, which closes our connection.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            with theirs:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "pytriton_lite.bench.sender", str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self.connection = Connection(ours.detach())
         self.is_busy = False
         self.connection.send(plan)

@@ -5,7 +5,6 @@ It reads a plan, then orders; an order is carried out until the next message com
 
 from __future__ import annotations
 
-import signal
 import sys
 from multiprocessing.connection import Connection
 
@@ -45,7 +44,6 @@ def _carry_out(connection: Connection, plan: Plan, order: Order) -> None:
 
 def main(arguments: list[str]) -> int:
     """Serve the descriptor that is named."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which closes our connection
     prctl.set_timer_slack(_TIMER_SLACK_NS)
     with Connection(int(arguments[0])) as connection:
         serve(connection)

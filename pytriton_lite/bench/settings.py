@@ -70,7 +70,7 @@ class Level:
     @property
     def name(self) -> str:
         """Name of the level in a table."""
-        return f"{self.value:g}"
+        return f"{self.value:.9g}"  # of steps by fractions the last digits are not exact
 
 
 @dataclass(frozen=True)

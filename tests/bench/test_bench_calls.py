@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytriton_lite.bench.calls import Plan, Sequence_, SequenceMaker, make_plan
+from pytriton_lite.bench.calls import Plan, Sequence_, SequenceMaker, difference, make_plan
 from pytriton_lite.bench.input_data import Row
 from pytriton_lite.bench.settings import Sequences, Traffic
+from pytriton_lite.client.messages import InferResponse
 from pytriton_lite.client.target import Protocol, parse_target
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.tensor import Tensor
@@ -50,6 +51,17 @@ def test_many_large_rows_are_in_one_batch_each() -> None:
         set(range(64)),
         {*range(64, 100), *range(28)},
     ]
+
+
+def test_an_output_of_another_shape_or_type_is_not_as_expected() -> None:
+    expected = [Tensor("A", dtypes.INT8, (2, 2), bytes(4))]
+    for datatype, shape, says in (
+        (dtypes.INT8, (2, 2), ""),
+        (dtypes.INT8, (4,), "output 'A' is INT8 [4], and validation_data says INT8 [2,2]"),
+        (dtypes.UINT8, (2, 2), "output 'A' is UINT8 [2,2], and validation_data says INT8 [2,2]"),
+    ):
+        response = InferResponse("m", "1", "", [Tensor("A", datatype, shape, bytes(4))], {})
+        assert difference(response, expected) == says
 
 
 def test_ids_go_up_to_before_the_second_number_and_begin_anew() -> None:

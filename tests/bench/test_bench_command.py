@@ -330,6 +330,16 @@ def test_the_levels_of_a_threshold_are_found(terminal: Terminal) -> None:
     assert len(levels) < 8, "and few of them had to be measured"
 
 
+def test_a_list_of_levels_is_searched_in_their_order(terminal: Terminal) -> None:
+    levels = terminal.levels("-m", "add_sub", "--concurrency-range", "8,1,4", "-l", "100000", "--binary-search")
+    assert [level["concurrency"] for level in levels][-1] == 8
+
+
+def test_the_value_of_a_parameter_may_have_colons(terminal: Terminal) -> None:
+    (level,) = terminal.levels("-m", "add_sub", "--request-parameter=url:http://x:string")
+    assert level["failed"] == 0 and level["answered"] > 0
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -347,6 +357,7 @@ def test_the_levels_of_a_threshold_are_found(terminal: Terminal) -> None:
         (["-m", "negate"], "say the lengths with --shape IN:N"),
         (["-m", "add_sub", "--input-data=/nowhere"], "expected random, zero, a folder or a JSON file"),
         (["-m", "add_sub", "--request-parameter=a:b:c"], "expected NAME:VALUE:TYPE"),
+        (["-m", "add_sub", "--request-parameter=a:string"], "expected NAME:VALUE:TYPE"),
         (["-m", "add_sub", "--request-parameter=priority:x:int"], "expected NAME:VALUE:TYPE"),
         (["-m", "counter", "--sequence-id-range=0"], "expected START:END"),
         (["-m", "counter", "--sequence-id-range=1:5", "--concurrency-range=1:5"], "these are 4 ids, and 5 sequences"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytriton_lite.bench.settings import parse_range
+from pytriton_lite.bench.settings import Level, Pace, parse_range
 from pytriton_lite.client.errors import ClientError
 
 
@@ -22,6 +22,13 @@ from pytriton_lite.client.errors import ClientError
 )
 def test_a_range_is_its_points(text: str, points: list[float]) -> None:
     assert parse_range(text, "request-rate-range", is_whole=False) == pytest.approx(points)
+
+
+@pytest.mark.parametrize(
+    ("value", "name"), [(4.0, "4"), (1e6, "1000000"), (0.1 + 0.2, "0.3"), (1234567.5, "1234567.5")]
+)
+def test_a_level_is_named_with_all_its_digits(value: float, name: str) -> None:
+    assert Level(Pace.RATE, value).name == name
 
 
 @pytest.mark.parametrize(
