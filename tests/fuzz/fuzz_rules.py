@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytriton_lite import owned_server
 from tests.fuzz.fuzz_models import CONTROL, CONTROL_ANSWER, VICTIM
 from tests.fuzz.fuzz_wire import DEADLINE_S, Case, Ending, Finding, GrpcAnswer, Heard, HttpAnswer, Ports, ask, ask_json
 
@@ -212,7 +213,7 @@ def count(*_):
     with open({str(self._pipe)!r}, "w") as pipe:
         pipe.write(str(len(tasks)))
 
-if "serve" in sys.orig_argv:
+if {owned_server.COMMAND!r} in sys.orig_argv:
     signal.signal(signal.SIGUSR1, count)
 """
         )

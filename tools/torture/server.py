@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from pytriton_lite import owned_server
 from pytriton_lite.testing.server import RunningServer
 from tools.torture import processes
 from tools.torture.audit import Counters, Vitals, read_counters
@@ -55,7 +56,7 @@ def count(*_):
     with open(os.environ["TORTURE_LOOK"], "w") as pipe:
         pipe.write(json.dumps({{"objects": found, "tasks": sorted(tasks)}}))
 
-if "serve" in sys.orig_argv and "TORTURE_LOOK" in os.environ:
+if {owned_server.COMMAND!r} in sys.orig_argv and "TORTURE_LOOK" in os.environ:
     signal.signal(signal.SIGUSR1, count)
 """
 
