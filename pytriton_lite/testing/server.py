@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -81,8 +82,10 @@ class RunningServer:
 
     def __enter__(self: Server) -> Server:
         self._channel, theirs = socket.socketpair()
-        with theirs:
+        with ExitStack() as stack, theirs:
+            stack.callback(self._channel.close)
             self.process = self.start_process(theirs)
+            stack.pop_all()
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
         self._reader = threading.Thread(target=self._read, daemon=True)

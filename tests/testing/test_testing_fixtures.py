@@ -19,7 +19,7 @@ from pytriton_lite.testing import ModelUnderTest, RunningServer, StandIns
 from pytriton_lite.testing import server as testing_server
 from pytriton_lite.testing.server import repository_arguments
 from pytriton_lite.worker.process import Phase, host
-from tests.harness import MODEL_REPOSITORY, PROJECT, child, write_model
+from tests.harness import MODEL_REPOSITORY, PROJECT, child, descriptors, write_model
 
 CONFIG = 'input [{ name: "X" data_type: TYPE_FP32 dims: [1] }] output [{ name: "Y" data_type: TYPE_FP32 dims: [1] }]'
 
@@ -172,6 +172,13 @@ def test_a_server_that_has_ended_is_not_given_again(
     another = triton_server(tmp_path)
     assert another.process.poll() is None
     assert triton_server(tmp_path) is another
+
+
+def test_an_interpreter_that_is_not_there_leaves_nothing_open(tmp_path: Path) -> None:
+    before = descriptors()
+    with pytest.raises(FileNotFoundError), RunningServer(tmp_path, python=(str(tmp_path / "python"),)):
+        pass
+    assert descriptors() == before
 
 
 def test_a_server_that_does_not_start_fails_with_its_log(tmp_path: Path) -> None:
