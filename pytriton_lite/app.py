@@ -421,6 +421,8 @@ class Composition:
             hello_timeout_s=settings.worker_hello_timeout_s,
             ready_timeout_s=settings.worker_ready_timeout_s,
             response_window=settings.grpc_max_response_pool_size,
+            # Half: what never ends must not keep the server from ending in time, with status 0.
+            background_s=settings.exit_timeout_secs / 2,
             busy_poll_us=settings.busy_poll_us,
             execution_timeout_s=settings.execution_timeout_secs,
             slow_execution_s=settings.slow_execution_warning_secs,

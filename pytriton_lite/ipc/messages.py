@@ -16,6 +16,7 @@ ANSWER    to an ASK                       ASK       a question, answered with JS
 RECALL    give back what is not begun     TELL      news, not answered
 PROBE     does the model say it is ready  PROBED    its answer
 COLLECT   look for garbage                RETURNED  batches that a RECALL asked for
+                                          FINALIZED finalize returned: the process ends
                                           COMPLETED what a process that serves nothing found (JSON)
 BRANCH    make an instance of yourself    BRANCHED  it is there: its pid, or why it is not
                                           ENDED     an instance that was a thread, and how
@@ -88,6 +89,7 @@ class Kind(enum.IntEnum):
     PROBED = 29
     BRANCHED = 30
     ENDED = 31
+    FINALIZED = 32
 
 
 class Task(str, enum.Enum):

@@ -18,6 +18,9 @@ from pytriton_lite.ipc.messages import Kind, Task
 DEFAULT_RESPONSE_WINDOW = 64
 """Triton's ``--grpc-max-response-pool-size`` is unlimited by default; a client that does not read would cost us any memory."""
 
+DEFAULT_BACKGROUND_S = 15.0
+"""Half of what a server gives its end by default (`settings.exit_timeout_secs`)."""
+
 
 @dataclass(frozen=True)
 class ModelStart:
@@ -60,6 +63,8 @@ class ModelStart:
     """Whether inputs stay on the device that they come from (FORCE_CPU_ONLY_INPUT_TENSORS)."""
     keeps_freed_memory: bool = True
     """Whether what a request has freed stays with the process for the next one (core/heap.py), until it is idle."""
+    background_s: float = DEFAULT_BACKGROUND_S
+    """How long what the model has left running may go on when it is finalized: threads, executors, exit handlers."""
     busy_poll_us: int = 0
     """Microseconds for which a process that has nothing to do looks for work before it sleeps."""
 

@@ -71,20 +71,21 @@ def run_branch(
     *,
     enter: Callable[[Host], object],
     finalizes: bool,
-) -> None:
+) -> float:
     """Live as an instance whose *model* is loaded already (shared_process.py). *enter* makes its host the one here.
 
-    *finalizes*: whether the model is its own, and to be finalized by it.
+    *finalizes*: whether the model is its own, and to be finalized by it. Returns what `main.run` does.
     """
     try:
         start = greet(channel)
         if start is None:
-            return
+            return 0.0
         worker = Worker(channel, descriptors, control, start, path=str(model_files(start).path))
         worker.model_dir = str(model_files(start).version_dir)
         enter(worker)
         hear_of_torch_threads()
         worker.outbox.send(messages.ready_frame(has_is_ready=hasattr(model, "is_ready")))
         worker.serve(model, finalizes=finalizes)
+        return start.background_s
     except (EngineGone, BrokenPipeError, ConnectionResetError):
-        return
+        return 0.0

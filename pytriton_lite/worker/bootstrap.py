@@ -186,7 +186,7 @@ class ForkServer:
         """Never returns. In the child: leave everything of the fork server behind and live as a worker."""
         from pytriton_lite.worker import forked
 
-        status = 1
+        status, background_s = 1, 0.0
         try:
             os.setpgid(0, 0)
             forked.die_with(parent)
@@ -196,14 +196,14 @@ class ForkServer:
             forked.let_children_end()
             for sock in (self._control, self._wake_read, self._wake_write):
                 sock.close()
-            _live_as_worker(descriptors, self._blas)
+            background_s = _live_as_worker(descriptors, self._blas)
             status = 0
         except BaseException:
             import traceback
 
             traceback.print_exc()
         finally:
-            forked.exit_process(status)
+            forked.exit_process(status, background_s)
 
     def _reap(self) -> None:
         while True:
@@ -241,7 +241,7 @@ def _kill_group(pid: int) -> None:
         pass
 
 
-def _live_as_worker(descriptors: list[int], blas: Sequence[ThreadSetter]) -> None:
+def _live_as_worker(descriptors: list[int], blas: Sequence[ThreadSetter]) -> float:
     import mmap
 
     from pytriton_lite.ipc.line_mark import LineMark
@@ -255,7 +255,7 @@ def _live_as_worker(descriptors: list[int], blas: Sequence[ThreadSetter]) -> Non
     stdio.show_stacks_on(STACKS_SIGNAL)
     sys.argv = [""]
     _restore_blas_threads(blas)
-    main.run(socket.socket(fileno=channel_fd), socket.socket(fileno=descriptors_fd), control)
+    return main.run(socket.socket(fileno=channel_fd), socket.socket(fileno=descriptors_fd), control)
 
 
 def _main() -> None:

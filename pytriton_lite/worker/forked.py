@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 
 from pytriton_lite.core import prctl
 
@@ -46,11 +47,50 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-def exit_process(code: int) -> None:
-    """Run exit handlers, flush, and end without the interpreter's own teardown, whose work the system does faster."""
+def exit_process(code: int, background_s: float = 0.0) -> None:
+    """Do what Python does at the end, but for its own teardown, whose work the system does faster.
+
+    What a model has left running may go on for *background_s*: executors, threads that are no daemons, exit handlers. With 0
+    no thread is waited for. The engine kills a process that stays longer (engine/workers/process.py).
+    """
     import atexit
 
+    if background_s:
+        _end_after(background_s, code)
+        _wait_for_threads()  # before exit handlers: executors end what the handlers of multiprocessing wait for
     atexit._run_exitfuncs()
+    _end(code)
+
+
+def _wait_for_threads() -> None:
+    """What the interpreter calls first: it ends executors, has the main thread seem to have ended, and joins the others."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # by this name in each Python so far, for C calls it
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+
+
+def _end_after(background_s: float, code: int) -> None:
+    timer = threading.Timer(background_s, _give_up, (background_s, code))
+    timer.daemon = True
+    try:
+        timer.start()
+    except RuntimeError:
+        pass  # there can be no more threads: the engine sees to it
+
+
+def _give_up(background_s: float, code: int) -> None:
+    """End without what has not ended by itself."""
+    main = threading.main_thread()
+    names = [f"'{each.name}'" for each in threading.enumerate() if not each.daemon and each is not main]
+    what = f"these threads have not ended: {', '.join(names)}" if names else "an exit handler has not returned"
+    print(f"the model was finalized {background_s:g} s ago, and {what}; the process ends without", file=sys.stderr)
+    _end(code)
+
+
+def _end(code: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -21,40 +21,39 @@ from pytriton_lite.worker.serving import Worker
 from pytriton_lite.worker.tracebacks import describe
 
 
-def run(channel: socket.socket, descriptors: socket.socket, control: memoryview) -> None:
-    """Live as a worker until the engine says STOP or is gone."""
+def run(channel: socket.socket, descriptors: socket.socket, control: memoryview) -> float:
+    """Live as a worker until the engine says STOP or is gone; the seconds that what the model left running has (forked.py)."""
     try:
-        _live(channel, descriptors, control)
+        return _live(channel, descriptors, control)
     except (EngineGone, BrokenPipeError, ConnectionResetError):
-        return  # nobody is left who could be told, of the failure of a model for instance
+        return 0.0  # nobody is left who could be told, of the failure of a model for instance
 
 
-def _live(channel: socket.socket, descriptors: socket.socket, control: memoryview) -> None:
+def _live(channel: socket.socket, descriptors: socket.socket, control: memoryview) -> float:
     start = greet(channel)
     if start is None:
-        return
+        return 0.0
     if start.keeps_freed_memory and not heap.is_tuned_by(os.environ):
         heap.keep_some()
     if start.task == Task.DEVICE_HELPER:
         from pytriton_lite.worker import device_helper  # what only few servers have
 
         device_helper.serve(channel, descriptors, start)
-        return
+        return 0.0
     if start.task == Task.AUTO_COMPLETE:
         outbox = Outbox(channel)
         outbox.send(_auto_complete(start, auto_complete.AutoCompleteHost(outbox.send, control)))
-        return
+        return 0.0
     path = str(model_files(start).path)
     if start.task == Task.SHARE:
         from pytriton_lite.worker import shared_process  # what only few models have
 
         shared = shared_process.SharedProcess(channel, descriptors, control, start, path=path)
-        _load_and_serve(shared, start, shared.check)
-        return
-    _load_and_serve(Worker(channel, descriptors, control, start, path=path), start)
+        return _load_and_serve(shared, start, shared.check)
+    return _load_and_serve(Worker(channel, descriptors, control, start, path=path), start)
 
 
-def _load_and_serve(worker: Worker, start: ModelStart, check: Callable[[], None] = lambda: None) -> None:
+def _load_and_serve(worker: Worker, start: ModelStart, check: Callable[[], None] = lambda: None) -> float:
     """*check* raises InferenceError where the model that was loaded cannot be served as it is to be."""
     install(worker)
     try:
@@ -62,14 +61,15 @@ def _load_and_serve(worker: Worker, start: ModelStart, check: Callable[[], None]
         check()
     except InferenceError as error:
         worker.outbox.send(messages.failed_frame(error.code, error.message))
-        return
+        return 0.0
     except EngineGone:
-        return
+        return 0.0
     except BaseException as error:
         worker.outbox.send(messages.failed_frame(ErrorCode.INTERNAL, describe(error)))
-        return
+        return 0.0
     worker.outbox.send(messages.ready_frame(has_is_ready=hasattr(model, "is_ready")))
     worker.serve(model)
+    return start.background_s
 
 
 def _auto_complete(start: ModelStart, host: Host) -> bytes:

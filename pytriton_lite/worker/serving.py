@@ -23,6 +23,7 @@ from pytriton_lite.core import heap
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.ipc import device as devices
 from pytriton_lite.ipc import messages
+from pytriton_lite.ipc.channel import frame
 from pytriton_lite.ipc.messages import Kind
 from pytriton_lite.ipc.start import ModelStart
 from pytriton_lite.worker.api_errors import TritonModelException, error_of
@@ -231,6 +232,7 @@ class Worker(Host):
             except BaseException as error:
                 self._log.say(0, f"finalize of the model failed: {describe(error)}")
         self._model = None
+        self.outbox.send(frame(Kind.FINALIZED, []))
 
     def close(self) -> None:
         """Free what the end of a process would, in one that lives on. The channel was shut down, and the model has ended."""

@@ -221,7 +221,7 @@ class SharedProcess(Worker):
 
     def _become_instance(self, descriptors: list[int], go_read: int, unused: tuple[int, ...]) -> None:
         """Never returns. In the instance: leave what is the shared process's behind, and live as a worker."""
-        status = 1
+        status, background_s = 1, 0.0
         try:
             os.setpgid(0, 0)
             for fd in unused:
@@ -237,7 +237,7 @@ class SharedProcess(Worker):
             os.close(control_fd)
             stdio.redirect_fork(self._streams, stdout_fd, stderr_fd, LineMark(control[CONTROL_LINE_MARK]))
             stdio.show_stacks_on(STACKS_SIGNAL)
-            beginning.run_branch(
+            background_s = beginning.run_branch(
                 socket.socket(fileno=channel_fd),
                 socket.socket(fileno=descriptors_fd),
                 control,
@@ -251,7 +251,7 @@ class SharedProcess(Worker):
 
             traceback.print_exc()
         finally:
-            forked.exit_process(status)
+            forked.exit_process(status, background_s)
 
 
 def _wait_for(pid: int) -> None:

@@ -357,6 +357,8 @@ class Instance:
             worker.log(body)
         elif kind == Kind.PROBED:
             self.keeper.end_probe(is_ready=messages.read_probed(body))
+        elif kind == Kind.FINALIZED:
+            worker.expect_exit()
         elif kind == Kind.RETURNED:
             self._take_back(messages.read_returned(body))
         else:

@@ -45,6 +45,10 @@ _EXIT_GRACE_S = 0.5
 """How long a process whose channel has ended may take to end itself before it is killed."""
 
 
+_END_S = 5.0
+"""How long a process may take beyond `ModelStart.background_s`, when it is to end by itself."""
+
+
 class _Goal(NamedTuple):
     """What a process does after START: the frame that says that it is done, and two ways to name what it then has done."""
 
@@ -84,6 +88,8 @@ class _Process:
         """Done when the last line of the process's stacks has come."""
         self._is_reading = False
         self._has_ended = False
+        self._overdue: asyncio.TimerHandle | None = None
+        """Due when a process that was to end by itself is killed."""
         # Each end of a pair is closed by the stack, ours when the process has gone, the worker's when it has been forked.
         self._channel, self._their_channel = self._ends()
         self._descriptors, self._their_descriptors = self._ends()
@@ -338,8 +344,24 @@ class _Process:
     def _not_healthy(self) -> str:
         return f"Stub process '{self.start.instance}' is not healthy."
 
+    def expect_exit(self) -> None:
+        """Kill the process, and what it has started, where it does not end soon: its model is finalized."""
+        if self._overdue is None:
+            self._overdue = self._loop.call_later(self.start.background_s + _END_S, self._kill_overdue)
+
+    def _kill_overdue(self) -> None:
+        logger.error(
+            "the process (pid %d) has not ended %g s after finalize, killing it and what it has started",
+            self.pid,
+            self.start.background_s + _END_S,
+            extra=self.start.log_fields,
+        )
+        self.kill()
+
     def _end(self) -> None:
         self._has_ended = True
+        if self._overdue is not None:
+            self._overdue.cancel()
         self._stop_reading()
         self._outlet.close()
 
@@ -426,7 +448,9 @@ class WorkerProcess(_Process):
         if self._exited is None or self._has_ended:
             return True
         self.send(frame(Kind.STOP, []))
-        return await self._wait_exit(timeout_s, "execute or finalize did not end in time, killing the worker")
+        return await self._wait_exit(
+            timeout_s, "execute, finalize or what the model has left running did not end in time, killing the worker"
+        )
 
     def _on_exit(self, exited: asyncio.Future[WorkerExit]) -> None:
         super()._on_exit(exited)

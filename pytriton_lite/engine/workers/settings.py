@@ -12,7 +12,7 @@ from pytriton_lite.engine.workers.execution_watch import ExecutionLimits
 from pytriton_lite.engine.workers.log_levels import LogLevels
 from pytriton_lite.engine.workers.state_outputs import states_of
 from pytriton_lite.ipc.messages import Task
-from pytriton_lite.ipc.start import DEFAULT_RESPONSE_WINDOW, ModelStart
+from pytriton_lite.ipc.start import DEFAULT_BACKGROUND_S, DEFAULT_RESPONSE_WINDOW, ModelStart
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class WorkerSettings:
     """Time from START to READY, or to COMPLETED."""
     log_levels: LogLevels = field(default_factory=LogLevels)
     response_window: int = DEFAULT_RESPONSE_WINDOW
+    background_s: float = DEFAULT_BACKGROUND_S
     busy_poll_us: int = 0
     execution_timeout_s: float = 0.0
     """Limit of an execution for models that do not set one; 0 is none."""
@@ -83,6 +84,7 @@ def model_start(
         state_outputs=tuple(state.output_name for state in states_of(config)),
         is_decoupled=config.decoupled,
         response_window=workers.response_window,
+        background_s=workers.background_s,
         busy_poll_us=workers.busy_poll_us,
         concurrency=config.execute_concurrency,
         cancels_coroutines=config.cancels_coroutines,

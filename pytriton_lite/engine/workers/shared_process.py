@@ -228,6 +228,8 @@ class SharedProcess(_Process):
             exited = self._threads.pop(number, None)
             if exited is not None and not exited.done():
                 exited.set_result(WorkerExit(status))
+        elif kind == Kind.FINALIZED:
+            self.expect_exit()
         elif kind in (Kind.ASK, Kind.TELL):
             self._questions.on_frame(kind, body)
         else:
