@@ -84,7 +84,7 @@ def run_branch(
         worker.model_dir = str(model_files(start).version_dir)
         enter(worker)
         hear_of_torch_threads()
-        worker.outbox.send(messages.ready_frame(has_is_ready=hasattr(model, "is_ready")))
+        worker.outbox.send(messages.ready_frame(has_is_ready=worker.prepare_probe(model)))
         worker.serve(model, finalizes=finalizes)
         return start.background_s
     except (EngineGone, BrokenPipeError, ConnectionResetError):

@@ -67,7 +67,7 @@ def _load_and_serve(worker: Worker, start: ModelStart, check: Callable[[], None]
     except BaseException as error:
         worker.outbox.send(messages.failed_frame(ErrorCode.INTERNAL, describe(error)))
         return 0.0
-    worker.outbox.send(messages.ready_frame(has_is_ready=hasattr(model, "is_ready")))
+    worker.outbox.send(messages.ready_frame(has_is_ready=worker.prepare_probe(model)))
     worker.serve(model)
     return start.background_s
 

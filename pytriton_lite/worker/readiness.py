@@ -8,10 +8,41 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from pytriton_lite.ipc import messages
 from pytriton_lite.worker.tracebacks import describe
 
 Warn = Callable[[str], None]
+
+_NAME = "is_ready"
+
+
+def has_is_ready(model: Any, warn: Warn) -> bool:
+    """Whether *model* has a method ``is_ready`` that can be called without arguments.
+
+    Anything else of that name is the model's own affair, in which *warn* says so: an attribute, a property, what ``__getattr__``
+    would make up. Nothing of it is evaluated.
+    """
+    if inspect.getattr_static(model, _NAME, None) is None:
+        return False
+    if _is_method(model):
+        return True
+    warn("is_ready of the model is no method that can be called without arguments: the model is not asked whether it is ready")
+    return False
+
+
+def _is_method(model: Any) -> bool:
+    method = inspect.getattr_static(type(model), _NAME, None)
+    if not callable(method) and not isinstance(method, (classmethod, staticmethod)):
+        return False
+    try:
+        inspect.signature(model.is_ready).bind()
+    except ValueError:
+        return True  # one that is written in C, and does not say what it takes
+    except Exception:
+        return False
+    return True
 
 
 class ReadinessProbe:
@@ -41,7 +72,7 @@ class ReadinessProbe:
         except BaseException as error:
             self._warn(f"is_ready of the model failed: {describe(error)}")
             return False
-        if not isinstance(answer, bool):
+        if not isinstance(answer, (bool, np.bool_)):
             self._warn(f"is_ready() must return a boolean value, got {type(answer)}")
             return False
-        return answer
+        return bool(answer)

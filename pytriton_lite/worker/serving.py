@@ -33,7 +33,7 @@ from pytriton_lite.worker.conversation import Conversation, Work
 from pytriton_lite.worker.executions import Executions
 from pytriton_lite.worker.placement import Placement
 from pytriton_lite.worker.process import BLS_ONLY_IN_EXECUTE, Host, Phase
-from pytriton_lite.worker.readiness import ReadinessProbe
+from pytriton_lite.worker.readiness import ReadinessProbe, has_is_ready
 from pytriton_lite.worker.request import InferenceRequest, MemoryType, PreferredMemory
 from pytriton_lite.worker.response import InferenceResponse
 from pytriton_lite.worker.senders import Senders
@@ -179,13 +179,18 @@ class Worker(Host):
         """Whether the main thread is in the model's ``execute``."""
         return self._executions.in_execute != 0
 
+    def prepare_probe(self, model: Any) -> bool:
+        """Whether *model* is to be asked whether it is ready. Before `serve`."""
+        if has_is_ready(model, self._log.warn):
+            self._probe = ReadinessProbe(model, self.outbox.send, self._log.warn)
+        return self._probe is not None
+
     def serve(self, model: Any, *, finalizes: bool = True) -> None:
         """Execute batches until STOP, and finalize the model where that is ours to do. Raises EngineGone on end-of-file."""
         self._model = model
         self._finalizes = finalizes
         self.phase = Phase.SERVING
-        if hasattr(model, "is_ready"):
-            self._probe = ReadinessProbe(model, self.outbox.send, self._log.warn)
+        if self._probe is not None:
             self._conversation.start_reading()  # so that the question is heard while the main thread is in ``execute``
         next_work = self._conversation.next_work
         # No variable here: it would hold the last message, and the slots in it, while we wait for the next one.

@@ -104,6 +104,10 @@ class SharedProcess(Worker):
                 text = f"INSTANCE_SHARING 'fork' of model '{self._start.model}': {refusal}"
                 raise InferenceError(ErrorCode.UNSUPPORTED, text)
 
+    def prepare_probe(self, model: Any) -> bool:
+        """Its instances are asked."""
+        return False
+
     def serve(self, model: Any, *, finalizes: bool = True) -> None:
         """Make instances until STOP."""
         if self._start.instance_sharing is InstanceSharing.FORK:

@@ -44,7 +44,22 @@ READY = {
     "says_yes": "    def is_ready(self): return True",
     "says_yes_later": "    async def is_ready(self):\n        await asyncio.sleep(0)\n        return True",
     "says_nothing": "    pass",
+    "says_numpys_yes": "    def is_ready(self): return np.bool_(True)",
+    "says_yes_of_its_class": "    @classmethod\n    def is_ready(cls): return True",
+    "says_yes_of_nobody": "    @staticmethod\n    def is_ready(): return True",
 }
+OTHERS = {
+    "has_a_flag": "    def initialize(self, args): self.is_ready = False",
+    "has_an_event": "    def initialize(self, args): self.is_ready = threading.Event()",
+    "has_a_flag_of_its_class": "    is_ready = False",
+    "has_a_property": "    @property\n    def is_ready(self): raise RuntimeError('not yet')",
+    "asks_what": "    def is_ready(self, what): return False",
+}
+"""Something else of that name."""
+DELEGATES = """    def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *_: 'delegated'"""
 NOT_READY = {
     "says_no": "    def is_ready(self): return False",
     "says_no_later": "    async def is_ready(self): return False",
@@ -57,7 +72,7 @@ NOT_READY = {
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     repository = tmp_path_factory.mktemp("models")
-    for name, is_ready in {**READY, **NOT_READY}.items():
+    for name, is_ready in {**READY, **OTHERS, "delegates": DELEGATES, **NOT_READY}.items():
         write_model(repository, name, MODEL.format(is_ready=is_ready), CONFIG)
     with RunningServer(repository) as running:
         yield running
@@ -88,6 +103,15 @@ def test_model_that_does_not_say_yes_in_time_is_not_ready_and_serves(server: Run
     assert ready(server, model) == (400, False)
     assert infer(server, model).status == 200
     assert server.get("/v2/health/ready").status == 200, "the server's readiness does not ask models"
+
+
+@pytest.mark.parametrize("model", [*OTHERS, "delegates"])
+def test_something_else_of_the_name_does_not_make_a_model_unready(server: RunningServer, model: str) -> None:
+    """A model for a Triton that does not ask may call anything so."""
+    wait_until(lambda: ready(server, model) == (200, True))
+    assert infer(server, model).status == 200
+    if model in OTHERS:
+        server.wait_for_log(rf'is_ready of the model is no method .* \[{model}:1 {model}_0_0')
 
 
 def test_faults_of_is_ready_are_in_the_log(server: RunningServer) -> None:
