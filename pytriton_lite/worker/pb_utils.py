@@ -58,7 +58,7 @@ _NUMBER_TO_NUMPY: dict[int, Any] = {
     datatype.number: TRITON_STRING_TO_NUMPY[datatype.config_name]
     for datatype in dtypes.ALL
     if datatype is not dtypes.BF16
-}
+} | {dtypes.BOOL.number: np.bool_}  # by its name it is the builtin
 _NUMPY_TO_NUMBER: dict[Any, int] = {
     **{datatype.numpy.type: datatype.number for datatype in dtypes.ALL if datatype.numpy is not None},
     np.bytes_: dtypes.BYTES.number,

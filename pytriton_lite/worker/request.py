@@ -91,6 +91,7 @@ class InferenceRequest:
 
     __module__ = COMPILED
     __slots__ = (
+        "__weakref__",
         "_answering",
         "_answering_of",
         "_correlation_id",

@@ -49,7 +49,7 @@ class InferenceResponse:
     """One answer: outputs, or an error, in which case the outputs are ignored."""
 
     __module__ = COMPILED
-    __slots__ = ("_error", "_outputs", "_parameters")
+    __slots__ = ("__weakref__", "_error", "_outputs", "_parameters")
 
     _outputs: list[Tensor]
 

@@ -38,6 +38,7 @@ class Tensor:
 
     __module__ = COMPILED
     __slots__ = (
+        "__weakref__",
         "_array",
         "_content",
         "_datatype",

@@ -6,6 +6,7 @@ import importlib
 import json
 import struct
 import sys
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -243,6 +244,16 @@ def test_objects_are_compared_by_identity() -> None:
     assert len({first, second}) == 2
 
 
+@pytest.mark.parametrize(
+    "thing",
+    [Tensor("A", np.zeros(1)), InferenceResponse([]), make_request()],
+    ids=lambda thing: type(thing).__name__,
+)
+def test_a_model_may_keep_what_it_knows_of_an_object_as_long_as_that_lives(thing: Any) -> None:
+    known = weakref.WeakKeyDictionary({thing: "seen"})
+    assert known[thing] == "seen"
+
+
 # ---------------------------------------------------------------------------------------------- data type tables
 
 
@@ -276,8 +287,10 @@ def test_config_names_have_their_numpy_type(config_name: str, numpy_type: type) 
     assert pb_utils.TRITON_STRING_TO_NUMPY[config_name] is pb_utils.triton_string_to_numpy(config_name)
 
 
-def test_type_bool_is_the_builtin() -> None:
+def test_type_bool_is_the_builtin_by_name_and_numpys_by_number() -> None:
+    """As in Triton 2.51."""
     assert pb_utils.triton_string_to_numpy("TYPE_BOOL") is bool
+    assert pb_utils.triton_to_numpy_type(1) is np.bool_
 
 
 @pytest.mark.parametrize("name", ["TYPE_BF16", "FP32", "TYPE_NOPE", ""])
