@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
@@ -39,6 +40,14 @@ def _receive_start(channel: socket.socket) -> ModelStart | None:
         for kind, body in reader.feed(data):
             assert kind == Kind.START, f"expected START, got frame {kind}"
             return ModelStart.parse(body)
+
+
+def tell_closed(error: OSError) -> None:
+    """Say what has become of the channel, where *error* is that it is not there any more. Raises any other."""
+    if error.errno not in (errno.EBADF, errno.ENOTSOCK):  # its number may be that of a file by now
+        raise error
+    text = "the model has closed descriptors that belong to the server (os.closerange, or a library that makes daemons)"
+    print(f"{text}: this worker cannot go on", file=sys.stderr)
 
 
 def hear_of_torch_threads() -> None:
@@ -88,4 +97,7 @@ def run_branch(
         worker.serve(model, finalizes=finalizes)
         return start.background_s
     except (EngineGone, BrokenPipeError, ConnectionResetError):
+        return 0.0
+    except OSError as error:
+        tell_closed(error)
         return 0.0

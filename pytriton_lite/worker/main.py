@@ -13,7 +13,7 @@ from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.messages import Task
 from pytriton_lite.ipc.start import ModelStart
 from pytriton_lite.worker import auto_complete
-from pytriton_lite.worker.beginning import greet, model_files
+from pytriton_lite.worker.beginning import greet, model_files, tell_closed
 from pytriton_lite.worker.loader import construct, import_model, initialize, install_pb_utils
 from pytriton_lite.worker.mailbox import EngineGone, Outbox
 from pytriton_lite.worker.process import Host, install
@@ -27,6 +27,9 @@ def run(channel: socket.socket, descriptors: socket.socket, control: memoryview)
         return _live(channel, descriptors, control)
     except (EngineGone, BrokenPipeError, ConnectionResetError):
         return 0.0  # nobody is left who could be told, of the failure of a model for instance
+    except OSError as error:
+        tell_closed(error)
+        return 0.0
 
 
 def _live(channel: socket.socket, descriptors: socket.socket, control: memoryview) -> float:

@@ -21,14 +21,16 @@ _NAME = "is_ready"
 def has_is_ready(model: Any, warn: Warn) -> bool:
     """Whether *model* has a method ``is_ready`` that can be called without arguments.
 
-    Anything else of that name is the model's own affair, in which *warn* says so: an attribute, a property, what ``__getattr__``
-    would make up. Nothing of it is evaluated.
+    Anything else of that name, as an attribute or a property, is the model's own affair: it is not evaluated, and *warn* says
+    that the model is not asked. What ``__getattr__`` would make up is not there at all.
     """
     if inspect.getattr_static(model, _NAME, None) is None:
         return False
     if _is_method(model):
         return True
-    warn("is_ready of the model is no method that can be called without arguments: the model is not asked whether it is ready")
+    warn(
+        "is_ready of the model is no method that can be called without arguments: the model is not asked whether it is ready"
+    )
     return False
 
 

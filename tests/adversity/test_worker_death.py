@@ -251,6 +251,23 @@ def test_garbage_on_the_channel_ends_the_worker_and_not_the_server(tmp_path: Pat
         assert "garbage on the channel" in server.log
 
 
+@pytest.mark.parametrize("where", ["initialize", "execute"])
+def test_a_model_that_closes_the_servers_descriptors_is_told_so_in_one_line(tmp_path: Path, where: str) -> None:
+    closes = "__import__('os').closerange(3, 256)"
+    code = dies_on_demand(closes if where == "initialize" else "pass")
+    write_model(tmp_path, "m", code.replace("os._exit(-int(value[0]))", closes), ONE_INPUT)
+    with RunningServer(tmp_path, flags=("--exit-on-error=false",)) as server:
+        if where == "execute":
+            reply = server.infer("m", [tensor("IN", "INT32", [1], [-1])])
+            assert (reply.status, "is not healthy" in reply.error) == (503, True)
+            wait_until(lambda: server.infer("m", [tensor("IN", "INT32", [1], [1])]).status == 200)
+        server.wait_for_log(
+            '"the model has closed descriptors that belong to the server .*: this worker cannot go on" \\[m:1'
+        )
+        assert server.stop() == 0
+    assert "Traceback" not in server.log
+
+
 def test_what_a_worker_had_forked_dies_with_the_fork_server(tmp_path: Path) -> None:
     """The kernel kills the worker then, but not its children."""
     forks = """

@@ -111,7 +111,7 @@ def test_something_else_of_the_name_does_not_make_a_model_unready(server: Runnin
     wait_until(lambda: ready(server, model) == (200, True))
     assert infer(server, model).status == 200
     if model in OTHERS:
-        server.wait_for_log(rf'is_ready of the model is no method .* \[{model}:1 {model}_0_0')
+        server.wait_for_log(rf"is_ready of the model is no method .* \[{model}:1 {model}_0_0")
 
 
 def test_faults_of_is_ready_are_in_the_log(server: RunningServer) -> None:
