@@ -194,6 +194,28 @@ def test_ctrl_c_interrupts_execute_and_not_the_server(tmp_path: Path) -> None:
         assert command.answers[1] == [5.0]
 
 
+def test_what_the_model_has_left_running_ends_before_the_command_and_at_the_latest_by_ctrl_c(tmp_path: Path) -> None:
+    code = """
+        import threading
+
+        def work(name):
+            threading.main_thread().join()
+            print(name, "ends", flush=True)
+
+        class TritonPythonModel:
+            def initialize(self, args):
+                threading.Thread(target=work, args=("a thread",)).start()
+                threading.Thread(target=threading.Event().wait).start()
+    """
+    with Debugging(write_model(tmp_path, "m", code, CONFIG)) as command:
+        command.wait_ready()
+        command.press_ctrl_c()
+        command.until("a thread ends")
+        command.press_ctrl_c()
+        command.until_end()
+        assert command.process.wait() == 0
+
+
 def test_a_breakpoint_in_initialize_stops_before_anything_is_served(tmp_path: Path) -> None:
     code = "class TritonPythonModel:\n    def initialize(self, args):\n        breakpoint()\n        print('went on')\n"
     with Debugging(write_model(tmp_path, "early", code, CONFIG)) as command:
