@@ -184,6 +184,8 @@ class _StepCall:
         self.ticket: Ticket | None = None
         """None while it waits for room, and where it is refused."""
         self.timeline: Timeline | None = None
+        self.is_over = False
+        """Whether what it sends is of no use any more, because of an error behind responses that still are."""
         self.patience: asyncio.TimerHandle | None = None
         """While it waits for room."""
         self.next_look: asyncio.TimerHandle | None = None
@@ -225,6 +227,8 @@ class EnsembleRun:
         """Iterations of the responses that the client has not taken yet, in order."""
         self._responses = 0
         self._failure: InferenceError | None = None
+        self._error_behind: InferenceError | None = None
+        """What the request fails with when the responses have gone through that a decoupled step had sent before."""
         self._is_cancelled = False
         self._is_ended = False
         self._input_ns = self._infer_ns = self._output_ns = 0
@@ -465,8 +469,8 @@ class EnsembleRun:
             self._end_call(call, response.message if isinstance(response, InferenceError) else "")
         if self._failure is None:
             if isinstance(response, InferenceError):
-                self._fail(self._framed(response))
-            elif response is not None:
+                self._fail_for(call, self._framed(response))
+            elif response is not None and not call.is_over:
                 self._take(call, response)
             if is_final:
                 self._close(call.iteration)
@@ -542,7 +546,7 @@ class EnsembleRun:
         for iteration in complete:
             if self._failure is not None:
                 return
-            self._respond(iteration, is_last=iteration is complete[-1] and self._is_idle)
+            self._respond(iteration, is_last=iteration is complete[-1] and self._is_idle and self._error_behind is None)
 
     def _respond(self, iteration: _Iteration, *, is_last: bool) -> None:
         iteration.lacks_response = False
@@ -623,9 +627,24 @@ class EnsembleRun:
             self._end_call(call, error.message)
         self._end(None)
 
+    def _fail_for(self, call: _StepCall, error: InferenceError) -> None:
+        """*error* ends *call*. What this had sent before goes its way first, if the client would hear of each."""
+        if call.is_over:
+            return
+        if not call.step.is_decoupled or not call.iteration.children or not self._ensemble.config.decoupled:
+            self._fail(error)
+            return
+        self._error_behind = self._error_behind or error
+        over: _StepCall | None = call
+        while over is not None:  # and those that would go on in front of it
+            over.is_over = True
+            if over in self._calls and over.ticket is not None:
+                over.ticket.withdraw()
+            over = over.iteration.opened_by
+
     def _fail(self, error: InferenceError) -> None:
-        """*error* comes when nothing runs any more."""
-        self._failure = error
+        """*error*, if it is the first, comes when nothing runs any more."""
+        self._failure = self._error_behind or error
         self._stop_steps(everywhere=False)
 
     def _stop_steps(self, *, everywhere: bool) -> None:
@@ -648,6 +667,7 @@ class EnsembleRun:
     def _end(self, response: InferenceResponse | None) -> None:
         """*response* is the last one, if there is one that was not delivered yet."""
         self._is_ended = True
+        self._failure = self._failure or self._error_behind
         if self._failure is None and not self._responses and not self._ensemble.config.decoupled:
             text = "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
             error = InferenceError(ErrorCode.INVALID_ARG, self.request.error_prefix + text)

@@ -430,6 +430,50 @@ async def test_an_error_between_responses_withdraws_the_step_and_waits_for_its_e
 
 
 @in_loop
+async def test_what_a_decoupled_step_has_sent_before_its_error_reaches_the_client_before_it(world: World) -> None:
+    ensemble = world.ensemble(*STREAM)
+    heard, _ = stream(ensemble)
+    await turns()
+    source = world.d.last
+    source.answer(is_final=False)
+    await turns()
+    source.answer(is_final=False)
+    source.fail("no", is_final=False)
+    assert source.ticket.is_cancelled
+    source.answer(is_final=False)  # which it had sent before it knew
+    await turns()
+    first, second = world.a.asked
+    source.fail("", ErrorCode.CANCELLED)
+    second.answer(2)
+    assert heard.values == [2]
+    first.answer(1)
+    assert (heard.values, heard.has_ended) == ([2, 1, "in ensemble 'ens', no"], True)
+    assert ensemble.statistics.failures[FailureReason.OTHER] == 1
+
+
+@in_loop
+async def test_an_error_of_an_inner_decoupled_step_ends_the_outer_one_behind_what_both_have_sent(world: World) -> None:
+    ensemble = world.ensemble(("d", "IN0=X", "OUT0=T"), ("e", "IN0=T", "OUT0=U"), ("a", "IN0=U", "OUT0=Y"))
+    heard, _ = stream(ensemble)
+    await turns()
+    outer = world.d.last
+    outer.answer(is_final=False)
+    await turns()
+    inner = world.e.last
+    outer.answer(is_final=False)
+    await turns()
+    other = world.e.last
+    inner.answer(is_final=False)
+    await turns()
+    inner.fail("no")
+    assert outer.ticket.is_cancelled
+    outer.fail("", ErrorCode.CANCELLED)
+    world.a.last.answer(1)
+    other.end()
+    assert (heard.values, heard.has_ended) == ([1, "in ensemble 'ens', no"], True)
+
+
+@in_loop
 async def test_a_client_that_takes_one_answer_of_a_decoupled_ensemble_gets_the_last(world: World) -> None:
     answer = answer_of(world.ensemble(*STREAM), request())
     world.d.last.answer(is_final=False)
