@@ -137,7 +137,8 @@ def serve_to_its_end(*arguments: str) -> str:
     """What a server prints that does not start."""
     words = ["serve", *arguments]
     if CAN_FORK and nursery().can_fork(os.environ):
-        server = nursery().fork(words, os.environ)
+        with open(os.devnull, "rb") as nothing:
+            server = nursery().fork(words, os.environ, nothing.fileno())
         with server.stdout:
             output = server.stdout.read()
         assert server.wait(60) == 1
