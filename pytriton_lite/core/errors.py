@@ -47,6 +47,9 @@ class InferenceError(Exception):
     ``retry_after_s`` is when to try again where that may help soon: too much waits. None otherwise.
     """
 
+    is_refusal = False
+    """Whether the request was refused before it was queued: a front end process hears of that as late as of an answer."""
+
     def __init__(self, code: ErrorCode, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.code = code

@@ -141,10 +141,7 @@ class InferStream:
                 raise parsed
             self._begin(request, parsed)
         except Exception as error:
-            known = _inference_error(error)
-            request.note_error(known)
-            answer = encode_stream_message(ModelInferResponse(id=message.id), error=known.message)
-            self.put(request, answer, is_final=True)
+            self.refuse_request(request, _inference_error(error))
 
     def finish(self) -> None:
         """No more requests come; the RPC ends when those inside are answered."""
@@ -258,6 +255,11 @@ class InferStream:
 
     # ------------------------------------------------------------------------------------------ ends
 
+    def refuse_request(self, request: _Request, error: InferenceError) -> None:
+        """*request* was not queued, for *error*: the stream goes on."""
+        request.note_error(error)
+        self.put(request, encode_stream_message(request.refused_response(), error=error.message), is_final=True)
+
     def fail_request(self, request: _Request, error: InferenceError, *, is_final: bool) -> None:
         """The engine has *error* in place of a response of *request*."""
         request.note_error(error)
@@ -331,7 +333,10 @@ class _Request:
             empty = encode_stream_message(self.empty_response(is_final=True)) if self.wants_empty_final else None
             stream.put(self, empty, is_final=is_final)
         elif isinstance(response, InferenceError):
-            stream.fail_request(self, response, is_final=is_final)
+            if response.is_refusal:
+                stream.refuse_request(self, response)
+            else:
+                stream.fail_request(self, response, is_final=is_final)
         else:
             try:
                 message = encode_stream_response(response, is_final=is_final, templates=stream.templates)
@@ -347,6 +352,10 @@ class _Request:
         )
         response.parameters[FINAL_RESPONSE].bool_param = is_final
         return response
+
+    def refused_response(self) -> ModelInferResponse:
+        """What stands beside the error of a request that was not queued: nothing but its id."""
+        return ModelInferResponse(id=self._request_id)
 
     def on_left(self) -> None:
         """One of the messages has left. Behind its last response no model waits for room."""

@@ -85,12 +85,16 @@ def generate_app(server: Door, options: HttpOptions, large: LargeDocuments) -> G
                 error_text = BUG
                 logger.exception("generate request to model '%s' failed inside the server", model)
                 refusal = 500, ()
+            if refusal is None:
+                answer = _send_events if scope["path"].endswith(GENERATE_STREAM) else _send_object
+                start = partial(_start, server, send, headers.get(REQUEST_HEADER))
+                try:
+                    error_text = await _while_connected(receive, responses, answer(start, send, responses))
+                except InferenceError as late:
+                    error_text = late.message
+                    refusal = STATUS[late.code], retry_headers(late)
             if refusal is not None:
                 await send_error(send, refusal[0], error_text, *refusal[1])
-                return
-            answer = _send_events if scope["path"].endswith(GENERATE_STREAM) else _send_object
-            start = partial(_start, server, send, headers.get(REQUEST_HEADER))
-            error_text = await _while_connected(receive, responses, answer(start, send, responses))
         finally:
             if timeline is not None:
                 timeline.finish(error_text)
@@ -164,12 +168,15 @@ class _Responses:
         self._large = large
         self._come: deque[_Answer | asyncio.Task[_Answer]] = deque()
         """Answers in their order; a task still writes its own."""
+        self._refusal: InferenceError | None = None
         self._is_final = False
         self._is_abandoned = False
         self._change = asyncio.Event()
 
     def on_response(self, response: InferenceResponse | InferenceError | None, *, is_final: bool) -> None:
-        if response is not None:
+        if isinstance(response, InferenceError) and response.is_refusal:
+            self._refusal = response
+        elif response is not None:
             self._come.append(self._encoding(response))
         self._is_final = is_final
         if is_final:
@@ -194,8 +201,13 @@ class _Responses:
         self._change.set()
 
     async def next(self) -> _Answer | None:
-        """The next one, as soon as it comes; None behind the last. Raises Disconnected."""
+        """The next one, as soon as it comes; None behind the last.
+
+        Raises Disconnected, and InferenceError where the engine has refused the request: there was no other one then.
+        """
         while not self._is_abandoned:
+            if self._refusal is not None:
+                raise self._take_refusal()
             if self._come:
                 answer = self._come[0]
                 if isinstance(answer, asyncio.Task) and not answer.done():
@@ -208,6 +220,14 @@ class _Responses:
             self._change.clear()
             await self._change.wait()
         raise Disconnected
+
+    def _take_refusal(self) -> InferenceError:
+        # Neither this object nor a frame keeps it: its traceback has them, and they would wait for a collection.
+        assert self._refusal is not None
+        try:
+            return self._refusal
+        finally:
+            self._refusal = None
 
     def _encoding(self, response: InferenceResponse | InferenceError) -> _Answer | asyncio.Task[_Answer]:
         """*response* as it goes out, or the task that writes it where that takes long."""

@@ -294,6 +294,7 @@ _REPLY_BYTES = _REPLY.size
 _FINAL: Final = 1
 _EMPTY: Final = 2
 _ERROR: Final = 4
+_REFUSED: Final = 8
 
 
 def put_response(parts: list[bytes], number: int, response: InferenceResponse, *, is_final: bool) -> None:
@@ -312,7 +313,8 @@ def put_failure(parts: list[bytes], number: int, error: InferenceError | None, *
         return
     text = error.message.encode("utf-8", "surrogatepass")
     retry_after_s = math.nan if error.retry_after_s is None else error.retry_after_s
-    parts.append(_REPLY.pack(number, 0, retry_after_s, len(text), 0, _FINAL * is_final | _ERROR, error.code))
+    flags = _FINAL * is_final | _ERROR | _REFUSED * error.is_refusal
+    parts.append(_REPLY.pack(number, 0, retry_after_s, len(text), 0, flags, error.code))
     parts.append(text)
 
 
@@ -351,6 +353,7 @@ def read_reply(body: memoryview, specs: SpecTable) -> Reply:
     if flags & _ERROR:
         seconds = None if math.isnan(retry_after_s) else retry_after_s
         error = InferenceError(ErrorCode(code), text.decode("utf-8", "surrogatepass"), retry_after_s=seconds)
+        error.is_refusal = bool(flags & _REFUSED)
         return Reply(number, is_final, False, error, 0, {}, [], None)
     outputs: list[TensorRef] = []
     packed: PackedTensors | None = None

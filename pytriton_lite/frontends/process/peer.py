@@ -141,6 +141,7 @@ class Peer:
         except InferenceError as error:
             if nbytes < 0:
                 self._memory.refuse(frames.read_inputs(body, message, self._specs))
+            error.is_refusal = True
             self.reply(number, error, is_final=True)
         except Exception:
             # A bug of ours is no other request's, and none of the connections of its front end.
