@@ -881,14 +881,12 @@ class App:
         assert self._signal is not None
         parts = self._parts
         await parts.prepare()
-        if self._settings.accept_before_load:
-            self._tell_owner()
         if parts.has_log_files:
             # Where there are none, SIGHUP ends the server, as does the terminal that it was started from.
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reopen)
         if await self._start():
             self._say_ready()
-            if not self._settings.accept_before_load:
+            if not parts.listens_first:
                 self._tell_owner()
         collections = FullCollections()
         freed = freed_memory.begin_giving_back()
@@ -901,8 +899,10 @@ class App:
     async def _start(self) -> bool:
         """Load what is to be loaded, and let clients come; False when a signal comes first."""
         is_first = self._parts.listens_first
-        if is_first and not await self._let_clients_come():
-            return False
+        if is_first:
+            if not await self._let_clients_come():
+                return False
+            self._tell_owner()
         return await self._unless_signalled(self._parts.load()) and (is_first or await self._let_clients_come())
 
     async def _let_clients_come(self) -> bool:
