@@ -20,6 +20,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from pytriton_lite.testing.server import RunningServer as ShippedServer
 from tests.forked_servers import CAN_FORK, nursery
 
@@ -107,6 +109,14 @@ def free_ports(count: int) -> list[int]:
     raise AssertionError("there are no free ports from 20000 to 32000")
 
 
+TESTED_FRONT_ENDS = os.environ.get("TESTED_FRONT_ENDS", "")
+
+
+def one_process(reason: str) -> pytest.MarkDecorator:
+    """Skip a test where servers have front ends in processes of their own, of which it would say something else."""
+    return pytest.mark.skipif(bool(TESTED_FRONT_ENDS), reason=f"with front ends {reason}")
+
+
 class Reply:
     """An HTTP answer, errors included."""
 
@@ -129,7 +139,8 @@ class RunningServer(ShippedServer):
     """The server of this checkout, and ways to talk to it.
 
     It is forked (forked_servers.py) where that makes no difference, and started where *python* or *user* is given, or
-    ``started=True``.
+    ``started=True``. ``TESTED_FRONT_ENDS=N`` gives each that does not say otherwise N front ends of its own (make
+    test-front-ends).
     """
 
     def __init__(
@@ -143,6 +154,9 @@ class RunningServer(ShippedServer):
         started: bool = False,
     ) -> None:
         python_or_this = python or (sys.executable,)
+        # grpcio listens itself, in one process.
+        if TESTED_FRONT_ENDS and not any(flag.startswith(("--grpc-transport=grpcio", "--frontends")) for flag in flags):
+            flags = (*flags, f"--frontends={TESTED_FRONT_ENDS}")
         super().__init__(*repositories, flags=flags, environ=environ, python=python_or_this, cwd=cwd, user=user)
         self._may_be_forked = CAN_FORK and not started and python is None and user is None and cwd == PROJECT
 

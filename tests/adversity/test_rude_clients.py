@@ -20,7 +20,7 @@ import pytest
 from tests.contract.scripted_model import DECOUPLED, Gate, request_message, stream_of, write_script_model
 from tests.contract.wire_models import wait_until
 from tests.frontends.grpc.http2_peer import DATA, PREFACE, Http2Peer, frame, headers_of, prefixed, reset, settings
-from tests.harness import MODEL_REPOSITORY, RunningServer, tensor
+from tests.harness import MODEL_REPOSITORY, RunningServer, one_process, tensor
 
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 RESPONSES = 1000
@@ -78,6 +78,7 @@ def read_all(sock: socket.socket) -> bytes:
 # -------------------------------------------------------------------------------------------------- slow beginners
 
 
+@one_process("other processes have the descriptors")
 def test_hundreds_of_heads_that_do_not_end_keep_nobody_from_being_served(server: RunningServer) -> None:
     """Slow loris: each has sent a part of its head, and sends one more byte now and then."""
     beginnings = [(server.http_url, HEAD)] * 300 + [(server.grpc_url, PREFACE)] * 100

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tritonclient.http as httpclient
 
-from tests.harness import RunningServer, tensor, write_model
+from tests.harness import RunningServer, one_process, tensor, write_model
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory files and seals are Linux's")
 
@@ -84,6 +84,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 """
 
 
+@one_process("there must be memory files")
 @pytest.mark.skipif(platform.machine() not in MEMFD_CREATE, reason="the number of a system call is needed")
 def test_where_there_are_no_memory_files_the_server_maps_nothing_that_could_shrink(tmp_path: Path) -> None:
     write_model(tmp_path, "m", TRUNCATES, TENSORS)

@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.certificates import Certificates
 from tests.contract.wire_models import wait_until
-from tests.harness import RunningServer
+from tests.harness import RunningServer, one_process
 
 Served = tuple[RunningServer, Path]
 
@@ -101,6 +101,7 @@ def test_new_connections_get_the_new_certificate_and_open_ones_go_on(served: Ser
     assert "was read anew" in server.log
 
 
+@one_process("each says so")
 def test_files_that_do_not_fit_leave_the_old_certificate_and_the_next_ones_are_taken(
     served: Served, tmp_path: Path
 ) -> None:

@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException, shared_memory
 from tests.contract.ensemble_models import DECOUPLED, write_ensemble, write_step_model
 from tests.contract.scripted_model import Gate
 from tests.contract.wire_models import grpc_channel, metric, statistics, wait_until
-from tests.harness import Reply, RunningServer, tensor
+from tests.harness import Reply, RunningServer, one_process, tensor
 
 LARGE = 1 << 18
 """Elements of FP32: 1 MiB, more than travels in a message."""
@@ -646,6 +646,7 @@ def reserved(server: RunningServer, model: str, writer: str) -> float:
     return metric(server, "pytriton_lite_shared_memory_bytes", model, writer=writer)
 
 
+@one_process("these write the input, and not the server")
 def test_large_tensors_pass_from_worker_to_worker_by_reference(server: RunningServer) -> None:
     """What the server itself writes for a worker, as it does with JSON, is in the worker's *server* bytes."""
     with tritonclient.http.InferenceServerClient(server.http_url) as client:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.contract.scripted_model import CONFIG, DECOUPLED, SCRIPT_CODE, Gate, Stream, outputs_of, run, value_of
 from tests.contract.wire_models import wait_until
-from tests.harness import Reply, RunningServer, is_running, process_name_and_parent, write_model
+from tests.harness import Reply, RunningServer, is_running, one_process, process_name_and_parent, write_model
 
 BOTH = pytest.mark.parametrize("sharing", ["fork", "threads"])
 
@@ -363,6 +363,7 @@ def test_a_tensor_that_one_thread_was_given_is_the_same_where_another_returns_it
         assert (other in threads, value_of(reply)) == (True, str(other) * 9000)
 
 
+@one_process("it maps memory of each")
 def test_threads_that_end_leave_nothing_in_their_process(server: RunningServer, folder: Path) -> None:
     model = Model(server, "leaves", folder, "threads", count=1)
     code = "async def later():\n    return [response(threading.get_native_id())]\nreturn later()\n"

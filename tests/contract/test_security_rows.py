@@ -302,7 +302,7 @@ def test_unix_sockets_serve_everything_and_are_gone_at_the_end(
             ("GRPCInferenceService", "grpc"),
             ("Metrics Service", "metrics"),
         ):
-            server.wait_for_log(f'Started {service} at unix:{paths[name]}"')
+            server.wait_for_log(rf'Started {service} at unix:{paths[name]}(, \d front ends)?"')
         assert b" 200 OK" in over_unix(paths["http"], "/v2/health/ready")
         assert b"nv_inference_request_success" in over_unix(paths["metrics"], "/metrics")
         with tritonclient.grpc.InferenceServerClient(f"unix:{paths['grpc']}") as client:

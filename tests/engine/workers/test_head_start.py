@@ -16,7 +16,7 @@ import pytest
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.workers.fork_process import ForkProcess, HeadStart, head_start
 from pytriton_lite.engine.workers.fork_server import ForkServers
-from tests.harness import RunningServer, is_running, process_name_and_parent, write_model
+from tests.harness import RunningServer, is_running, one_process, process_name_and_parent, write_model
 
 ECHO = """
     import triton_python_backend_utils as pb_utils
@@ -82,6 +82,7 @@ def children(server: RunningServer) -> list[int]:
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc"), reason="looks at /proc")
 
 
+@one_process("it has more children")
 @pytest.mark.parametrize("parameters", ["", 'parameters { key: "ENV:A" value { string_value: "1" } }'])
 def test_a_server_has_the_fork_server_of_its_model_alone(tmp_path: Path, parameters: str) -> None:
     write_model(tmp_path, "echo", ECHO, f'backend: "python" {parameters}')
@@ -135,6 +136,7 @@ WHAT_IT_IS = """
 ANSWER = 'backend: "python" output { name: "answer" data_type: TYPE_STRING dims: [1] }'
 
 
+@one_process("it has more children")
 def test_workers_are_the_same_behind_a_fork_and_behind_a_start(tmp_path: Path) -> None:
     """Of two models the second has variables of its own, and so a fork server that was started as an interpreter."""
     write_model(tmp_path, "forked", WHAT_IT_IS, ANSWER)
@@ -176,6 +178,7 @@ def test_a_log_that_cannot_be_opened_leaves_no_process_behind(tmp_path: Path) ->
     assert "ChildProcessError" in done.stderr, "it has a child that nobody has waited for"
 
 
+@one_process("it has more children")
 def test_a_server_without_models_has_none(tmp_path: Path) -> None:
     with RunningServer(tmp_path, flags=("--model-control-mode=explicit",), started=True) as server:
         assert not children(server)
