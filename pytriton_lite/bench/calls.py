@@ -115,7 +115,7 @@ class SequenceMaker:
         self._made = part
         self._random = random.Random(part)
         self._ids: set[int] = set()
-        """Of sequences under way."""
+        """Ids of the sequences that this sender has under way."""
 
     def make(self) -> Sequence_:
         """Another sequence. The caller says `end` once it is over or given up."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,8 +23,9 @@ class BackendFile:
     not_installed: tuple[str, ...] = ()
 
 
+@functools.cache  # a repository may have a thousand models of one backend
 def read_backend_file(folder: Path) -> BackendFile:
-    """Read the backend in *folder*. What cannot be read says nothing."""
+    """Read the backend in *folder*, once in the life of the process. What cannot be read says nothing."""
     try:
         tree = ast.parse((folder / BACKEND_FILE).read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 
 def is_utf8(name: str) -> bool:
+    """Whether *name* can be the name of a model."""
     return shown(name) == name
 
 

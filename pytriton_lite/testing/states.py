@@ -41,9 +41,8 @@ class OpenSequences:
         if not request.sequence_flags & SEQUENCE_START and request.correlation_id not in self._open:
             raise start_missing(self._model, request)
         if self._is_iterative:
-            request.sequence_flags = (
-                SEQUENCE_START  # the model never sees END, and the sequence is over with its request
-            )
+            # The model never sees END, and the sequence is over with its request.
+            request.sequence_flags = SEQUENCE_START
         elif request.sequence_flags & SEQUENCE_END:
             self._open.discard(request.correlation_id)
         else:

@@ -76,8 +76,6 @@ class Worker(Host):
         self._pid = os.getpid()
         self._control = control
         self._owns_process = owns_process
-        self._oldest_generation = 2 if owns_process else 1
-        """That a collection goes as far as."""
         self._model: Any = None
         self._finalizes = True
         self._probe: ReadinessProbe | None = None
@@ -215,6 +213,11 @@ class Worker(Host):
             self._finalize()
             return False
         return True
+
+    @property
+    def _oldest_generation(self) -> int:
+        """The oldest generation of objects, as Python's collector counts them, that is searched for garbage here."""
+        return 2 if self._owns_process else 1
 
     def _collect_holders(self) -> None:
         """Find garbage that refers to itself and has inputs: nothing executes now that would make the interpreter look.
