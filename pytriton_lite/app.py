@@ -329,7 +329,7 @@ class Composition:
         if self._clouds is not None:
             self._clouds.close()
         if self._openai is not None:
-            self._openai.close()
+            await self._openai.close()
         if self._remote is not None:
             # In a thread: s3fs would close its connections on the loop that it finds running. A host may say nothing.
             with contextlib.suppress(asyncio.TimeoutError):

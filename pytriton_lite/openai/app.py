@@ -75,9 +75,9 @@ class OpenAiApp:
         metrics.forget_others(set(self._declared()))
         return metrics.families(set(taken))
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End what was started for requests."""
-        self._around.templates.close()
+        await self._around.templates.close()
 
     # ------------------------------------------------------------------------------------------ one request
 

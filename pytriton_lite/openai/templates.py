@@ -11,6 +11,7 @@ import contextlib
 import logging
 import signal
 import struct
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -114,12 +115,21 @@ class _Renderer:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
 
+    async def end(self) -> None:
+        """Kill the process, and wait until the loop has let go of it, which a loop that is closed first cannot."""
+        self.kill()
+        async with self.turn:  # whoever reads its answer sees its end first
+            if self._process is not None:
+                await self._process.communicate()
+
 
 class Templates:
     """The renderers of all models, by name. They end with the server."""
 
     def __init__(self) -> None:
         self._renderers: dict[str, _Renderer] = {}
+        self._all: weakref.WeakSet[_Renderer] = weakref.WeakSet()
+        """With those that were retired, as long as somebody uses them."""
         self._is_closed = False
 
     async def render(self, served: ServedVersion, job: Json) -> str:
@@ -145,11 +155,10 @@ class Templates:
                     await self._start(renderer, served)
                 return await renderer.ask(job)
 
-    def close(self) -> None:
-        """End all processes, and start no more. One that was retired ends with its last user."""
+    async def close(self) -> None:
+        """End all processes, and start no more."""
         self._is_closed = True
-        for renderer in self._renderers.values():
-            renderer.kill()
+        await asyncio.gather(*[renderer.end() for renderer in self._all])
         self._renderers.clear()
 
     def _renderer(self, name: str, stamp: int) -> _Renderer:
@@ -158,6 +167,7 @@ class Templates:
             if renderer is not None:
                 renderer.retire()
             renderer = _Renderer(stamp)
+            self._all.add(renderer)
         self._renderers[name] = renderer  # the last one asked is the last in the dict
         if len(self._renderers) > _MOST:
             self._renderers.pop(next(iter(self._renderers))).retire()

@@ -44,7 +44,8 @@ class Orders:
 def serve(control: socket.socket, server_pid: int) -> int:
     """Be the worker that the server at the other end of *control* asks for; the server's exit code, when it has ended.
 
-    Ctrl-C interrupts the model while it runs, and stops the server while it waits for requests. SIGTERM stops the server.
+    Ctrl-C interrupts the model while it runs, and stops the server while it waits for requests; once the server has ended, it
+    ends the process. SIGTERM stops the server.
     """
     _regard_signals(server_pid)
     orders = _receive(control)
@@ -141,30 +142,24 @@ def _regard_signals(server_pid: int) -> None:
 
 
 def _is_in_model(frame: FrameType | None) -> bool:
-    """Whether the main thread, which is in *frame*, runs code of the model's."""
-    main = sys.modules.get("pytriton_lite.worker.serving")
-    if main is None:
-        return False
-    from pytriton_lite.worker.process import Phase, host
+    """Whether the main thread, which is in *frame*, runs code of the model's: `_work` has called something that is not ours.
 
-    worker = host()
-    if not isinstance(worker, main.Worker):
-        return False
-    if worker.phase is not Phase.SERVING:
-        return True
-    if not worker.is_executing:
-        return False
-    # The client has its answer a moment before the worker has left the function that sends it.
-    while frame is not None and frame.f_code is not main.Worker.serve.__code__:
+    What the worker knows of itself is no measure: the server says that it serves a moment before the worker begins to, and a
+    client has its answer a moment before the worker has left the function that sends it.
+    """
+    is_foreign = False
+    while frame is not None and frame.f_code is not _work.__code__:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package != "pytriton_lite" and package not in sys.stdlib_module_names:
-            return True
+        is_foreign = is_foreign or (package != "pytriton_lite" and package not in sys.stdlib_module_names)
         frame = frame.f_back
-    return False
+    return is_foreign and frame is not None
 
 
 def _exit_code_of(server_pid: int) -> int:
     """Wait for the server, and take its exit code for ours: 128 and the number of the signal that ended it."""
     _, status = os.waitpid(server_pid, 0)
+    # Python now waits for threads of the model, where a handler of ours might be heard only by the next signal: one that comes
+    # when the interpreter has just looked for signals does not end the wait that begins.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code

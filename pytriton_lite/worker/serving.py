@@ -172,11 +172,6 @@ class Worker(Host):
 
     # ------------------------------------------------------------------------------------------ life
 
-    @property
-    def is_executing(self) -> bool:
-        """Whether the main thread is in the model's ``execute``."""
-        return self._executions.in_execute != 0
-
     def prepare_probe(self, model: Any) -> bool:
         """Whether *model* is to be asked whether it is ready. Before `serve`."""
         if has_is_ready(model, self._log.warn):

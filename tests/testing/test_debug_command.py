@@ -213,7 +213,7 @@ def test_what_the_model_has_left_running_ends_before_the_command_and_at_the_late
         command.until("a thread ends")
         command.press_ctrl_c()
         command.until_end()
-        assert command.process.wait() == 0
+        assert command.process.wait() == -signal.SIGINT
 
 
 def test_a_breakpoint_in_initialize_stops_before_anything_is_served(tmp_path: Path) -> None:
