@@ -154,9 +154,14 @@ def test_instances_that_share_their_model_come_from_another_process_then(tmp_pat
             assert shared is not None and shared.pid is not None
             (server,), loaded = world._fork_servers._by_environment.values(), shared.pid
             stop(server)
+            server._answer_s = WAIT_S  # until the first instance has come from the process that has loaded the model
             first, second = model.instances
             await kill(first)
-            await wait_until(lambda: first.is_ready and server.is_stuck)
+            await wait_until(lambda: first.is_ready)
+            assert server._overdue is not None, "it owes an answer"
+            server._overdue.cancel()
+            server._on_overdue()
+            assert server.is_stuck
             await kill(second)
             await wait_until(lambda: second.is_ready)
             assert shared.pid != loaded
