@@ -114,7 +114,7 @@ test-compiled: $(VENV)/.installed  ## compile the same modules without optimisat
 
 # Every server of a test has front ends in processes of their own, unless it says otherwise.
 test-front-ends: $(VENV)/.installed  ## run the tests of real servers with two front ends each
-	TESTED_FRONT_ENDS=2 $(MAKE) test ARGS="$(or $(ARGS),tests/contract tests/adversity tests/engine tests/examples tests/tools)"
+	TESTED_FRONT_ENDS=2 $(MAKE) test ARGS="$(or $(ARGS),tests/contract tests/adversity tests/engine tests/examples tests/openai_routes tests/tools)"
 
 test-lowest: $(LOWEST)/.installed  ## install the lowest versions that pyproject.toml allows, then run every test with them
 	$(TESTING) $(LOWEST)/bin/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder $(ARGS)

@@ -101,10 +101,11 @@ class NotQueued:
             if is_queued and ticket.on_queued is not None:
                 ticket.on_queued()
 
-    def _refuse(self, ticket: Ticket, error: BaseException) -> None:
+    def _refuse(self, ticket: Ticket, error: BaseException, *, is_refusal: bool = True) -> None:
+        """End *ticket*, which nobody executes; with *is_refusal* it is told as if it had been refused at once."""
         self._waited_for.count_refusal(error)
         if isinstance(error, InferenceError):
-            self._fail(ticket, error)
+            self._fail(ticket, error, is_refusal=is_refusal)
             return
         logger.error("a request to model '%s' failed inside the server", self._waited_for.name, exc_info=error)
         self._fail(ticket, InferenceError(ErrorCode.INTERNAL, BUG))
@@ -115,10 +116,11 @@ class NotQueued:
         if not version.is_recovering:
             return False
         version.statistics.refusals[Refusal.UNAVAILABLE] += 1
-        self._fail(ticket, version.not_ready_error())
+        self._fail(ticket, version.not_ready_error(), is_refusal=True)
         return True
 
-    def _fail(self, ticket: Ticket, error: InferenceError) -> None:
+    def _fail(self, ticket: Ticket, error: InferenceError, *, is_refusal: bool = False) -> None:
+        error.is_refusal = is_refusal
         ticket.tap = None
         timeline = ticket.request.timeline
         if timeline is not None:

@@ -253,6 +253,7 @@ def test_a_request_that_is_refused_after_its_lookup_fails_and_is_counted() -> No
         await receiver.ended.wait()
         assert receiver.heard == [scene.version.refusal]
         assert scene.version.refused == [scene.version.refusal] * 2
+        assert scene.version.refusal.is_refusal
 
     play(act)
 
@@ -272,6 +273,7 @@ def test_a_version_whose_workers_died_meanwhile_answers_what_it_has_kept_alone()
         await scene.looked_up(None)
         await receiver.ended.wait()
         assert receiver.heard[0].code is ErrorCode.UNAVAILABLE
+        assert receiver.heard[0].is_refusal
 
     play(act)
 
