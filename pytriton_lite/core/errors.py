@@ -48,8 +48,8 @@ class InferenceError(Exception):
     """
 
     is_refusal = False
-    """Whether the request was refused before it was queued. That may come as late as an answer: to a front end process, and where
-    something was looked up or read for the request first."""
+    """Whether the request was refused before it was queued. That may come as late as an answer: to a front end process, and
+    where something was looked up or read for the request first."""
 
     def __init__(self, code: ErrorCode, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
