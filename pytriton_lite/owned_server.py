@@ -28,7 +28,7 @@ COMMAND = "owned-server"
 Addresses = Mapping[str, tuple[str, int]]
 """Hosts and ports of listeners by ``http``, ``grpc`` and ``metrics``, as far as the server has them."""
 
-_RECEIVE_BYTES = 1 << 16
+RECEIVE_BYTES = 1 << 16
 
 
 # For the owner ------------------------------------------------------------------------------------------------------
@@ -81,12 +81,17 @@ def addresses_of(channel: socket.socket, timeout_s: float) -> Addresses | None:
     while not line.endswith(b"\n"):
         channel.settimeout(max(deadline - time.monotonic(), 1e-3))
         try:
-            data = channel.recv(_RECEIVE_BYTES)
+            data = channel.recv(RECEIVE_BYTES)
         except ConnectionError:
             return None
         if not data:
             return None
         line += data
+    return read_addresses(line)
+
+
+def read_addresses(line: bytes) -> Addresses:
+    """The addresses in the line that comes over a channel."""
     return {name: (host, port) for name, (host, port) in json.loads(line).items()}
 
 

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import logging
 import os
 import re
 import signal
+import socket
 import sys
 import urllib.error
 import urllib.request
 import uuid
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from pytriton_lite import owned_server
 from pytriton_lite.frontends.addresses import format_address
 from pytriton_lite.ray.scaling import QUEUED, UNANSWERED
 
 logger = logging.getLogger(__name__)
 
-_ADDRESS = re.compile(r"Started (GRPCInferenceService|HTTPService|Metrics Service) at ([^\s\"]+):(\d+)")
-_NAMES = {"HTTPService": "http", "GRPCInferenceService": "grpc", "Metrics Service": "metrics"}
 _ANYWHERE = ("0.0.0.0", "[::]")
 _COUNTS = {
     UNANSWERED: re.compile(r"^pytriton_lite_unanswered_requests\{[^\n]*\} (\S+)$", re.MULTILINE),
@@ -39,6 +39,8 @@ _OF_THE_REPLICA = (
 )
 _LAST_LINES = 20
 """Lines of the server's log that are told when it does not start."""
+_LAST_CHARACTERS = 10_000
+_READ_BYTES = 1 << 16
 _TELL_EVERY_S = 1.0
 _LEASE_S = 5.0
 """How long the directory believes in a server that says nothing more: one whose machine is gone is listed so long."""
@@ -74,37 +76,40 @@ class ServerReplica:
         self._name = uuid.uuid4().hex
         self._stop_s = stop_s
         self._directory_name = directory
-        self._lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._log_end = ""
         self._addresses: dict[str, str] = {}
-        self._is_up = asyncio.Event()
         command = [
-            "serve", *repositories, "--http-port=0", "--grpc-port=0", "--metrics-port=0",
-            f"--exit-timeout-secs={stop_s}", *flags,
+            *repositories, "--http-port=0", "--grpc-port=0", "--metrics-port=0", f"--exit-timeout-secs={stop_s}", *flags,
         ]  # fmt: skip
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", _START, str(os.getpid()), *command,
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-        )  # fmt: skip
+        self._channel, theirs = socket.socketpair()
+        self._channel.setblocking(False)
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", _START, str(os.getpid()), owned_server.COMMAND, *command,
+                stdin=theirs.fileno(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+            )  # fmt: skip
         self._reading = asyncio.create_task(self._read())
-        await self._is_up.wait()
-        if len(self._addresses) < len(_NAMES):
+        addresses = await _told_addresses(self._channel)
+        if addresses is None:
+            await self._reading
             status = await self._process.wait()
-            raise RuntimeError(f"pytriton-lite serve ended with status {status}:\n{''.join(self._lines)}")
+            self._channel.close()
+            raise RuntimeError(f"pytriton-lite serve ended with status {status}:\n{self._last_lines()}")
+        for name, (host, port) in addresses.items():
+            self._addresses[name] = format_address(_node_address(host), port)
         self._telling = asyncio.create_task(self._tell())
 
     async def _read(self) -> None:
-        """Hand on the server's log, which Ray keeps with the replica's, and read from it where it listens."""
+        """Hand on the server's log, which Ray keeps with the replica's. A line may have any length, and no end."""
         assert self._process.stdout is not None
-        async for data in self._process.stdout:
-            line = data.decode(errors="replace")
-            self._lines.append(line)
-            sys.stderr.write(line)
-            if found := _ADDRESS.search(line):
-                service, host, port = found.groups()
-                self._addresses[_NAMES[service]] = format_address(_node_address(host), int(port))
-                if len(self._addresses) == len(_NAMES):
-                    self._is_up.set()
-        self._is_up.set()
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        while data := await self._process.stdout.read(_READ_BYTES):
+            text = decoder.decode(data)
+            self._log_end = (self._log_end + text)[-_LAST_CHARACTERS:]
+            sys.stderr.write(text)
+
+    def _last_lines(self) -> str:
+        return "".join(self._log_end.splitlines(keepends=True)[-_LAST_LINES:])
 
     async def _tell(self) -> None:
         """Tell the directory where the server is, for as long as it is ready."""
@@ -170,6 +175,7 @@ class ServerReplica:
             await asyncio.wait_for(process.wait(), self._stop_s + 1)
         except asyncio.TimeoutError:
             process.kill()
+        self._channel.close()
 
     async def _leave(self) -> None:
         from ray import serve
@@ -178,6 +184,21 @@ class ServerReplica:
             app_name = serve.get_replica_context().app_name
             handle = serve.get_deployment_handle(self._directory_name, app_name=app_name)
             await asyncio.wait_for(_answer(handle.leave.remote(self._name)), 1.0)
+
+
+async def _told_addresses(channel: socket.socket) -> owned_server.Addresses | None:
+    """As `owned_server.addresses_of`, on the loop and for as long as it takes: models may load for hours."""
+    loop = asyncio.get_running_loop()
+    line = b""
+    while not line.endswith(b"\n"):
+        try:
+            data = await loop.sock_recv(channel, owned_server.RECEIVE_BYTES)
+        except ConnectionError:
+            return None
+        if not data:
+            return None
+        line += data
+    return owned_server.read_addresses(line)
 
 
 async def _answer(response: Any) -> Any:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from pytriton_lite.embedding import ErrorCode, InferenceError, StartError
 from pytriton_lite.ray import Predictor, scaling
 from pytriton_lite.ray.directory import Directory
 from pytriton_lite.ray.replica import CallFailed, Replica
+from pytriton_lite.ray.server_process import ServerReplica
 from tests.harness import write_model
 
 grpc: Any = pytest.importorskip("grpc", reason="the extra grpcio, which Ray Serve has")
@@ -217,6 +219,74 @@ def test_a_model_that_does_not_load_is_named_with_its_reason(tmp_path: Path) -> 
         Running(str(tmp_path), None, {})
     with pytest.raises(RuntimeError, match=r"models of /nowhere do not load"):
         Running("/nowhere", None, {})
+
+
+# A server of its own ---------------------------------------------------------------------------------------------------------
+
+
+class Handle:
+    """That of the directory, as far as a replica asks it."""
+
+    def __init__(self) -> None:
+        self.enter = self.leave = self
+
+    async def remote(self, *_: object) -> None: ...
+
+
+class Here(ServerReplica):
+    """One that ends when it is told to, as Ray tells it, and is not told so by being forgotten."""
+
+    @classmethod
+    async def begin(cls, *arguments: Any) -> Here:
+        replica = cls.__new__(cls)
+        await replica.__init__(*arguments)  # type: ignore[misc, func-returns-value]
+        return replica
+
+    def __del__(self) -> None: ...  # type: ignore[override]
+
+    async def end(self) -> None:
+        await super().__del__()  # type: ignore[func-returns-value]
+
+
+def test_a_server_is_known_whatever_its_log_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the server itself, and a line of the model's that is longer than a pipe and never ends."""
+    code = """
+        import sys
+
+        class TritonPythonModel:
+            def initialize(self, args):
+                sys.stdout.write(200_000 * "x")
+                sys.stdout.flush()
+    """
+    write_model(tmp_path, "loud", code, DOOMED_CONFIG)
+    serve = SimpleNamespace(
+        get_replica_context=lambda: SimpleNamespace(app_name="app"), get_deployment_handle=lambda *_, **__: Handle()
+    )
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(serve=serve))
+
+    async def scenario() -> None:
+        flags = [
+            "--log-info=false",
+            "--http-address=127.0.0.1",
+            "--grpc-address=127.0.0.1",
+            "--metrics-address=127.0.0.1",
+        ]
+        replica = await Here.begin([str(tmp_path)], flags, "directory", 10)
+        assert set(await replica.addresses()) == {"http", "grpc", "metrics"}
+        await replica.check_health()
+        await replica.end()
+        with pytest.raises(RuntimeError, match="has ended with status 0"):
+            await replica.check_health()
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with pytest.raises(RuntimeError, match=r"ended with status 1:\n(.|\n)*nowhere"):
+            await Here.begin([str(tmp_path / "nowhere")], [], "directory", 10)
+
+    asyncio.run(scenario())
 
 
 # The application ----------------------------------------------------------------------------------------------------------
