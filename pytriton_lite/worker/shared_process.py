@@ -138,7 +138,8 @@ class SharedProcess(Worker):
     # ------------------------------------------------------------------------------------------ threads
 
     def _begin_thread(self, number: int, descriptors: list[int]) -> int:
-        thread = threading.Thread(target=self._live, args=(number, descriptors), name=f"instance {number}", daemon=True)
+        # No daemon: threads that the model starts in it would be daemons, too, whose work is lost when the process ends.
+        thread = threading.Thread(target=self._live, args=(number, descriptors), name=f"instance {number}")
         try:
             thread.start()
         except RuntimeError:

@@ -96,10 +96,11 @@ def test_what_a_model_does_in_the_background_is_finished_when_the_server_stops(t
     assert (tmp_path / "file").exists()
 
 
-def test_a_thread_that_looks_whether_the_main_thread_lives_ends_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sharing", ["", "fork", "threads"], ids=["a process", "a fork", "a thread"])
+def test_a_thread_that_looks_whether_the_main_thread_lives_ends_with_it(tmp_path: Path, sharing: str) -> None:
     """As where the interpreter itself ends."""
     work = "threading.main_thread().join(); print('the main thread has ended', flush=True)"
-    write(tmp_path, "m", IN_A_THREAD, work=work)
+    write(tmp_path, "m", IN_A_THREAD, work=work, sharing=sharing)
     with RunningServer(tmp_path / "models") as server:
         value_of(server, "m")
         assert server.stop() == 0

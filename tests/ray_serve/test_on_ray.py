@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import queue
@@ -11,6 +12,7 @@ import socket
 import threading
 import time
 import urllib.request
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -81,6 +83,9 @@ def cluster() -> Iterator[Cluster]:
     finally:
         serve.shutdown()
         ray.shutdown()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # Ray forgets processes that it has told to end
+            gc.collect()
 
 
 @contextlib.contextmanager
