@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import queue
@@ -12,7 +11,6 @@ import socket
 import threading
 import time
 import urllib.request
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+# Handles of applications that have ended go on to send measurements, and would begin another cluster for that.
+os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
 pytest.importorskip("ray.serve", reason="Ray, installed only by `make test-ray`")
 
 import ray
@@ -83,9 +83,6 @@ def cluster() -> Iterator[Cluster]:
     finally:
         serve.shutdown()
         ray.shutdown()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)  # Ray forgets processes that it has told to end
-            gc.collect()
 
 
 @contextlib.contextmanager
