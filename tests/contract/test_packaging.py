@@ -8,6 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,11 +23,21 @@ PACKAGES = ("pytriton_lite", "triton_python_backend_utils", "c_python_backend_ut
 
 
 @pytest.fixture(scope="module")
-def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clean environment with the wheel and what its ``examples`` extra brings, outside the checkout; its folder."""
-    folder = tmp_path_factory.mktemp("installed")
+def installed() -> Iterator[Path]:
+    """A clean environment with the wheel and what its ``examples`` extra brings, outside the checkout; its folder.
+
+    No folder of pytest's, which every run of it makes its owner's alone again, in the middle of somebody's import.
+    """
     umask = os.umask(0o022)  # the ordinary user has to read it
-    request.addfinalizer(lambda: os.umask(umask))
+    try:
+        with tempfile.TemporaryDirectory(prefix="pytriton_lite_installed_") as name:
+            install(Path(name))
+            yield Path(name)
+    finally:
+        os.umask(umask)
+
+
+def install(folder: Path) -> None:
     # The copy keeps build artefacts out of the checkout; the image is built from the same files.
     source = folder / "src"
     source.mkdir()
@@ -38,12 +50,11 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     environment = str(folder / "env")
     run([interpreter(), "-m", "venv", "--without-pip", environment])
     # Most of what is installed is never imported: to compile it all takes longer than to compile what is, several times.
-    install = ["install", "--quiet", "--no-compile", f"{wheel}[examples]"]
-    run([sys.executable, "-m", "pip", "--python", environment, *install])
+    packages = ["install", "--quiet", "--no-compile", f"{wheel}[examples]"]
+    run([sys.executable, "-m", "pip", "--python", environment, *packages])
     shutil.rmtree(source)
     shutil.copytree(MODEL_REPOSITORY, folder / "models", ignore=shutil.ignore_patterns("__pycache__"))
     make_readable(folder)
-    return folder
 
 
 def run(command: list[str]) -> None:
@@ -52,7 +63,7 @@ def run(command: list[str]) -> None:
 
 
 def make_readable(folder: Path) -> None:
-    """Let an ordinary user in: pytest's folders are for their owner alone."""
+    """Let an ordinary user in: temporary folders are for their owner alone."""
     for parent in [folder, *folder.parents]:
         if os.stat(parent).st_uid == os.getuid():
             parent.chmod(parent.stat().st_mode | 0o055)
