@@ -11,7 +11,6 @@ import contextlib
 import logging
 import signal
 import struct
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -45,6 +44,8 @@ class _Renderer:
         """Of the version that the template belongs to."""
         self.turn = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
+        self._is_killed = False
+        """Whether that was ended by us; the loop hears of its end later."""
         self._users = 0
         self._is_retired = False
 
@@ -64,6 +65,7 @@ class _Renderer:
 
     async def start(self, template: ChatTemplate) -> None:
         """Raises InferenceError where the template is none."""
+        await self._let_go()
         self._process = await asyncio.create_subprocess_exec(
             *command_of("pytriton_lite.openai.renderer"),
             stdin=asyncio.subprocess.PIPE,
@@ -71,15 +73,22 @@ class _Renderer:
             limit=1 << 20,
             start_new_session=True,
         )
+        self._is_killed = False
         answer = await self.ask({"template": template.text, "tokens": dict(template.tokens)})
         if "broken" in answer:
             self.kill()
             raise InferenceError(ErrorCode.INTERNAL, str(answer["broken"]))
 
     @property
+    def is_over(self) -> bool:
+        """Whether it was retired, and has nobody to wait for any more."""
+        is_left = self._process is not None and self._process.returncode is None
+        return self._is_retired and not self._users and not is_left
+
+    @property
     def is_there(self) -> bool:
         """Whether there is a process to ask."""
-        return self._process is not None and self._process.returncode is None
+        return self._process is not None and self._process.returncode is None and not self._is_killed
 
     async def ask(self, job: Json) -> Json:
         """The process's answer. Raises InferenceError where it has ended, because *job* takes too much."""
@@ -97,7 +106,7 @@ class _Renderer:
             else:
                 text = f"the chat template's process ended with status {status}"
             raise InferenceError(ErrorCode.INTERNAL, text) from None
-        except asyncio.CancelledError:
+        except BaseException:  # whoever asks has gone, for instance
             self.kill()  # its answer would be taken for the next one's
             raise
 
@@ -110,6 +119,7 @@ class _Renderer:
 
     def kill(self) -> None:
         """End the process, if there is one."""
+        self._is_killed = True
         process = self._process
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -119,8 +129,12 @@ class _Renderer:
         """Kill the process, and wait until the loop has let go of it, which a loop that is closed first cannot."""
         self.kill()
         async with self.turn:  # whoever reads its answer sees its end first
-            if self._process is not None:
-                await self._process.communicate()
+            await self._let_go()
+
+    async def _let_go(self) -> None:
+        """Hear of the end of a process that was killed, or has ended."""
+        if self._process is not None:
+            await self._process.communicate()
 
 
 class Templates:
@@ -128,8 +142,8 @@ class Templates:
 
     def __init__(self) -> None:
         self._renderers: dict[str, _Renderer] = {}
-        self._all: weakref.WeakSet[_Renderer] = weakref.WeakSet()
-        """With those that were retired, as long as somebody uses them."""
+        self._all: set[_Renderer] = set()
+        """With those that were retired, and are not over."""
         self._is_closed = False
 
     async def render(self, served: ServedVersion, job: Json) -> str:
@@ -160,6 +174,7 @@ class Templates:
         self._is_closed = True
         await asyncio.gather(*[renderer.end() for renderer in self._all])
         self._renderers.clear()
+        self._all.clear()
 
     def _renderer(self, name: str, stamp: int) -> _Renderer:
         renderer = self._renderers.pop(name, None)
@@ -167,7 +182,7 @@ class Templates:
             if renderer is not None:
                 renderer.retire()
             renderer = _Renderer(stamp)
-            self._all.add(renderer)
+            self._all = {each for each in self._all if not each.is_over} | {renderer}
         self._renderers[name] = renderer  # the last one asked is the last in the dict
         if len(self._renderers) > _MOST:
             self._renderers.pop(next(iter(self._renderers))).retire()

@@ -40,6 +40,9 @@ _OF_THE_REPLICA = (
 _LAST_LINES = 20
 """Lines of the server's log that are told when it does not start."""
 _LAST_CHARACTERS = 10_000
+"""Characters of them, at most: a line may be of any length."""
+_LAST_S = 5.0
+"""How long what it has written last is waited for: processes of a model's may outlive the server, and keep its pipe open."""
 _READ_BYTES = 1 << 16
 _TELL_EVERY_S = 1.0
 _LEASE_S = 5.0
@@ -91,8 +94,8 @@ class ServerReplica:
         self._reading = asyncio.create_task(self._read())
         addresses = await _told_addresses(self._channel)
         if addresses is None:
-            await self._reading
             status = await self._process.wait()
+            await asyncio.wait({self._reading}, timeout=_LAST_S)
             self._channel.close()
             raise RuntimeError(f"pytriton-lite serve ended with status {status}:\n{self._last_lines()}")
         for name, (host, port) in addresses.items():

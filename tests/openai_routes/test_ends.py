@@ -154,6 +154,22 @@ def test_whoever_waits_for_a_template_gets_it_though_the_model_is_loaded_anew(tm
     in_loop(scenario)
 
 
+def test_whoever_waits_behind_one_that_is_given_up_gets_his_text(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        before = children()
+        templates = Templates()
+        served = version(tmp_path, 1)
+        assert await templates.render(served, {"x": 0}) == "1: 0"
+        given_up, waiting = [asyncio.ensure_future(templates.render(served, {"x": at})) for at in (1, 2)]
+        await asyncio.sleep(0)  # the first has asked
+        given_up.cancel()
+        assert await waiting == "1: 2"
+        await templates.close()
+        assert children() == before
+
+    in_loop(scenario)
+
+
 def test_no_process_is_started_behind_the_end(tmp_path: Path) -> None:
     async def scenario() -> None:
         before = children()
