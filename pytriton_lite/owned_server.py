@@ -28,7 +28,7 @@ COMMAND = "owned-server"
 Addresses = Mapping[str, tuple[str, int]]
 """Hosts and ports of listeners by ``http``, ``grpc`` and ``metrics``, as far as the server has them."""
 
-RECEIVE_BYTES = 1 << 16
+_RECEIVE_BYTES = 1 << 16
 
 
 # For the owner ------------------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def addresses_of(channel: socket.socket, timeout_s: float) -> Addresses | None:
     while not line.endswith(b"\n"):
         channel.settimeout(max(deadline - time.monotonic(), 1e-3))
         try:
-            data = channel.recv(RECEIVE_BYTES)
+            data = channel.recv(_RECEIVE_BYTES)
         except ConnectionError:
             return None
         if not data:
@@ -91,7 +91,7 @@ def addresses_of(channel: socket.socket, timeout_s: float) -> Addresses | None:
 
 
 def read_addresses(line: bytes) -> Addresses:
-    """The addresses in the line that comes over a channel."""
+    """The addresses that a server has told in *line*, which is all that comes over its channel."""
     return {name: (host, port) for name, (host, port) in json.loads(line).items()}
 
 

@@ -126,7 +126,7 @@ _NAMES_PASSED_OVER = ("__pycache__", ".git")
 
 
 def _passed_over(folder: str, names: list[str]) -> list[str]:
-    """Those of *names*, entries of *folder*, that are not copied: `_NAMES_PASSED_OVER`, and links that lead nowhere."""
+    """What `shutil.copytree` is to leave out of *folder*, whose entries are *names*: caches, Git's data, links to nothing."""
     return [name for name in names if name in _NAMES_PASSED_OVER or not os.path.exists(os.path.join(folder, name))]
 
 

@@ -84,21 +84,23 @@ class ServerReplica:
         command = [
             *repositories, "--http-port=0", "--grpc-port=0", "--metrics-port=0", f"--exit-timeout-secs={stop_s}", *flags,
         ]  # fmt: skip
-        self._channel, theirs = socket.socketpair()
-        self._channel.setblocking(False)
+        ours, theirs = socket.socketpair()
+        told, self._channel = await asyncio.open_unix_connection(sock=ours)
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-c", _START, str(os.getpid()), owned_server.COMMAND, *command,
                 stdin=theirs.fileno(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
             )  # fmt: skip
         self._reading = asyncio.create_task(self._read())
-        addresses = await _told_addresses(self._channel)
-        if addresses is None:
+        line = b""
+        with contextlib.suppress(ConnectionError):  # it has ended
+            line = await told.readline()  # for as long as it takes: models may load for hours
+        if not line.endswith(b"\n"):
             status = await self._process.wait()
             await asyncio.wait({self._reading}, timeout=_LAST_S)
             self._channel.close()
             raise RuntimeError(f"pytriton-lite serve ended with status {status}:\n{self._last_lines()}")
-        for name, (host, port) in addresses.items():
+        for name, (host, port) in owned_server.read_addresses(line).items():
             self._addresses[name] = format_address(_node_address(host), port)
         self._telling = asyncio.create_task(self._tell())
 
@@ -187,21 +189,6 @@ class ServerReplica:
             app_name = serve.get_replica_context().app_name
             handle = serve.get_deployment_handle(self._directory_name, app_name=app_name)
             await asyncio.wait_for(_answer(handle.leave.remote(self._name)), 1.0)
-
-
-async def _told_addresses(channel: socket.socket) -> owned_server.Addresses | None:
-    """As `owned_server.addresses_of`, on the loop and for as long as it takes: models may load for hours."""
-    loop = asyncio.get_running_loop()
-    line = b""
-    while not line.endswith(b"\n"):
-        try:
-            data = await loop.sock_recv(channel, owned_server.RECEIVE_BYTES)
-        except ConnectionError:
-            return None
-        if not data:
-            return None
-        line += data
-    return owned_server.read_addresses(line)
 
 
 async def _answer(response: Any) -> Any:

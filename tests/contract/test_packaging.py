@@ -38,6 +38,7 @@ def installed() -> Iterator[Path]:
 
 
 def install(folder: Path) -> None:
+    """Build the wheel into *folder*, and install it there; what it is built from is gone afterwards."""
     # The copy keeps build artefacts out of the checkout; the image is built from the same files.
     source = folder / "src"
     source.mkdir()

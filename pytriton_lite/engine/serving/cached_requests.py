@@ -115,9 +115,9 @@ class CachedRequests(NotQueued):
         try:
             outcome = self._hit(ticket, sought, found)
         except Exception as error:
-            # The loop called, which would log it and tell nobody: there is no memory for the outputs, say. As of an answer that
-            # was executed for, the request was fine.
-            self._refuse(ticket, error, is_refusal=False)
+            # The loop called, which would log it and tell nobody: there is no memory for the outputs, say. No
+            # refusal: the request was fine, as where an answer that was executed finds no room.
+            self._give_up(ticket, error)
             return
 
         def deliver() -> None:

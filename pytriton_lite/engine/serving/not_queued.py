@@ -101,11 +101,17 @@ class NotQueued:
             if is_queued and ticket.on_queued is not None:
                 ticket.on_queued()
 
-    def _refuse(self, ticket: Ticket, error: BaseException, *, is_refusal: bool = True) -> None:
-        """End *ticket*, which nobody executes; with *is_refusal* it is told as if it had been refused at once."""
+    def _refuse(self, ticket: Ticket, error: BaseException) -> None:
+        """End *ticket* as if it had been refused at once."""
+        if isinstance(error, InferenceError):
+            error.is_refusal = True
+        self._give_up(ticket, error)
+
+    def _give_up(self, ticket: Ticket, error: BaseException) -> None:
+        """End *ticket*, which nobody executes."""
         self._waited_for.count_refusal(error)
         if isinstance(error, InferenceError):
-            self._fail(ticket, error, is_refusal=is_refusal)
+            self._fail(ticket, error)
             return
         logger.error("a request to model '%s' failed inside the server", self._waited_for.name, exc_info=error)
         self._fail(ticket, InferenceError(ErrorCode.INTERNAL, BUG))
@@ -116,11 +122,12 @@ class NotQueued:
         if not version.is_recovering:
             return False
         version.statistics.refusals[Refusal.UNAVAILABLE] += 1
-        self._fail(ticket, version.not_ready_error(), is_refusal=True)
+        error = version.not_ready_error()
+        error.is_refusal = True
+        self._fail(ticket, error)
         return True
 
-    def _fail(self, ticket: Ticket, error: InferenceError, *, is_refusal: bool = False) -> None:
-        error.is_refusal = is_refusal
+    def _fail(self, ticket: Ticket, error: InferenceError) -> None:
         ticket.tap = None
         timeline = ticket.request.timeline
         if timeline is not None:
