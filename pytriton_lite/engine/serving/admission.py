@@ -1,7 +1,7 @@
 """The core's checks of a request against its model (scheduling spec, section 1; HTTP spec, 7.7), in Triton's order and words.
 
 Every failure is the client's: InferenceError(INVALID_ARG), counted nowhere. Nothing here needs tensor bytes except the
-structure of BYTES inputs, which is checked when ``data`` is there.
+structure of BYTES inputs of a client's request, which is checked when ``data`` is there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from pytriton_lite.config.model_config import ModelConfig, TensorSpec
 from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.request import InferenceRequest
+from pytriton_lite.core.request import InferenceRequest, Origin
 from pytriton_lite.core.tensor import PackedForm, Tensor, element_count, format_shape
 
 _BATCHING_NOTE = (
@@ -151,7 +151,8 @@ class Admission:
         # Triton counts a batch of none as unbatched, and takes what fits then; we refuse that as well (section 1).
         count = element_count(shape[1:] if is_of_none else shape)
         if spec.datatype is dtypes.BYTES:
-            if tensor.data is not None:
+            # What a worker has written, or was looked through before, is not looked through again: it takes long.
+            if tensor.data is not None and (request.origin is Origin.CLIENT or is_of_none):
                 bytes_tensor.check(
                     tensor.data,
                     count=count,

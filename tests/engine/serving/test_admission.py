@@ -11,7 +11,7 @@ from pytriton_lite.config.text import parse_model_config
 from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.request import InferenceRequest
+from pytriton_lite.core.request import InferenceRequest, Origin
 from pytriton_lite.core.tensor import PackedForm, Tensor
 from pytriton_lite.engine.serving.admission import Admission
 from pytriton_lite.ipc.messages import form_of
@@ -98,6 +98,14 @@ def test_a_header_alone_is_checked_by_its_declared_sizes() -> None:
     assert refusal(admission(ONE), request(Tensor("X", dtypes.FP32, (4,), None, 1 << 30))).endswith(
         "Expected 16, got 1073741824"
     )
+
+
+@pytest.mark.parametrize("origin", [Origin.ENSEMBLE, Origin.MODEL])
+def test_elements_that_workers_have_written_are_not_looked_at(origin: Origin) -> None:
+    asked = request(text_tensor(2, data=b"no elements"))
+    assert "expected 2 string elements" in refusal(admission(TEXT), asked)
+    asked.origin = origin
+    assert admission(TEXT).check(asked) == 1
 
 
 # ---------------------------------------------------------------------------------------------- what is refused
