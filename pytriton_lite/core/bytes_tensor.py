@@ -6,13 +6,14 @@ The layout is the binary tensor extension's (HTTP spec, section 8) and ``seriali
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
+from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.tensor import Buffer, Elements
+from pytriton_lite.core.tensor import Buffer, Elements, Tensor
 
 _LENGTH = struct.Struct("<I")
 _STEP = 4096
@@ -41,6 +42,13 @@ def encode(elements: Iterable[Any]) -> bytes:
 def encode_array(array: np.ndarray[Any, Any]) -> bytes:
     """Serialise an object or ``S<n>`` array in C order."""
     return encode(array.ravel(order="C").tolist())
+
+
+def tensor_of(name: str, shape: tuple[int, ...], elements: Sequence[Any]) -> Tensor:
+    """A BYTES tensor of *elements*, as many as *shape* says or not: how many they are it tells `check` in ``elements``."""
+    tensor = Tensor(name, dtypes.BYTES, shape, encode(elements))
+    tensor.elements = Elements(len(elements), tensor.nbytes)
+    return tensor
 
 
 def decode_list(data: Buffer) -> list[bytes]:

@@ -41,7 +41,7 @@ class Tensor:
     that has read only the header sets ``nbytes`` from the declaration and leaves ``data`` None until the bytes are there.
     ``home`` is where another process can find the bytes, a segment of shared memory and the offset in it, if it can; the
     tensor keeps them there. A large tensor in a client's shared memory has a home and no data: the worker looks there itself.
-    ``elements`` is what `bytes_tensor.count_elements` has found in ``data``, where somebody has counted them in advance.
+    ``elements`` is what `bytes_tensor.count_elements` would find in ``data``, where somebody knows it already.
     """
 
     __slots__ = ("data", "datatype", "elements", "home", "name", "nbytes", "shape")

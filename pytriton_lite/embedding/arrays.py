@@ -35,7 +35,7 @@ def tensor_of(name: str, value: object, declared: dtypes.DataType | None = None)
             ErrorCode.INVALID_ARG, f"input '{name}': arrays of {array.dtype} have no type in the protocol"
         )
     if datatype is dtypes.BYTES:
-        return Tensor(name, datatype, array.shape, bytes_tensor.encode_array(array))
+        return bytes_tensor.tensor_of(name, array.shape, array.ravel(order="C").tolist())
     if not array.size:
         return Tensor(name, datatype, array.shape, b"")
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -68,7 +68,7 @@ def _fitted(spec: TensorSpec, count: int, param: str) -> tuple[int, ...]:
 
 def _tensor(spec: TensorSpec, elements: Any, shape: tuple[int, ...], param: str) -> Tensor:
     if spec.datatype is dtypes.BYTES:
-        return Tensor(spec.name, spec.datatype, shape, bytes_tensor.encode(elements))
+        return bytes_tensor.tensor_of(spec.name, shape, elements)
     try:
         array = np.asarray(elements, dtype=spec.datatype.numpy)
     except (OverflowError, ValueError, TypeError):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from pytriton_lite.core import bytes_tensor
+from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.tensor import Elements
 
@@ -34,6 +34,19 @@ def test_what_is_encoded_is_decoded(elements: list[bytes]) -> None:
     assert bytes_tensor.decode_list(data) == elements
     assert bytes_tensor.decode_list(memoryview(bytearray(data))) == elements
     assert accepts(data, len(elements))
+
+
+@given(ELEMENTS)
+def test_a_tensor_of_elements_tells_how_many_they_are(elements: list[bytes]) -> None:
+    tensor = bytes_tensor.tensor_of("X", (3,), elements)
+    data = tensor.content()
+    assert (tensor.name, tensor.datatype, tensor.shape, data) == (
+        "X",
+        dtypes.BYTES,
+        (3,),
+        bytes_tensor.encode(elements),
+    )
+    assert tensor.elements == bytes_tensor.count_elements(data, len(elements) + 1)
 
 
 @given(ELEMENTS, st.integers(0, 12))

@@ -122,6 +122,8 @@ def decode_request(
                 if found is None
                 else _numbers(found, datatype, name, message.model_name)
             )
+            if datatype is dtypes.BYTES:
+                elements = Elements(len(tensor.contents.bytes_contents), len(data))
         elif taken < raw_count:
             data = raw[taken]
             if texts is not None:

@@ -130,7 +130,10 @@ def many_texts(request: InferenceRequest) -> list[Tensor]:
     texts = [
         tensor
         for tensor in request.inputs
-        if tensor.datatype is dtypes.BYTES and tensor.data and len(tensor.shape) <= MAX_DIMENSIONS  # others are refused
+        if tensor.datatype is dtypes.BYTES
+        and tensor.data
+        and tensor.elements is None
+        and len(tensor.shape) <= MAX_DIMENSIONS  # others are refused
     ]
     if sum(bytes_tensor.most_elements(text.nbytes, text.shape) for text in texts) <= bytes_tensor.MANY_ELEMENTS:
         return []

@@ -33,7 +33,7 @@ from pytriton_lite.frontends.http.json_tensors import (
     NOT_UNSIGNED,
     UINT64_END,
     number_code,
-    read_data,
+    read_tensor,
     refuse,
     refuse_type,
     write_data,
@@ -436,10 +436,10 @@ def _read_json_tensor(
         return Tensor(name, datatype, shape, b"")
     if type(data) is not list and type(data) is not LargeArray:
         refuse_type("data", NOT_ARRAY)
-    packed = read_data(name, datatype, count, data)
-    if len(packed) > max_input_size:  # only the end of BYTES tells their size
-        _refuse_size(name, len(packed), max_input_size)
-    return Tensor(name, datatype, shape, packed)
+    tensor = read_tensor(name, datatype, shape, count, data)
+    if tensor.nbytes > max_input_size:  # only the end of BYTES tells their size
+        _refuse_size(name, tensor.nbytes, max_input_size)
+    return tensor
 
 
 def _bounded_count(name: str, datatype: DataType, shape: tuple[int, ...], max_input_size: int) -> int:

@@ -21,7 +21,7 @@ from pytriton_lite.frontends.http.json_dialect import Members, load_members
 from pytriton_lite.frontends.http.json_slices import LargeArray
 from pytriton_lite.frontends.http.json_tensors import (
     NOT_STRING,
-    read_data,
+    read_tensor,
     refuse,
     refuse_type,
     write_data,
@@ -130,14 +130,14 @@ class _Mapping:
         else:
             elements = value if type(value) is list else [value]
             count = len(elements)
-        data: Buffer = b""
+        dims = self._config.metadata_shape(spec)
         if spec.datatype is dtypes.BYTES:  # Triton sums them up, and so looks at them, before it knows the shape
-            data = read_data(spec.name, spec.datatype, count, elements)
-        self._count_bytes(spec, len(data) or count * spec.datatype.itemsize)
-        shape = _fitted_shape(spec.name, self._config.metadata_shape(spec), count)
-        if spec.datatype is not dtypes.BYTES:
-            data = read_data(spec.name, spec.datatype, count, elements)
-        return Tensor(spec.name, spec.datatype, shape, data)
+            tensor = read_tensor(spec.name, spec.datatype, (), count, elements)
+            self._count_bytes(spec, tensor.nbytes)
+            tensor.shape = _fitted_shape(spec.name, dims, count)
+            return tensor
+        self._count_bytes(spec, count * spec.datatype.itemsize)
+        return read_tensor(spec.name, spec.datatype, _fitted_shape(spec.name, dims, count), count, elements)
 
     def _count_bytes(self, spec: TensorSpec, nbytes: int) -> None:
         self._input_bytes += nbytes

@@ -14,7 +14,7 @@ import orjson
 from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.tensor import Buffer, Tensor, element_count
+from pytriton_lite.core.tensor import Buffer, Elements, Tensor, element_count
 from pytriton_lite.frontends.http.json_dialect import syntax_error
 from pytriton_lite.frontends.http.json_slices import DocumentError, LargeArray, need_memory, pause
 
@@ -75,8 +75,10 @@ def refuse_type(field: str, phrase: str) -> NoReturn:
     raise InferenceError(ErrorCode.INTERNAL, f"Unable to parse '{field}': {phrase}")
 
 
-def read_data(name: str, datatype: DataType, count: int, data: list[Any] | LargeArray) -> Buffer:
-    """The bytes of *count* elements from *data*, which may be nested in any way. *name* is the input's.
+def read_tensor(
+    name: str, datatype: DataType, shape: tuple[int, ...], count: int, data: list[Any] | LargeArray
+) -> Tensor:
+    """The input *name* with *count* elements from *data*, which may be nested in any way.
 
     How many elements a BYTES tensor should have is for the engine to say. Raises InferenceError.
     """
@@ -88,27 +90,31 @@ def read_data(name: str, datatype: DataType, count: int, data: list[Any] | Large
         refuse(f"invalid datatype for input {name}")
     if type(data) is LargeArray:
         try:
-            return _read_slices(datatype, count, data)
+            return _read_slices(name, datatype, shape, count, data)
         except DocumentError as error:
             raise syntax_error(error) from None
     assert type(data) is list
     if datatype is dtypes.BYTES:
-        return _read_strings(data)
+        return bytes_tensor.tensor_of(name, shape, _strings(data))
     leaves = _leaves(data, "Unable to parse 'data': ")
     values = _pack(leaves if len(leaves) <= count else leaves[:count], datatype)
     if len(leaves) != count:
         refuse_type("data", "Shape does not match true shape of 'data' field")
-    return values
+    return Tensor(name, datatype, shape, values)
 
 
-def _read_slices(datatype: DataType, count: int, data: LargeArray) -> Buffer:
+def _read_slices(name: str, datatype: DataType, shape: tuple[int, ...], count: int, data: LargeArray) -> Tensor:
     """The same, slice by slice: of Python's objects there are only those of one of them. Raises DocumentError, too."""
     packed = bytearray()
+    read = 0
     if datatype is dtypes.BYTES:
         for elements in data.slices():
-            packed += _read_strings(elements)
-        return packed
-    read = 0
+            strings = _strings(elements)
+            packed += bytes_tensor.encode(strings)
+            read += len(strings)
+        tensor = Tensor(name, datatype, shape, packed)
+        tensor.elements = Elements(read, tensor.nbytes)
+        return tensor
     for elements in data.slices():
         leaves = _leaves(elements, "Unable to parse 'data': ")
         packed += _pack(leaves[: count - read], datatype)
@@ -117,7 +123,7 @@ def _read_slices(datatype: DataType, count: int, data: LargeArray) -> Buffer:
             break
     if read != count:
         refuse_type("data", "Shape does not match true shape of 'data' field")
-    return packed
+    return Tensor(name, datatype, shape, packed)
 
 
 def _leaves(data: list[Any], depth_prefix: str) -> list[Any]:
@@ -175,11 +181,11 @@ def _pack_wrapped(leaves: list[int], datatype: DataType, phrase: str) -> Buffer:
     return wide.astype(datatype.numpy).tobytes()
 
 
-def _read_strings(data: list[Any]) -> bytes:
+def _strings(data: list[Any]) -> list[bytes]:
     leaves = _leaves(data, "")
     if not set(map(type, leaves)) <= _ONLY_STR:
         raise InferenceError(ErrorCode.INTERNAL, f"Unable to parse JSON bytes array: {NOT_STRING}")
-    return bytes_tensor.encode([leaf.encode("utf-8", "surrogateescape") for leaf in leaves])
+    return [leaf.encode("utf-8", "surrogateescape") for leaf in leaves]
 
 
 def written_weight(tensor: Tensor) -> int:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytriton_lite.core import dtypes
+from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import SEQUENCE_END, SEQUENCE_START, InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Tensor
@@ -93,6 +93,11 @@ class TestTensorData:
             ("A", dtypes.FP32, (1, 4), b"a" * 16, 16),
             ("B", dtypes.INT8, (2,), b"bb", 2),
         ]
+
+    @pytest.mark.parametrize("texts", [[b"a", b"", b"bc"], []])
+    def test_texts_in_contents_come_to_the_engine_counted(self, texts: list[bytes]) -> None:
+        (got,) = with_contents(InferTensorContents(bytes_contents=texts), "BYTES", (3,)).inputs
+        assert got.elements == bytes_tensor.count_elements(got.content(), 10)
 
     def test_raw_and_contents_together_are_refused(self) -> None:
         """Row 20."""

@@ -18,7 +18,7 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import SEQUENCE_END, SEQUENCE_START, InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import PackedForm, Tensor, element_count
 from pytriton_lite.engine.workers.regions import Regions
-from pytriton_lite.frontends.http import codec
+from pytriton_lite.frontends.http import codec, json_slices
 from pytriton_lite.frontends.http.codec import OutputForms
 from pytriton_lite.ipc.messages import form_of
 
@@ -213,6 +213,15 @@ def test_nesting_is_accepted_up_to_99_arrays(datatype: str, leaf: Any, prefix: s
 def test_strings_become_length_prefixed_utf8_and_invalid_bytes_stay() -> None:
     document = b'{"inputs":[{"name":"X","shape":[3],"datatype":"BYTES","data":["a",["\xc3\xa9"],"\xff\xfe"]}]}'
     assert bytes_tensor.decode_list(read(document)) == [b"a", "é".encode(), b"\xff\xfe"]
+
+
+@pytest.mark.parametrize("large_bytes", [json_slices.SMALL_BYTES, 0], ids=["as a list", "in slices"])
+@pytest.mark.parametrize("data", [["a", "", "b"], [["a", "\u00e9"], "b", "c"], []])
+def test_strings_come_to_the_engine_counted(data: Any, large_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as there are, whatever the shape says."""
+    monkeypatch.setattr(json_slices, "SMALL_BYTES", large_bytes)
+    (got,) = decode(one(data, datatype="BYTES", shape=[3])).inputs
+    assert got.elements == bytes_tensor.count_elements(got.content(), 10)
 
 
 @pytest.mark.parametrize("data", [None, 1, "abc", {"a": 1}])
