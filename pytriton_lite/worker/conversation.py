@@ -42,6 +42,16 @@ class Work:
         self.requests: list[RequestMessage] = [] if requests is None else requests
 
 
+class _Question(Waiter):
+    """An ASK, until its ANSWER is there."""
+
+    __slots__ = ("answer",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answer: Any = None
+
+
 class Conversation:
     """The channel of one worker process. Made in its main thread, which is the only one to call `next_work`."""
 
@@ -69,8 +79,7 @@ class Conversation:
         """Results that are ready and have not left."""
         self._oldest_result_ns = 0
         self._ask_numbers = itertools.count(1)
-        self._asked: dict[int, Waiter] = {}
-        self._answers: dict[int, Any] = {}
+        self._asked: dict[int, _Question] = {}
         self._has_reading_thread = False
         self._reading_thread: threading.Thread | None = None
 
@@ -160,20 +169,24 @@ class Conversation:
     def ask(self, operation: str, arguments: dict[str, Any]) -> Any:
         """See `Host.ask`."""
         number = next(self._ask_numbers)
-        waiter = self._asked[number] = Waiter()
-        with self.outbox:  # answers of earlier batches do not wait for this one
-            self.send_held([messages.ask_frame(number, operation, arguments)])
-        self.mailbox.wait(waiter)
-        answer = self._answers.pop(number)
-        if isinstance(answer, InferenceError):
-            raise answer
-        return answer
+        question = self._asked[number] = _Question()
+        try:
+            with self.outbox:  # answers of earlier batches do not wait for this one
+                self.send_held([messages.ask_frame(number, operation, arguments)])
+            self.mailbox.wait(question)
+        finally:
+            self._asked.pop(number, None)  # a signal handler of the model's may have raised
+        if isinstance(question.answer, InferenceError):
+            raise question.answer
+        return question.answer
 
     def on_answer(self, body: memoryview) -> None:
         """An ANSWER has come."""
         number, answer = messages.read_answer(body)
-        self._answers[number] = answer
-        self.mailbox.finish(self._asked.pop(number))
+        question = self._asked.pop(number, None)
+        if question is not None:
+            question.answer = answer
+            self.mailbox.finish(question)
 
     # ------------------------------------------------------------------------------------------ out
 

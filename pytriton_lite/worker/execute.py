@@ -65,6 +65,8 @@ def check_responses(returned: object, requests: list[InferenceRequest]) -> list[
         return [None] * len(requests)
     if not isinstance(returned, list):
         raise ExecuteFailed(f"Expected a list in the execute return, found type '{type(returned)}'.")
+    if type(returned) is not list:
+        returned = list.copy(returned)  # what it holds as a list, whatever its own class says that it is
     if len(returned) != len(requests):
         raise ExecuteFailed(
             "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
@@ -78,7 +80,7 @@ def check_responses(returned: object, requests: list[InferenceRequest]) -> list[
                 "Expected a None object in the execute function return list for reschduled request, "
                 f"found type '{type(response)}'."
             )
-        if not isinstance(response, InferenceResponse):
+        if not issubclass(type(response), InferenceResponse):  # which asks nothing of an object that may raise anything
             raise ExecuteFailed(
                 "Expected an 'InferenceResponse' object in the execute function return list, "
                 f"found type '{type(response)}'."

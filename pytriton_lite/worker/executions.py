@@ -7,7 +7,8 @@ import contextvars
 import gc
 import os
 import threading
-from collections.abc import Coroutine
+import traceback
+from collections.abc import Callable, Coroutine
 from functools import partial
 from time import monotonic_ns
 from typing import Any
@@ -305,10 +306,21 @@ class Executions:
         else:
             context.run(_BATCH_OF_COROUTINE.set, batch.number)
             on_done = partial(self._on_default_done, batch)
-        running = self._loop.prepare(coroutine, on_done)
+        running = self._loop.prepare(coroutine, partial(self._on_done, on_done))
         self._running[batch.number] = running, len(batch.requests)
         context.run(running.start)
         self.cancel_coroutine(batch.number)  # it may have come before there was anything to cancel
+
+    def _on_done(self, end: Callable[[asyncio.Task[Any]], None], task: asyncio.Task[Any]) -> None:
+        """Have *end* end a batch whose coroutine has ended. In the loop's thread."""
+        try:
+            end(task)
+        except (EngineGone, BrokenPipeError, ConnectionResetError):
+            return  # the main thread hears of it, too
+        except BaseException:
+            # The loop would go on, and the batch, or one that waits for its place, never end.
+            traceback.print_exc()
+            self._conversation.mailbox.break_off()
 
     def _on_default_done(self, batch: Batch, task: asyncio.Task[Any]) -> None:
         """Answer *batch*, in default mode, whose coroutine has ended. In the loop's thread."""

@@ -200,10 +200,13 @@ class Mailbox:
             raise
         except BaseException:
             # It and what came behind it is lost, in whatever thread of the model this is: somebody would wait for it for ever.
-            # Without a channel the engine ends this worker, and answers what it had.
             traceback.print_exc()
-            self._sock.shutdown(socket.SHUT_RDWR)
+            self.break_off()
             raise EngineGone from None
+
+    def break_off(self) -> None:
+        """Shut the channel down, without which the engine ends this worker, and answers what it had."""
+        self._sock.shutdown(socket.SHUT_RDWR)
 
     def _leave(self, waiter: Waiter) -> None:
         """The thread of *waiter* does not wait any more, for whatever reason: it must not be given the channel to read."""

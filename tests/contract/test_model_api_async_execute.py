@@ -86,6 +86,52 @@ def test_what_the_coroutine_may_not_return_is_told(server: RunningServer, return
     assert reply.error.startswith(execute_failed(text, "script_0_0"))
 
 
+def test_a_list_whose_class_raises_is_taken_for_what_it_holds(server: RunningServer) -> None:
+    """As where ``execute`` is no coroutine: Triton looks at the list itself."""
+    code = """
+    class Proxy(list):
+        def __len__(self):
+            raise ValueError("length")
+
+    async def answer():
+        return Proxy([response("held")])
+    return answer()
+    """
+    assert value_of(script(server, code)) == "held"
+
+
+FAILS_BEHIND_IT = """
+async def answer():
+    from pytriton_lite.worker import executions
+
+    def fail(*arguments, **named):
+        raise MemoryError("none left")
+    executions.check_responses = executions.check_nothing = fail
+return answer()
+"""
+
+
+@pytest.mark.interpreted("a function of a compiled module is replaced")
+@pytest.mark.parametrize("model", ["script", "decoupled"])
+def test_an_error_of_the_worker_behind_a_coroutine_ends_the_worker_and_nobody_waits(
+    server: RunningServer, model: str
+) -> None:
+    """The loop of coroutines would go on, and the instance wait for the end of this one before it takes another."""
+    if model == "script":
+        error = script(server, FAILS_BEHIND_IT).error
+    else:
+        (message,) = stream_of(server, model, FAILS_BEHIND_IT)
+        error = message.error
+    assert f"Stub process '{model}_0_0' is not healthy." in error
+    server.wait_for_log("MemoryError: none left")
+    served = "async def answer():\n    return {}\n{}return answer()"
+    if model == "script":
+        assert value_of(script(server, served.format("[response(1)]", ""))) == 1
+    else:
+        code = served.format("None", "request.get_response_sender().send(response(1), FINAL)\n")
+        assert [message.error for message in stream_of(server, model, code)] == [""]
+
+
 def test_a_coroutine_may_answer_through_the_sender(server: RunningServer) -> None:
     """Model API, 4.2 and 4.4."""
     code = """

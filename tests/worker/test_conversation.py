@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import FrameReader
 from pytriton_lite.ipc.messages import Kind
 from pytriton_lite.worker.conversation import Conversation, Work
+from pytriton_lite.worker.mailbox import Waiter
 from pytriton_lite.worker.readiness import ReadinessProbe
 
 pytestmark = pytest.mark.interpreted("a fake in the place of a compiled class")
@@ -27,9 +28,14 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def conversation(channel: socket.socket) -> Conversation:
-    memory = SimpleNamespace(inputs=SimpleNamespace(held=0), outputs=SimpleNamespace(arena=None))
-    return Conversation(channel, lambda kind, body: None, cast(Any, memory), 0)
+def conversation(
+    channel: socket.socket, on_frame: Callable[[int, memoryview], None] = lambda kind, body: None
+) -> Conversation:
+    arena = SimpleNamespace(announced=[], dropped=[])
+    memory = SimpleNamespace(
+        inputs=SimpleNamespace(held=0, released=[]), outputs=SimpleNamespace(arena=arena), has_device_news=False
+    )
+    return Conversation(channel, on_frame, cast(Any, memory), 0)
 
 
 def frames(channel: socket.socket) -> list[tuple[int, tuple[int, ...]]]:
@@ -45,6 +51,25 @@ def test_batches_that_were_not_begun_go_back_and_what_else_has_come_stays_in_its
     talking.return_unbegun()
     assert frames(theirs) == [(Kind.RETURNED, (5, 7))]
     assert [talking.next_work().kind for _ in range(3)] == [Kind.TRIM, Kind.BRANCH, Kind.STOP]
+
+
+def test_what_is_asked_by_somebody_who_is_interrupted_leaves_nothing_behind(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a model may be by a signal handler of its own. The answer comes nevertheless, and the next question has its own."""
+    ours, theirs = ends
+    talking = conversation(ours, lambda kind, body: talking.on_answer(body))
+    with monkeypatch.context() as interrupting:
+        interrupting.setattr(talking.mailbox, "wait", interrupted)
+        with pytest.raises(TimeoutError):
+            talking.ask("is_model_ready", {"name": "m"})
+    assert not talking._asked
+    theirs.sendall(messages.answer_frame(1, "late") + messages.answer_frame(2, "in time"))
+    assert talking.ask("is_model_ready", {"name": "m"}) == "in time"
+
+
+def interrupted(waiter: Waiter) -> None:
+    raise TimeoutError
 
 
 def test_a_thread_that_could_not_be_started_to_read_is_started_the_next_time(

@@ -163,8 +163,7 @@ def test_a_list_may_be_one_of_the_models_own_kind() -> None:
     class Listed(list[Any]):
         pass
 
-    returned = Listed([InferenceResponse([])])
-    assert check_responses(returned, requests_of(1)) is returned
+    assert check_responses(Listed([EMPTY]), requests_of(1)) == [EMPTY]
 
 
 def test_none_stands_for_none_for_every_request() -> None:
@@ -211,6 +210,31 @@ def test_an_element_of_another_type_fails_the_whole_batch(returned: list[Any]) -
     assert failure_to_check(returned, requests_of(len(returned))) == (
         "Expected an 'InferenceResponse' object in the execute function return list, found type '<class 'int'>'."
     )
+
+
+class RaisingList(list[Any]):
+    """A list whose own methods are of no use."""
+
+    def __len__(self) -> int:
+        raise ValueError("length")
+
+    def __iter__(self) -> Any:
+        raise ValueError("elements")
+
+
+class RaisingElement:
+    @property  # type: ignore[misc]  # what a proxy may do
+    def __class__(self) -> Any:
+        raise ValueError("class")
+
+
+def test_a_list_is_taken_for_what_it_holds_whatever_its_class_does() -> None:
+    assert check_responses(RaisingList([EMPTY, None]), requests_of(2)) == [EMPTY, None]
+    assert failure_to_check(RaisingList([]), requests_of(1)).startswith("Number of InferenceResponse objects")
+
+
+def test_an_element_that_raises_when_it_is_looked_at_fails_the_batch_and_no_more() -> None:
+    assert failure_to_check([RaisingElement()], requests_of(1)).startswith("Expected an 'InferenceResponse' object")
 
 
 def test_a_rescheduled_request_has_no_response() -> None:
