@@ -91,7 +91,15 @@ require(
     "uvicorn",
     RequestResponseCycle,
     *("run_asgi", "send", "receive", "transport", "keep_alive", "default_headers", "disconnected", "message_event"),
-    *("more_body", "response_started", "response_complete", "scope", "body"),
+    *(
+        "more_body",
+        "response_started",
+        "response_complete",
+        "scope",
+        "body",
+        "chunked_encoding",
+        "expected_content_length",
+    ),
 )
 require("uvicorn", FlowControl, "pause_reading", "resume_reading", "read_paused", "drain")
 require("httptools", httptools.HttpRequestParser, "feed_data", "get_http_version", "get_method", "should_keep_alive")
@@ -404,6 +412,28 @@ def origin_form(target: bytes, method: bytes) -> bytes:
     if found is None or not found[1] or _HOST.fullmatch(found[1]) is None:
         raise _Refused(400, "the request's target is no path and no URL")
     return found[2] if found[2][:1] == b"/" else b"/" + found[2]
+
+
+def _ended_by_closing(cycle: Any, app: AsgiApp) -> AsgiApp:
+    """*app*, whose answer without a length ends with the connection: HTTP/1.0 knows no chunks (RFC 9112, 6.1 and 6.3)."""
+
+    async def app_of_old_client(scope: Scope, receive: Receive, send: Send) -> None:
+        has_length = True
+
+        async def send_bare(message: Message) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+                if not has_length:
+                    _say_close(cycle)
+                    cycle.chunked_encoding = False
+            elif not has_length:
+                cycle.expected_content_length = len(message.get("body", b""))  # uvicorn would count down from it
+            await send(message)
+
+        await app(scope, receive, send_bare)
+
+    return app_of_old_client
 
 
 def _say_close(cycle: Any) -> None:
@@ -913,6 +943,8 @@ class ListenerProtocol(HttpToolsProtocol):
         if not cycle.keep_alive:
             _say_close(cycle)
         chosen: Any = self._saying_close(cycle, app) if self.server_state.draining else app
+        if cycle.scope["http_version"] == "1.0":
+            chosen = _ended_by_closing(cycle, chosen)
         super()._start_asgi_task(cycle, chosen)
 
     def _saying_close(self, cycle: Any, app: AsgiApp) -> AsgiApp:

@@ -66,7 +66,7 @@ def server_context(tls: TlsOptions, protocol: str) -> ssl.SSLContext:
     if tls.client_root is not None:
         try:
             context.load_verify_locations(tls.client_root)
-        except ssl.SSLError as error:
+        except OSError as error:  # SSLError is one, and the file may have gone since it was read
             raise ListenError(f"TLS: root certificate {tls.client_root} cannot be used: {_reason(error)}") from error
         context.verify_mode = ssl.CERT_REQUIRED
     return context
@@ -155,8 +155,8 @@ def _load_certificate(context: ssl.SSLContext, tls: TlsOptions) -> None:
 
     try:
         context.load_cert_chain(tls.certificate, tls.key, refuse_password)
-    except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
+    except OSError as error:  # as above
+        if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
             raise ListenError(f"TLS: key {tls.key} is not that of certificate {tls.certificate}") from error
         raise ListenError(
             f"TLS: certificate {tls.certificate} with key {tls.key} cannot be used: {_reason(error)}"
@@ -173,5 +173,6 @@ def _read(path: Path, what: str, mark: bytes) -> bytes:
     return data
 
 
-def _reason(error: ssl.SSLError) -> str:
-    return (error.reason or str(error)).replace("_", " ").lower()
+def _reason(error: OSError) -> str:
+    reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+    return (reason or str(error)).replace("_", " ").lower()

@@ -105,6 +105,28 @@ def test_a_response_has_no_headers_but_its_own() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("pieces", [(), (b"one, ", b"", b"two")])
+def test_an_answer_without_a_length_comes_bare_to_a_client_of_http_1_0(pieces: tuple[bytes, ...]) -> None:
+    """RFC 9112, 6.1 and 6.3: it knows no chunks, and reads to the end of the connection."""
+
+    async def streaming(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
+        for piece in pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body"})
+
+    async def scenario() -> None:
+        listener = await listen(streaming)
+        async with connect(listener) as (reader, writer):
+            writer.write(b"GET /x HTTP/1.0\r\n\r\n")
+            head, body = (await reader.read()).split(b"\r\n\r\n", 1)
+            assert body == b"".join(pieces)
+            assert head.split(b"\r\n")[1:] == [b"connection: close", b"content-type: text/plain"]
+        assert await listener.close_gracefully(5)
+
+    run(scenario)
+
+
 def test_a_port_in_use_is_an_error_with_tritons_text() -> None:
     async def scenario() -> None:
         listener = await listen()

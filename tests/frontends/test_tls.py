@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from pytriton_lite.frontends import tls as module
 from pytriton_lite.frontends.addresses import ListenError
 from pytriton_lite.frontends.tls import TlsOptions, read_files, server_context
 from tests.certificates import Certificates
@@ -48,6 +49,23 @@ def test_a_file_that_cannot_be_read_is_named(certificates: Certificates, place: 
     with pytest.raises(ListenError) as caught:
         server_context(TlsOptions(**files | {place: missing}), "h2")
     assert str(caught.value) == f"TLS: {what} {missing} cannot be read: No such file or directory"
+
+
+@pytest.mark.parametrize("place", ["certificate", "key", "client_root"])
+def test_a_file_that_goes_when_it_has_been_looked_at_is_told(
+    certificates: Certificates, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"certificate": certificates.server, "key": certificates.server_key, "client_root": certificates.root}
+    goes = tmp_path / "goes.pem"
+    goes.write_bytes(files[place].read_bytes())
+
+    def read_and_remove(tls: TlsOptions) -> None:
+        read_files(tls)
+        goes.unlink()
+
+    monkeypatch.setattr(module, "read_files", read_and_remove)
+    with pytest.raises(ListenError, match=rf"{re.escape(str(goes))}.* cannot be used: no such file or directory$"):
+        server_context(TlsOptions(**files | {place: goes}), "h2")
 
 
 @pytest.mark.parametrize("place", ["certificate", "key", "client_root"])
