@@ -328,7 +328,7 @@ for free in range(1, 200, 3):
         try:
             while True:
                 taken.append(mmap.mmap(-1, size))
-        except OSError:
+        except (OSError, MemoryError):  # for the mapping, or for the object or the list
             pass
     room = free << 20
     while room > 0:
