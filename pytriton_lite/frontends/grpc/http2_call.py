@@ -312,12 +312,14 @@ class SlowParsings:
 
     def __init__(self) -> None:
         self._waiting: deque[Call] = deque()
+        self._is_at_work = False
+        """Whether a later turn of the loop, or the caller of this moment, goes on with those that wait."""
 
     def add(self, call: Call) -> None:
         """Walk over the message of `Call.parsing`, and hand it, or why it cannot be done, to `Call.on_walked`."""
         self._waiting.append(call)
-        if len(self._waiting) == 1:
-            share_of(asyncio.get_running_loop()).wait(self, is_new=False)
+        if not self._is_at_work:
+            self._go_on_later()
 
     def go_on(self) -> None:
         """See `Waiting`."""
@@ -331,10 +333,14 @@ class SlowParsings:
                     return
                 waiting.popleft()
                 if walked is not None:
-                    call.on_walked(walked if isinstance(walked, Exception) else None)
+                    call.on_walked(walked if isinstance(walked, Exception) else None)  # which may come again
         finally:
-            if waiting:
-                share.wait(self, is_new=False)
+            self._go_on_later()
+
+    def _go_on_later(self) -> None:
+        self._is_at_work = bool(self._waiting)
+        if self._is_at_work:
+            share_of(asyncio.get_running_loop()).wait(self, is_new=False)
 
 
 class TasksToCome:

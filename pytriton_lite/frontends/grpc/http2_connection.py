@@ -797,9 +797,15 @@ class Http2Connection:
         """Ask the peer to take its next calls elsewhere, and take those that are on their way.
 
         So GOAWAY goes twice: the first names no stream, and the second follows when the peer has seen the first, which its
-        answer to a ping shows, or after *timeout_s*. From then on `is_told`. The peer reads *text*.
+        answer to a ping shows, or after *timeout_s*. From then on `is_told`. The peer reads *text*. One that is asked already
+        is waited for no longer than it is here.
         """
-        if self._is_leaving or self.state in (_DRAINING, _CLOSED):
+        if self.state in (_DRAINING, _CLOSED):
+            return
+        if self._is_leaving:
+            if self._timers["goaway ping"].when() > self._loop.time() + timeout_s:
+                self._timers["goaway ping"].cancel()
+                self._set_timer("goaway ping", timeout_s, self._drain)
             return
         self._is_leaving = True
         self._leaving_text = text

@@ -937,6 +937,18 @@ class TestStop:
             assert loop.run(listener.wait_told(10)) is True
             assert [found.kind for found in peer.until_closed()] == [GOAWAY, PING, GOAWAY]
 
+    def test_client_that_is_too_old_and_does_not_react_is_waited_for_only_as_long(
+        self, loop: LoopThread, start: Started, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It has got its GOAWAY, and would have 20 seconds to answer the ping."""
+        monkeypatch.setattr(http2, "_TOLD_S", 0.05)
+        listener = start(max_connection_age_ms=20)
+        with Http2Peer.connect(listener) as peer:
+            assert peer.next(GOAWAY).text == "max_age"
+            loop.run(begin_drain(listener))
+            assert loop.run(listener.wait_told(10)) is True
+            assert [found.kind for found in peer.until_closed()] == [PING, GOAWAY]
+
     def test_told_is_waited_for_no_longer_than_the_caller_wants(
         self, loop: LoopThread, listener: Http2Listener
     ) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import random
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
 import grpc
 import numpy as np
@@ -20,7 +22,9 @@ from pytriton_lite.core.tensor import MAX_DIMENSIONS, Elements
 from pytriton_lite.engine.workers.regions import Regions
 from pytriton_lite.frontends.grpc import parsing
 from pytriton_lite.frontends.grpc.codec import decode_request
+from pytriton_lite.frontends.grpc.http2_call import SlowParsings
 from pytriton_lite.frontends.grpc.parsing import MAX_TENSORS
+from pytriton_lite.frontends.work_share import share_of
 from pytriton_lite.proto.grpc_service_pb import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from pytriton_lite.proto.message import DecodeError
 
@@ -341,6 +345,39 @@ class TestTextsOfManyElements:
         for _ in range(MAX_TENSORS):
             message.inputs.add()
         assert parsing.TextCounting.of(parsing.parse_request(message.SerializeToString())) is None
+
+
+class WalkedTwice:
+    """A call whose message is walked over, and then what is in it."""
+
+    def __init__(self, parsings: SlowParsings) -> None:
+        self._parsings = parsings
+        self.parsing: Any = SimpleNamespace(walk=lambda is_over: True)
+        self.walked = 0
+
+    def on_walked(self, error: Exception | None) -> None:
+        self.walked += 1
+        if self.walked == 1:
+            self._parsings.add(cast(Any, self))
+
+
+@pytest.mark.interpreted("a fake in the place of a compiled class")
+def test_slow_parsings_wait_once_for_their_turn_also_where_a_call_comes_again() -> None:
+    """Each time more would be a slice of the loop that others wait for, and none of them would ever go away."""
+
+    async def scenario() -> None:
+        share = share_of(asyncio.get_running_loop())
+        parsings = SlowParsings()
+        calls = [WalkedTwice(parsings) for _ in range(20)]
+        for call in calls:
+            parsings.add(cast(Any, call))
+            assert share._others.count(parsings) == 1
+            while call.walked < 2:
+                await asyncio.sleep(0)
+                assert share._others.count(parsings) <= 1
+        assert not share._others
+
+    asyncio.run(scenario())
 
 
 class TestOverASocket:
