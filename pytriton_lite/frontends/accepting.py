@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 _ACCEPTS_PER_TURN = 64
 """Connections accepted in a turn, so that a flood of them leaves the loop to those that are there."""
 _PAUSE_S = 0.5
-"""Until the next try where the system has no descriptors or no memory for a connection, which then waits in its queue."""
+"""Until the next try where nobody has room, descriptors or memory for a connection, which then waits in the system's queue."""
 _HANDSHAKE_S = 1.0
 """What an honest client needs for TLS; at the end of the server nobody waits for the others."""
 _TELL_S = 10.0
@@ -91,6 +91,10 @@ class Places:
 class ConnectionTaker(Protocol):
     """What gets the connections that an `Acceptor` has accepted: `Arrivals`, or who hands them to another process."""
 
+    @property
+    def has_room(self) -> bool:
+        """Whether it wants more of them now; others wait in the system's queue."""
+
     def take(self, connection: socket.socket) -> None:
         """Serve *connection*, which does not block and has its place; whoever serves it gives the place back."""
 
@@ -127,6 +131,11 @@ class Arrivals:
         self._handshake_timeout_s = handshake_timeout_s
         self._places = places
         self._arriving: set[asyncio.Task[None]] = set()
+
+    @property
+    def has_room(self) -> bool:
+        """Always: `Places` bounds them. See `ConnectionTaker`."""
+        return True
 
     def take(self, connection: socket.socket) -> None:
         """See `ConnectionTaker`."""
@@ -206,6 +215,9 @@ class Acceptor:
 
     def _on_readable(self) -> None:
         for _ in range(_ACCEPTS_PER_TURN):
+            if not self._taker.has_room:
+                self._wait("no process has room for more of them")
+                return
             if not self._accept_one():
                 return
 
@@ -218,7 +230,7 @@ class Acceptor:
         except OSError as error:
             if error.errno in _LOST_ON_THE_WAY:
                 return True
-            self._wait(error)
+            self._wait(error.strerror or str(error))
             return False
         if not self._places.try_take():
             connection.close()
@@ -239,10 +251,10 @@ class Acceptor:
                 count,
             )
 
-    def _wait(self, error: OSError) -> None:
+    def _wait(self, why: str) -> None:
         """Look away for a while: the socket would be readable all the time."""
         if self._failed.count():
-            logger.error("%s: connections have to wait: %s", self._name, error.strerror)
+            logger.error("%s: connections have to wait: %s", self._name, why)
         if not self._is_closed:
             self._loop.remove_reader(self._listening.fileno())
             self._pause = self._loop.call_later(_PAUSE_S, self._resume)

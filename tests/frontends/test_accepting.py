@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
 
+from pytriton_lite.frontends import accepting
 from pytriton_lite.frontends.accepting import Acceptor, Arrivals, Places, Throttle
 from pytriton_lite.frontends.addresses import bind_socket
 
@@ -177,6 +178,31 @@ def test_a_lack_of_descriptors_neither_ends_the_listening_nor_spins(
     run(scenario)
     lines = [record.message for record in caplog.records if record.levelno >= logging.ERROR]
     assert lines == ["Echo: connections have to wait: Too many open files"]
+
+
+def test_connections_wait_in_the_systems_queue_while_who_takes_them_has_no_room(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    room = 1
+    monkeypatch.setattr(Arrivals, "has_room", property(lambda arrivals: arrivals._places.taken < room))
+    monkeypatch.setattr(accepting, "_PAUSE_S", 0.01)
+
+    async def scenario() -> None:
+        nonlocal room
+        async with listening() as server:
+            kept = await server.connect()
+            assert await server.echoes(kept)
+            others = [await server.connect() for _ in range(3)]
+            await until(lambda: caplog.text != "")
+            assert await server.echoes(kept)
+            assert server.places.taken == 1
+            room = 4
+            assert [await server.echoes(peer) for peer in others] == [True] * 3
+
+    run(scenario)
+    assert [record.message for record in caplog.records] == [
+        "Echo: connections have to wait: no process has room for more of them"
+    ]
 
 
 async def count_turns(duration_s: float) -> int:

@@ -63,6 +63,8 @@ _IDLE_NS = 2_500_000_000
 """How often a look is taken at the memory of a front end; idle from one to the next it is given back."""
 _UNHEARD_S = 1.0
 """How long a front end may take to read what it is told, before somebody is answered who will rely on that."""
+_MOST_WAITING = 64
+"""Connections that wait here for a front end with room."""
 _BACK_OFF_S = (0.1, 30.0)
 """The first pause before a front end is started again that did not get ready, and the longest."""
 _OWN_DESCRIPTORS = 64
@@ -386,6 +388,10 @@ class _Taker:
         self._front_ends = front_ends
         self._listener = listener
 
+    @property
+    def has_room(self) -> bool:
+        return self._front_ends.has_room
+
     def take(self, connection: socket.socket) -> None:
         self._front_ends.hand_over(self._listener, connection)
 
@@ -401,7 +407,7 @@ class FrontEnds:
         self._loop = asyncio.get_running_loop()
         self._processes: dict[int, FrontEndProcess] = {}
         self._waiting: deque[tuple[int, socket.socket]] = deque()
-        """Connections that no front end has room for yet; where they take all descriptors, others wait to be accepted."""
+        """Connections that no front end has room for yet."""
         self._back_off: dict[int, float] = {}
         self._restarts: dict[int, asyncio.TimerHandle] = {}
         self._dropping: set[asyncio.Future[None]] = set()
@@ -474,6 +480,11 @@ class FrontEnds:
         """The callable to which a listener gives its connections, each of which has one of *places*."""
         self._shared.places[listener] = places
         return _Taker(self, listener)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another connection may wait here, if it must: each takes a descriptor that a new front end would need."""
+        return len(self._waiting) < _MOST_WAITING
 
     def hand_over(self, listener: int, connection: socket.socket) -> None:
         """Give *connection* to the front end that has the fewest, or keep it until there is one with room for it."""

@@ -456,6 +456,29 @@ def test_a_front_end_without_descriptors_drops_the_connections_that_come_and_kee
         assert front_end_pids(server) == [pid]
 
 
+def test_connections_that_no_front_end_has_room_for_leave_the_server_its_descriptors(repository: Path) -> None:
+    """A large request brings the engine a descriptor, and a front end could not be started without some."""
+    with RunningServer(repository, flags=("--frontends=1",)) as server, clients(server, 1) as (kept,):
+        pids = front_end_pids(server)
+        most = len(os.listdir(f"/proc/{server.process.pid}/fd")) + 100
+        _, hard = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (most, hard))
+        host, port = server.http_url.split(":")
+        with ExitStack() as stack:
+            for _ in range(2 * most):
+                client = stack.enter_context(socket.socket())
+                client.setblocking(False)
+                client.connect_ex((host, int(port)))
+            server.wait_for_log("connections have to wait: no process has room for more of them")
+            values = [*range(100_000)]
+            request = {"inputs": [{"name": "IN", "datatype": "INT32", "shape": [len(values)], "data": values}]}
+            assert kept.post("/v2/models/echo/infer", request)[0] == 200
+            assert len(os.listdir(f"/proc/{server.process.pid}/fd")) < most
+        with clients(server, 1) as (another,):
+            assert another.infer("echo", 1)[0] == 200
+        assert front_end_pids(server) == pids
+
+
 def test_a_region_for_which_a_front_end_has_no_descriptor_is_not_known_to_it(repository: Path) -> None:
     from tritonclient.utils import shared_memory
 
