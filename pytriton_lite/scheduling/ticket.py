@@ -230,7 +230,7 @@ class Ticket:
         self.tap: Callable[[Outcome | None], Outcome | None] | None = None
         """Makes of the last response what the receiver gets. Called also where nobody listens any more."""
         self.on_queued: Callable[[], None] | None = None
-        """Called when it gets into a queue, if it is not at first: something has to be looked up before."""
+        """Called when it gets into a queue, if it is not at first, and now and then while it waits there."""
 
     def __repr__(self) -> str:
         return f"Ticket({self.request.model_name!r}, {self.request.request_id!r}, {self.state.name})"

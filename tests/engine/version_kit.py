@@ -18,7 +18,9 @@ from pytriton_lite.core.request import SEQUENCE_END, SEQUENCE_START, InferenceRe
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.serving.resource_grants import ResourceGrants
+from pytriton_lite.engine.serving.served_version import ServedVersion
 from pytriton_lite.engine.serving.worker_version import WorkerVersion
+from pytriton_lite.engine.tracing.observation import Observation
 from pytriton_lite.engine.workers.fork_server import ForkServers
 from pytriton_lite.engine.workers.instance import Instance
 from pytriton_lite.engine.workers.settings import WorkerSettings
@@ -54,6 +56,18 @@ class TritonPythonModel:
                 word = opened.read(1)
             assert word != b"x", "told to fail"
 
+    def call(self, model, sequence="0"):
+        # To a request, or to one that is a sequence of its own.
+        request = pb_utils.InferenceRequest(
+            model_name=model,
+            requested_output_names=["OUT"],
+            inputs=[pb_utils.Tensor("IN", np.array([b"x"], dtype=object))],
+            correlation_id=int(sequence),
+            flags=3 * bool(int(sequence)),
+        )
+        reply = request.exec()
+        return reply.error().message() if reply.has_error() else reply.output_tensors()[0].as_numpy()[0]
+
     def note(self, what):
         with open(self.folder / "events", "a") as events:
             events.write(f"{what} {self.name}\\n")
@@ -65,11 +79,12 @@ class TritonPythonModel:
             if text == "raise":
                 raise ValueError("told to fail")
             if text.startswith("gate"):
-                with open(self.folder / text, "rb", buffering=0) as opened:
+                with open(self.folder / text.split()[0], "rb", buffering=0) as opened:
                     opened.read(1)
         shape = requests[0].inputs()[0].as_numpy().shape
-        answer = np.array([self.name], dtype=object).reshape(shape)
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", answer)]) for _ in requests]
+        answers = [self.call(*text.split()[2:]) if " call " in text else self.name for text in texts]
+        arrays = [np.array([answer], dtype=object).reshape(shape) for answer in answers]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)]) for array in arrays]
 
     def finalize(self):
         self.note("finalize")
@@ -89,7 +104,14 @@ class Gate:
 
 
 class Services:
-    """What a server does for versions whose models ask for nothing."""
+    """What a server does for versions whose models ask for nothing, but for calls of each other."""
+
+    def __init__(self) -> None:
+        self.served: dict[str, ServedVersion] = {}
+        self.observation = Observation()
+
+    def find(self, name: str, version: int | None, namespace: str = "") -> ServedVersion:
+        return self.served[name]
 
     def worker_gone(self, worker: object) -> None:
         """It has no metrics."""
@@ -105,6 +127,7 @@ class World:
         self._folder = folder
         self._fork_servers = ForkServers(head_start=None if started else forked_head_start())
         self.grants = grants
+        self.services = Services()
         self.versions: list[WorkerVersion] = []
 
     async def __aenter__(self) -> World:
@@ -134,10 +157,11 @@ class World:
             directory=folder,
             workers=settings,
             spawners=self._fork_servers,
-            services=cast(Any, Services()),
+            services=cast(Any, self.services),
             grants=self.grants,
         )
         self.versions.append(served)
+        self.services.served[name] = served
         served.begin_load()
         await served.load(Environment(sys.executable, dict(os.environ)))
         assert not served.reason, served.reason

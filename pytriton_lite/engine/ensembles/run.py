@@ -40,16 +40,13 @@ from pytriton_lite.engine.counting.statistics import FailureReason, ModelStatist
 from pytriton_lite.engine.ensembles.limit import EnsembleLimit
 from pytriton_lite.engine.ensembles.tensors import EnsembleTensor, Sequence, sequence_in
 from pytriton_lite.engine.serving.calls import Servable
-from pytriton_lite.engine.serving.deadlock import chain, chain_text, is_stuck
+from pytriton_lite.engine.serving.deadlock import LOOK_AGAIN_S, chain, chain_text, is_stuck
 from pytriton_lite.engine.tracing.observation import Observation
 from pytriton_lite.engine.workers.outputs import arranged
 from pytriton_lite.ipc.device_segment import any_on_device
 from pytriton_lite.scheduling.ticket import Caller, Executor, Outcome, Ticket, Waited, Ways
 
 logger = logging.getLogger(__name__)
-
-_LOOK_AGAIN_S = 1.0
-"""How often a call that waits for room looks whether it waits for itself."""
 
 
 class Step(Servable, Protocol):
@@ -348,7 +345,7 @@ class EnsembleRun:
             self.abort(self._framed(InferenceError(ErrorCode.UNAVAILABLE, text)))
         else:
             # A client's request, of which nobody asks whether it is stuck, may be the next one inside, and close the chain.
-            call.next_look = self._loop.call_later(_LOOK_AGAIN_S, self._abort_if_room_is_stuck, call, limit)
+            call.next_look = self._loop.call_later(LOOK_AGAIN_S, self._abort_if_room_is_stuck, call, limit)
 
     def _lose_patience(self, call: _StepCall, limit: EnsembleLimit) -> None:
         text = (

@@ -14,7 +14,8 @@ answered. So a queued request is *stuck* when nothing that could serve it can ev
 
 Each owner of requests says in what ways one of its own may get on (`TicketOwner.ways_on`); whether it is stuck is the
 greatest solution of these rules over what can be reached from the request. Looked at whenever a call is made that its caller
-waits for, or a step of such a call begins, because only these can close a chain. Calls from threads of the model's own making
+waits for, or a step of such a call begins, because these close chains, and every second while it waits: an instance that could
+have served it may leave, or others may come to be in its way of whom nobody asks. Calls from threads of the model's own making
 are not known to hold anything up, so a model that waits for one by itself, with ``join`` for instance, is not seen.
 """
 
@@ -25,9 +26,12 @@ from typing import Protocol, TypeVar
 
 from pytriton_lite.scheduling.ticket import Caller, Executor, Ticket, Waited, Ways
 
+LOOK_AGAIN_S = 1.0
+"""How often a call that waits is looked at once more."""
+
 
 def is_stuck(waited: Waited) -> bool:
-    """Whether *waited*, which has just been queued, waits for itself."""
+    """Whether *waited*, which is queued, waits for itself."""
     if isinstance(waited, Ticket) and not waited.owner.may_be_stuck(waited):
         return False
     graph = _Graph()
@@ -141,7 +145,7 @@ class _Graph:
 
     def queued(self) -> list[Ticket]:
         """Requests that no instance has begun with."""
-        return [known for known in self._rules if isinstance(known, Ticket) and not _is_begun(known)]
+        return [known for known in self._rules if isinstance(known, Ticket) and not is_begun(known)]
 
     def solve(self, waited: Waited) -> bool:
         stuck = dict.fromkeys(self._rules, True)
@@ -155,7 +159,8 @@ class _Graph:
         return stuck[waited]
 
 
-def _is_begun(ticket: Ticket) -> bool:
+def is_begun(ticket: Ticket) -> bool:
+    """Whether an instance has begun with *ticket*; not where it was sent ahead."""
     batch = ticket.batch
     return batch is not None and batch.executor.has_begun(batch)
 

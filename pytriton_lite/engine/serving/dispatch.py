@@ -30,7 +30,7 @@ from pytriton_lite.engine.counting.unanswered import Unanswered
 from pytriton_lite.engine.serving.answers import Answers, cancelled, hold, unhold
 from pytriton_lite.engine.serving.blank_inputs import share_blanks
 from pytriton_lite.engine.serving.busy_poll import BusyPoll
-from pytriton_lite.engine.serving.deadlock import are_all_waiting, ways_through
+from pytriton_lite.engine.serving.deadlock import LOOK_AGAIN_S, are_all_waiting, is_begun, ways_through
 from pytriton_lite.engine.serving.limited_places import LimitedPlaces
 from pytriton_lite.engine.serving.places import Batches, FreePlaces, Places, SequencePlaces
 from pytriton_lite.engine.serving.resource_grants import ResourceGrants
@@ -116,6 +116,8 @@ class Dispatcher:
         self._turn_is_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
+        self._next_look: asyncio.TimerHandle | None = None
+        """While calls of models wait, or did a moment ago."""
         self._drained: asyncio.Future[None] | None = None
         self._failing: deque[tuple[Ticket, InferenceError]] = deque()
         """Requests that have left the queue, or never came there, to end with an error, in turns of the loop."""
@@ -229,6 +231,8 @@ class Dispatcher:
         except Exception as error:
             self._loop.call_soon(self._recover, error)  # which answers this one, too, so not now
             return
+        if ticket.caller is not None:
+            self._look_again_later()
         self.turn_soon()
 
     def answer_in_order(self, deliver: Callable[[], None]) -> None:
@@ -260,6 +264,26 @@ class Dispatcher:
         if failing:
             self._loop.call_soon(self._fail_more)
         self._report_drained()
+
+    # ------------------------------------------------------------------------------------------ calls that wait
+
+    def _look_again_later(self) -> None:
+        if self._next_look is None:
+            self._next_look = self._loop.call_later(LOOK_AGAIN_S, self._look_again)
+
+    def _look_again(self) -> None:
+        """Ask whether calls that wait do so for themselves by now.
+
+        An instance that could have served them may have left, or their sequence has got a slot where it cannot begin.
+        """
+        self._next_look = None
+        calls = [ticket for ticket in self._answers.in_flight if ticket.caller is not None]
+        if calls:
+            self._look_again_later()
+        for call in calls:
+            is_waiting = call.state is not RequestState.ANSWERED and not is_begun(call)
+            if is_waiting and call.on_queued is not None:
+                call.on_queued()
 
     # ------------------------------------------------------------------------------------------ what tickets say
 
@@ -483,6 +507,8 @@ class Dispatcher:
             unknown = self._scheduler.put_back(tickets)  # its sequences are gone
             self._answers.back_in_queue([ticket for ticket in tickets if ticket not in unknown])
             self._answers.fail(unknown, self._failure(), FailureReason.OTHER)
+            if any(ticket.caller is not None for ticket in tickets):
+                self._look_again_later()
         if batches:
             self._turn()
 

@@ -637,7 +637,7 @@ async def test_a_call_that_waits_for_room_looks_again_whether_it_waits_for_itsel
         return answer
 
     monkeypatch.setattr(ensemble_run, "is_stuck", look)
-    monkeypatch.setattr(ensemble_run, "_LOOK_AGAIN_S", 0.001)
+    monkeypatch.setattr(ensemble_run, "LOOK_AGAIN_S", 0.001)
     ensemble = world.ensemble(("a", "IN0=X", "OUT0=Y"), scheduling="max_inflight_requests: 1")
     client = answer_of(ensemble, request())
     instance = Mock()
