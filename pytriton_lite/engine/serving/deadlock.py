@@ -4,8 +4,8 @@ An instance is freed when ``execute`` returns, and ``execute`` cannot return bef
 answered. So a queued request is *stuck* when nothing that could serve it can ever become free:
 
 * a queued request is stuck if every instance that could take it is full of stuck batches
-* an instance that has room, and lacks resources of the rate limiter, is as good as full of the batches that hold them; one
-  that lacks none does not wait behind others where it would be for ever (`helpers_of`)
+* an instance that has room, or is about to, and lacks resources of the rate limiter, is as good as full of the batches that
+  hold them; one that lacks none does not wait behind others where it would be for ever (`helpers_of`)
 * a batch is stuck if one of the requests that it waits for is
 * a request being executed is as stuck as its batch; one that was sent ahead is as good as queued, for an instance whose
   model calls others is asked to give it back
@@ -60,7 +60,7 @@ Instance = TypeVar("Instance", bound=Serving)
 def are_all_waiting(instances: Sequence[Instance], in_the_way_of: Callable[[Instance], Sequence[Executor]]) -> bool:
     """Whether each of *instances*, and there are some, waits for a call of its own, or for others that may."""
     return bool(instances) and all(
-        instance.is_ready and (instance.is_full_of_calls or bool(in_the_way_of(instance))) for instance in instances
+        (instance.is_ready and instance.is_full_of_calls) or bool(in_the_way_of(instance)) for instance in instances
     )
 
 
@@ -81,7 +81,7 @@ def ways_through(
             if ticket in execution.tickets:
                 return [list(execution.needs)]
         if len(begun) < instance.capacity or not instance.is_ready:
-            holders = in_the_way_of(instance) if instance.is_ready else ()
+            holders = in_the_way_of(instance)  # of one that is not ready, too: it will need the same
             ways += [list(execution.needs) for holder in holders for execution in holder.executions()]
             # It is free, or about to begin with something that has not called anybody yet.
             can_get_on = can_get_on or not holders

@@ -79,7 +79,7 @@ class Model:
     """Who has the resources that this model's instances need."""
 
     def in_the_way_of(self, instance: Instance) -> list[Instance]:
-        return self.holders if instance.has_room else []
+        return self.holders if len(instance.batches) < instance.capacity else []
 
     def servers_of(self, ticket: Ticket) -> list[Instance]:
         assert ticket in self.queue or any(ticket in b.tickets for i in self.instances for b in i.batches)
@@ -226,6 +226,13 @@ def test_a_call_is_not_stuck_while_somebody_will_give_back_resources_of_the_call
     batch = world.client("a0")
     world.client("c0")
     assert not is_stuck(world.call("a0", batch, "b"))
+
+
+def test_an_instance_that_is_starting_will_lack_the_resources_that_the_caller_holds() -> None:
+    world = World(a=1, b=1)
+    world.models["b"].holders = [world.instance("a0")]
+    world.instance("b0").is_ready = False
+    assert is_stuck(world.call("a0", world.client("a0"), "b"))
 
 
 def test_all_instances_of_a_model_may_be_stuck_together() -> None:

@@ -190,6 +190,20 @@ def test_a_worker_that_dies_while_its_instance_waits_does_not_stand_in_the_way(t
     play(tmp_path, scenario)
 
 
+def test_a_call_that_holds_what_a_starting_worker_will_need_is_told_so(tmp_path: Path) -> None:
+    """The worker begins with nothing when it is there: it would wait for the call, which waits for it."""
+
+    async def scenario(world: World) -> None:
+        caller, callee = await world.load(needs(1), name="a"), await world.load(needs(1), name="b")
+        starting = callee.gate("initialize_b_0_0")
+        await kill(callee.instance("b_0_0"))
+        assert "the call waits for itself: a_0_0 -> b. " in await name_in(caller.infer("x call b"))
+        starting.open()
+        assert await name_in(callee.infer("y")) == "b_0_0"
+
+    play(tmp_path, scenario)
+
+
 def test_an_execution_that_fails_gives_back_what_it_held(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         model = await world.load(needs(1))
