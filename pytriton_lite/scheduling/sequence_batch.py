@@ -200,8 +200,7 @@ class SequenceBatchScheduler:
         self._cut_silent(now_ns)
         if ticket not in self._in_hand:  # its worker died
             raise start_missing(self._model, ticket.request)
-        sequence, slot = self._in_hand.pop(ticket)
-        self._slots.ended(slot)
+        sequence, slot = self._let_go(ticket)
         if not sequence.is_open:
             self._go_on(slot, now_ns)
             raise start_missing(self._model, ticket.request)
@@ -219,11 +218,17 @@ class SequenceBatchScheduler:
         """A request that was taken has ended: its final answer is sent. Null requests and unknown ones are passed over."""
         if ticket not in self._in_hand:
             return
-        sequence, slot = self._in_hand.pop(ticket)
-        self._slots.ended(slot)
+        sequence, slot = self._let_go(ticket)
         if self._is_iterative and not sequence.waiting:
             self._close(sequence)
         self._go_on(slot, now_ns)
+
+    def _let_go(self, ticket: Ticket) -> tuple[Sequence, Slot]:
+        """*ticket* is not in hand any more; its sequence, and the slot that it was taken from."""
+        sequence, slot = self._in_hand.pop(ticket)
+        self._slots.ended(slot)
+        sequence.in_hand -= 1
+        return sequence, slot
 
     def notice_cancelled(self, ticket: Ticket) -> None:
         """The waiter of *ticket*, which may be here, went away. The next decision ends what goes with it (4.7)."""
@@ -239,7 +244,7 @@ class SequenceBatchScheduler:
         for ticket in reversed(tickets):
             if ticket not in self._in_hand:
                 continue
-            sequence, _ = self._in_hand.pop(ticket)
+            sequence, _ = self._let_go(ticket)
             sequence.waiting.appendleft(ticket)
             self._waiting[ticket] = sequence
             if ticket.is_cancelled:  # while it was away, and nobody says it again
@@ -255,9 +260,8 @@ class SequenceBatchScheduler:
         waits for a slot before all others. A sequence that had nothing waiting just needs START next time. The slots of
         the instance are taken again when it is free for the first time. Triton has no answer here: it never continues.
         """
-        self._in_hand = {
-            ticket: (sequence, slot) for ticket, (sequence, slot) in self._in_hand.items() if slot.place != place
-        }
+        for ticket in [ticket for ticket, (_, slot) in self._in_hand.items() if slot.place == place]:
+            self._let_go(ticket)
         for slot in self._slots.of(place):
             if slot.sequence is not None:
                 self._strategy.withdraw(slot.sequence)
@@ -331,6 +335,7 @@ class SequenceBatchScheduler:
         self._between_iterations.discard(ticket)
         assert sequence.slot is not None
         self._slots.taken(sequence.slot)
+        sequence.in_hand += 1
         self._in_hand[ticket] = (sequence, sequence.slot)
         ticket.controls = self._controls.of(ticket.request)
         if self._states is not None:
@@ -456,7 +461,7 @@ class SequenceBatchScheduler:
         slot = sequence.slot
         if slot is None or sequence.is_open or sequence.waiting:
             return
-        if at_once or not (slot.in_hand and self._strategy.one_at_a_time):
+        if at_once or not (sequence.in_hand and self._strategy.one_at_a_time):
             sequence.states = None  # they may be large, and somebody may remember the sequence
             self._slots.free(slot)
 
@@ -500,8 +505,7 @@ class SequenceBatchScheduler:
 
     def _cancel_iterative(self, sequence: Sequence, ticket: Ticket, now_ns: int) -> None:
         """End *ticket*, and not others that are under way: they may be other clients', with an id that we made up for one."""
-        is_in_hand = sequence.slot is not None and sequence.slot.in_hand > 0
-        if len(sequence.waiting) == 1 and not is_in_hand:
+        if len(sequence.waiting) == 1 and not sequence.in_hand:
             self._cancel(sequence)
             return
         if sequence.waiting[0] is ticket:

@@ -19,7 +19,7 @@ class Sequence:
     What is kept for a model between two requests of a sequence belongs here, and ends with it.
     """
 
-    __slots__ = ("correlation_id", "deadline_ns", "heard_ns", "is_open", "slot", "states", "waiting")
+    __slots__ = ("correlation_id", "deadline_ns", "heard_ns", "in_hand", "is_open", "slot", "states", "waiting")
 
     def __init__(self, correlation_id: int | str) -> None:
         self.correlation_id = correlation_id
@@ -27,6 +27,8 @@ class Sequence:
         self.is_open = True
         """More requests may come: no END, no idle time-out, no cancellation so far."""
         self.slot: Slot | None = None
+        self.in_hand = 0
+        """Requests that were taken for execution and have not ended."""
         self.heard_ns = 0
         """When its last request arrived, or it was given its slot."""
         self.deadline_ns: int | None = None

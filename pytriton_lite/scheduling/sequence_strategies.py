@@ -45,7 +45,7 @@ class Strategy(Protocol):
         """The first waiting request of *sequence* must not go after all."""
 
     def pick(self, place: Place, now_ns: int) -> Pick:
-        """The next batch of *place*, which is idle."""
+        """The next batch of *place*, which is free."""
 
 
 class Direct:
@@ -108,8 +108,9 @@ class Direct:
 class Oldest:
     """A dynamic batcher for each instance, and in it at most one request of a slot: the next enters on release.
 
-    That is so also where the next is the first of another sequence. D counts from that moment, and the statistics from the
-    arrival (seen in Triton 2.51).
+    The first of another sequence enters as soon as the instance is free again, if that is earlier: a decoupled model may go on
+    answering the last request of the sequence before. D counts from that moment, and the statistics from the arrival (seen in
+    Triton 2.51).
     """
 
     one_at_a_time = True
@@ -128,30 +129,48 @@ class Oldest:
         self._batchers: dict[Place, DynamicBatchScheduler] = {}
         # Each with the time of its arrival, in whose place the batcher writes that of its entry.
         self._candidates: dict[Ticket, tuple[Sequence, int]] = {}
+        # Sequences in slots of which requests of others are in hand, by instance, in the order in which they came there.
+        self._behind: dict[Place, dict[Sequence, None]] = {}
 
     def add_place(self, place: Place) -> None:
+        self._behind[place] = {}
         self._batchers[place] = DynamicBatchScheduler(self._batching, max_batch_size=self._max_batch_size)
 
     def remove_place(self, place: Place) -> None:
         del self._batchers[place]
+        del self._behind[place]
 
     def offer(self, sequence: Sequence, now_ns: int) -> None:
         slot = sequence.slot
         assert slot is not None
-        if not sequence.waiting or slot.in_hand or sequence.waiting[0] in self._candidates:
+        if not sequence.waiting or sequence.in_hand or sequence.waiting[0] in self._candidates:
             return
+        if slot.in_hand:
+            self._behind[slot.place][sequence] = None
+            return
+        self._behind[slot.place].pop(sequence, None)
+        self._enter(sequence, slot.place, now_ns)
+
+    def _enter(self, sequence: Sequence, place: Place, now_ns: int) -> None:
         ticket = sequence.waiting[0]
         self._candidates[ticket] = (sequence, ticket.enqueued_ns)
-        self._batchers[slot.place].enqueue(ticket, now_ns)
+        self._batchers[place].enqueue(ticket, now_ns)
 
     def withdraw(self, sequence: Sequence) -> None:
+        slot = sequence.slot
+        if slot is None:
+            return
+        self._behind[slot.place].pop(sequence, None)
         if sequence.waiting and sequence.waiting[0] in self._candidates:
-            assert sequence.slot is not None
             ticket = sequence.waiting[0]
             self._leave(ticket)
-            self._batchers[sequence.slot.place].remove(ticket)
+            self._batchers[slot.place].remove(ticket)
 
     def pick(self, place: Place, now_ns: int) -> Pick:
+        behind = self._behind[place]
+        for sequence in behind:
+            self._enter(sequence, place, now_ns)
+        behind.clear()
         decision = self._batchers[place].decide(now_ns, free=[place])
         return Pick(
             rows=[self._leave(ticket) for _, batch in decision.batches for ticket in batch],

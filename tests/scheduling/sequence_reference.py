@@ -78,6 +78,8 @@ class ReferenceSequences:
         self.in_hand: dict[str, tuple[Sequence, Slot, Request]] = {}
         self.lines: dict[int, list[Request]] = {}
         """Oldest: what each instance's batcher has, in order."""
+        self.behind: dict[int, list[Sequence]] = {}
+        """Oldest: sequences in slots of which others have something in hand, in the order in which they came there."""
         self.retired: set[int] = set()
         self.made_up_ids = 0
         self.picks = 0
@@ -94,6 +96,7 @@ class ReferenceSequences:
             each = self.options.strategy.max_candidate_sequences or self.rows
         self.slots += [Slot(number, index) for index in range(each)]
         self.lines[number] = []
+        self.behind[number] = []
         self.fill_slots(now_ns)
 
     def remove_instance(self, number: int) -> None:
@@ -125,19 +128,33 @@ class ReferenceSequences:
 
     def leave_if_over(self, sequence: Sequence, *, at_once: bool = False) -> None:
         """What executes keeps its slot, but for END."""
-        is_held = sequence.slot is not None and sequence.slot.in_hand and self.one_at_a_time and not at_once
+        is_held = self.is_in_hand(sequence) and self.one_at_a_time and not at_once
         if not sequence.is_open and not sequence.waiting and not is_held and sequence in self.sequences:
             self.sequences.remove(sequence)
             if sequence.slot is not None:
                 sequence.slot.sequence = None
 
-    def enter(self, sequence: Sequence, now_ns: int) -> None:
-        """Oldest: the first waiting request comes into the batcher's hands when none of the slot is."""
+    def enter(self, sequence: Sequence, now_ns: int, *, is_free: bool = False) -> None:
+        """Oldest: the first waiting request comes into the batcher's hands when none of the sequence is.
+
+        If another's is, in the same slot, when the instance is free.
+        """
         if isinstance(self.options.strategy, DirectStrategy) or sequence.slot is None:
             return
-        if sequence.waiting and not sequence.slot.in_hand and sequence.waiting[0].entered_ns is None:
-            sequence.waiting[0].entered_ns = now_ns
-            self.lines[sequence.slot.instance].append(sequence.waiting[0])
+        if self.is_in_hand(sequence) or not sequence.waiting or sequence.waiting[0].entered_ns is not None:
+            return
+        behind = self.behind[sequence.slot.instance]
+        if sequence.slot.in_hand and not is_free:
+            if sequence not in behind:
+                behind.append(sequence)
+            return
+        if sequence in behind:
+            behind.remove(sequence)
+        sequence.waiting[0].entered_ns = now_ns
+        self.lines[sequence.slot.instance].append(sequence.waiting[0])
+
+    def is_in_hand(self, sequence: Sequence) -> bool:
+        return any(owner is sequence for owner, _, _ in self.in_hand.values())
 
     def cut_silent(self, now_ns: int) -> None:
         silent = [s for s in self.sequences if s.slot and s.is_open and now_ns >= s.heard_ns + self.idle_ns]
@@ -315,6 +332,9 @@ class ReferenceSequences:
     def pick_oldest(self, instance: int, now_ns: int) -> tuple[list[Sequence | None], int | None]:
         options = self.options.strategy
         assert not isinstance(options, DirectStrategy)
+        behind, self.behind[instance] = self.behind[instance], []
+        for sequence in behind:
+            self.enter(sequence, now_ns, is_free=True)
         batcher = ReferenceBatcher(
             DynamicBatching(
                 preferred_batch_sizes=options.preferred_batch_sizes,

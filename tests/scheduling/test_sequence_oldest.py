@@ -5,7 +5,8 @@ Executions take 10 ms.
 
 from __future__ import annotations
 
-from scheduling_simulator import MS
+import pytest
+from scheduling_simulator import MS, go_away
 from sequence_simulator import World, make_ticket, scheduler_for
 
 from tests.scheduling.deciding import decide
@@ -54,6 +55,57 @@ def test_the_delay_counts_from_entering_also_for_the_next_sequence_of_the_slot()
     world = World(scheduler_for(strategy), execution_ns=200 * MS)
     world.send("a", 1, "SE").send("b1", 2, "S").send("b2", 2, "E").run()
     assert world.answered == {"a": 900 * MS, "b1": 1800 * MS, "b2": 2700 * MS}
+
+
+@pytest.mark.parametrize("candidates", [1, 4])
+def test_a_sequence_does_not_wait_for_the_answers_to_the_end_of_the_one_before(candidates: int) -> None:
+    """As measured on Triton 2.51, with a decoupled model: an END that is answered for long keeps nobody from its slot."""
+    names = "abc"
+    world = World(
+        scheduler_for(f"oldest {{ max_candidate_sequences: {candidates} }}"),
+        answers_after_ns=dict.fromkeys(names, 1500 * MS),
+    )
+    for at, name in enumerate(names):
+        world.send(name, name, "SE", at=at * 100 * MS)
+    assert world.run().starts == {"a": 0, "b": 100 * MS, "c": 200 * MS}
+
+
+def test_the_delay_of_the_next_sequence_of_a_slot_counts_from_the_end_of_the_execution_before() -> None:
+    """As measured on Triton 2.51 with a decoupled model: 0.7 s, executions of 0.2 s, and answers 1.5 s later."""
+    strategy = "oldest { max_candidate_sequences: 1 max_queue_delay_microseconds: 700000 }"
+    world = World(scheduler_for(strategy), execution_ns=200 * MS, answers_after_ns={"a": 1500 * MS})
+    world.send("a", 1, "SE").send("b", 2, "SE", at=100 * MS).run()
+    assert world.starts == {"a": 700 * MS, "b": 1600 * MS}
+
+
+def test_an_instance_with_room_for_another_batch_takes_the_next_sequence_of_a_slot() -> None:
+    """It executes several at a time: that the first one does not end keeps nobody waiting."""
+    scheduler = scheduler_for("oldest { max_candidate_sequences: 1 }")
+    first, second = make_ticket("a", 1, "SE"), make_ticket("b", 2, "SE")
+    scheduler.enqueue(first, 0)
+    scheduler.enqueue(second, 0)
+    assert decide(scheduler, 1, free=[0]).batches == [[first]]
+    assert decide(scheduler, 2, free=[0]).batches == [[second]]
+
+
+def test_a_slot_is_given_away_while_the_end_of_the_sequence_before_the_last_is_answered() -> None:
+    """The second one, which is idle, has nothing in hand."""
+    strategy = "max_sequence_idle_microseconds: 200000 oldest { max_candidate_sequences: 1 }"
+    world = World(scheduler_for(strategy), answers_after_ns={"a": 1500 * MS})
+    world.send("a", 1, "SE").send("b", 2, "S", at=100 * MS).send("c", 3, "SE", at=150 * MS).run()
+    assert world.starts == {"a": 0, "b": 100 * MS, "c": 300 * MS}
+
+
+def test_a_sequence_that_is_cancelled_behind_the_end_of_another_leaves_its_slot() -> None:
+    scheduler = scheduler_for("oldest { max_candidate_sequences: 1 }")
+    first, second, third = (make_ticket(name, name, "SE") for name in "abc")
+    for ticket in (first, second, third):
+        scheduler.enqueue(ticket, 0)
+    assert decide(scheduler, 1, free=[0]).batches == [[first]]
+    go_away(second)
+    scheduler.notice_cancelled(second)
+    decision = decide(scheduler, 2, free=[0])
+    assert (decision.cancelled, decision.batches) == ([second], [[third]])
 
 
 def test_statistics_see_when_a_request_arrived_not_when_it_entered() -> None:
