@@ -140,9 +140,9 @@ class World:
                 await served.unload(5)
         self._fork_servers.close()
 
-    async def load(self, config: str = "", name: str = "m") -> Model:
+    async def load(self, config: str = "", name: str = "m", *, code: str = MODEL) -> Model:
         """A version that serves."""
-        folder = write_model(self._folder, name, MODEL, TENSORS + config)
+        folder = write_model(self._folder, name, code, TENSORS + config)
         checked = check_for_load(read_model_config(folder, versions=[1]), model_dir=folder, gpu_ids=())
         settings = WorkerSettings(
             executable=sys.executable,

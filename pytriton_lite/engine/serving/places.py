@@ -152,6 +152,8 @@ class SequencePlaces:
         queue = self._queue
         for instance, tickets in queue.decide([instance for instance in queue.everybody if instance.has_room]):
             queue.send(instance, [tickets])
+            if instance.has_room and queue.queued:  # it executes several batches at a time
+                queue.turn_soon()
 
     def take_idle(self) -> Instance | None:
         return None
