@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from pytriton_lite.core.errors import BUG, ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest
+from pytriton_lite.core.states import VersionState
 from pytriton_lite.engine.counting.statistics import FailureReason, ModelStatistics, Refusal
 from pytriton_lite.engine.counting.unanswered import Unanswered
 from pytriton_lite.scheduling.ticket import Executor, Ticket, Ways
@@ -28,10 +29,7 @@ class WaitedFor(Protocol):
     name: str
     statistics: ModelStatistics
     unanswered: Unanswered
-
-    @property
-    def is_recovering(self) -> bool:
-        """Whether its workers keep dying."""
+    state: VersionState
 
     def not_ready_error(self) -> InferenceError:
         """What a request is told while it is not READY."""
@@ -117,9 +115,9 @@ class NotQueued:
         self._fail(ticket, InferenceError(ErrorCode.INTERNAL, BUG))
 
     def _has_failed(self, ticket: Ticket) -> bool:
-        """Whether *ticket* has ended here, because the workers that would have to execute it have died meanwhile."""
+        """Whether *ticket* has ended here, because the workers that would have to execute it have died or ended meanwhile."""
         version = self._waited_for
-        if not version.is_recovering:
+        if version.state is not VersionState.UNAVAILABLE:
             return False
         version.statistics.refusals[Refusal.UNAVAILABLE] += 1
         error = version.not_ready_error()

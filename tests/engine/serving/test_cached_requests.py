@@ -18,6 +18,7 @@ from pytriton_lite.config.model_config import ModelConfig, parse_model_config
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import BUG, ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse, ResponseReceiver
+from pytriton_lite.core.states import VersionState
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.cache.response_cache import CachedOutput, CacheSpace, copied
 from pytriton_lite.engine.counting.statistics import FailureReason, ModelStatistics, Refusal
@@ -28,7 +29,7 @@ from pytriton_lite.frontends.pending_answer import PendingAnswer
 from pytriton_lite.ipc.region import ClientSegment
 from pytriton_lite.scheduling.ticket import Caller, Executor, Ticket, Ways
 from tests.engine.answering import answer_of
-from tests.engine.version_kit import wait_until
+from tests.engine.version_kit import WAIT_S, World, wait_until
 
 CONFIG = ModelConfig.from_message(
     parse_model_config(
@@ -71,7 +72,7 @@ class Version:
         self.statistics = ModelStatistics("m", 1, {})
         self.unanswered = Unanswered("m", UnansweredTotal(UnansweredLimits()))
         self.holders = 0
-        self.is_recovering = False
+        self.state = VersionState.READY
         self.refusal: InferenceError | None = None
         self.refused: list[BaseException] = []
         self.executing: list[Any] = []
@@ -260,7 +261,7 @@ def test_a_request_that_is_refused_after_its_lookup_fails_and_is_counted() -> No
 
 def test_a_version_whose_workers_died_meanwhile_answers_what_it_has_kept_alone() -> None:
     async def act(scene: Scene) -> None:
-        scene.version.is_recovering = True
+        scene.version.state = VersionState.UNAVAILABLE
         for found in (KEPT, None):
             answer = scene.infer()
             await scene.looked_up(found)
@@ -507,7 +508,7 @@ def test_a_request_whose_inputs_are_gone_when_they_are_hashed_in_a_thread_is_ref
 
 def test_a_request_that_nobody_can_execute_after_its_lookup_is_counted_as_refused() -> None:
     async def act(scene: Scene) -> None:
-        scene.version.is_recovering = True
+        scene.version.state = VersionState.UNAVAILABLE
         answer = scene.infer()
         await scene.looked_up(None)
         with pytest.raises(InferenceError, match="not ready"):
@@ -515,6 +516,25 @@ def test_a_request_that_nobody_can_execute_after_its_lookup_is_counted_as_refuse
         assert scene.version.statistics.refusals[Refusal.UNAVAILABLE] == 1
 
     play(act)
+
+
+def test_a_request_whose_lookup_outlives_its_version_is_refused(tmp_path: Path) -> None:
+    """The server stops, and its patience with what is under way has run out."""
+
+    async def scenario() -> None:
+        async with World(tmp_path) as world:
+            model = await world.load()
+            space = Space()
+            model.served.use_cache(space)
+            answer = model.infer("x")
+            await space.asked.wait()
+            model.served.begin_unload()
+            assert not await model.served.unload(0)
+            space.lookups[-1].set_result(None)
+            with pytest.raises(InferenceError, match="is not at ready state"):
+                await asyncio.wait_for(answer, WAIT_S)
+
+    asyncio.run(scenario())
 
 
 class Body(bytearray):

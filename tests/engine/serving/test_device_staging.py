@@ -11,6 +11,7 @@ import pytest
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.states import VersionState
 from pytriton_lite.core.tensor import Tensor, Window
 from pytriton_lite.engine.counting.statistics import FailureReason, ModelStatistics, Refusal
 from pytriton_lite.engine.counting.unanswered import Unanswered, UnansweredLimits, UnansweredTotal
@@ -67,7 +68,7 @@ class Version:
         self.statistics = ModelStatistics("m", 1, {})
         self.unanswered = Unanswered("m", UnansweredTotal(UnansweredLimits()))
         self.holders = 0
-        self.is_recovering = False
+        self.state = VersionState.READY
         self.refused: list[BaseException] = []
         self.begun: list[Ticket] = []
         self.refusal: InferenceError | None = None
@@ -180,7 +181,7 @@ async def test_a_request_that_is_refused_after_its_inputs_were_read_is_told_why(
 async def test_a_request_whose_workers_died_while_its_inputs_were_read_is_refused() -> None:
     version, receiver = Version(), Receiver()
     version.staging.begin(ticket_of(on_device(), receiver=receiver))
-    version.is_recovering = True
+    version.state = VersionState.UNAVAILABLE
     await version.helpers.answer()
     (heard,) = receiver.heard
     assert (str(heard[0]), heard[1]) == ("not ready", True)
