@@ -202,6 +202,10 @@ class ModelReader:
     def roots(self) -> tuple[Path, ...]:
         return tuple(dict.fromkeys(self._options.roots))
 
+    def name_of(self, root: Path) -> str:
+        """What a repository is called where people read it: a copy's path says nothing of the place that it is a copy of."""
+        return _name(self._options, root)
+
     def look(self, root: Path) -> tuple[Refreshed, Scan]:
         """Bring the copy of one repository up to date, where it is remote, and scan it alone."""
         refreshed = self._remote.refresh([root]) if self._remote is not None else Refreshed()
@@ -370,8 +374,12 @@ class ModelReader:
 
 
 def _namespaces(options: RepositoryOptions) -> dict[Path, str]:
+    return {root: _name(options, root) for root in options.roots}
+
+
+def _name(options: RepositoryOptions, root: Path) -> str:
     names = options.remote.names if options.remote is not None else {}
-    return {root: names.get(root, str(root)) for root in options.roots}
+    return names.get(root, str(root))
 
 
 def _times_to_remember(times: ChangeTimes, override: Override, earlier: ChangeTimes | None) -> ChangeTimes:

@@ -44,6 +44,7 @@ from pytriton_lite.repository.index import (
     merge_scans,
 )
 from pytriton_lite.repository.reader import LoadPlan, ModelReader, NotPolled, Override, Polled, RepositoryOptions
+from pytriton_lite.repository.refreshed import Refreshed
 
 logger = logging.getLogger(__name__)
 
@@ -118,8 +119,10 @@ class ModelStore:
         # One, however many ask: threads that list hold the interpreter by turns, and the loop waits for all of them whenever it
         # has let go of it. Sixteen under a flood of questions kept everybody else waiting for 15 s.
         self._listing_thread = DaemonThreads(1, "listing")
-        self._looks: dict[Path, asyncio.Task[Any]] = {}
-        """Looks of `_poll`, by repository, as long as they take."""
+        self._looks: dict[Path, asyncio.Task[None]] = {}
+        """Looks of `_poll`, and loads of what they found, by repository, as long as they take."""
+        self._seen: dict[Path, tuple[Refreshed, Scan]] = {}
+        """What looks have found that nobody has done anything about yet."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._operations: list[_Operation] = []
         self._asking: list[_Asking] = []
@@ -439,7 +442,8 @@ class ModelStore:
 
     async def _poll(self) -> None:
         """Look at each repository in its own time: one whose disk or host does not answer keeps none of the others waiting."""
-        looks = await self._in_own_time({root: self._in_thread(self._reader.look, root) for root in self._idle_roots()})
+        await self._in_own_time({root: self._look(root) for root in self._idle_roots()})
+        looks = {root: self._seen.pop(root) for root in list(self._seen) if root not in self._looks}
         for refreshed, _ in looks.values():
             for text in (*refreshed.repositories, *refreshed.models.values()):
                 logger.error("%s", text)
@@ -447,7 +451,7 @@ class ModelStore:
         scan = merge_scans({root: found for root, (_, found) in looks.items()}, busy)
         for root, reason in scan.unreadable.items():
             level = logging.WARNING if root in busy else logging.ERROR
-            logger.log(level, "failed to poll model repository '%s': %s", root, reason)
+            logger.log(level, "failed to poll model repository '%s': %s", self._reader.name_of(root), reason)
         # What lies where nobody can look now is left as it is.
         unseen = {
             model
@@ -466,6 +470,10 @@ class ModelStore:
             {root: self._load_changed(directories, scan) for root, directories in found.items() if root in looks}
         )
 
+    async def _look(self, root: Path) -> None:
+        """Look at a repository. What a look has seen that took long is there for the next `_poll`, which begins no other."""
+        self._seen[root] = await self._in_thread(self._reader.look, root)
+
     async def _load_changed(self, directories: Iterable[ModelDirectory], scan: Scan) -> None:
         remembered = {
             model: known.loaded.times
@@ -477,29 +485,27 @@ class ModelStore:
             await self._load_directories(changed, is_fresh=True)
 
     def _idle_roots(self) -> list[Path]:
-        return [root for root in self._reader.roots if root not in self._looks]
+        return [root for root in self._reader.roots if root not in self._looks and root not in self._seen]
 
-    async def _in_own_time(self, works: Mapping[Path, Coroutine[Any, Any, Answer]]) -> dict[Path, Answer]:
-        """Do *works*, each about a repository, and wait for them so long: the answers of those that have ended.
+    async def _in_own_time(self, works: Mapping[Path, Coroutine[Any, Any, None]]) -> None:
+        """Do *works*, each about a repository, and wait for them so long; `_looks` has them until they have ended.
 
-        The others go on; until then `_looks` has them. Raises what the first raises that failed.
+        Raises what the first raises that failed in that time.
         """
         tasks = {root: asyncio.get_running_loop().create_task(work) for root, work in works.items()}
         if not tasks:
-            return {}
+            return
         self._looks.update(tasks)
         self._tasks.update(tasks.values())
         ended, late = await asyncio.wait(tasks.values(), timeout=_POLL_WAIT_S)
-        answers: dict[Path, Answer] = {}
         for root, task in tasks.items():
             task.add_done_callback(functools.partial(self._on_look_done, root, is_late=task in late))
         await asyncio.sleep(0)  # those that have ended are out of `_looks` then
-        for root, task in tasks.items():
+        for task in tasks.values():
             if task in ended:
-                answers[root] = task.result()
-        return answers
+                task.result()
 
-    def _on_look_done(self, root: Path, task: asyncio.Task[Any], *, is_late: bool) -> None:
+    def _on_look_done(self, root: Path, task: asyncio.Task[None], *, is_late: bool) -> None:
         del self._looks[root]
         self._tasks.discard(task)
         if is_late:  # nobody sees what it raises

@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +15,8 @@ import pytest
 from pytriton_lite.core.states import VersionState
 from pytriton_lite.engine.server import Server
 from pytriton_lite.repository import reader
-from pytriton_lite.repository.index import Listing, list_models
+from pytriton_lite.repository.index import Listing, ModelDirectory, list_models
+from pytriton_lite.repository.refreshed import Refreshed
 from tests.engine.store_scenarios import (
     ADDER_CONFIG,
     CONFIG,
@@ -26,6 +27,7 @@ from tests.engine.store_scenarios import (
     ensemble,
     refusal_of,
     run,
+    until,
 )
 from tests.harness import write_model
 
@@ -240,6 +242,58 @@ def test_models_of_a_repository_that_cannot_be_read_are_left_as_they_are(
         assert server.find("there", None) is before
 
     run(repository, scenario, is_explicit=False, more_repositories=(other,))
+
+
+class FarAway:
+    """A repository that answers while ``answers`` is set, and says of one model each time that it cannot be copied."""
+
+    def __init__(self, root: Path) -> None:
+        self.names = {root: "far://models"}
+        self.answers = threading.Event()
+        self.answers.set()
+
+    def show(self) -> list[str]:
+        return []
+
+    def refresh(self, roots: Collection[Path] | None = None) -> Refreshed:
+        self.answers.wait()
+        return Refreshed() if roots is None else Refreshed(models={"other": "cannot copy model 'other'"})
+
+    def refresh_model(self, name: str) -> None: ...
+
+    def pin(self, directory: ModelDirectory) -> None: ...
+
+    def is_copied(self, directory: ModelDirectory) -> bool:
+        return True
+
+    def stop(self) -> None:
+        self.answers.set()
+
+
+def test_what_a_look_has_seen_that_took_long_is_followed_at_the_next_one(
+    repository: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every look at that repository takes longer than others wait for it."""
+    monkeypatch.setattr("pytriton_lite.engine.models.store._POLL_WAIT_S", 0)
+    write_model(repository, "m", code(1), CONFIG)
+    far = FarAway(repository)
+
+    async def scenario(server: Server) -> None:
+        write_model(repository, "m", code(2))
+        far.answers.clear()
+        await server.poll()
+        late = "failed to poll model repository 'far://models': it is not done with what it was asked before"
+        assert caplog.messages == [late]
+        far.answers.set()
+        await until(lambda: not server._store._looks)
+        far.answers.clear()
+        await server.poll()
+        assert caplog.messages == [late, "cannot copy model 'other'"]
+        await until(lambda: not server._store._looks)
+        assert await ask(server) == 2
+
+    with caplog.at_level("WARNING"):
+        run(repository, scenario, is_explicit=False, remote=far)
 
 
 def test_a_directory_that_goes_while_its_model_loads_ends_it_at_the_next_look(tmp_path: Path, repository: Path) -> None:
