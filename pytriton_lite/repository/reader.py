@@ -138,12 +138,14 @@ class LoadPlan:
     """The models that are to be loaded: ``wanted``, and those that ensembles among them are made of, however deep.
 
     ``directories`` has all of them, None where a load request brings the files; ``composing`` those of each ensemble that are
-    in the repositories. What is not is found out when the ensemble is loaded.
+    in the repositories. What is not is found out when the ensemble is loaded. ``problems`` has those of them that could not be
+    copied anew, and why: they fail, and the ensemble only if they do not serve.
     """
 
     wanted: tuple[ModelId, ...]
     directories: Mapping[ModelId, ModelDirectory | None]
     composing: Mapping[ModelId, tuple[ModelId, ...]]
+    problems: Mapping[ModelId, str]
 
 
 class ModelReader:
@@ -249,7 +251,7 @@ class ModelReader:
     ) -> LoadPlan:
         """What loading *directories* is about, and with *with_defined* all that is defined.
 
-        *is_fresh*: all copies of remote models have just been brought up to date. Raises PollError.
+        *is_fresh*: all copies of remote models have just been brought up to date.
         """
         wanted: dict[ModelId, ModelDirectory | None] = {directory.id: directory for directory in directories}
         if with_defined:
@@ -261,19 +263,36 @@ class ModelReader:
     ) -> LoadPlan:
         directories = dict(wanted)
         composing: dict[ModelId, tuple[ModelId, ...]] = {}
+        problems: dict[ModelId, str] = {}
+        # What is wanted was copied when it was found. Others are copied once, however many ensembles are made of them.
+        asked = dict.fromkeys((*self._definitions, *(model.name for model in wanted)), "")
         ahead = list(wanted)
         for model in ahead:
             names = self._composing(directories[model], override if model in wanted else Override())
-            if self._remote is not None and not is_fresh:
-                for name in names:
-                    self._remote.refresh_model(name)
-            parts = {part: directory for name in names for part, directory in self._resolve(name, model.namespace)}
+            parts: dict[ModelId, ModelDirectory | None] = {}
+            for name in names:
+                if name not in asked:
+                    asked[name] = "" if is_fresh else self._copy(name)
+                found = self._resolve(name, model.namespace)
+                if asked[name]:
+                    found = found or [(ModelId(model.namespace, name), None)]
+                    problems.update((part, asked[name]) for part, _ in found)
+                parts.update(found)
             composing[model] = tuple(parts)
             for part, directory in parts.items():
                 if part not in directories:
                     directories[part] = directory
                     ahead.append(part)
-        return LoadPlan(tuple(wanted), directories, composing)
+        return LoadPlan(tuple(wanted), directories, composing, problems)
+
+    def _copy(self, name: str) -> str:
+        """Copy a remote model anew; why that could not be done."""
+        try:
+            if self._remote is not None:
+                self._remote.refresh_model(name)
+        except PollError as error:
+            return error.detail
+        return ""
 
     def _resolve(self, name: str, namespace: str) -> list[tuple[ModelId, ModelDirectory | None]]:
         """The one model that an ensemble in *namespace* means by *name*, or none. What is defined has no directory."""

@@ -158,6 +158,31 @@ def test_in_mode_explicit_models_are_copied_when_they_are_loaded_and_keep_their_
         wait_until(lambda: not list(tmp_path.glob("*/views/*/pinned/*/m")))
 
 
+def test_a_model_of_an_ensemble_that_cannot_be_copied_fails_alone(s3: S3, tmp_path: Path) -> None:
+    """At the start the others are served; later the ensemble goes on with what it has."""
+    for name in ("good", "m"):
+        put_model(s3, f"part/{name}", name)
+    s3.put("part/pipeline/config.pbtxt", ENSEMBLE)
+    s3.put("part/pipeline/1/", "")
+    evil = "part/m/1//evil"
+    s3.put(evil, "")
+    flags = ("--model-control-mode=explicit", "--load-model=good", "--load-model=pipeline", "--exit-on-error=false")
+    problem = (
+        f"Poll failed for model directory 'm': cannot copy model 'm' of {s3.url('part')}: "
+        "the name 'm/1//evil' leads out of the model's directory"
+    )
+    with serving(s3.url("part"), tmp_path, *flags) as server:
+        assert (answer(server, "good"), answer(server, "pipeline")) == ("good", 404)
+        assert server.log.count(problem) == 1
+        assert "ensemble pipeline contains models that are not available or ambiguous: m" in server.log
+        s3.delete(evil)
+        assert server.post("/v2/repository/models/pipeline/load").status == 200
+        s3.put(evil, "")
+        assert server.post("/v2/repository/models/pipeline/load").status == 200
+        assert answer(server, "pipeline") == "m"
+        assert server.log.count(problem) == 2
+
+
 def test_requests_are_served_while_a_repository_says_nothing(s3: S3, tmp_path: Path) -> None:
     """Those with a large packed body need a thread, and so does everybody who waits for the repository."""
     put_model(s3, "silent/m", "one")

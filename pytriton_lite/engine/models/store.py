@@ -343,12 +343,7 @@ class ModelStore:
     async def _load_directories(
         self, directories: Collection[ModelDirectory], *, is_fresh: bool, with_defined: bool = False
     ) -> dict[ModelId, InferenceError]:
-        try:
-            plan = await self._in_thread(
-                self._reader.plan_all, directories, is_fresh=is_fresh, with_defined=with_defined
-            )
-        except PollError as error:
-            raise InferenceError(ErrorCode.INTERNAL, error.detail) from None
+        plan = await self._in_thread(self._reader.plan_all, directories, is_fresh=is_fresh, with_defined=with_defined)
         with self._operating(set()) as operation:
             return await self._load_plan(plan, operation, Override(), None)
 
@@ -382,7 +377,7 @@ class ModelStore:
         directory = plan.directories[model]
         async with self._turns.turn(model, takes_slot=is_counted) as turn:
             later.discard(model)
-            polled = await self._poll_one(model, directory, override)
+            polled = await self._poll_one(model, directory, override, plan.problems.get(model, ""))
             known = self.models.know(model)
             known.is_explicit |= is_wanted
             if polled is None:
@@ -400,8 +395,10 @@ class ModelStore:
                 if removal is not None:
                     await asyncio.wait({removal})
 
-    async def _poll_one(self, model: ModelId, directory: ModelDirectory | None, override: Override) -> Polled | None:
-        """What is to be loaded; None where nothing has changed. Raises PollFailed."""
+    async def _poll_one(
+        self, model: ModelId, directory: ModelDirectory | None, override: Override, problem: str
+    ) -> Polled | None:
+        """What is to be loaded; None where nothing has changed. Raises PollFailed, and at once where there is a *problem*."""
         known = self.models.known.get(model)
         unless = None
         if known is not None and not known.lies_in(directory):
@@ -409,12 +406,14 @@ class ModelStore:
         elif known is not None and not override:
             unless = self._unless_changed(known)
         try:
+            if problem:
+                raise PollError(problem)
             earlier = known.loaded.times if known is not None and known.loaded is not None else None
             return await self._in_thread(self._reader.poll, model, directory, override, unless, earlier)
         except PollError as error:
             if known is not None:
                 self._loader.refresh(known)
-            reason = self._log_poll_error(model.name, None if override else directory, error)
+            reason = self._log_poll_error(model.name, None if override or problem else directory, error)
             raise PollFailed(model.name, reason) from None
 
     def _unless_changed(self, known: Known) -> ChangeTimes | None:
