@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -240,3 +241,12 @@ def test_a_hub_that_does_not_answer_is_told(tmp_path: Path) -> None:
         found = source(hub, "hf://acme/single", tmp_path)
     with pytest.raises(SourceError, match=r"^acme/single: .*refused"):
         found.models()  # type: ignore[attr-defined]
+
+
+def test_a_hub_that_says_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pytriton_lite.plugins.hub.source._READ_S", 0.1)
+    hub = Hub()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hub.url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(SourceError, match=r"^acme/single: ReadTimeout"):
+            source(hub, "hf://acme/single", tmp_path).names()  # type: ignore[attr-defined]

@@ -24,6 +24,9 @@ from typing import Any
 from pytriton_lite.remote.source import Closing, RemoteFile, RemoteModel, Source, SourceError, SourceTools, add_file
 from pytriton_lite.remote.url import RemoteUrl
 
+_READ_S = 30
+"""How long the Hub may say nothing when it is asked for a listing; for files its client has a limit of its own."""
+
 _CONFIG = "config.pbtxt"
 _MADE = "made:"
 """In front of the address of a file that is not of the Hub but of ours."""
@@ -73,7 +76,7 @@ class HubRepository:
     def models(self) -> dict[str, RemoteModel]:
         self._check_open()
         try:
-            info = self._api.model_info(self._id, revision=self._revision, files_metadata=True)
+            info = self._api.model_info(self._id, revision=self._revision, files_metadata=True, timeout=_READ_S)
         except Exception as error:
             raise self._source_error(error) from None
         commit = info.sha
