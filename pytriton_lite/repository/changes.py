@@ -23,11 +23,13 @@ class ChangeTimes:
     """``model_ns`` is the newest time of the directory and everything below it.
 
     ``version_ns`` is that of a version's own directory, or of what all versions share when that is newer: everything in the
-    model's directory but the versions and the configuration, which is compared by its content.
+    model's directory but the versions and the configuration, which is compared by its content. ``files_ns`` is ``model_ns``
+    without the configuration.
     """
 
     model_ns: int
     version_ns: dict[int, int] = field(default_factory=dict)
+    files_ns: int = 0
 
     def without(self, entries: Collection[str]) -> ChangeTimes:
         """What to remember where something in *entries* of the model's directory has changed, whatever the times say."""
@@ -68,9 +70,9 @@ def change_times(
         else:
             shared_ns = max(shared_ns, time_ns)
     # A file that was deleted shows in its directory only, a version's too, which is no change to the other versions.
-    model_ns = max(_mtime_ns(model.path), shared_ns, config_ns, *of_versions.values(), 0)
+    files_ns = max(_mtime_ns(model.path), shared_ns, *of_versions.values())
     version_ns = {version: max(of_versions.get(str(version), 0), shared_ns) for version in model.versions}
-    return ChangeTimes(model_ns, version_ns)
+    return ChangeTimes(max(files_ns, config_ns), version_ns, files_ns)
 
 
 def _mtime_ns(path: Path) -> int:

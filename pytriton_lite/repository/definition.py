@@ -38,4 +38,4 @@ class Definition:
     @property
     def times(self) -> ChangeTimes:
         """Times as files would have them: a later definition is newer."""
-        return ChangeTimes(self.number, {self.version: self.number})
+        return ChangeTimes(self.number, {self.version: self.number}, self.number)

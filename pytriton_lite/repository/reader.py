@@ -404,11 +404,13 @@ def _name(options: RepositoryOptions, root: Path) -> str:
 def _times_to_remember(times: ChangeTimes, override: Override, earlier: ChangeTimes | None) -> ChangeTimes:
     """Files that came with a request are older than everything on disk: the next plain load goes back to the disk.
 
-    A configuration that came is kept by plain loads until something changes on disk, if the model was loaded from there
-    before; otherwise they go back, too (both asked of Triton 2.51).
+    A configuration that came is kept by plain loads until something changes on disk, if the model's files are those that the
+    load before has seen; otherwise they go back, too (both asked of Triton 2.51). What became of the configuration on disk
+    before it was replaced is no change any more.
     """
     if override.files:
         return NEVER
     if not override:
         return times
-    return ChangeTimes((earlier or NEVER).model_ns, times.version_ns)
+    earlier = earlier or NEVER
+    return times if times.files_ns <= earlier.files_ns else replace(times, model_ns=earlier.model_ns)

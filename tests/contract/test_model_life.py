@@ -468,20 +468,20 @@ def test_a_configuration_in_the_request_replaces_the_file_for_one_load(server: R
     assert (config["max_batch_size"], config["parameters"]) == (0, {})
 
 
+def max_batch_size_of(server: RunningServer, model: str) -> int:
+    found: int = server.get(f"/v2/models/{model}/config").json["max_batch_size"]
+    return found
+
+
 def test_a_configuration_that_came_with_a_load_is_kept_by_plain_ones_until_the_disk_changes(
     server: RunningServer, repository: Path
 ) -> None:
     """Asked of Triton 2.51. A model whose first load brought one goes back with the next (above)."""
     folder = write_model(repository, "kept", code(1), CONFIG)
-    override = {
-        "backend": "python",
-        "max_batch_size": 7,
-        "output": [{"name": "OUT", "data_type": "TYPE_INT32", "dims": [1]}],
-    }
+    override = {**OVERRIDE, "max_batch_size": 7}
 
     def max_batch_size() -> int:
-        found: int = server.get("/v2/models/kept/config").json["max_batch_size"]
-        return found
+        return max_batch_size_of(server, "kept")
 
     must_load(server, "kept")
     must_load(server, "kept", config=json.dumps(override))
@@ -497,6 +497,32 @@ def test_a_configuration_that_came_with_a_load_is_kept_by_plain_ones_until_the_d
     assert server.post("/v2/repository/models/kept/unload").status == 200
     must_load(server, "kept")
     assert max_batch_size() == 0
+
+
+def test_what_changed_in_the_configuration_on_disk_before_another_came_is_no_change_after_it(
+    server: RunningServer, repository: Path
+) -> None:
+    """Asked of Triton 2.51. A change of other files is one."""
+    folder = write_model(repository, "replaced", code(1), CONFIG)
+    must_load(server, "replaced")
+    for on_disk, brought in ((4, 7), (5, 8)):
+        (folder / "config.pbtxt").write_text(f"{CONFIG}\nmax_batch_size: {on_disk}")
+        must_load(server, "replaced", config=json.dumps({**OVERRIDE, "max_batch_size": brought}))
+        must_load(server, "replaced")
+        assert max_batch_size_of(server, "replaced") == brought
+    (folder / "1" / "model.py").write_text(code(2))
+    must_load(server, "replaced", config=json.dumps({**OVERRIDE, "max_batch_size": 9}))
+    must_load(server, "replaced")
+    assert max_batch_size_of(server, "replaced") == 5
+
+
+def test_the_second_of_two_configurations_that_came_with_loads_is_kept(server: RunningServer, repository: Path) -> None:
+    """Asked of Triton 2.51. The second load finds the files as the first has left them, as it would after a plain one."""
+    write_model(repository, "twice", code(1), CONFIG)
+    for brought in (7, 8):
+        must_load(server, "twice", config=json.dumps({**OVERRIDE, "max_batch_size": brought}))
+    must_load(server, "twice")
+    assert max_batch_size_of(server, "twice") == 8
 
 
 def test_files_in_the_request_are_the_whole_model_for_one_load(

@@ -41,7 +41,7 @@ def touch(path: Path) -> None:
 
 
 def test_what_nobody_touched_is_as_old_as_it_was(model: Path) -> None:
-    assert times(model) == ChangeTimes(OLD_NS, {1: OLD_NS, 2: OLD_NS})
+    assert times(model) == ChangeTimes(OLD_NS, {1: OLD_NS, 2: OLD_NS}, OLD_NS)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,9 @@ def test_a_change_is_one_to_the_model_and_to_the_versions_that_may_read_it(
     model: Path, path: str, version_1: int, version_2: int
 ) -> None:
     touch(model / path)
-    assert times(model) == ChangeTimes(NEW_NS, {1: version_1, 2: version_2})
+    assert times(model) == ChangeTimes(
+        NEW_NS, {1: version_1, 2: version_2}, OLD_NS if path == "config.pbtxt" else NEW_NS
+    )
 
 
 def test_with_a_configuration_by_name_the_folder_of_them_is_the_configuration(model: Path) -> None:
@@ -96,14 +98,14 @@ def test_a_change_behind_a_link_is_one(model: Path, tmp_path: Path, deep: str) -
     for path in (elsewhere.parent, elsewhere, elsewhere / "weights"):
         os.utime(path, ns=(OLD_NS, OLD_NS))
     link(model / deep, elsewhere.parent, OLD_NS)
-    assert times(model) == ChangeTimes(OLD_NS, {1: OLD_NS, 2: OLD_NS})
+    assert times(model) == ChangeTimes(OLD_NS, {1: OLD_NS, 2: OLD_NS}, OLD_NS)
     os.utime(elsewhere / "weights", ns=(NEW_NS, NEW_NS))
-    assert times(model) == ChangeTimes(NEW_NS, {1: NEW_NS, 2: OLD_NS})
+    assert times(model) == ChangeTimes(NEW_NS, {1: NEW_NS, 2: OLD_NS}, NEW_NS)
 
 
 def test_a_version_that_leads_to_older_files_than_before_has_changed(model: Path) -> None:
     link(model / "3", model / "1", NEW_NS)
-    assert times(model) == ChangeTimes(NEW_NS, {1: OLD_NS, 2: OLD_NS, 3: NEW_NS})
+    assert times(model) == ChangeTimes(NEW_NS, {1: OLD_NS, 2: OLD_NS, 3: NEW_NS}, NEW_NS)
 
 
 @pytest.mark.parametrize("part", ["repository", "repository/m"])
@@ -116,14 +118,14 @@ def test_all_versions_have_changed_where_the_way_to_them_leads_elsewhere(
         link(tmp_path / "repository", tmp_path, NEW_NS)
     else:
         link(tmp_path / "repository/m", model, NEW_NS)
-    assert times(tmp_path / "repository/m") == ChangeTimes(NEW_NS, {1: NEW_NS, 2: NEW_NS})
+    assert times(tmp_path / "repository/m") == ChangeTimes(NEW_NS, {1: NEW_NS, 2: NEW_NS}, NEW_NS)
 
 
 def test_links_that_lead_round_come_to_an_end(model: Path) -> None:
     link(model / "1" / "up", model.parent, OLD_NS)
     link(model / "1" / "self", Path("self"), OLD_NS)
     os.utime(model.parent, ns=(OLD_NS, OLD_NS))
-    assert times(model) == ChangeTimes(OLD_NS, {1: OLD_NS, 2: OLD_NS})
+    assert times(model) == ChangeTimes(OLD_NS, {1: OLD_NS, 2: OLD_NS}, OLD_NS)
 
 
 @pytest.mark.parametrize(
