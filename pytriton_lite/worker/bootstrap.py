@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from pytriton_lite.core.blas import ThreadSetter
 
@@ -175,6 +175,7 @@ class ForkServer:
         self._report(b"s", pid, 0)
 
     def _adopt(self, pid: int) -> None:
+        """Tend *pid*, an orphan of a worker. Asked for on Linux alone: elsewhere orphans do not come to us."""
         try:
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:  # it has ended, and was reaped
@@ -206,20 +207,9 @@ class ForkServer:
             forked.exit_process(status, background_s)
 
     def _reap(self) -> None:
-        while True:
-            # Seen before it is reaped, so that the number of its process group cannot be anybody else's yet.
-            try:
-                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:  # there are none
-                return
-            if found is None:
-                return
-            pid = found.si_pid
-            is_ours = pid in self._children
-            if is_ours:
-                _kill_group(pid)
-            _, status = os.waitpid(pid, 0)
-            if is_ours:
+        while (ended := _next_ended(self._children)) is not None:
+            pid, status = ended
+            if pid in self._children:
                 self._children.discard(pid)
                 self._report(b"x", pid, status)
             else:
@@ -232,6 +222,26 @@ class ForkServer:
             self._control.sendall(_REPORT.pack(kind[0], pid, status))
         except (BrokenPipeError, ConnectionResetError):
             pass  # the next read of the control socket says so, too
+
+
+def _next_ended(leaders: Container[int]) -> tuple[int, int] | None:
+    """A child that has ended, reaped, and its wait status; None if there is none. One of *leaders* takes its group with it."""
+    try:
+        if hasattr(os, "waitid"):
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if found is None:
+                return None
+            # Before it is reaped, so that the number of its process group cannot be anybody else's yet.
+            if found.si_pid in leaders:
+                _kill_group(found.si_pid)
+            return os.waitpid(found.si_pid, 0)
+        # macOS before Python 3.13. A number comes round again when all others were given out, so this one is not taken yet.
+        pid, status = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:  # there are none
+        return None
+    if pid in leaders:
+        _kill_group(pid)
+    return (pid, status) if pid else None
 
 
 def _kill_group(pid: int) -> None:

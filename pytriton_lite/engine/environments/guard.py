@@ -32,11 +32,21 @@ def main() -> int:
         print(f"{order['command'][0]} cannot be started: {error.strerror}", file=sys.stderr)
         return 127
     threading.Thread(target=_kill_when_unwanted, args=(child.pid,), daemon=True).start()
+    status = _wait_and_kill_group(child)
+    return status if status >= 0 else 128 - status
+
+
+def _wait_and_kill_group(child: subprocess.Popen[bytes]) -> int:
+    """Wait for the end of *child*, which ends the rest of its process group; its return code."""
+    if not hasattr(os, "waitid"):
+        # macOS before Python 3.13. A number comes round again when all others were given out, so this one is not taken yet.
+        status = child.wait()
+        _kill_group(child.pid)
+        return status
     # Seen before it is reaped, so that the number of its process group cannot be anybody else's yet.
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     _kill_group(child.pid)
-    status = child.wait()
-    return status if status >= 0 else 128 - status
+    return child.wait()
 
 
 def _kill_when_unwanted(group: int) -> None:

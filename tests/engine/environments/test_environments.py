@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 import logging
 import os
 import shutil
@@ -19,7 +20,7 @@ import pytest
 
 from pytriton_lite.config.model_config import ModelConfig, check_for_load, read_model_config
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.engine.environments import Environment, Environments, activation
+from pytriton_lite.engine.environments import Environment, Environments, activation, guard
 from pytriton_lite.engine.environments.build import MARKER
 from pytriton_lite.engine.environments.requirements import requirements_key
 from pytriton_lite.engine.environments.threads import too_many_threads
@@ -34,7 +35,7 @@ from tests.environment_kit import (
     write_numpy_wheel,
     write_wheel,
 )
-from tests.harness import write_model
+from tests.harness import child, write_model
 
 Act = Callable[[Environments], Coroutine[Any, Any, Any]]
 
@@ -643,6 +644,30 @@ def test_a_command_and_all_it_started_end_with_a_server_that_is_killed(tmp_path:
     finally:
         server.kill()
         server.wait()
+
+
+GUARD_WITHOUT_WAITID = """
+import os, runpy, sys
+for name in ("waitid", "P_ALL", "P_PID", "P_PGID"):
+    delattr(os, name)
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+def test_what_a_command_started_ends_with_it_where_python_has_no_waitid(tmp_path: Path) -> None:
+    """As on macOS before Python 3.13."""
+    for name in ("pipe", "never"):
+        os.mkfifo(tmp_path / name)
+    shell = "exec > pipe; (echo begun; read word < never) & exit 3"
+    order = {"command": ["/bin/sh", "-c", shell], "variables": dict(os.environ)}
+    command = [sys.executable, "-I", "-S", "-c", GUARD_WITHOUT_WAITID, guard.__file__]
+    with child(command, cwd=tmp_path, stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(order).encode() + b"\n")
+        process.stdin.flush()
+        with (tmp_path / "pipe").open() as pipe:
+            assert process.wait(30) == 3
+            assert pipe.read() in ("begun\n", ""), "its end, which is that of the last who had it open"
 
 
 # ------------------------------------------------------------------------------------------ the key of requirements
