@@ -17,7 +17,7 @@ from pytriton_lite.config import load_checks
 from pytriton_lite.config.ensemble import EnsembleScheduling, EnsembleStep
 from pytriton_lite.config.errors import BrokenRule, invalid, raise_first
 from pytriton_lite.config.model_config import ModelConfig, TensorSpec
-from pytriton_lite.config.openai import broken_openai
+from pytriton_lite.config.openai import check_openai
 from pytriton_lite.config.validate_tensors import validate_tensors
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import BugError
@@ -135,7 +135,7 @@ def _takers(steps: Iterable[PlannedStep]) -> dict[str, tuple[PlannedStep, ...]]:
 
 
 def check_ensemble_for_load(config: ModelConfig, *, model_dir: Path) -> ModelConfig:
-    """What `model_config.check_for_load` is for other models: *config* with the labels of its own label files.
+    """What `model_config.check_for_load` is for other models: *config* with what is read of its own files.
 
     Raises InferenceError, the reason of a failed load.
     """
@@ -143,8 +143,7 @@ def check_ensemble_for_load(config: ModelConfig, *, model_dir: Path) -> ModelCon
     validate_tensors(config.message)
     labels = load_checks.read_labels(config.message, model_dir)
     raise_first(load_checks.broken_metric_tags(config.message))
-    raise_first(broken_openai(config.message, model_dir))
-    return replace(config, labels=labels)
+    return replace(config, labels=labels, chat_template=check_openai(config.message, model_dir))
 
 
 def plan_ensemble(
@@ -165,7 +164,7 @@ def plan_ensemble(
     for written in message.ensemble_scheduling.step:
         written.model_namespace = namespaces.get(written.model_name, "")
     labels = {**_inherited_labels(config.ensemble, models, producers, config.outputs), **config.labels}
-    served = replace(ModelConfig.from_message(message), labels=labels)
+    served = replace(config.with_message(message), labels=labels)
     return EnsemblePlan(served, steps, producers)
 
 

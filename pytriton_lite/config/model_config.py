@@ -32,7 +32,7 @@ from pytriton_lite.config.instances import (
 )
 from pytriton_lite.config.json_form import json_form
 from pytriton_lite.config.normalise import normalise
-from pytriton_lite.config.openai import Declaration, broken_openai, declaration_of
+from pytriton_lite.config.openai import ChatTemplate, Declaration, check_openai, declaration_of
 from pytriton_lite.config.regular_file import read_regular_file
 from pytriton_lite.config.sequence_state import SequenceState, initial_states, repeated_states, states_from_message
 from pytriton_lite.config.text import parse_model_config
@@ -212,6 +212,8 @@ class ModelConfig:
     initial_states: Mapping[str, bytes] = field(default_factory=dict)
     """What states of sequences begin with that do not begin with zeros, by the names of their inputs; there once
     `check_for_load` has returned it."""
+    chat_template: ChatTemplate | None = None
+    """What makes prompts of chats, of a model that needs it; there once `check_for_load` has returned it."""
 
     @classmethod
     def from_message(cls, message: model_config_pb.ModelConfig) -> ModelConfig:
@@ -245,6 +247,15 @@ class ModelConfig:
             else None,
             warm_up=samples_from_message(message.model_warmup),
             without_effect=effects.without_effect(message),
+        )
+
+    def with_message(self, message: model_config_pb.ModelConfig) -> ModelConfig:
+        """What *message*, as for `from_message`, says, with what was read of the model's files for this one."""
+        return replace(
+            ModelConfig.from_message(message),
+            labels=self.labels,
+            initial_states=self.initial_states,
+            chat_template=self.chat_template,
         )
 
     @property
@@ -378,13 +389,13 @@ def with_one_instance(config: ModelConfig) -> ModelConfig:
     message.instance_group.append(single)
     if parameters.INSTANCE_SHARING.name in message.parameters:
         del message.parameters[parameters.INSTANCE_SHARING.name]
-    return replace(ModelConfig.from_message(message), labels=config.labels, initial_states=config.initial_states)
+    return config.with_message(message)
 
 
 def regrouped(served: ModelConfig, new: ModelConfig, *, gpu_ids: Sequence[int]) -> ModelConfig:
     """*served*, which `check_for_load` has returned, with the instance groups and the version policy of *new*.
 
-    Everything else stays: what the model completed, the labels. *gpu_ids* as for `check_for_load`.
+    Everything else stays: what the model completed, what was read of its files. *gpu_ids* as for `check_for_load`.
     Raises InferenceError when the groups are not valid on this machine.
     """
     message = copy.deepcopy(served.message)
@@ -393,7 +404,7 @@ def regrouped(served: ModelConfig, new: ModelConfig, *, gpu_ids: Sequence[int]) 
     message.version_policy.CopyFrom(new.message.version_policy)
     resolve_instance_groups(message, gpu_ids)
     raise_first(load_checks.broken_sharing(message))
-    return replace(ModelConfig.from_message(message), labels=served.labels, initial_states=served.initial_states)
+    return served.with_message(message)
 
 
 def read_model_config(
@@ -461,8 +472,9 @@ def check_for_load(
     labels = load_checks.read_labels(config.message, model_dir)
     raise_first(load_checks.broken_batching_library(config.message))
     raise_first(load_checks.broken_metric_tags(config.message))
-    raise_first(broken_openai(config.message, model_dir))
-    return replace(config, labels=labels, initial_states=initial_states(config.message, model_dir))
+    template = check_openai(config.message, model_dir)
+    states = initial_states(config.message, model_dir)
+    return replace(config, labels=labels, initial_states=states, chat_template=template)
 
 
 def config_path(model_dir: Path, config_name: str) -> Path:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pytriton_lite.config import parameters
-from pytriton_lite.config.errors import BrokenRule, invalid
+from pytriton_lite.config.errors import BrokenRule, invalid, raise_first
 from pytriton_lite.config.regular_file import read_regular_file
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.dtypes import DataType
@@ -167,6 +167,11 @@ class Declaration:
     outputs: Mapping[str, str]
     defaults: Mapping[str, DefaultValue]
 
+    @property
+    def needs_template(self) -> bool:
+        """Whether chats become prompts."""
+        return Task.CHAT in self.tasks and "messages" not in self.inputs
+
 
 def declaration_of(message: model_config_pb.ModelConfig) -> Declaration | None:
     """What *message*, which broke no rule, declares; None for a model that is nothing to clients of OpenAI's API."""
@@ -178,37 +183,46 @@ def declaration_of(message: model_config_pb.ModelConfig) -> Declaration | None:
     return Declaration(frozenset(read.tasks), read.inputs, read.outputs, read.defaults)
 
 
+def check_openai(message: model_config_pb.ModelConfig, model_dir: Path) -> ChatTemplate | None:
+    """The chat template of a model that is to be loaded; None where it needs none. Raises the first of `broken_openai`."""
+    raise_first(_broken_declaration(message))
+    declared = declaration_of(message)
+    return _needed_template(message, model_dir) if declared is not None and declared.needs_template else None
+
+
 def broken_openai(message: model_config_pb.ModelConfig, model_dir: Path) -> Iterator[BrokenRule]:
     """The rules for OPENAI and its like of a model that has its tensors. *model_dir* is where its chat template would be."""
-    if parameters.OPENAI.text(message) is None:
-        for parameter in (parameters.OPENAI_TENSORS, parameters.OPENAI_DEFAULTS):
-            if parameter.text(message) is not None:
-                yield invalid(
-                    f"{parameter.name} of model '{message.name}' means nothing without OPENAI", parameter.place
-                )
+    yield from _broken_declaration(message)
+    declared = declaration_of(message)
+    if declared is not None and declared.needs_template:
+        try:
+            _needed_template(message, model_dir)
+        except BrokenRule as broken:
+            yield broken
+
+
+def _broken_declaration(message: model_config_pb.ModelConfig) -> Iterator[BrokenRule]:
+    if parameters.OPENAI.text(message) is not None:
+        yield from _Reading(message).broken()
         return
-    read = _Reading(message)
-    is_whole = True
-    for broken in read.broken():
-        is_whole = False
-        yield broken
-    if is_whole and Task.CHAT in read.tasks and "messages" not in read.inputs:
-        yield from _broken_template(message, model_dir)
+    for parameter in (parameters.OPENAI_TENSORS, parameters.OPENAI_DEFAULTS):
+        if parameter.text(message) is not None:
+            yield invalid(f"{parameter.name} of model '{message.name}' means nothing without OPENAI", parameter.place)
 
 
-def _broken_template(message: model_config_pb.ModelConfig, model_dir: Path) -> Iterator[BrokenRule]:
+def _needed_template(message: model_config_pb.ModelConfig, model_dir: Path) -> ChatTemplate:
     try:
         found = read_chat_template(model_dir)
     except ValueError as error:
-        yield invalid(f"OPENAI of model '{message.name}': {error}", parameters.OPENAI.place)
-        return
+        raise invalid(f"OPENAI of model '{message.name}': {error}", parameters.OPENAI.place) from None
     if found is None:
-        yield invalid(
+        raise invalid(
             f"OPENAI of model '{message.name}': chat with an input for the prompt needs a chat template, which is "
             f"{TEMPLATE_FILE}, or chat_template in {TOKENIZER_FILE}, in the model's folder; there is none. Or declare an "
             "input for the messages",
             parameters.OPENAI.place,
         )
+    return found
 
 
 class _Reading:

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from pytriton_lite.config.openai import ChatTemplate, read_chat_template
+from pytriton_lite.config.openai import ChatTemplate
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.daemon_threads import in_daemon_thread
 from pytriton_lite.frontends.process.supervisor import command_of
 from pytriton_lite.openai.errors import ApiError
 from pytriton_lite.openai.renderer import CPU_S
@@ -189,13 +188,8 @@ class Templates:
         return renderer
 
     async def _start(self, renderer: _Renderer, served: ServedVersion) -> None:
-        directory = served.directory
-        try:
-            template = None if directory is None else await in_daemon_thread(read_chat_template, directory)
-        except ValueError as error:
-            raise InferenceError(ErrorCode.INTERNAL, str(error)) from None
-        if template is None:
-            raise InferenceError(ErrorCode.INTERNAL, "its chat template is not there any more")
+        template = served.config.chat_template
+        assert template is not None, "the load has seen that there is one"
         if not self._is_closed:
             await renderer.start(template)
         if self._is_closed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import os
@@ -11,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.harness import Reply, RunningServer
-from tests.openai_routes.openai_models import BAD_TEMPLATES
+from tests.harness import Reply, RunningServer, write_model
+from tests.openai_routes.openai_models import BAD_TEMPLATES, SCRIBE, SCRIBE_CONFIG, TEMPLATE
 from tests.openai_routes.sse import END, events, text_of
 
 HELLO = [{"role": "user", "content": "hello there"}]
@@ -242,6 +243,39 @@ def test_a_chat_template_makes_the_prompt_of_the_messages(server: RunningServer)
     assert message == {
         "role": "assistant", "content": "<system> be brief\n<user> hello\n<assistant>", "refusal": None,
     }  # fmt: skip
+
+
+ASKER = {
+    "platform": "ensemble",
+    "input": [{"name": "prompt", "data_type": "TYPE_STRING", "dims": [1]}],
+    "output": [{"name": "text", "data_type": "TYPE_STRING", "dims": [1]}],
+    "parameters": {"OPENAI": {"string_value": "chat"}},
+    "ensemble_scheduling": {
+        "step": [
+            {
+                "model_name": "scribe",
+                "model_version": -1,
+                "input_map": {"text_input": "prompt"},
+                "output_map": {"text_output": "text"},
+            }
+        ]
+    },
+}
+
+
+def test_the_template_of_an_ensemble_outlives_the_files_that_it_came_with(tmp_path: Path) -> None:
+    write_model(tmp_path, "scribe", SCRIBE, SCRIBE_CONFIG.replace("chat, completion", "completion"))
+    with RunningServer(tmp_path, flags=("--model-control-mode=explicit", "--load-model=*")) as server:
+        files = {"file:1/needed": "", "file:chat_template.jinja": base64.b64encode(TEMPLATE.encode()).decode()}
+        load = {"parameters": {"config": json.dumps(ASKER), **files}}
+        assert server.post("/v2/repository/models/asker/load", load).status == 200
+        for _ in range(2):
+            reply = chat(server, "asker")
+            assert reply.status == 200, reply.body
+            assert reply.json["choices"][0]["message"]["content"] == "<user> hello there\n<assistant>"
+            # It is made again with the model that it is made of.
+            assert server.post("/v2/repository/models/scribe/unload", {}).status == 200
+            assert server.post("/v2/repository/models/scribe/load", {}).status == 200
 
 
 @pytest.mark.parametrize("name", ["self", "args", "messages_", "template"])

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pytriton_lite.config.openai import TEMPLATE_FILE
+from pytriton_lite.config.openai import ChatTemplate
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.openai.answers import AllResponses, while_connected
@@ -130,18 +130,16 @@ def children() -> set[int]:
     return set(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
 
 
-def version(directory: Path, stamp: int) -> Any:
-    place = directory / str(stamp)
-    place.mkdir()
-    (place / TEMPLATE_FILE).write_text(f"{stamp}: {{{{ x }}}}")
-    return SimpleNamespace(id="m", stamp=stamp, name="m", directory=place)
+def version(stamp: int) -> Any:
+    template = ChatTemplate(f"{stamp}: {{{{ x }}}}", {})
+    return SimpleNamespace(id="m", stamp=stamp, name="m", config=SimpleNamespace(chat_template=template))
 
 
-def test_whoever_waits_for_a_template_gets_it_though_the_model_is_loaded_anew(tmp_path: Path) -> None:
+def test_whoever_waits_for_a_template_gets_it_though_the_model_is_loaded_anew() -> None:
     async def scenario() -> None:
         before = children()
         templates = Templates()
-        old, new = version(tmp_path, 1), version(tmp_path, 2)
+        old, new = version(1), version(2)
         renderings = [asyncio.ensure_future(templates.render(old, {"x": at})) for at in range(3)]
         await asyncio.sleep(0)  # the first has its turn, and a process to start
         renderings.append(asyncio.ensure_future(templates.render(new, {"x": 3})))
@@ -154,11 +152,11 @@ def test_whoever_waits_for_a_template_gets_it_though_the_model_is_loaded_anew(tm
     in_loop(scenario)
 
 
-def test_whoever_waits_behind_one_that_is_given_up_gets_his_text(tmp_path: Path) -> None:
+def test_whoever_waits_behind_one_that_is_given_up_gets_his_text() -> None:
     async def scenario() -> None:
         before = children()
         templates = Templates()
-        served = version(tmp_path, 1)
+        served = version(1)
         assert await templates.render(served, {"x": 0}) == "1: 0"
         given_up, waiting = [asyncio.ensure_future(templates.render(served, {"x": at})) for at in (1, 2)]
         await asyncio.sleep(0)  # the first has asked
@@ -170,11 +168,11 @@ def test_whoever_waits_behind_one_that_is_given_up_gets_his_text(tmp_path: Path)
     in_loop(scenario)
 
 
-def test_no_process_is_started_behind_the_end(tmp_path: Path) -> None:
+def test_no_process_is_started_behind_the_end() -> None:
     async def scenario() -> None:
         before = children()
         templates = Templates()
-        served = version(tmp_path, 1)
+        served = version(1)
         renderings = [asyncio.ensure_future(templates.render(served, {"x": at})) for at in range(3)]
         await asyncio.sleep(0)
         await templates.close()

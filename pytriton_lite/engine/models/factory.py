@@ -199,7 +199,6 @@ class VersionFactory:
 
     def equip(self, served: ServedVersion, directory: Path) -> None:
         """Give a generation that is to be loaded what one that can only be seen has no use for."""
-        served.directory = directory
         # An ensemble may be decoupled although its configuration did not say so, and is not cached then.
         if self._cache is not None and served.config.uses_response_cache:
             served.use_cache(self._cache.space(served.config, served.version, directory))

@@ -11,7 +11,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.core.errors import ErrorCode, InferenceError
@@ -60,8 +59,6 @@ class ServedVersion(ABC):
         """Called when ``state`` or ``config`` has changed, of a version that can be seen."""
         self.statistics = statistics_of(config, version, latencies, clock)
         self.statistics.namespace = namespace
-        self.directory: Path | None = None
-        """Folder of the model, for files beside its configuration; None for one that is only seen and never loads."""
         self.load_began_ns = 0
         self.step = ""
         """What it is doing while it is LOADING, for people: ``initialize`` say; empty where there is nothing to tell."""

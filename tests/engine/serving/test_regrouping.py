@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pytriton_lite.config.instances import InstanceSpec, resolve_instance_groups
 from pytriton_lite.config.model_config import ModelConfig, instance_names, parse_model_config, regrouped
+from pytriton_lite.config.openai import ChatTemplate
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.engine.serving.regrouping import match, with_free_names
 
@@ -105,6 +108,13 @@ def test_regrouping_changes_groups_and_version_policy_alone() -> None:
     assert [(group.name, group.count) for group in config.instance_groups] == [("m_0", 1)]
     assert config.message.version_policy.HasField("all")
     assert served.message.version_policy.WhichOneof("policy_choice") is None
+
+
+def test_regrouping_reads_no_files_anew() -> None:
+    template = ChatTemplate("{{ messages }}", {})
+    served = replace(config_of(CPU % 1), labels={"OUT": ("a",)}, initial_states={"S": b"1"}, chat_template=template)
+    config = regrouped(served, config_of(CPU % 2), gpu_ids=())
+    assert (config.labels, config.initial_states, config.chat_template) == ({"OUT": ("a",)}, {"S": b"1"}, template)
 
 
 def test_groups_that_are_not_possible_are_refused() -> None:
