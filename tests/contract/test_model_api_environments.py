@@ -14,7 +14,7 @@ import pytest
 
 from tests.contract.test_bare_environment import PYTHONS, install_numpy, skip_unless_it_runs
 from tests.environment_kit import make_environment, numpy_alone, pack, write_numpy_wheel, write_wheel
-from tests.harness import RunningServer, write_model
+from tests.harness import RunningServer, until, write_model
 
 CONFIG = 'backend: "python"\n'
 
@@ -231,3 +231,32 @@ def test_an_environment_may_have_another_python_than_the_server(tmp_path: Path) 
         assert (told["word"], told["variables"]["OF_THE_MODEL"]) == ("there", "too")
         assert tuple(facts(server, "plain")["python"]) == sys.version_info[:2]
     assert server.exit_code == 0
+
+
+def test_an_unpacked_archive_is_removed_with_the_last_version_that_runs_in_it(tmp_path: Path) -> None:
+    numpy_from = numpy_alone(tmp_path / "numpy")
+    environment = make_environment(tmp_path / "env", numpy_from=numpy_from, modules={"extra_module": "word = 'here'"})
+    parameters = CONFIG + environment_path("$$TRITON_MODEL_DIRECTORY/env.tar.gz")
+    for name, code in (("packed", WITH_MODULE), ("broken", "import extra_module, nothing_of_that_name")):
+        pack(environment, write_model(tmp_path / "models", name, code, parameters) / "env.tar.gz")
+    (tmp_path / "tmp").mkdir()
+
+    def unpacked() -> set[Path]:
+        return set((tmp_path / "tmp").glob("pytriton_lite_env_*/*"))
+
+    flags = ("--model-control-mode=explicit",)
+    with RunningServer(tmp_path / "models", flags=flags, environ={"TMPDIR": str(tmp_path / "tmp")}) as server:
+        assert server.post("/v2/repository/models/broken/load").status == 400
+        until(lambda: not unpacked())
+        assert server.post("/v2/repository/models/packed/load").status == 200
+        (before,) = unpacked()
+        for seconds in (1, 2):
+            os.utime(tmp_path / "models" / "packed" / "env.tar.gz", (seconds, seconds))
+            (tmp_path / "models" / "packed" / "touched").write_text(str(seconds))
+            assert server.post("/v2/repository/models/packed/load").status == 200
+            until(lambda: len(unpacked()) == 1)
+        (after,) = unpacked()
+        assert after != before
+        assert facts(server, "packed")["word"] == "here"
+        assert server.post("/v2/repository/models/packed/unload").status == 200
+        until(lambda: not unpacked())

@@ -40,6 +40,8 @@ _STUB = "triton_python_backend_stub"
 _LONGEST_S = 3600.0
 """Limit of unpacking or building an environment: hours would be a download that is stuck."""
 
+_Key = tuple[object, ...]
+
 Result = TypeVar("Result")
 
 
@@ -55,8 +57,11 @@ class Environments:
         self._cache_directory = cache_directory
         self._variables: Mapping[str, str] = dict(os.environ)
         self._scratch: Scratch | None = None
-        self._at_work: dict[Hashable, asyncio.Task[object]] = {}
-        self._made: dict[Hashable, object] = {}
+        self._at_work: dict[_Key, asyncio.Task[object]] = {}
+        self._made: dict[_Key, object] = {}
+        self._users: dict[Hashable, _Key] = {}
+        """Who needs what was unpacked, or is being: keys of `_made` by user."""
+        self._removals: set[asyncio.Task[None]] = set()
         self._said: set[str] = set()
 
     @property
@@ -64,9 +69,10 @@ class Environments:
         """The environment of a process that is no model's: what runs models that bring nothing, with no variable of theirs."""
         return Environment(self._executable, self._variables)
 
-    async def prepare(self, config: ModelConfig, model_dir: Path) -> Environment:
+    async def prepare(self, config: ModelConfig, model_dir: Path, *, user: Hashable) -> Environment:
         """The environment that the workers of a model run in, made now if nobody else has.
 
+        What was unpacked for *user*, which asks once, stays until `release`, which must follow whatever this raises.
         Raises InferenceError, the reason of a failed load (model API, 7.1).
         """
         own = parameter_variables(config.name, config.parameters)
@@ -76,7 +82,7 @@ class Environments:
                 "parameter EXECUTION_ENV_PATH, takes its place"
             )
         try:
-            folder = await self._folder(config, model_dir)
+            folder = await self._folder(config, model_dir, user)
             if folder is None:
                 return Environment(self._executable, {**self._variables, **own})
             variables = await self._examine(folder)
@@ -85,6 +91,27 @@ class Environments:
                 ErrorCode.INTERNAL, f"the environment of model '{config.name}' cannot be prepared: {error}"
             ) from error
         return environment_in(folder, {**variables, **own})
+
+    def hand_over(self, user: Hashable, to: Hashable) -> None:
+        """Have *to* need, in the place of *user*, what was unpacked for that."""
+        if user in self._users:
+            self._users[to] = self._users.pop(user)
+
+    def release(self, user: Hashable) -> None:
+        """*user* has no process any more that runs in what was unpacked for it. The last user's is removed."""
+        key = self._users.pop(user, None)
+        if key is None or key in self._users.values():
+            return
+        # Before the removal: whoever asks from now on has it unpacked anew, into another folder.
+        folder = cast("Path | None", self._made.pop(key, None))
+        if folder is None:
+            return  # it could not be unpacked
+        for examined in [each for each in self._made if folder in each]:
+            del self._made[examined]
+        removing = in_daemon_thread(shutil.rmtree, folder, ignore_errors=True, name="removal")
+        removal = asyncio.get_running_loop().create_task(removing)
+        self._removals.add(removal)
+        removal.add_done_callback(self._removals.discard)
 
     def advise(self, config: ModelConfig, environment: Environment, *, is_bound: bool = False) -> None:
         """Warn, once, of a model whose instances, processes all, will run more threads than there are cores.
@@ -104,32 +131,36 @@ class Environments:
             self._warn_once(advice)
 
     async def close(self) -> None:
-        """End what is being made, and remove what was unpacked."""
+        """End what is being made, and remove what was unpacked and not released."""
         tasks = list(self._at_work.values())
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        if self._removals:
+            await asyncio.wait(self._removals)
         if self._scratch is not None:
             scratch, self._scratch = self._scratch, None
             await asyncio.to_thread(scratch.remove)
 
     # ------------------------------------------------------------------------------------------ which
 
-    async def _folder(self, config: ModelConfig, model_dir: Path) -> Path | None:
+    async def _folder(self, config: ModelConfig, model_dir: Path, user: Hashable) -> Path | None:
         """Where the environment that a model brings is; None if it brings none."""
         text, named = _named(config)
         if text:
-            return await self._given(_expand(text, model_dir))
+            return await self._given(_expand(text, model_dir), user)
         requirements = await self._requirements(config.name, named, model_dir)
         return None if requirements is None else await self._built(config.name, requirements)
 
-    async def _given(self, text: str) -> Path:
+    async def _given(self, text: str, user: Hashable) -> Path:
         logger.info("Using Python execution env %s", text)
         path, is_folder = await in_daemon_thread(_canonical, text)
         if not is_folder:
             made_at = await in_daemon_thread(_time_of, path)
-            path = await self._once(("archive", path, made_at), lambda: self._unpack(path))
+            # Before it is there: another user's end, which may come before we hear that it is, does not remove it then.
+            self._users[user] = key = ("archive", path, made_at)
+            path = await self._once(key, lambda: self._unpack(path))
         await in_daemon_thread(_check_script, path / "bin" / "activate")
         return path
 
@@ -155,7 +186,7 @@ class Environments:
 
     # ------------------------------------------------------------------------------------------ making
 
-    async def _once(self, key: Hashable, make: Callable[[], Coroutine[None, None, Result]]) -> Result:
+    async def _once(self, key: _Key, make: Callable[[], Coroutine[None, None, Result]]) -> Result:
         """What *make* gave for *key*, now or at an earlier call. Failures are not kept."""
 
         async def keep() -> None:
@@ -166,7 +197,7 @@ class Environments:
             await self._together(key, keep)
         return cast(Result, self._made[key])
 
-    async def _together(self, key: Hashable, make: Callable[[], Coroutine[None, None, Result]]) -> Result:
+    async def _together(self, key: _Key, make: Callable[[], Coroutine[None, None, Result]]) -> Result:
         """What *make* gives for *key*, together with everybody who asks meanwhile.
 
         Who is cancelled leaves the work to the others, and to the next who ask.
@@ -183,7 +214,7 @@ class Environments:
         finally:
             del task  # as in `in_daemon_thread`
 
-    def _is_done(self, key: Hashable, task: asyncio.Task[object]) -> None:
+    def _is_done(self, key: _Key, task: asyncio.Task[object]) -> None:
         del self._at_work[key]
         if not task.cancelled():
             task.exception()  # seen: whoever asked may have gone

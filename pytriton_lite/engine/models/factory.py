@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -104,11 +104,18 @@ class VersionFactory:
         self._defined.pop(name, None)
 
     async def complete(
-        self, config: ModelConfig, *, version: int, directory: Path, at_step: Callable[[str], None] = _nowhere
+        self,
+        config: ModelConfig,
+        *,
+        version: int,
+        directory: Path,
+        user: Hashable,
+        at_step: Callable[[str], None] = _nowhere,
     ) -> Completed:
         """*config* with what the model itself and this machine say.
 
-        *at_step* hears what is being waited for. Raises InferenceError, the reason of a failed load.
+        The environment is *user*'s until `hand_over` or `release`, whatever this raises. *at_step* hears what is being
+        waited for. Raises InferenceError, the reason of a failed load.
         """
         # In threads, here and below: checks look at files of the model, whose disk may hang, and read some of any size.
         if config.ensemble is not None:
@@ -121,7 +128,7 @@ class VersionFactory:
         )
         backend = self._backends.find(config.backend, folders)
         at_step("environment")
-        environment = await self._environments.prepare(config, directory)
+        environment = await self._environments.prepare(config, directory, user=user)
         if self._auto_completes and config.name not in self._defined:
             at_step("auto_complete_config")
             config = await completed_config(
@@ -143,6 +150,14 @@ class VersionFactory:
             self._environments.advise(config, environment, is_bound=source is not None)
         self._advise_on_cache(config, version)
         return Completed(config, environment, backend)
+
+    def hand_over(self, user: Hashable, to: Hashable) -> None:
+        """Have the environment of *user* be *to*'s."""
+        self._environments.hand_over(user, to)
+
+    def release(self, user: Hashable) -> None:
+        """*user* has no use for its environment any more, if it has one."""
+        self._environments.release(user)
 
     def regrouped(self, served: ModelConfig, new: ModelConfig) -> ModelConfig:
         """*served*, with which a version serves, with the instance groups and the version policy of *new*, as it was read.

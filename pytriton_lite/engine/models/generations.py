@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 
 from pytriton_lite.daemon_threads import in_daemon_thread
 from pytriton_lite.engine.serving.served_version import ServedVersion
@@ -22,7 +22,9 @@ _KILL_S = 1.0
 class Generations:
     """Generations that are ending, and the files that generations need for as long as they live."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_release: Callable[[Hashable], None]) -> None:
+        """*on_release* hears of each user that has no use for its files any more, of those that have none as well."""
+        self._on_release = on_release
         self._retiring: dict[asyncio.Task[bool], ServedVersion] = {}
         self._files: dict[Hashable, HeldFiles] = {}
         self._removals: set[asyncio.Task[None]] = set()
@@ -33,6 +35,7 @@ class Generations:
 
     def release(self, user: Hashable) -> asyncio.Task[None] | None:
         """*user* has no use for its files any more. Their removal, which has begun then, if nobody else has."""
+        self._on_release(user)
         files = self._files.pop(user, None)
         if files is None or files in self._files.values():
             return None

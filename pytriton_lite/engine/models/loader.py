@@ -192,15 +192,17 @@ class ModelLoader:
         incomplete.begin_load()
         try:
             config, environment, backend = await self._factory.complete(
-                polled.config, version=version, directory=directory, at_step=incomplete.at_step
+                polled.config, version=version, directory=directory, user=incomplete, at_step=incomplete.at_step
             )
         except InferenceError as error:
+            self._generations.release(incomplete)
             incomplete.fail_load(error)
             return incomplete
         _report_tensors(polled.id, config)
         fresh[version] = served = self._factory.make(
             config, version=version, directory=directory, namespace=polled.id.namespace, backend=backend
         )
+        self._factory.hand_over(incomplete, served)
         see(served)
         self._factory.equip(served, directory)
         if polled.files is not None:
@@ -281,7 +283,7 @@ class ModelLoader:
         config = polled.config
         try:
             completed = await self._factory.complete(
-                polled.config, version=polled.selection.selected[-1], directory=polled.directory.path
+                polled.config, version=polled.selection.selected[-1], directory=polled.directory.path, user=polled
             )
             config = completed.config
         except InferenceError as error:

@@ -105,7 +105,7 @@ class ModelStore:
         self._options = options
         self._reader = ModelReader(options.repositories)
         self._factory = factory
-        self._generations = Generations()
+        self._generations = Generations(factory.release)
         self._loader = ModelLoader(
             self.models,
             self._generations,

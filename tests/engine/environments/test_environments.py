@@ -27,6 +27,7 @@ from pytriton_lite.engine.environments.threads import too_many_threads
 from pytriton_lite.engine.workers.fork_server import ForkServers
 from pytriton_lite.ipc.messages import CONTROL_BYTES
 from pytriton_lite.ipc.segment import Segment
+from tests.engine.version_kit import wait_until
 from tests.environment_kit import (
     make_environment,
     numpy_alone,
@@ -65,7 +66,7 @@ def within(act: Act, *, python: str = sys.executable, **options: Any) -> Any:
 
 def prepare(repository: Path, *parameters: tuple[str, str], **options: Any) -> Environment:
     config = config_of(repository, *parameters)
-    prepared: Environment = within(lambda e: e.prepare(config, repository / "m"), **options)
+    prepared: Environment = within(lambda e: e.prepare(config, repository / "m", user=object()), **options)
     return prepared
 
 
@@ -116,7 +117,7 @@ def test_a_stub_of_tritons_is_left_alone_and_said_once(tmp_path: Path, caplog: p
     (tmp_path / "m" / "triton_python_backend_stub").write_bytes(b"\x7fELF")
 
     async def act(environments: Environments) -> list[Environment]:
-        return [await environments.prepare(config, tmp_path / "m") for _ in range(2)]
+        return [await environments.prepare(config, tmp_path / "m", user=object()) for _ in range(2)]
 
     assert within(act) == [Environment(sys.executable, dict(os.environ))] * 2
     (message,) = caplog.messages
@@ -178,7 +179,7 @@ def test_an_environment_in_a_folder_brings_its_interpreter_and_its_variables(
 def test_the_path_may_begin_with_the_directory_of_the_model_and_be_a_link(fine: Path, tmp_path: Path) -> None:
     config = config_of(tmp_path, ("EXECUTION_ENV_PATH", "$$TRITON_MODEL_DIRECTORY/mine"))
     (tmp_path / "m" / "mine").symlink_to(fine)
-    prepared: Environment = within(lambda e: e.prepare(config, tmp_path / "m"))
+    prepared: Environment = within(lambda e: e.prepare(config, tmp_path / "m", user=object()))
     assert prepared.executable == str(fine.resolve() / "bin" / "python")
 
 
@@ -276,10 +277,10 @@ def test_an_interpreter_without_numpy_is_named_until_it_has_it(numpy_from: Path,
 
     async def act(environments: Environments) -> str:
         with pytest.raises(InferenceError) as refused:
-            await environments.prepare(config, tmp_path / "m")
+            await environments.prepare(config, tmp_path / "m", user=object())
         (packages,) = env.glob("lib/python3.*/site-packages")
         (packages / "numpy.pth").write_text(f"{numpy_from}\n")
-        await environments.prepare(config, tmp_path / "m")
+        await environments.prepare(config, tmp_path / "m", user=object())
         return refused.value.message
 
     version = ".".join(map(str, sys.version_info[:3]))
@@ -297,10 +298,12 @@ def test_an_archive_is_unpacked_once_for_all_models_until_it_changes(fine: Path,
     configs = [config_of(tmp_path, ("EXECUTION_ENV_PATH", str(archive)), name=name) for name in ("m", "n")]
 
     async def act(environments: Environments) -> list[str]:
-        both = await asyncio.gather(*(environments.prepare(config, tmp_path / config.name) for config in configs))
-        before = [*both, await environments.prepare(configs[0], tmp_path / "m")]
+        both = await asyncio.gather(
+            *(environments.prepare(config, tmp_path / config.name, user=object()) for config in configs)
+        )
+        before = [*both, await environments.prepare(configs[0], tmp_path / "m", user=object())]
         os.utime(archive, (1, 1))
-        after = await environments.prepare(configs[0], tmp_path / "m")
+        after = await environments.prepare(configs[0], tmp_path / "m", user=object())
         (scratch,) = scratches(tmp_path)
         assert scratch.stat().st_mode & 0o077 == 0, "private"
         assert await asyncio.to_thread(output_of, after, "import extra; print(extra.word)") == "here"
@@ -316,13 +319,37 @@ def test_whoever_asks_in_the_moment_when_an_archive_is_unpacked_has_it_too(fine:
     config = config_of(tmp_path, ("EXECUTION_ENV_PATH", str(pack(fine, tmp_path / "env.tar.gz"))))
 
     async def act(environments: Environments) -> set[str]:
-        asked = [asyncio.ensure_future(environments.prepare(config, tmp_path / "m"))]
+        asked = [asyncio.ensure_future(environments.prepare(config, tmp_path / "m", user=object()))]
         while not asked[0].done():
-            asked.append(asyncio.ensure_future(environments.prepare(config, tmp_path / "m")))
+            asked.append(asyncio.ensure_future(environments.prepare(config, tmp_path / "m", user=object())))
             await asyncio.sleep(0)
         return {environment.executable for environment in await asyncio.gather(*asked)}
 
     assert len(within(act)) == 1
+
+
+def test_what_was_unpacked_is_removed_behind_its_last_user(fine: Path, tmp_path: Path) -> None:
+    config = config_of(tmp_path, ("EXECUTION_ENV_PATH", str(pack(fine, tmp_path / "env.tar.gz"))))
+
+    async def act(environments: Environments) -> None:
+        async def folder_of(user: str) -> Path:
+            return Path((await environments.prepare(config, tmp_path / "m", user=user)).executable).parent.parent
+
+        folder, same = await asyncio.gather(folder_of("first"), folder_of("second"))
+        assert folder == same
+        environments.release("first")
+        environments.hand_over("second", "third")
+        environments.release("second")
+        assert await folder_of("fourth") == folder
+        environments.release("third")
+        environments.release("fourth")
+        fresh = await folder_of("fifth")
+        assert fresh != folder and (fresh / "bin" / "python").exists(), "it asked while the other one was being removed"
+        await wait_until(lambda: not folder.exists())
+        environments.release("somebody else")
+        assert (fresh / "bin" / "python").exists()
+
+    within(act)
 
 
 def test_a_refused_archive_says_why_and_leaves_nothing(fine: Path, tmp_path: Path) -> None:
@@ -332,14 +359,14 @@ def test_a_refused_archive_says_why_and_leaves_nothing(fine: Path, tmp_path: Pat
 
     async def act(environments: Environments) -> str:
         with pytest.raises(InferenceError) as refused:
-            await environments.prepare(config, tmp_path / "m")
+            await environments.prepare(config, tmp_path / "m", user=object())
         (scratch,) = scratches(tmp_path)
         assert list(scratch.iterdir()) == []
         # The same file, mended: a failure is not remembered.
         times = archive.stat()
         pack(fine, archive)
         os.utime(archive, ns=(times.st_atime_ns, times.st_mtime_ns))
-        await environments.prepare(config, tmp_path / "m")
+        await environments.prepare(config, tmp_path / "m", user=object())
         return refused.value.message
 
     assert within(act) == (
@@ -367,7 +394,7 @@ def test_what_conda_pack_wrote_is_given_its_new_path(
     config = config_of(tmp_path, ("EXECUTION_ENV_PATH", str(pack(env, tmp_path / "env.tar.gz"))))
 
     async def act(environments: Environments) -> None:
-        folder = Path((await environments.prepare(config, tmp_path / "m")).executable).parent.parent
+        folder = Path((await environments.prepare(config, tmp_path / "m", user=object())).executable).parent.parent
         assert (folder / "fixed").read_text() == f"prefix {folder}{folder}"
         assert f"{folder}/bin/conda-unpack: it exited with code 1:\nnot all of it" in caplog.messages
 
@@ -478,7 +505,7 @@ def test_a_requirements_file_elsewhere_is_named_by_a_parameter(wheels: Path, tmp
     async def act(one: Environments) -> list[Environment]:
         other = Environments(with_pip, **allowed(tmp_path))
         try:
-            return await asyncio.gather(*(e.prepare(config, tmp_path / "m") for e in (one, other, one)))
+            return await asyncio.gather(*(e.prepare(config, tmp_path / "m", user=object()) for e in (one, other, one)))
         finally:
             await other.close()
 
@@ -525,7 +552,7 @@ def test_requirements_are_not_installed_unless_that_is_allowed(
     config = config_of(tmp_path)
 
     async def act(environments: Environments) -> list[Environment]:
-        return [await environments.prepare(config, tmp_path / "m") for _ in range(2)]
+        return [await environments.prepare(config, tmp_path / "m", user=object()) for _ in range(2)]
 
     assert {environment.executable for environment in within(act)} == {sys.executable}
     assert caplog.messages == [
@@ -605,7 +632,7 @@ def test_who_gives_up_or_closes_ends_the_installer_and_all_it_started(
     config = config_of(tmp_path)
 
     async def act(environments: Environments) -> str:
-        load = asyncio.ensure_future(environments.prepare(config, tmp_path / "m"))
+        load = asyncio.ensure_future(environments.prepare(config, tmp_path / "m", user=object()))
         reading = asyncio.ensure_future(asyncio.to_thread(open, endless / "pipe"))
         await asyncio.wait([load, reading], return_when=asyncio.FIRST_COMPLETED, timeout=120)
         if not reading.done():  # nobody has opened its other end
@@ -782,7 +809,7 @@ def test_instances_of_one_process_are_not_advised(tmp_path: Path, caplog: pytest
     config = check_for_load(config, model_dir=tmp_path / "m", gpu_ids=())
 
     async def act(environments: Environments) -> None:
-        environments.advise(config, await environments.prepare(config, tmp_path / "m"))
+        environments.advise(config, await environments.prepare(config, tmp_path / "m", user=object()))
 
     within(act)
     assert caplog.messages == []
@@ -794,7 +821,7 @@ def test_the_advice_is_given_once(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
     async def act(environments: Environments) -> None:
         for _ in range(2):
-            environments.advise(config, await environments.prepare(config, tmp_path / "m"))
+            environments.advise(config, await environments.prepare(config, tmp_path / "m", user=object()))
 
     within(act)
     assert [message.partition(" (")[0] for message in caplog.messages] == [

@@ -24,7 +24,7 @@ class SlowFiles:
 
 def test_the_loop_goes_on_while_files_are_removed(tmp_path: Path) -> None:
     async def scenario() -> None:
-        generations, files = Generations(), SlowFiles(tmp_path)
+        generations, files = Generations(lambda user: None), SlowFiles(tmp_path)
         for user in ("old", "new"):
             generations.hold_files(user, files)
         assert generations.release("old") is None, "another one needs them"
