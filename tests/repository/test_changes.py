@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from pytriton_lite.repository.changes import ChangeTimes, change_times
 from pytriton_lite.repository.index import read_model_directory
+from tests.harness import PROJECT
 
 OLD_NS = 1_000_000_000
 NEW_NS = 5_000_000_000
@@ -63,6 +66,21 @@ def test_a_change_is_one_to_the_model_and_to_the_versions_that_may_read_it(
     assert times(model) == ChangeTimes(
         NEW_NS, {1: version_1, 2: version_2}, OLD_NS if path == "config.pbtxt" else NEW_NS
     )
+
+
+def test_a_version_that_is_copied_as_the_page_says_is_no_change_to_the_one_that_serves(tmp_path: Path) -> None:
+    page = (PROJECT / "docs" / "repositories.md").read_text()
+    (commands,) = re.findall(r"^cp -r .*", page, re.MULTILINE)
+    copy, move = commands.split(" && ")
+    model = tmp_path / "models" / "add_sub"
+    touch(model / "1" / "model.py")
+    touch(tmp_path / "build" / "2" / "model.py")
+    before = times(model)
+    subprocess.run(copy, shell=True, cwd=tmp_path, check=True)
+    assert times(model) == before
+    subprocess.run(move, shell=True, cwd=tmp_path, check=True)
+    after = times(model)
+    assert sorted(after.version_ns) == [1, 2] and after.version_ns[1] == before.version_ns[1]
 
 
 def test_with_a_configuration_by_name_the_folder_of_them_is_the_configuration(model: Path) -> None:
