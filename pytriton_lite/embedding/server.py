@@ -105,11 +105,17 @@ class Server:
         self._grpc_calls: CarriedCalls | None = None
         self._waiting_to_bind: dict[str, tuple[Definition, BoundSource]] = {}
         """Models that were bound and wait for the start, by name."""
-        self._lock = threading.Lock()
+        # One that its thread may take again: a signal's handler, which stops the server, interrupts `start` and `stop`, too.
+        self._lock = threading.RLock()
         """Held by whoever starts or stops."""
         self._has_started = False
+        self._starting: asyncio.Task[Any] | None = None
+        """What the loop does of the start."""
+        self._given_up_s: float | None = None
+        """What the end may take of a start that `stop` has come into."""
         self._has_stopped = False
-        self._stopped = threading.Event()
+        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """Has one item, from the end on. An Event has a lock, which `wait` holds now and then where a handler interrupts it."""
         self._ended_in_time = True
         self._at_exit: Callable[[], None] = _nothing
 
@@ -125,16 +131,23 @@ class Server:
         """Load the models of the start, and listen where that is wanted; the server serves when this returns, which is itself.
 
         Raises StartError, whose ``causes`` say what is to be mended, where a model does not load (``exit_on_error=False``
-        serves the others) or a port is taken; nothing is left running then.
+        serves the others) or a port is taken, and RuntimeError where `stop` comes meanwhile; nothing is left running then.
         """
+        self._check_process()
         with self._lock:
-            self._begin_start()
-            assert self._thread is not None
+            if self._has_started:
+                raise RuntimeError("a Server is started once; make another one")
+            self._has_started = True
             try:
-                self._thread.do(self._start())
+                self._begin_start().do(self._start())
+                if self._given_up_s is not None:  # by a handler in this thread, when the loop had done all
+                    raise asyncio.CancelledError
             except BaseException as error:
                 # Models that have loaded are finalized, as when a server stops; but Ctrl-C waits for nobody.
-                self._stop(self._settings.exit_timeout_secs if isinstance(error, Exception) else 0.0)
+                timeout_s = self._settings.exit_timeout_secs if isinstance(error, Exception) else 0.0
+                self._stop(timeout_s if self._given_up_s is None else self._given_up_s)
+                if self._given_up_s is not None and isinstance(error, asyncio.CancelledError):
+                    raise RuntimeError("the server was stopped while it started") from None
                 raise
         return self
 
@@ -143,18 +156,32 @@ class Server:
         await asyncio.get_running_loop().run_in_executor(None, self.start)
         return self
 
-    def _begin_start(self) -> None:
-        self._check_process()
-        if self._has_started:
-            raise RuntimeError("a Server is started once; make another one")
-        self._has_started = True
+    def _begin_start(self) -> LoopThread:
         self._log = logs.configure(self._settings) if self._writes_log else logs.pass_on(self._settings)
         self._thread = LoopThread("pytriton-lite")
         self._work = OpenWork(self._thread)
         self._at_exit = _stop_at_exit(self)
+        return self._thread
+
+    @property
+    def _is_starting(self) -> bool:
+        return self._has_started and self._calls is None and not self._has_stopped
+
+    def _give_up_start(self, timeout_s: float) -> None:
+        """Have `start` raise, and end within *timeout_s* what it has begun; nothing where it has returned."""
+        self._given_up_s = timeout_s  # before the thread is looked at: the loop sees it, or there is one to be told
+        if self._thread is not None:
+            self._thread.post_if_alive(self._cancel_start)
+
+    def _cancel_start(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
 
     async def _start(self) -> None:
         assert self._log is not None and self._thread is not None
+        self._starting = asyncio.current_task()
+        if self._given_up_s is not None:
+            raise asyncio.CancelledError
         self._parts = parts = Composition(self._settings, self._log)
         engine = await parts.open()
         for name in list(self._waiting_to_bind):
@@ -171,40 +198,54 @@ class Server:
         """Serve what has been accepted, end every model and process, and the thread. Whether all ended by itself in time.
 
         *timeout_s* is ``exit_timeout_secs`` by default; what has not ended by then is killed. Requests that are still open
-        end with an error. Nothing happens when it has been stopped, or never started.
+        end with an error. Nothing happens when it has been stopped, or never started; a `start` that is under way raises, and
+        ends all that it has begun.
+
+        A signal's handler may call it. Where that has interrupted `start` or `stop`, in the same thread, it returns False at
+        once, and those end the server when the handler has returned.
         """
         self._check_process()
         if self._thread is not None and self._thread.is_current:
             raise RuntimeError("stop waits for the server's own thread, and was called in it")
+        if timeout_s is None:
+            timeout_s = self._settings.exit_timeout_secs
+        if self._is_starting:
+            self._give_up_start(timeout_s)
         with self._lock:
-            self._forget_bound()
-            if not self._has_started or self._has_stopped:
-                return self._ended_in_time
-            return self._stop(self._settings.exit_timeout_secs if timeout_s is None else timeout_s)
+            # Still, with the lock in hand: this has interrupted it.
+            return False if self._is_starting else self._stop(timeout_s)
 
     async def astop(self, timeout_s: float | None = None) -> bool:
         """`stop`, for a coroutine."""
         return await asyncio.get_running_loop().run_in_executor(None, self.stop, timeout_s)
 
     def _stop(self, timeout_s: float) -> bool:
-        assert self._thread is not None and self._log is not None
-        self._has_stopped = True
         self._forget_bound()
+        if not self._has_started or self._has_stopped:
+            return self._ended_in_time
+        self._has_stopped = True  # with no call in between: a handler that comes here finds one or the other
+        self._ended_in_time = False
         self._at_exit()
+        in_time = self._thread is None or self._end_thread(self._thread, timeout_s)
+        if self._calls is not None:
+            self._calls.close()
+        if self._log is not None:
+            self._log.detach()
+        self._starting = None  # a failure of it has this object in its traceback
+        self._ended_in_time = in_time
+        self._ended.put(None)
+        return in_time
+
+    def _end_thread(self, thread: LoopThread, timeout_s: float) -> bool:
         in_time = False
         try:
-            in_time = self._thread.do(self._end(timeout_s), timeout_s + _LAST_S)
+            in_time = thread.do(self._end(timeout_s), timeout_s + _LAST_S)
         except queue.Empty:
             logger.error("the server did not end within %g s", timeout_s + _LAST_S)
         except Exception:
             logger.exception("the server did not end as it should")
-        if not self._thread.close(_LAST_S):
+        if not thread.close(_LAST_S):
             logger.error("the server's thread has not ended, and is left to itself")
-        if self._calls is not None:
-            self._calls.close()
-        self._log.detach()
-        self._ended_in_time = in_time
-        self._stopped.set()
         return in_time
 
     def _forget_bound(self) -> None:
@@ -233,7 +274,12 @@ class Server:
         """Wait until somebody stops the server; whether that was within *timeout_s*. Ctrl-C passes through."""
         if not self._has_stopped:
             self._running()
-        return self._stopped.wait(timeout_s)
+        try:
+            item = self._ended.get(timeout=None if timeout_s is None else max(timeout_s, 0.0))
+        except queue.Empty:
+            return False
+        self._ended.put(item)  # for whoever else waits
+        return True
 
     def __enter__(self: Self) -> Self:
         return self.start()

@@ -483,6 +483,110 @@ def test_whoever_waits_is_told_of_the_end(repository: Path) -> None:
         Server(repository).wait()
 
 
+LOADS_ON = """
+    import time
+    from pathlib import Path
+    class TritonPythonModel:
+        def initialize(self, args):
+            folder = Path(__file__).parent
+            (folder / "begun").touch()
+            while not (folder / "gate").exists():
+                time.sleep(0.005)
+        def execute(self, requests):
+            return []
+    """
+
+
+@contextlib.contextmanager
+def signals_to(function: Callable[[], object], when: Callable[[], object]) -> Iterator[None]:
+    """*function* is called in this thread by a handler, of a signal that comes *when* it says."""
+    interrupted = threading.get_ident()
+
+    def interrupt() -> None:
+        until(when)
+        signal.pthread_kill(interrupted, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: function())
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    try:
+        yield
+    finally:
+        interrupting.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signals_handler_ends_the_start_that_it_interrupts(tmp_path: Path) -> None:
+    begun = write_model(tmp_path, "late", LOADS_ON, "") / "1" / "begun"
+    before, processes = set(threading.enumerate()), children()
+    server = Server(tmp_path)
+    told: list[bool] = []
+    with (
+        signals_to(lambda: told.append(server.stop(timeout_s=0.1)), begun.exists),
+        pytest.raises(RuntimeError, match="the server was stopped while it started"),
+    ):
+        server.start()
+    assert told == [False] and not server.is_running and server.wait()
+    assert (set(threading.enumerate()), children()) == (before, processes)
+
+
+def test_another_thread_ends_the_start_that_it_comes_into(tmp_path: Path) -> None:
+    begun = write_model(tmp_path, "late", LOADS_ON, "") / "1" / "begun"
+    server = Server(tmp_path)
+    heard: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            server.start()
+        except RuntimeError as error:
+            heard.append(error)
+
+    starting = threading.Thread(target=start)
+    starting.start()
+    until(begun.exists)
+    server.stop(timeout_s=0.1)
+    assert not server.is_running and server.wait(timeout_s=0)
+    starting.join()
+    assert [str(error) for error in heard] == ["the server was stopped while it started"]
+
+
+def test_a_signals_handler_returns_from_the_stop_that_it_interrupts(repository: Path, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    server = Server(repository, load_model="echo").start()
+    told: list[bool] = []
+
+    def stop_again() -> None:
+        told.append(server.stop())
+        gate.touch()
+
+    asking = threading.Thread(target=server.infer, args=("echo", {"WAIT_FOR": [str(gate)]}))
+    asking.start()
+    until(gate.with_suffix(".begun").exists)
+    with signals_to(stop_again, lambda: not server.is_running):
+        assert server.stop()
+    asking.join()
+    assert told == [False] and server.stop()
+
+
+def test_a_signals_handler_stops_a_server_where_its_thread_begins_to_wait(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it comes just when a lock has been taken."""
+    server = Server(repository, load_model="echo").start()
+    interrupted, enter = threading.get_ident(), threading.Condition.__enter__
+
+    def enter_and_stop(condition: threading.Condition) -> bool:
+        entered = enter(condition)
+        if threading.get_ident() == interrupted and server.is_running:
+            server.stop()
+        return entered
+
+    monkeypatch.setattr(threading.Condition, "__enter__", enter_and_stop)
+    server.wait(timeout_s=0.01)
+    monkeypatch.undo()
+    assert server.stop() and server.wait() and server.wait(timeout_s=-1)
+
+
 def test_what_does_not_end_in_time_is_killed_and_its_caller_is_told(repository: Path, tmp_path: Path) -> None:
     gate = tmp_path / "never"
     server = Server(repository, load_model="echo").start()
