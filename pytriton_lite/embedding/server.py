@@ -152,8 +152,16 @@ class Server:
         return self
 
     async def astart(self: Self) -> Self:
-        """`start`, for a coroutine."""
-        await asyncio.get_running_loop().run_in_executor(None, self.start)
+        """`start`, for a coroutine. Cancelling it ends what has begun, as Ctrl-C does."""
+        starting = asyncio.get_running_loop().run_in_executor(None, self.start)
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            self._give_up_start(0.0)
+            await asyncio.wait({starting})
+            if starting.exception() is None:  # it had started before the loop heard of that
+                await self.astop(0.0)
+            raise
         return self
 
     def _begin_start(self) -> LoopThread:

@@ -550,6 +550,41 @@ def test_another_thread_ends_the_start_that_it_comes_into(tmp_path: Path) -> Non
     assert [str(error) for error in heard] == ["the server was stopped while it started"]
 
 
+def test_cancelling_the_coroutine_ends_the_start(tmp_path: Path) -> None:
+    begun = write_model(tmp_path, "late", LOADS_ON, "") / "1" / "begun"
+    processes = children()
+    server = Server(tmp_path)
+    complaints: list[dict[str, Any]] = []
+
+    async def give_up() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
+        starting = asyncio.ensure_future(server.astart())
+        await asyncio.to_thread(until, begun.exists)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert not server.is_running and server.wait(timeout_s=0)
+        assert children() == processes
+
+    asyncio.run(give_up())
+    gc.collect()
+    assert complaints == []
+
+
+def test_cancelling_the_coroutine_stops_a_server_that_has_just_started(repository: Path) -> None:
+    server = Server(repository, load_model="echo")
+
+    async def give_up() -> None:
+        starting = asyncio.ensure_future(server.astart())
+        asyncio.get_running_loop().call_soon(until, lambda: server.is_running)
+        asyncio.get_running_loop().call_soon(starting.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert not server.is_running and server.wait(timeout_s=0)
+
+    asyncio.run(give_up())
+
+
 def test_a_signals_handler_returns_from_the_stop_that_it_interrupts(repository: Path, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     server = Server(repository, load_model="echo").start()
