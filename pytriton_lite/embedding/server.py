@@ -107,7 +107,7 @@ class Server:
         """Models that were bound and wait for the start, by name."""
         # One that its thread may take again: a signal's handler, which stops the server, interrupts `start` and `stop`, too.
         self._lock = threading.RLock()
-        """Held by whoever starts or stops."""
+        """Held by whoever starts or stops, or has something wait for the start."""
         self._has_started = False
         self._starting: asyncio.Task[Any] | None = None
         """What the loop does of the start."""
@@ -493,6 +493,8 @@ class Server:
     ) -> None:
         """Serve a function, a class or a callable object as a model, which serves when this returns; before `start`, then.
 
+        While `start` is under way, this waits for it.
+
         A list of functions is one for each instance. Arguments are those of `pytriton_lite.model`, and count more than what
         that has said; the name is the function's by default. Workers are forked from a process that is forked from this one
         here and now, so they have the function as it is, and all that it refers to. A class is made into an object in each
@@ -521,20 +523,26 @@ class Server:
         """`bind` what `pytriton_lite.binding.specification.specify` has returned."""
         self._check_process()
         definition = Definition(specification.message(), specification.version)
+        if self._calls is None and self._keep_for_start(specification, definition):
+            return
         if self._has_stopped:
             raise RuntimeError("the server has been stopped")
-        if specification.name in self._waiting_to_bind:
-            raise ValueError(f"there is a model '{specification.name}' already; unbind it, or choose another name")
-        source: BoundSource = InProcess(specification) if specification.in_process else Template(specification)
-        if self._calls is None:
-            self._waiting_to_bind[specification.name] = (definition, source)
-            return
         try:
-            self._do(self._bind(definition, source))
+            self._do(self._bind(definition, _source(specification)))
         except InferenceError as error:
             if error.code is ErrorCode.ALREADY_EXISTS:
                 raise ValueError(error.message) from None
             raise
+
+    def _keep_for_start(self, specification: Specification, definition: Definition) -> bool:
+        """Whether the start is still to come. One that is under way has ended when this returns: it took what waited."""
+        with self._lock:
+            if self._has_started:
+                return False
+            if specification.name in self._waiting_to_bind:
+                raise ValueError(f"there is a model '{specification.name}' already; unbind it, or choose another name")
+            self._waiting_to_bind[specification.name] = (definition, _source(specification))
+            return True
 
     async def _bind(self, definition: Definition, source: BoundSource) -> None:
         await self._engine.bind_model(definition, source)
@@ -542,9 +550,11 @@ class Server:
     def unbind(self, name: str) -> None:
         """Unload a model that was bound, and forget it; requests inside it are served. Raises ValueError for another name."""
         self._check_process()
-        if self._calls is None and name in self._waiting_to_bind:
-            self._waiting_to_bind.pop(name)[1].close()
-            return
+        if self._calls is None:
+            with self._lock:  # behind a start that is under way, as in `_keep_for_start`
+                if name in self._waiting_to_bind:
+                    self._waiting_to_bind.pop(name)[1].close()
+                    return
         try:
             self._do(self._unbind(name))
         except InferenceError as error:
@@ -772,6 +782,10 @@ class Server:
 
     async def _ado(self, work: Coroutine[Any, Any, Answer]) -> Answer:
         return await asyncio.wrap_future(self._thread_for(work).begin(work))
+
+
+def _source(specification: Specification) -> BoundSource:
+    return InProcess(specification) if specification.in_process else Template(specification)
 
 
 async def _soon(read: Callable[[], Answer]) -> Answer:

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -475,6 +476,49 @@ def test_nothing_is_left_behind() -> None:
     until(lambda: not any(map(is_running, pids)))
     with pytest.raises(RuntimeError, match="the server has been stopped"):
         server.bind(double)
+
+
+def test_what_is_bound_while_the_server_starts_waits_for_that_and_serves(tmp_path: Path) -> None:
+    code = """
+        import time
+        from pathlib import Path
+        class TritonPythonModel:
+            def initialize(self, args):
+                folder = Path(__file__).parent
+                (folder / "begun").touch()
+                while not (folder / "gate").exists():
+                    time.sleep(0.005)
+            def execute(self, requests):
+                return []
+        """
+    folder = write_model(tmp_path, "late", code, "") / "1"
+    server = Server(tmp_path)
+    server.bind(count)
+    starting = threading.Thread(target=server.start)
+    starting.start()
+    until((folder / "begun").exists)
+
+    def waits(thread: threading.Thread) -> bool:
+        """Whether it has come to the lock, if it has not ended."""
+        frame = sys._current_frames().get(thread.ident or 0)
+        return frame is None or frame.f_code.co_name in ("_keep_for_start", "unbind")
+
+    binding = [
+        threading.Thread(target=server.bind, args=(double,)),
+        threading.Thread(target=server.unbind, args=("count",)),
+    ]
+    for thread in binding:
+        thread.start()
+        until(lambda thread=thread: waits(thread))  # type: ignore[misc]
+    (folder / "gate").touch()
+    for thread in (starting, *binding):
+        thread.join()
+    try:
+        assert server.models() == ["double", "late"]
+        assert server.infer("double", {"x": [[1]]})["y"].tolist() == [[2]]
+        server.unbind("double")
+    finally:
+        server.stop()
 
 
 def test_stopping_under_load_ends_every_request_of_a_function() -> None:
