@@ -10,7 +10,6 @@ import logging
 import os
 import queue
 import threading
-import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -798,14 +797,15 @@ def _nothing() -> None:
 
 
 def _stop_at_exit(server: Server) -> Callable[[], None]:
-    """Have *server* stopped when the interpreter ends, while threads can still be started. What undoes it."""
-    reference = weakref.ref(server)
+    """Have *server* stopped when the interpreter ends, while threads can still be started. What undoes it.
+
+    Until then it is held here: one that runs, and that nobody has any more, would have nobody to stop it.
+    """
 
     def stop() -> None:
-        found = reference()
-        if found is not None and os.getpid() == found._pid:
+        if os.getpid() == server._pid:
             with contextlib.suppress(Exception):
-                found.stop()
+                server.stop()
 
     atexit.register(stop)
     return lambda: atexit.unregister(stop)

@@ -642,17 +642,19 @@ def test_what_does_not_end_in_time_is_killed_and_its_caller_is_told(repository: 
     assert children() == set() or not any("echo" in Path(f"/proc/{pid}/comm").read_text() for pid in children())
 
 
+FINALIZED = """
+    from pathlib import Path
+    class TritonPythonModel:
+        def execute(self, requests):
+            return []
+        def finalize(self):
+            Path(__file__).with_name("finalized").touch()
+    """
+
+
 def test_a_model_that_does_not_load_ends_the_start_and_says_why(tmp_path: Path) -> None:
     write_model(tmp_path, "broken", "raise RuntimeError('no weights')", "")
-    code = """
-        from pathlib import Path
-        class TritonPythonModel:
-            def execute(self, requests):
-                return []
-            def finalize(self):
-                Path(__file__).with_name("finalized").touch()
-        """
-    write_model(tmp_path, "fine", code, "")
+    write_model(tmp_path, "fine", FINALIZED, "")
     before = set(threading.enumerate())
     with pytest.raises(StartError, match="failed to load all models") as failure:
         Server(tmp_path).start()
@@ -755,6 +757,19 @@ def test_a_program_that_forgets_to_stop_ends_and_leaves_nothing(repository: Path
     answer, *pids = ended.stdout.split()
     assert answer == "[0]" and pids
     until(lambda: not any(is_running(int(pid)) for pid in pids))
+
+
+def test_a_server_that_nobody_has_any_more_is_stopped_when_the_program_ends(tmp_path: Path) -> None:
+    write_model(tmp_path, "fine", FINALIZED, "")
+    code = (
+        "import gc\nfrom pytriton_lite import Server\n"
+        f"port = Server({str(tmp_path)!r}, http_port=0).start().http_port\n"
+        "gc.collect()\n"
+        "import urllib.request\n"
+        "assert urllib.request.urlopen(f'http://127.0.0.1:{port}/v2/health/ready').status == 200\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PROJECT, timeout=120)
+    assert (tmp_path / "fine" / "1" / "finalized").exists()
 
 
 def test_importing_the_package_imports_nothing_else() -> None:
