@@ -13,6 +13,7 @@ response travels in a box, and the box is emptied there.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import queue
 import time
@@ -68,6 +69,10 @@ class Response(dict[str, Array]):
 Arrived = InferenceResponse | InferenceError | None
 Box = list[InferenceResponse]
 """One response, until the loop takes it out."""
+
+
+_Come = queue.SimpleQueue[Box | InferenceError | None] | asyncio.Queue[Box | InferenceError | None]
+"""What has come of a stream: responses, errors, and None where no more comes."""
 
 
 class Wanted:
@@ -355,6 +360,21 @@ class _StreamCall(Call):
         if is_final:
             self._put(None)
 
+    def give_up_and(self, end: Callable[[], None]) -> None:
+        """Give up, and then call *end*: no response comes behind it."""
+        self.give_up()
+        end()
+
+
+def _end(come: _Come, drop_box: Callable[[Box], object]) -> None:
+    """Drop what nobody has taken out of *come*, and tell whoever waits that no more comes."""
+    with contextlib.suppress(queue.Empty, asyncio.QueueEmpty):
+        while True:
+            item = come.get_nowait()
+            if isinstance(item, list):
+                drop_box(item)
+    come.put_nowait(None)
+
 
 class _Credits:
     """Tells the model that responses were taken: a few together, unless it may be waiting for that."""
@@ -408,13 +428,8 @@ class Stream:
         """Cancel the request, unless it has ended. Whoever waits for a response of it is told that there are no more."""
         if not self._is_closed:
             self._is_closed = True
-            self._thread.post_if_alive(self._call.give_up)
-            while not self._come.empty():
-                item = self._come.get()
-                if isinstance(item, list):
-                    drop(self._thread, item)
-                del item
-            self._come.put(None)
+            # In the loop, behind the end of the call: else a response would come that lies there as long as this object.
+            self._thread.post_if_alive(self._call.give_up_and, partial(_end, self._come, list.clear))
 
     def __enter__(self) -> Stream:
         return self
@@ -436,8 +451,8 @@ class AsyncStream:
         self._thread = calls.thread
         self._come: asyncio.Queue[Box | InferenceError | None] = asyncio.Queue()
         # Nothing of ours: the call is held as long as it is open, and `__del__` is what ends it where nobody closes the stream.
-        self._put = partial(post_if_alive, asyncio.get_running_loop(), self._come.put_nowait)
-        self._call = _StreamCall(calls, wanted, self._put)
+        self._loop = asyncio.get_running_loop()
+        self._call = _StreamCall(calls, wanted, partial(post_if_alive, self._loop, self._come.put_nowait))
         self._credits = _Credits(calls.thread, self._call)
         self._is_closed = False
         calls.enter(self._call)
@@ -465,13 +480,10 @@ class AsyncStream:
     def _close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self._thread.post_if_alive(self._call.give_up)
-            while not self._come.empty():
-                item = self._come.get_nowait()
-                if isinstance(item, list):
-                    drop(self._thread, item)
-                del item
-            self._put(None)
+            end = partial(_end, self._come, partial(drop, self._thread))
+            end()  # at once, for the loop that this was made in may have ended
+            # And again behind the end of the call, and behind whatever that has posted into this loop.
+            self._thread.post_if_alive(self._call.give_up_and, partial(post_if_alive, self._loop, end))
 
     async def __aenter__(self) -> AsyncStream:
         return self

@@ -8,6 +8,7 @@ import gc
 import json
 import logging
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ import tritonclient.grpc
 import tritonclient.http
 
 from pytriton_lite import Server
-from pytriton_lite.embedding import ErrorCode, InferenceError, Response, StartError
+from pytriton_lite.embedding import AsyncStream, ErrorCode, InferenceError, Response, StartError, Stream
 from tests.harness import PROJECT, descriptors, is_running, open_descriptors, until, write_model
 
 
@@ -308,6 +309,68 @@ def test_closing_a_stream_cancels_the_request(server: Server, tmp_path: Path, is
             next(stream)
     until(log.with_suffix(".cancelled").exists)
     until(lambda: server.waiting("count").unanswered == 0)
+
+
+def test_a_reader_may_take_what_closing_a_stream_has_seen(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Raced(queue.SimpleQueue[Any]):
+        """Another thread takes an item just when somebody has seen that there is one."""
+
+        def empty(self) -> bool:
+            was_empty = super().empty()
+            with contextlib.suppress(queue.Empty):
+                self.get_nowait()
+            return was_empty
+
+    with monkeypatch.context() as patched:
+        patched.setattr(queue, "SimpleQueue", Raced)
+        stream = server.stream("count", {"LIMIT": [2]})
+    until(lambda: server.waiting("count").unanswered == 0)
+    stream.close()
+    with pytest.raises(StopIteration):
+        next(stream)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_closed_streams_hold_nothing_of_the_models(tmp_path: Path, is_async: bool) -> None:
+    code = """
+        import numpy as np
+        import triton_python_backend_utils as pb_utils
+        class TritonPythonModel:
+            def execute(self, requests):
+                sender = requests[0].get_response_sender()
+                while not requests[0].is_cancelled():
+                    sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.zeros(10_000, np.float32))]))
+                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        """
+    config = """
+        model_transaction_policy { decoupled: true }
+        output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] } ]
+    """
+    write_model(tmp_path, "endless", code, config)
+    with Server(tmp_path) as server:
+
+        def held() -> list[str]:
+            lines = server.metrics_text().splitlines()
+            return [line for line in lines if "memory_slots{" in line and not line.endswith(" 0")]
+
+        async def take_and_close() -> list[AsyncStream]:
+            closed = []
+            for _ in range(50):
+                async with server.astream("endless", {}) as responses:
+                    await responses.__anext__()
+                closed.append(responses)
+            assert await server.ais_ready()  # behind what the server's loop has to tell this one of the streams
+            return closed
+
+        closed: list[AsyncStream | Stream] = []
+        if is_async:
+            closed += asyncio.run(take_and_close())
+        else:
+            for _ in range(50):
+                with server.stream("endless", {}) as responses:
+                    next(responses)
+                closed.append(responses)
+        until(lambda: not held())
 
 
 def test_a_stream_that_nobody_has_any_more_is_cancelled(server: Server, tmp_path: Path) -> None:
