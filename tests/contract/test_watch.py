@@ -114,7 +114,7 @@ def test_what_fails_is_told_once_with_the_place_first_and_the_one_before_serves_
     assert "\"failed to load 'broken'\"" not in server.log, "it is said twice already"
     helper.write_text("def boom():\n    pass\n")
     wait_until(lambda: answer(server, "broken") == "after")
-    assert server.get("/v2/health/ready").status == 200
+    assert server.get("/v2/models/broken/ready").status == 200
 
 
 def test_a_syntax_error_is_shown_with_its_line(server: RunningServer, repository: Path) -> None:
