@@ -15,7 +15,7 @@ class ToolCalls:
     """The calls of one choice, as they come.
 
     A model says ``{"name": "f", "arguments": {...}}``, or the form of the API, whole or in parts with an ``index``; arguments
-    are an object or a text. Whoever gives no index begins a call with each of them.
+    are an object, a text, or null for none. Whoever gives no index begins a call with each of them.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,10 @@ class ToolCalls:
         return len(self._begun)
 
     def parts(self, said: Iterable[Json]) -> list[Json]:
-        """What *said* is in a stream: with an index, and with an id and a name where a call begins."""
+        """What *said* is in a stream: with an index, and with an id and a name where a call begins.
+
+        Raises orjson.JSONEncodeError or RecursionError for what is nested too deeply to be written.
+        """
         return [self._part(one) for one in said]
 
     def _part(self, said: Json) -> Json:
@@ -43,7 +46,9 @@ class ToolCalls:
         if is_new:
             part["id"] = str(said.get("id") or f"call_{uuid.uuid4().hex[:24]}")
             part["type"] = "function"
-        arguments = source.get("arguments", source.get("parameters", ""))
+        arguments = source.get("arguments", source.get("parameters"))
+        if arguments is None:  # also said so, in the first of several parts
+            arguments = ""
         of_function: Json = {"arguments": arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()}
         if is_new:
             of_function["name"] = str(source.get("name", ""))

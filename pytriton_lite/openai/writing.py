@@ -62,7 +62,7 @@ class _Arrival:
 
     data: bytes = b""
     logprobs: list[Json] = field(default_factory=list)
-    tool_calls: list[Any] = field(default_factory=list)
+    tool_calls: list[Json] = field(default_factory=list)
     finish_reason: str = ""
     error: InferenceError | None = None
     is_response: bool = True
@@ -113,7 +113,11 @@ class _Choice:
         arrival = _Arrival(outputs.content("text") or b"", finish_reason=outputs.text("finish_reason") or "")
         if self._sampling.logprobs is not None:
             arrival.logprobs = _json_list(outputs, "logprobs")
-        arrival.tool_calls = _json_list(outputs, "tool_calls")
+        said = _json_list(outputs, "tool_calls")
+        try:
+            arrival.tool_calls = self._tools.parts(said)
+        except (orjson.JSONEncodeError, RecursionError) as error:
+            raise outputs.wrong(f"the output for 'tool_calls' cannot be written: {error}") from None
         return arrival
 
     def piece(self, arrival: _Arrival) -> Piece:
@@ -131,7 +135,7 @@ class _Choice:
             if arrival.is_final:
                 text += self._scanner.rest()
         piece.text = text
-        piece.tool_calls = self._tools.parts(arrival.tool_calls)
+        piece.tool_calls = arrival.tool_calls
         if arrival.is_final:
             piece.finish_reason = self._reason(arrival.finish_reason)
             self.is_done = True

@@ -312,6 +312,14 @@ def test_streamed_tool_calls_have_an_index(server: RunningServer) -> None:
     assert found[-2]["choices"][0]["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_that_are_nested_too_deeply_are_the_models_mistake(server: RunningServer, stream: bool) -> None:
+    said = '[{"name": "f", "arguments": %s}]' % ("[" * 300 + "]" * 300)
+    reply = chat(server, "agent", [{"role": "user", "content": said}], stream=stream)
+    assert reply.status == 500
+    assert reply.json["error"]["message"].startswith("model 'agent': the output for 'tool_calls' cannot be written: ")
+
+
 def test_json_mode_is_passed_on(server: RunningServer) -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
     content = chat(server, "agent", response_format=wanted).json["choices"][0]["message"]["content"]

@@ -202,3 +202,15 @@ def test_calls_may_come_in_any_order_of_their_indices() -> None:
         (1, "second", "{}"),
         (0, "first", "{}"),
     ]
+
+
+def test_arguments_of_a_first_part_may_be_null() -> None:
+    calls = ToolCalls()
+    parts = calls.parts(
+        [
+            {"index": 0, "id": "c", "function": {"name": "f", "arguments": None}},
+            {"index": 0, "function": {"arguments": "{}"}},
+        ]
+    )
+    assert [part["function"]["arguments"] for part in parts] == ["", "{}"]
+    assert ToolCalls.joined(parts)[0]["function"] == {"name": "f", "arguments": "{}"}
