@@ -24,7 +24,7 @@ from pytriton_lite.core.request import ParameterValue
 from pytriton_lite.embedding.loop_thread import LoopThread
 from pytriton_lite.embedding.options import read_options, writes_log
 from pytriton_lite.embedding.requests import AsyncStream, Box, Calls, Response, SingleCall, Stream, Wanted, fulfiller
-from pytriton_lite.embedding.transports import GrpcMethods, HttpApplication, OpenWork
+from pytriton_lite.embedding.transports import GrpcMethods, HttpApplication, OpenWork, outcome
 from pytriton_lite.engine.server import Server as Engine
 from pytriton_lite.engine.views import IndexEntry, ModelMetadata
 from pytriton_lite.engine.workers.fork_server import BoundSource
@@ -780,7 +780,8 @@ class Server:
             raise RuntimeError("the server has been stopped") from None
 
     async def _ado(self, work: Coroutine[Any, Any, Answer]) -> Answer:
-        return await asyncio.wrap_future(self._thread_for(work).begin(work))
+        """`_do`, for a coroutine."""
+        return await outcome(asyncio.wrap_future(self._thread_for(work).begin(work)))
 
 
 def _source(specification: Specification) -> BoundSource:

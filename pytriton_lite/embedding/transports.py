@@ -78,7 +78,7 @@ class _Caller:
         return await asyncio.wrap_future(future)
 
 
-async def _outcome(future: asyncio.Future[Answer]) -> Answer:
+async def outcome(future: asyncio.Future[Answer]) -> Answer:
     """The result of *future*. Raises RuntimeError where the server's end has cancelled it, and not whoever waits."""
     try:
         await asyncio.wait({future})
@@ -113,7 +113,7 @@ class HttpApplication:
         try:
             work, app = self._work()
             await exchange.begin(work.thread)
-            await _outcome(work.begin(app, _below_root(scope), exchange.receive, exchange.send))
+            await outcome(work.begin(app, _below_root(scope), exchange.receive, exchange.send))
             await exchange.finish()
         except RuntimeError as error:
             if exchange.has_begun:
@@ -243,7 +243,7 @@ class GrpcMethods:
         """
         try:
             work, calls = self._work()
-            return await _outcome(work.begin(calls.unary, path, request, tuple(metadata), peer))
+            return await outcome(work.begin(calls.unary, path, request, tuple(metadata), peer))
         except RuntimeError as error:
             raise _unavailable(error) from None
 
@@ -270,7 +270,7 @@ class GrpcMethods:
         try:
             async for message in outlet:
                 yield message
-            await _outcome(serving)
+            await outcome(serving)
         except RuntimeError as error:
             raise _unavailable(error) from None
         finally:
