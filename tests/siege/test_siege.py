@@ -121,7 +121,8 @@ def test_wrong_answers_and_the_death_of_the_server_are_faults(tmp_path: Path) ->
                     for left in inputs
                 ]
         """
-    died, served = besiege(tmp_path, "no-attack", "no-attack", model=fatal, seconds=2.0)  # for 13 requests, on any machine
+    # Time for 13 requests, on any machine.
+    died, served = besiege(tmp_path, "no-attack", "no-attack", model=fatal, seconds=2.0)
     assert any(fault.startswith("the server died with code -9; its last lines: ") for fault in died.faults), died.faults
     assert any(failure.endswith("a wrong sum") for failure in died.failures), died.failures
     assert served.memory_before_bytes > 10 << 20, "it was not started again"
