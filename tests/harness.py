@@ -220,6 +220,21 @@ def is_running(pid: int) -> bool:
         return False
 
 
+LOADS_ON = """
+    import time
+    from pathlib import Path
+    class TritonPythonModel:
+        def initialize(self, args):
+            folder = Path(__file__).parent
+            (folder / "begun").touch()
+            while not (folder / "gate").exists():
+                time.sleep(0.005)
+        def execute(self, requests):
+            return []
+    """
+"""A model that loads until there is a file ``gate`` beside its model.py, where it has left one, ``begun``, before."""
+
+
 def until(condition: Callable[[], object]) -> None:
     """Return when *condition* holds, which it will: the test has a limit of its own."""
     while not condition():

@@ -22,7 +22,7 @@ from pytriton_lite import Request, Server, Tensor, batch, first_value, group_by_
 from pytriton_lite.binding import template
 from pytriton_lite.core import heap
 from pytriton_lite.embedding import ErrorCode, InferenceError, StartError
-from tests.harness import is_running, open_descriptors, process_name_and_parent, until, write_model
+from tests.harness import LOADS_ON, is_running, open_descriptors, process_name_and_parent, until, write_model
 
 WEIGHTS = np.arange(1 << 20, dtype=np.float32)
 ROWS = Tensor((-1,), np.float32, "x")
@@ -479,19 +479,7 @@ def test_nothing_is_left_behind() -> None:
 
 
 def test_what_is_bound_while_the_server_starts_waits_for_that_and_serves(tmp_path: Path) -> None:
-    code = """
-        import time
-        from pathlib import Path
-        class TritonPythonModel:
-            def initialize(self, args):
-                folder = Path(__file__).parent
-                (folder / "begun").touch()
-                while not (folder / "gate").exists():
-                    time.sleep(0.005)
-            def execute(self, requests):
-                return []
-        """
-    folder = write_model(tmp_path, "late", code, "") / "1"
+    folder = write_model(tmp_path, "late", LOADS_ON, "") / "1"
     server = Server(tmp_path)
     server.bind(count)
     starting = threading.Thread(target=server.start)

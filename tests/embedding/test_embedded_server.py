@@ -25,7 +25,7 @@ import tritonclient.http
 
 from pytriton_lite import Server
 from pytriton_lite.embedding import AsyncStream, ErrorCode, InferenceError, Response, StartError, Stream
-from tests.harness import PROJECT, descriptors, is_running, open_descriptors, until, write_model
+from tests.harness import LOADS_ON, PROJECT, descriptors, is_running, open_descriptors, until, write_model
 
 
 def children() -> set[int]:
@@ -556,20 +556,6 @@ def test_whoever_waits_is_told_of_the_end(repository: Path) -> None:
         stopping.join()
     with pytest.raises(RuntimeError, match="the server is not running"):
         Server(repository).wait()
-
-
-LOADS_ON = """
-    import time
-    from pathlib import Path
-    class TritonPythonModel:
-        def initialize(self, args):
-            folder = Path(__file__).parent
-            (folder / "begun").touch()
-            while not (folder / "gate").exists():
-                time.sleep(0.005)
-        def execute(self, requests):
-            return []
-    """
 
 
 @contextlib.contextmanager

@@ -60,7 +60,7 @@ class Environments:
         self._at_work: dict[_Key, asyncio.Task[object]] = {}
         self._made: dict[_Key, object] = {}
         self._users: dict[Hashable, _Key] = {}
-        """Who needs what was unpacked, or is being: keys of `_made` by user."""
+        """The archive that each user of one runs in, or will when it is unpacked: a key of `_made`."""
         self._removals: set[asyncio.Task[None]] = set()
         self._said: set[str] = set()
 
