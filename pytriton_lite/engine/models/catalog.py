@@ -15,6 +15,7 @@ from pytriton_lite.config.ensemble import EnsembleScheduling
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.states import VersionState
+from pytriton_lite.engine.models.incomplete import EndedVersion
 from pytriton_lite.engine.serving.served_version import ServedVersion
 from pytriton_lite.repository.changes import ChangeTimes
 from pytriton_lite.repository.dependencies import ComposingModel, dependents
@@ -193,6 +194,14 @@ class Models:
 
     def _changed(self, name: str) -> None:
         self.on_change(name)
+
+    def outlive(self, served: ServedVersion) -> None:
+        """Have no more of *served* than the index tells, if it was unloaded or did not load, and nothing has its place."""
+        model = self.by_id.get(served.id)
+        if model is None or model.versions.get(served.version) is not served:
+            return
+        if served.state is VersionState.UNAVAILABLE and not served.is_recovering:
+            self.show(model, EndedVersion(served))
 
     # ------------------------------------------------------------------------------------------ by name
 

@@ -1,7 +1,8 @@
-"""A version whose configuration is still to be completed, or could not be: it can be seen, and serves nobody."""
+"""Versions that can be seen and serve nobody: one whose configuration is still to be completed, or one that has ended."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import NoReturn
@@ -66,3 +67,13 @@ class IncompleteVersion(ServedVersion):
         raise BugError(
             f"version {self.version} of model '{self.id}' cannot be {what}: its configuration is not complete"
         )
+
+
+class EndedVersion(IncompleteVersion):
+    """What the index goes on telling of a version that has ended, without what it needed to serve: labels say, or queues."""
+
+    def __init__(self, served: ServedVersion) -> None:
+        config = dataclasses.replace(served.config, labels={}, initial_states={}, chat_template=None)
+        super().__init__(config, served.version, namespace=served.id.namespace)
+        self.state = served.state
+        self.reason = served.reason

@@ -31,6 +31,7 @@ from pytriton_lite.engine.models.generations import Generations
 from pytriton_lite.engine.models.load_failure import advice
 from pytriton_lite.engine.models.loader import LoadFailed, ModelLoader
 from pytriton_lite.engine.models.turns import Turns
+from pytriton_lite.engine.serving.served_version import ServedVersion
 from pytriton_lite.engine.workers.fork_server import BoundSource
 from pytriton_lite.repository.changes import ChangeTimes
 from pytriton_lite.repository.definition import Definition
@@ -105,7 +106,7 @@ class ModelStore:
         self._options = options
         self._reader = ModelReader(options.repositories)
         self._factory = factory
-        self._generations = Generations(factory.release)
+        self._generations = Generations(self._released)
         self._loader = ModelLoader(
             self.models,
             self._generations,
@@ -549,6 +550,12 @@ class ModelStore:
     async def _unload_one(self, model: ModelId) -> None:
         async with self._turns.turn(model, takes_slot=False):
             self._loader.unload(model)
+
+    def _released(self, user: Hashable) -> None:
+        """*user* of files and of an environment has no use for them any more. Most are generations, which have ended then."""
+        self._factory.release(user)
+        if isinstance(user, ServedVersion):
+            self.models.outlive(user)
 
     # ------------------------------------------------------------------------------------------ start and end
 

@@ -16,6 +16,7 @@ from pytriton_lite.core.errors import BugError, ErrorCode, InferenceError
 from pytriton_lite.core.states import VersionState
 from pytriton_lite.engine.model_operations import answer_model_operation
 from pytriton_lite.engine.server import Server
+from pytriton_lite.engine.serving.served_version import ServedVersion
 from pytriton_lite.engine.workers.backends import Backends
 from pytriton_lite.frontends.pending_answer import PendingAnswer
 from tests.engine.store_scenarios import (
@@ -435,3 +436,29 @@ def test_the_files_of_a_load_that_nobody_waits_for_any_more_count_until_it_has_e
 
     run(tmp_path / "models", scenario)
     gate.close()
+
+
+def generations() -> list[ServedVersion]:
+    gc.collect()
+    return [found for found in gc.get_objects() if isinstance(found, ServedVersion)]
+
+
+def test_of_a_version_that_ended_nothing_stays_but_what_the_index_tells(tmp_path: Path) -> None:
+    """A model that is trained anew each hour gets a new version number, and its labels may be a megabyte."""
+    config = CONFIG.replace("dims: [ 1 ]", 'dims: [ 1 ] label_filename: "labels.txt"')
+    directory = write_model(tmp_path, "m", code(1), config)
+    (directory / "labels.txt").write_text("some\nlabels\n")
+
+    async def scenario(server: Server) -> None:
+        await server.load_model("m", None, {})
+        (directory / "1").rename(directory / "2")
+        await server.load_model("m", None, {})
+        await until(lambda: server.load_table()[0][2] == "UNAVAILABLE: unloaded")
+        (directory / "2").rename(directory / "3")
+        (directory / "3" / "model.py").write_text(code(3, initialize="raise ValueError('no')"))
+        assert "ValueError: no" in await refusal_of(server.load_model("m", None, {}))
+        states = [(version, status.partition(": V")[0]) for _, version, status in server.load_table()]
+        assert states == [("1", "UNAVAILABLE: unloaded"), ("2", "READY"), ("3", "UNAVAILABLE: Internal")]
+        await until(lambda: {served.version for served in generations() if served.labels} == {2})
+
+    run(tmp_path, scenario)
