@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from pytriton_lite.core.errors import InferenceError, ProtocolError
@@ -63,6 +63,8 @@ _IDLE_NS = 2_500_000_000
 """How often a look is taken at the memory of a front end; idle from one to the next it is given back."""
 _UNHEARD_S = 1.0
 """How long a front end may take to read what it is told, before somebody is answered who will rely on that."""
+_UNHEARD_WAITS = 10
+"""In how many pieces that is waited for."""
 _MOST_WAITING = 64
 """Connections that wait here for a front end with room."""
 _BACK_OFF_S = (0.1, 30.0)
@@ -548,7 +550,11 @@ class FrontEnds:
         return self._loop.create_task(self._all_heard(waiting)) if waiting else None
 
     async def _all_heard(self, waiting: Mapping[asyncio.Future[None], FrontEndProcess]) -> None:
-        _, unheard = await asyncio.wait(waiting, timeout=_UNHEARD_S)
+        unheard: Collection[asyncio.Future[None]] = waiting.keys()
+        # Where all processes stood still together, as in a container that is paused, one piece has gone by, and nine are left.
+        for _ in range(_UNHEARD_WAITS):
+            if unheard:
+                _, unheard = await asyncio.wait(unheard, timeout=_UNHEARD_S / _UNHEARD_WAITS)
         for heard in unheard:
             waiting[heard].replace(f"it did not hear what it was told for {_UNHEARD_S:g} s")
 
