@@ -1,4 +1,4 @@
-"""TritonError, TritonModelException, and the TypeErrors of Triton's compiled bindings (model API, sections 2 and 2.6)."""
+"""Errors, enumerations and TypeErrors as Triton's compiled bindings have them (model API, sections 2 and 2.6)."""
 
 from __future__ import annotations
 
@@ -32,6 +32,22 @@ def refuse_arguments(function: str, signature: str, arguments: Sequence[object])
 def refuse_copy(thing: object) -> NoReturn:
     """Raise the TypeError that Triton's bindings raise when an object is pickled or copied; for its ``__reduce__``."""
     raise TypeError(f"cannot pickle '{COMPILED}.{type(thing).__name__}' object")
+
+
+class NumberedEnum(enum.Enum):
+    """An enumeration of Triton's bindings: no integers, but equal to their numbers, and turned into them."""
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+    __index__ = __int__
+
+    def __eq__(self, other: object) -> bool:
+        is_equal: bool = self.value == other
+        return is_equal
+
+    def __hash__(self) -> int:
+        return hash(self.value)
 
 
 class _ErrorCode(enum.IntEnum):

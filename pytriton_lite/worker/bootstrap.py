@@ -35,7 +35,7 @@ _REPORT = struct.Struct("<Bii")
 _DESCRIPTORS = 5
 
 
-def _import_package() -> None:
+def import_package() -> None:
     """Make ``pytriton_lite`` importable here without putting its neighbours, the server's packages, on the path."""
     if "pytriton_lite" in sys.modules:
         return  # this process was forked from a server, whose path it has
@@ -276,7 +276,7 @@ def _main() -> None:
         _forget_libraries()
     # Bytecode beside model.py would look like a changed model (repository spec, 3.1).
     sys.dont_write_bytecode = True
-    _import_package()
+    import_package()
     if sys.argv[3:]:
         from pytriton_lite.worker import foreground
 

@@ -14,6 +14,9 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.worker import pb_utils
 from pytriton_lite.worker.process import host
 
+BACKEND_DIRECTORY = str(Path(__file__).parent / "backend_directory")
+"""Where processes that a model starts find ``pb_utils``."""
+
 
 @dataclass(frozen=True)
 class ModelFiles:
@@ -70,10 +73,10 @@ def import_model(files: ModelFiles) -> ModuleType:
         raise InferenceError(ErrorCode.INTERNAL, f"Python model file not found in '{files.path}'")
     if files.backend_dir is not None:
         # The model's own directories are not on the path: what lies there is data (model API, section 1.6).
-        sys.path.append(str(files.backend_dir))
+        sys.path.extend([str(files.backend_dir), BACKEND_DIRECTORY])
         return _import_file("model", files.path, BACKEND_SETTINGS=dict(files.backend_settings))
     # Appended, so that an installed module wins over one of the same name beside the model, as on Triton.
-    sys.path.extend([str(files.version_dir), str(files.model_dir)])
+    sys.path.extend([str(files.version_dir), str(files.model_dir), BACKEND_DIRECTORY])
     package = ModuleType(str(files.version))
     package.__path__ = [str(files.version_dir)]
     sys.modules[package.__name__] = package

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 import sys
 
-from pytriton_lite.worker.api_errors import COMPILED, refuse_arguments
+from pytriton_lite.worker.api_errors import COMPILED, NumberedEnum, refuse_arguments
 from pytriton_lite.worker.arguments import Unfit, text
 from pytriton_lite.worker.process import host
-
-
-class _LogLevel(enum.Enum):
-    INFO = 0
-    WARNING = 1
-    ERROR = 2
-    VERBOSE = 3
 
 
 class Logger:
@@ -23,19 +15,28 @@ class Logger:
     __module__ = COMPILED
     __slots__ = ()
 
-    LogLevel = _LogLevel
-    INFO = _LogLevel.INFO
-    WARNING = _LogLevel.WARNING
-    ERROR = _LogLevel.ERROR
-    VERBOSE = _LogLevel.VERBOSE
+    class LogLevel(NumberedEnum):
+        """How serious a line is."""
+
+        __module__ = COMPILED
+
+        INFO = 0
+        WARNING = 1
+        ERROR = 2
+        VERBOSE = 3
+
+    INFO = LogLevel.INFO
+    WARNING = LogLevel.WARNING
+    ERROR = LogLevel.ERROR
+    VERBOSE = LogLevel.VERBOSE
 
     def __init__(self) -> None:
         raise TypeError("c_python_backend_utils.Logger: No constructor defined!")
 
     @staticmethod
-    def log(message: str | bytes, level: _LogLevel = _LogLevel.INFO) -> None:
+    def log(message: str | bytes, level: LogLevel = LogLevel.INFO) -> None:
         try:
-            if not isinstance(level, _LogLevel):
+            if not isinstance(level, Logger.LogLevel):
                 raise Unfit
             line = text(message)
         except Unfit:
@@ -44,22 +45,22 @@ class Logger:
 
     @staticmethod
     def log_info(message: str | bytes) -> None:
-        _log_checked("log_info", message, _LogLevel.INFO)
+        _log_checked("log_info", message, Logger.INFO)
 
     @staticmethod
     def log_warn(message: str | bytes) -> None:
-        _log_checked("log_warn", message, _LogLevel.WARNING)
+        _log_checked("log_warn", message, Logger.WARNING)
 
     @staticmethod
     def log_error(message: str | bytes) -> None:
-        _log_checked("log_error", message, _LogLevel.ERROR)
+        _log_checked("log_error", message, Logger.ERROR)
 
     @staticmethod
     def log_verbose(message: str | bytes) -> None:
-        _log_checked("log_verbose", message, _LogLevel.VERBOSE)
+        _log_checked("log_verbose", message, Logger.VERBOSE)
 
 
-def _log_checked(function: str, message: object, level: _LogLevel) -> None:
+def _log_checked(function: str, message: object, level: Logger.LogLevel) -> None:
     try:
         line = text(message)
     except Unfit:
@@ -67,7 +68,7 @@ def _log_checked(function: str, message: object, level: _LogLevel) -> None:
     _log(line, level)
 
 
-def _log(message: str, level: _LogLevel) -> None:
+def _log(message: str, level: Logger.LogLevel) -> None:
     caller = sys._getframe(1)
     while caller.f_back is not None and caller.f_code.co_filename == __file__:
         caller = caller.f_back

@@ -6,7 +6,6 @@ small message that nobody waits for; making a family or a series, and reading a 
 
 from __future__ import annotations
 
-import enum
 import json
 import threading
 import weakref
@@ -16,24 +15,19 @@ from typing import Any, NoReturn, Protocol, SupportsFloat, TypeAlias
 
 from pytriton_lite.core.custom_metrics import Family, Kind, MetricRegistry
 from pytriton_lite.core.errors import InferenceError
-from pytriton_lite.worker.api_errors import COMPILED, TritonModelException, refuse_arguments
+from pytriton_lite.worker.api_errors import COMPILED, NumberedEnum, TritonModelException, refuse_arguments
 from pytriton_lite.worker.arguments import Unfit, text
 from pytriton_lite.worker.process import Phase, host
 
 
-class MetricKind(enum.Enum):
-    """Triton's own enumeration, as it prints there: no integers, but they turn into such."""
+class MetricKind(NumberedEnum):
+    """The kinds of metrics, by Triton's numbers."""
 
     __module__ = COMPILED
 
     COUNTER = Kind.COUNTER.value
     GAUGE = Kind.GAUGE.value
     HISTOGRAM = Kind.HISTOGRAM.value
-
-    def __int__(self) -> int:
-        return int(self.value)
-
-    __index__ = __int__
 
 
 COUNTER = MetricKind.COUNTER

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn, overload
 
-from pytriton_lite.worker.api_errors import COMPILED, TritonModelException, refuse_arguments, refuse_copy
+from pytriton_lite.worker.api_errors import COMPILED, NumberedEnum, TritonModelException, refuse_arguments, refuse_copy
 from pytriton_lite.worker.arguments import Unfit, integer, items, text, truth
 from pytriton_lite.worker.pending_call import ResponseIterator
 from pytriton_lite.worker.process import host
@@ -22,8 +21,10 @@ RELEASE_RESCHEDULE = 2
 _LARGEST_U64 = (1 << 64) - 1
 
 
-class MemoryType(enum.Enum):
-    """Where PreferredMemory wants tensors. Not numbers, although they have some."""
+class MemoryType(NumberedEnum):
+    """Where PreferredMemory wants tensors."""
+
+    __module__ = COMPILED
 
     TRITONSERVER_MEMORY_GPU = 0
     TRITONSERVER_MEMORY_CPU = 1

@@ -43,6 +43,25 @@ TELL = """
 WITH_MODULE = f"from extra_module import word\n\nclass TritonPythonModel:{AUTO_COMPLETE}{TELL}"
 WITHOUT_MODULE = f"word = 'none'\n\nclass TritonPythonModel:{AUTO_COMPLETE}{TELL}"
 
+# Its child imports this file anew, and runs in the environment, too.
+WITH_A_CHILD = f"""
+import triton_python_backend_utils as pb_utils
+import c_python_backend_utils as compiled
+from extra_module import word
+
+def told(text):
+    return text + (" by both" if pb_utils.Tensor is compiled.Tensor else "")
+
+class TritonPythonModel:{AUTO_COMPLETE}
+    def execute(self, requests):
+        import multiprocessing
+        from concurrent.futures import ProcessPoolExecutor
+        import numpy as np
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            text = np.array([pool.submit(told, word).result()], dtype=object)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", text)]) for _ in requests]
+"""
+
 
 def parameter(key: str, value: str) -> str:
     return f'parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}\n'
@@ -59,6 +78,7 @@ def write_models(repository: Path, numpy_from: Path) -> None:
     )
     with (environment / "bin" / "activate").open("a") as script:
         script.write("export BY_THE_SCRIPT=yes\n")
+    write_model(repository, "parent", WITH_A_CHILD, CONFIG + environment_path(str(environment)))
     packed = write_model(
         repository, "packed", WITH_MODULE, CONFIG + environment_path("$$TRITON_MODEL_DIRECTORY/env.tar.gz")
     )
@@ -157,6 +177,12 @@ def test_row_21_a_module_of_the_environment_is_imported(
     assert variables["LD_LIBRARY_PATH"] == "/of/the/server"
     assert variables["BY_THE_SCRIPT"] == "yes"
     assert variables["OF_THE_SERVER"] == "seen"
+
+
+def test_a_process_that_a_model_spawns_in_its_environment_finds_pb_utils(server: RunningServer) -> None:
+    """Model API, 1.2: the folder of the Python backend is on the path, which multiprocessing hands on."""
+    reply = server.infer("parent", [])
+    assert (reply.status, reply.json["outputs"][0]["data"]) == (200, ["brought along by both"])
 
 
 def test_an_archive_is_unpacked_once_and_its_path_is_logged(server: RunningServer, repository: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pytriton_lite.worker.loader import BACKEND_DIRECTORY
 from tests.contract.scripted_model import CONFIG, INSTANCE, answer, run, write_scripted_model
 from tests.harness import PROJECT, RunningServer, write_model
 
@@ -63,11 +64,11 @@ def test_arguments_directory_and_name_are_those_that_a_model_expects(server: Run
     assert answer(server, code) == [[""], str(PROJECT), "1.model", sys.executable, ""]
 
 
-def test_the_path_ends_with_version_and_model_directory(server: RunningServer, repository: Path) -> None:
+def test_the_path_ends_with_version_model_and_backend_directory(server: RunningServer, repository: Path) -> None:
     """Model API, 1.2: the interpreter's own first, with '' in front."""
     path = answer(server, "import sys\nanswer(sys.path)")
     assert path[0] == ""
-    assert path[-2:] == [str(repository / "scripted" / "1"), str(repository / "scripted")]
+    assert path[-3:] == [str(repository / "scripted" / "1"), str(repository / "scripted"), BACKEND_DIRECTORY]
     assert answer(server, "answer(pb_utils.get_model_dir())") == str(repository / "scripted" / "1")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pytriton_lite.worker.loader import BACKEND_DIRECTORY
 from tests.harness import RunningServer, write_model
 
 BACKEND = """
@@ -142,7 +143,7 @@ def test_the_path_has_the_directory_of_the_backend_and_not_those_of_the_model(
     server: RunningServer, backends: Path
 ) -> None:
     found = told(server, "first")
-    assert found["path"][-1] == str(backends / "mybk")
+    assert found["path"][-2:] == [str(backends / "mybk"), BACKEND_DIRECTORY]
     assert not [entry for entry in found["path"] if entry.startswith(found["args"]["model_repository"])]
 
 

@@ -99,7 +99,7 @@ def test_kinds_print_and_count_as_on_triton() -> None:
     ]
     assert [int(kind) for kind in kinds] == [0, 1, 2]
     assert str(MetricFamily.GAUGE) == "MetricKind.GAUGE"
-    assert MetricFamily.GAUGE != 1
+    assert MetricFamily.GAUGE == 1 != MetricFamily.COUNTER
 
 
 def test_metric_cannot_be_made_without_a_family() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.worker import pb_utils
-from pytriton_lite.worker.loader import ModelFiles, construct, import_model, install_pb_utils
+from pytriton_lite.worker.loader import BACKEND_DIRECTORY, ModelFiles, construct, import_model, install_pb_utils
 from pytriton_lite.worker.process import host
 
 
@@ -63,7 +63,7 @@ def test_an_installed_module_wins_over_one_beside_the_model(tmp_path: Path) -> N
     write(tmp_path / "1" / "model.py", "import colorsys")
     before = list(sys.path)
     import_model(ModelFiles(tmp_path, 1, "model.py"))
-    assert sys.path == [*before, str(tmp_path / "1"), str(tmp_path)]
+    assert sys.path == [*before, str(tmp_path / "1"), str(tmp_path), BACKEND_DIRECTORY]
 
 
 def test_a_file_name_must_end_in_py(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_backend_finds_its_own_helpers_and_none_of_the_model(tmp_path: Path) -
     before = list(sys.path)
     module = import_model(ModelFiles(tmp_path / "m", 1, "weights.bin", backend_dir=tmp_path / "mybk"))
     assert module.word == "backend"
-    assert sys.path == [*before, str(tmp_path / "mybk")]
+    assert sys.path == [*before, str(tmp_path / "mybk"), BACKEND_DIRECTORY]
 
 
 def test_a_backend_has_its_settings_from_its_first_line_on(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import importlib
 import json
+import pickle
 import struct
 import sys
 import weakref
@@ -163,6 +165,26 @@ def test_the_flags_are_plain_numbers(name: str, value: int) -> None:
     flag = getattr(pb_utils, name)
     assert type(flag) is int
     assert flag == value
+
+
+ENUMERATIONS = (pb_utils.Logger.LogLevel, pb_utils.MemoryType, pb_utils.MetricKind)
+
+
+@pytest.mark.parametrize("enumeration", ENUMERATIONS, ids=lambda found: found.__qualname__)
+def test_members_of_enumerations_equal_their_numbers_and_each_other(enumeration: type[enum.Enum]) -> None:
+    """What Triton's bindings say of each of these expressions."""
+    for number, member in enumerate(enumeration):
+        assert member == number
+        assert number == member
+        assert member == np.int64(number) == float(number)
+        assert member != number + 1
+        assert member != str(number)
+        assert {number: "found"}[member] == "found"
+        assert [int(member), range(4)[member]] == [number, number]
+        assert pickle.loads(pickle.dumps(member)) is member
+        assert not isinstance(member, int)
+    assert pb_utils.Logger.WARNING == pb_utils.MetricFamily.GAUGE
+    assert (enumeration.__module__, repr(pb_utils.Logger.INFO)) == ("c_python_backend_utils", "<LogLevel.INFO: 0>")
 
 
 def test_kinds_of_memory_have_numbers_and_are_none() -> None:
