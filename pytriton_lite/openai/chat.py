@@ -8,7 +8,7 @@ from pytriton_lite.config.openai import Task
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.openai.exchange import Exchange
 from pytriton_lite.openai.members import Members, refuse_unsupported
-from pytriton_lite.openai.messages import check_tool_choice, read_messages, read_tools, with_plain_texts
+from pytriton_lite.openai.messages import check_tool_choice, for_template, read_messages, read_tools
 from pytriton_lite.openai.sampling import Sampling, read_sampling, take_unused, want_logprobs
 from pytriton_lite.openai.target import Values, find_target
 from pytriton_lite.openai.writing import Piece, Writing, Written, now, write, written
@@ -81,7 +81,7 @@ async def conversation(exchange: Exchange, values: Values, messages: list[Json],
         return {"messages": exchange.dumps(messages)}
     job = {
         **variables,
-        "messages": with_plain_texts(messages, target.name),
+        "messages": for_template(messages, target.name),
         "add_generation_prompt": messages[-1]["role"] != "assistant",
     }
     return {"prompt": await exchange.around.templates.render(target.served, job)}

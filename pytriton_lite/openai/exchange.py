@@ -12,11 +12,11 @@ import orjson
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.timeline import Timeline
 from pytriton_lite.frontends.http.bodies import LargeDocuments, Receiving, read_up_to
-from pytriton_lite.frontends.http.json_slices import SMALL_BYTES, count_parts
 from pytriton_lite.frontends.http.observed import peer_of
 from pytriton_lite.frontends.listener import Receive, Scope, Send
+from pytriton_lite.openai.documents import parse_body
 from pytriton_lite.openai.errors import ApiError, Header
-from pytriton_lite.openai.members import Members, kind_of, refuse_value
+from pytriton_lite.openai.members import Members, kind_of
 from pytriton_lite.openai.metrics import Counted, OpenAiMetrics
 from pytriton_lite.openai.options import OpenAiOptions
 from pytriton_lite.openai.templates import Templates
@@ -26,50 +26,10 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-_DEEPEST = 200
-"""Objects and arrays inside each other. orjson reads 1024 of them, and writes 254: what is passed on to a model."""
-
-_MOST_CONTAINERS = 100_000
-"""Objects and arrays of a body: orjson takes a hundred bytes for each, and keeps the interpreter for 30 ms to make them."""
-_MOST_VALUES = 2 << 20
-"""Values of a body, which may be tokens of prompts."""
-
 REQUEST_ID = b"x-request-id"
 _GIVEN_ID = re.compile(rb"[!-~]{1,128}")
 _JSON_TYPE = (b"content-type", b"application/json")
 _EVENT_TYPE = (b"content-type", b"text/event-stream; charset=utf-8")
-
-
-def _parse(body: bytes | bytearray | memoryview) -> object:
-    """The document. Raises orjson.JSONDecodeError; ApiError for more parts than any request needs, and for an object with a
-    member that could not be passed on.
-    """
-    if len(body) > SMALL_BYTES:
-        containers, commas = count_parts(body)
-        if containers > _MOST_CONTAINERS or commas > _MOST_VALUES:
-            what = (
-                f"{_MOST_CONTAINERS} objects and arrays" if containers > _MOST_CONTAINERS else f"{_MOST_VALUES} values"
-            )
-            raise ApiError(f"The JSON body has more than {what}.", status=413, code="request_too_large")
-    document = orjson.loads(body)
-    text = bytes(body)
-    # What has fewer brackets than that, as most have, is not deep.
-    if type(document) is dict and text.count(b"[") + text.count(b"{") > _DEEPEST:
-        for name, value in document.items():
-            if _is_deeper(value, _DEEPEST - 1):
-                refuse_value(name, f"the JSON body has more than {_DEEPEST} objects and arrays inside each other.")
-    return document
-
-
-def _is_deeper(value: object, most: int) -> bool:
-    """Whether *value* has more than *most* objects and arrays inside each other, itself counted."""
-    level: list[Any] = [value] if type(value) in (dict, list) else []
-    for _ in range(most):
-        values = [parent.values() if type(parent) is dict else parent for parent in level]
-        level = [child for children in values for child in children if type(child) in (dict, list)]
-        if not level:
-            return False
-    return True
 
 
 class Surroundings:
@@ -126,7 +86,7 @@ class Exchange:
         """The JSON object that the body is. Raises ApiError, Disconnected."""
         body = await self.read_body()
         try:
-            document = await self.around.large.run(len(body), lambda: _parse(body), self.scope)
+            document = await self.around.large.run(len(body), lambda: parse_body(body), self.scope)
         except orjson.JSONDecodeError as error:
             raise ApiError(f"We could not parse the JSON body of your request: {error}") from None
         if not isinstance(document, dict):

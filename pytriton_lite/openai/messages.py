@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pytriton_lite.frontends.http.json_slices import pause
+from pytriton_lite.openai.documents import MOST_CONTAINERS, MOST_VALUES, parse_object
 from pytriton_lite.openai.errors import ApiError
 from pytriton_lite.openai.members import Members, refuse_type, refuse_unsupported, refuse_value
 
@@ -62,13 +64,15 @@ def _check_parts(parts: object, param: str) -> None:
             members.needed_text(kind)
 
 
-def with_plain_texts(messages: list[Json], model: str) -> list[Json]:
-    """*messages* with contents that are texts, as templates expect them; a developer is a system to them.
+def for_template(messages: list[Json], model: str) -> list[Json]:
+    """*messages* as templates expect them: contents are texts, arguments of calls are objects, a developer is a system.
 
     Raises ApiError for parts of other kinds, which a prompt cannot have.
     """
     found = []
+    arguments = _Arguments()
     for at, message in enumerate(messages):
+        pause()
         plain = {**message}
         if plain["role"] == "developer":
             plain["role"] = "system"
@@ -77,8 +81,33 @@ def with_plain_texts(messages: list[Json], model: str) -> list[Json]:
             plain["content"] = "".join(_text_of(part, f"messages[{at}].content", model) for part in content)
         elif content is None:
             plain["content"] = ""
+        if plain.get("tool_calls"):
+            plain["tool_calls"] = [arguments.parsed(call) for call in plain["tool_calls"]]
         found.append(plain)
     return found
+
+
+class _Arguments:
+    """The arguments of all calls in a conversation: texts to this API, objects to templates, which write them as JSON."""
+
+    def __init__(self) -> None:
+        self._containers = 0
+        self._commas = 0
+
+    def parsed(self, call: Json) -> Json:
+        """*call* with arguments that are an object; where the model wrote what is none, it stays the text that it is.
+
+        Raises ApiError where all of them together have more parts than any request needs.
+        """
+        text = call["function"].get("arguments") or ""
+        # Those in strings count as well, and nobody has as many.
+        self._containers += text.count("{") + text.count("[")
+        self._commas += text.count(",")
+        if self._containers > MOST_CONTAINERS or self._commas > MOST_VALUES:
+            refusal = "The arguments of the tool calls have more parts than any request needs."
+            raise ApiError(refusal, status=413, param="messages", code="request_too_large")
+        found = parse_object(text) if text.strip() else {}
+        return {**call, "function": {**call["function"], "arguments": text if found is None else found}}
 
 
 def _text_of(part: Json, param: str, model: str) -> str:

@@ -14,6 +14,14 @@ TEMPLATE = """\
 {%- if add_generation_prompt -%}<assistant>{%- endif -%}
 """
 
+CALLS_TEMPLATE = """\
+{%- for tool in tools -%}<tool {{ tool.function.name }}>{%- endfor -%}
+{%- for message in messages -%}
+<{{ message.role }}>{{ message.content }}
+{%- for call in message.tool_calls -%}<call {{ call.function.name }} {{ call.function.arguments | tojson }}>{%- endfor -%}
+{%- endfor -%}
+"""
+
 SCRIBE = """
     import time
     import numpy as np
@@ -118,6 +126,30 @@ AGENT_CONFIG = """
       { name: "text" data_type: TYPE_STRING dims: [ 1 ] },
       { name: "tool_calls" data_type: TYPE_STRING dims: [ 1 ] },
       { name: "logprobs" data_type: TYPE_STRING dims: [ 1 ] }
+    ]
+    parameters { key: "OPENAI" value { string_value: "chat" } }
+"""
+
+ECHO = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        '''Writes the prompt, the whole of it, and calls nothing.'''
+        def execute(self, requests):
+            return [self.answer(request) for request in requests]
+
+        def answer(self, request):
+            prompt = pb_utils.get_input_tensor_by_name(request, "prompt").as_numpy()
+            calls = np.array([b"[]"], np.object_)
+            return pb_utils.InferenceResponse([pb_utils.Tensor("text", prompt), pb_utils.Tensor("tool_calls", calls)])
+"""
+ECHO_CONFIG = """
+    backend: "python"
+    input [ { name: "prompt" data_type: TYPE_STRING dims: [ 1 ] } ]
+    output [
+      { name: "text" data_type: TYPE_STRING dims: [ 1 ] },
+      { name: "tool_calls" data_type: TYPE_STRING dims: [ 1 ] }
     ]
     parameters { key: "OPENAI" value { string_value: "chat" } }
 """
@@ -418,6 +450,8 @@ def write_openai_models(repository: Path) -> None:
     (scribe / "chat_template.jinja").write_text(TEMPLATE)
     write_model(repository, "undeclared", SCRIBE, UNDECLARED_CONFIG)
     write_model(repository, "agent", AGENT, AGENT_CONFIG)
+    echo = write_model(repository, "echo", ECHO, ECHO_CONFIG)
+    (echo / "chat_template.jinja").write_text(CALLS_TEMPLATE)
     write_model(repository, "mirror", MIRROR, MIRROR_CONFIG)
     write_model(repository, "endless", ENDLESS, ENDLESS_CONFIG)
     write_model(repository, "filler", FILLER, FILLER_CONFIG)

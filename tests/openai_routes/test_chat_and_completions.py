@@ -245,6 +245,43 @@ def test_a_chat_template_makes_the_prompt_of_the_messages(server: RunningServer)
     }  # fmt: skip
 
 
+def called(arguments: object) -> list[dict[str, Any]]:
+    """A conversation whose second message calls a tool with *arguments*."""
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    return [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [
+        ('{"city": "Oslo", "days": [1, 2]}', '{"city": "Oslo", "days": [1, 2]}'),
+        ("{}", "{}"),
+        ("", "{}"),
+        (" ", "{}"),
+        (None, "{}"),
+        ('{"city": "Os', r'"{\"city\": \"Os"'),
+        ("[1]", '"[1]"'),
+        ('{"a":' * 300 + "1" + "}" * 300, '"' + r"{\"a\":" * 300 + "1" + "}" * 300 + '"'),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_arguments_of_calls_are_objects_to_a_template_where_they_are_some(
+    server: RunningServer, arguments: object, written: str
+) -> None:
+    reply = chat(server, "echo", called(arguments))
+    assert reply.status == 200, reply.body
+    prompt = reply.json["choices"][0]["message"]["content"]
+    assert prompt == f"<user>hello there<assistant><call weather {written}>"
+
+
+def test_arguments_of_more_parts_than_any_request_needs_are_refused(server: RunningServer) -> None:
+    for more, count in (("[]", 50_001), ("1", 1_100_000)):
+        messages = called(f'{{"a": [{",".join([more] * count)}]}}')
+        reply = chat(server, "echo", [*messages, *messages])
+        assert (reply.status, reply.json["error"]["code"]) == (413, "request_too_large")
+        assert reply.json["error"]["param"] == "messages"
+
+
 ASKER = {
     "platform": "ensemble",
     "input": [{"name": "prompt", "data_type": "TYPE_STRING", "dims": [1]}],
