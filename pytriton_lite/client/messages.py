@@ -132,6 +132,8 @@ def read_json(text: str | bytes) -> Any:
         raise ValueError(f"no JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"no JSON: {error}") from None
+    except RecursionError:
+        raise ValueError("no JSON: lists or objects are nested too deeply") from None
 
 
 def same_count(shape: Sequence[int], count: int) -> bool:

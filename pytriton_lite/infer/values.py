@@ -6,6 +6,7 @@ import base64
 import binascii
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -129,7 +130,32 @@ def from_values(spec: TensorSpec, values: Any, shape: Sequence[int] | None = Non
         array = np.array(values)
     except ValueError:
         raise ClientError(f"input '{spec.name}': the lists have different lengths, so they are no tensor") from None
+    is_integer = spec.datatype.numpy is not None and spec.datatype.numpy.kind in "iu"
+    if array.dtype.kind == "O" or (is_integer and array.dtype.kind == "f"):
+        array = _exact(spec, np.array(values, dtype=object), is_integer=is_integer)
     return from_array(spec, array, shape)
+
+
+def _exact(spec: TensorSpec, array: np.ndarray[Any, Any], *, is_integer: bool) -> np.ndarray[Any, Any]:
+    """The numbers in *array*, which are objects: for others than these numpy takes a type that may not have all of them.
+
+    Two integers of which one is beyond INT64 become FP64, and larger ones none at all. Raises ClientError.
+    """
+    numbers = array.ravel().tolist()
+    if not all(isinstance(number, Real) for number in numbers):
+        raise ClientError(f"input '{spec.name}': expected {spec.datatype.name} values, got {_kind(array)}")
+    if not is_integer:
+        try:
+            return array.astype(np.float64)
+        except OverflowError:
+            raise ClientError(f"input '{spec.name}': a number is too large for {spec.datatype.name}") from None
+    for number in numbers:
+        if not isinstance(number, Integral) and not float(number).is_integer():
+            raise _not_whole(spec, number)
+    whole: np.ndarray[Any, Any] = np.array([int(number) for number in numbers], dtype=object).reshape(array.shape)
+    wanted = np.dtype(spec.datatype.numpy)
+    _check_range(spec, whole, wanted)
+    return whole.astype(wanted)
 
 
 def _objects(spec: TensorSpec, values: Any) -> np.ndarray[Any, Any]:
@@ -212,13 +238,17 @@ def _check_range(spec: TensorSpec, array: np.ndarray[Any, Any], wanted: np.dtype
     if array.dtype.kind == "f":
         broken = array[~np.isfinite(array) | (array != np.floor(array))]
         if broken.size:
-            raise ClientError(f"input '{spec.name}': expected whole numbers for {spec.datatype.name}, got {broken[0]}")
+            raise _not_whole(spec, broken[0])
     limits = np.iinfo(wanted)
     for value in (array.min(), array.max()):
         if not limits.min <= int(value) <= limits.max:
             raise ClientError(
                 f"input '{spec.name}': {value} is no {spec.datatype.name}, expected {limits.min} to {limits.max}"
             )
+
+
+def _not_whole(spec: TensorSpec, number: object) -> ClientError:
+    return ClientError(f"input '{spec.name}': expected whole numbers for {spec.datatype.name}, got {number}")
 
 
 def _with_shape(spec: TensorSpec, array: np.ndarray[Any, Any], shape: Sequence[int] | None) -> np.ndarray[Any, Any]:

@@ -222,6 +222,7 @@ def test_a_row_that_is_wrong_is_told_and_the_others_go_on(terminal: Terminal, tm
     path = lines(
         tmp_path / "r.jsonl",
         {"TEXT": "fine"}, {"TEXT": "bad", "id": "b"}, "{broken", {"TXT": "x"}, "[1]", {"TEXT": 5}, {"TEXT": [["fine"]]},
+        "[" * 100_000,
     )  # fmt: skip
     typed = terminal.infer("shout", "--file", path)
     assert typed.status == 1
@@ -233,9 +234,10 @@ def test_a_row_that_is_wrong_is_told_and_the_others_go_on(terminal: Terminal, tm
         f"{path}:5: expected a JSON object, got list",
         "input 'TEXT': expected strings, got int '5'",
         "",
+        f"{path}:8: no JSON: lists or objects are nested too deeply",
     ]
     assert typed.documents[1]["id"] == "b"
-    assert typed.err == "error: 5 of 7 requests failed, the first: request 1: I will not shout that\n"
+    assert typed.err == "error: 6 of 8 requests failed, the first: request 1: I will not shout that\n"
 
 
 def test_requests_may_come_from_stdin_and_go_as_a_table(server: RunningServer, tmp_path: Path) -> None:
