@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+import orjson
+
 from pytriton_lite.config.openai import Task
+from pytriton_lite.frontends.http.json_slices import need_memory, pause
 from pytriton_lite.openai.exchange import Exchange
 from pytriton_lite.openai.members import refuse_type, refuse_unsupported, refuse_value
-from pytriton_lite.openai.rows import MOST_ROWS, ask_rows, listed
+from pytriton_lite.openai.rows import MOST_ROWS, ask_rows
 from pytriton_lite.openai.sampling import take_unused
 from pytriton_lite.openai.target import Target, Values, find_target
+from pytriton_lite.openai.tensors import Array
 
 Json = dict[str, Any]
 
 _BYTES_OF_A_NUMBER = 20
+_WRITTEN_AT_ONCE = 12 << 10
+"""Numbers in one call of orjson, which keeps the interpreter to itself. A multiple of three, whose base64 has no padding."""
 
 
 async def embeddings(exchange: Exchange) -> None:
@@ -31,18 +38,49 @@ async def embeddings(exchange: Exchange) -> None:
         values.put("user", user)
     take_unused(members, values)
     found = await ask_rows(exchange, values, {"input": texts}, "embedding", param="input")
-    if is_packed:
-        vectors: list[Any] = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in found.rows]
-    else:
-        vectors = listed(found.rows)
     tokens = 0 if found.usage is None else found.usage.prompt_tokens
-    document = {
-        "object": "list",
-        "data": [{"object": "embedding", "index": at, "embedding": vector} for at, vector in enumerate(vectors)],
-        "model": values.target.name,
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-    }
-    await exchange.send_json(document, weight=_BYTES_OF_A_NUMBER * sum(len(row) for row in found.rows))
+    rest = {"model": values.target.name, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
+    written = _packed if is_packed else _listed
+    await exchange.send_written(
+        lambda: _body(map(written, found.rows), rest), weight=_BYTES_OF_A_NUMBER * sum(map(len, found.rows))
+    )
+
+
+def _body(vectors: Iterable[Iterable[bytes]], rest: Json) -> bytes:
+    """The answer, with *vectors* as they are written and the members of *rest*."""
+    pieces = [b'{"object":"list","data":[']
+    for at, vector in enumerate(vectors):
+        pieces.append(b'%b{"object":"embedding","index":%d,"embedding":' % (b"," if at else b"", at))
+        pieces += vector
+        pieces.append(b"}")
+    pieces += (b"],", orjson.dumps(rest)[1:])
+    return b"".join(pieces)
+
+
+def _listed(row: Array) -> Iterator[bytes]:
+    """The JSON array of *row*, in pieces."""
+    yield b"["
+    for at, piece in enumerate(_pieces(row)):
+        if at:
+            yield b","
+        need_memory(_BYTES_OF_A_NUMBER * _WRITTEN_AT_ONCE)
+        yield orjson.dumps(piece.tolist())[1:-1]
+    yield b"]"
+
+
+def _packed(row: Array) -> Iterator[bytes]:
+    """The JSON string of *row* as base64 of FP32, in pieces."""
+    yield b'"'
+    for piece in _pieces(row):
+        yield base64.b64encode(piece.astype("<f4").tobytes())
+    yield b'"'
+
+
+def _pieces(row: Array) -> Iterator[Array]:
+    """*row* in pieces; before each the loop has a turn, if it is time."""
+    for at in range(0, len(row), _WRITTEN_AT_ONCE):
+        pause()
+        yield row[at : at + _WRITTEN_AT_ONCE]
 
 
 def _read_texts(given: object, target: Target) -> list[str]:

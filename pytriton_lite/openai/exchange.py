@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -126,7 +127,11 @@ class Exchange:
 
     async def send_json(self, document: object, *, weight: int = 0) -> None:
         """The answer. *weight* is about how many bytes it will have, where they are many."""
-        body = await self.around.large.run(weight, lambda: orjson.dumps(document), self.scope)
+        await self.send_written(lambda: orjson.dumps(document), weight=weight)
+
+    async def send_written(self, write: Callable[[], bytes], *, weight: int) -> None:
+        """The answer, which *write* writes as JSON; *weight* as above."""
+        body = await self.around.large.run(weight, write, self.scope)
         await self._start(200, _JSON_TYPE, (b"content-length", b"%d" % len(body)))
         await self._write(body)
 

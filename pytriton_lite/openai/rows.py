@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -119,8 +118,3 @@ def _rows(outputs: Outputs, name: str, count: int) -> list[Array]:
 def _usage(parts: list[Outputs]) -> Usage | None:
     totals = [part.total("prompt_tokens") for part in parts]
     return None if None in totals else Usage(sum(filter(None, totals)), 0)
-
-
-def listed(rows: list[Array]) -> list[list[Any]]:
-    """*rows* as JSON has them."""
-    return [row.tolist() for row in rows]
