@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
+
 from pytriton_lite.config.openai import Task
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.openai.exchange import Exchange
 from pytriton_lite.openai.members import Members, refuse_unsupported
 from pytriton_lite.openai.messages import check_tool_choice, for_template, read_messages, read_tools
 from pytriton_lite.openai.sampling import Sampling, read_sampling, take_unused, want_logprobs
-from pytriton_lite.openai.target import Values, find_target
+from pytriton_lite.openai.target import Target, Values, find_target
 from pytriton_lite.openai.writing import Piece, Writing, Written, now, write, written
 
 Json = dict[str, Any]
@@ -23,15 +25,14 @@ async def chat(exchange: Exchange) -> None:
     """Answer a request."""
     members = await exchange.read_members()
     values = Values(find_target(exchange.server, members, Task.CHAT))
-    sampling, messages, variables = _read(members, values)
-    changed = await conversation(exchange, values, messages, variables)
-    requests = requests_of(exchange, values, sampling, changed)
+    sampling, said = await exchange.work(lambda: _read(members, values))
+    requests = await conversation_requests(exchange, values, sampling, said)
     answer = _Answer(exchange, values.target.name, sampling)
     await write(exchange, values.target, sampling, requests, answer)
 
 
-def _read(members: Members, values: Values) -> tuple[Sampling, list[Json], Json]:
-    """How to write, the messages, and what the chat template may want beside them."""
+def _read(members: Members, values: Values) -> tuple[Sampling, bytes]:
+    """How to write, and the `conversation`."""
     messages = read_messages(members)
     for name in _REFUSED:
         if members.take(name) is not None:
@@ -56,7 +57,7 @@ def _read(members: Members, values: Values) -> tuple[Sampling, list[Json], Json]
         check_tool_choice(choice, tools)
         refuse_unsupported("tool_choice", "'tool_choice' is only allowed when 'tools' are specified.")
     take_unused(members, values)
-    return sampling, messages, variables
+    return sampling, conversation(values.target, messages, variables)
 
 
 def put_tools(values: Values, tools: list[Json], choice: object) -> None:
@@ -74,17 +75,29 @@ def put_tools(values: Values, tools: list[Json], choice: object) -> None:
             refuse_unsupported("tool_choice", f"The model '{values.target.name}' takes no 'tool_choice'.")
 
 
-async def conversation(exchange: Exchange, values: Values, messages: list[Json], variables: Json) -> Json:
-    """The values of the fields that the model takes a conversation by: its messages, or a prompt by its template."""
+def conversation(target: Target, messages: list[Json], variables: Json) -> bytes:
+    """JSON of what the model takes a conversation by: its messages, or the variables of its template."""
+    if "messages" in target.declared.inputs:
+        return orjson.dumps(messages)
+    return orjson.dumps(
+        {
+            **variables,
+            "messages": for_template(messages, target.name),
+            "add_generation_prompt": messages[-1]["role"] != "assistant",
+        }
+    )
+
+
+async def conversation_requests(
+    exchange: Exchange, values: Values, sampling: Sampling, said: bytes
+) -> list[InferenceRequest]:
+    """As `requests_of`, for the `conversation` *said*."""
     target = values.target
     if "messages" in target.declared.inputs:
-        return {"messages": exchange.dumps(messages)}
-    job = {
-        **variables,
-        "messages": for_template(messages, target.name),
-        "add_generation_prompt": messages[-1]["role"] != "assistant",
-    }
-    return {"prompt": await exchange.around.templates.render(target.served, job)}
+        changed: Json = {"messages": said}
+    else:
+        changed = {"prompt": await exchange.around.templates.render(target.served, said)}
+    return await exchange.work(lambda: requests_of(exchange, values, sampling, changed))
 
 
 def requests_of(exchange: Exchange, values: Values, sampling: Sampling, changed: Json) -> list[InferenceRequest]:

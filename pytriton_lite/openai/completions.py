@@ -6,6 +6,7 @@ from typing import Any
 
 from pytriton_lite.config.openai import Task
 from pytriton_lite.core.request import InferenceRequest
+from pytriton_lite.frontends.http.json_slices import pause
 from pytriton_lite.openai.chat import requests_of, said_alternatives
 from pytriton_lite.openai.exchange import Exchange
 from pytriton_lite.openai.members import Members, refuse_type, refuse_unsupported, refuse_value
@@ -23,23 +24,28 @@ async def completions(exchange: Exchange) -> None:
     """Answer a request."""
     members = await exchange.read_members()
     values = Values(find_target(exchange.server, members, Task.COMPLETION))
+    sampling, requests, heads = await exchange.work(lambda: _read(exchange, members, values))
+    answer = _Answer(exchange, values.target.name, sampling, heads)
+    await write(exchange, values.target, sampling, requests, answer)
+
+
+def _read(exchange: Exchange, members: Members, values: Values) -> tuple[Sampling, list[InferenceRequest], list[str]]:
+    """How to write, the engine's requests, and what goes in front of the answer to each."""
     prompts = _read_prompts(members.required("prompt"), values)
     echo = members.truth("echo") or False
     if echo and not all(isinstance(prompt, str) for prompt in prompts):
         refuse_unsupported("echo", "'echo' needs a prompt that is text.")
-    sampling = _read(members, values)
+    sampling = _read_sampling(members, values)
     if len(prompts) * sampling.count > MOST_CHOICES:
         text = f"{len(prompts)} prompts with {sampling.count} choices each; at most {MOST_CHOICES} choices are allowed."
         refuse_value("prompt", text)
     if echo:
         exchange.check_repeated(sum(map(bytes_of, prompts)) * sampling.count, "in all choices with 'echo'")
-    requests = _requests(exchange, values, sampling, prompts)
     heads = [str(prompt) if echo else "" for prompt in prompts for _ in range(sampling.count)]
-    answer = _Answer(exchange, values.target.name, sampling, heads)
-    await write(exchange, values.target, sampling, requests, answer)
+    return sampling, _requests(exchange, values, sampling, prompts), heads
 
 
-def _read(members: Members, values: Values) -> Sampling:
+def _read_sampling(members: Members, values: Values) -> Sampling:
     sampling = read_sampling(members, values)
     alternatives = members.integer("logprobs", 0, _MOST_ALTERNATIVES)
     if alternatives is not None:
@@ -62,6 +68,7 @@ def _read_prompts(given: object, values: Values) -> list[str | list[int]]:
     if not found:
         refuse_value("prompt", "empty array.", "empty_array")
     for prompt in found:
+        pause()
         if isinstance(prompt, str):
             name = "prompt"
         elif isinstance(prompt, list) and prompt and all(type(one) is int for one in prompt):
@@ -81,6 +88,7 @@ def _requests(
 ) -> list[InferenceRequest]:
     found: list[InferenceRequest] = []
     for at, prompt in enumerate(prompts):
+        pause()
         name = "prompt" if isinstance(prompt, str) else "prompt_tokens"
         for request in requests_of(exchange, values, sampling, {name: prompt}):
             if at:

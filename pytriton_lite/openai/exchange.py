@@ -6,7 +6,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pytriton_lite.engine.server import Server
 
 Json = dict[str, Any]
+Result = TypeVar("Result")
 
 REQUEST_ID = b"x-request-id"
 _GIVEN_ID = re.compile(rb"[!-~]{1,128}")
@@ -96,6 +97,13 @@ class Exchange:
         self.observe(model if isinstance(model, str) else "")
         return Members(document)
 
+    async def work(self, work: Callable[[], Result]) -> Result:
+        """What *work* returns or raises, which goes through all that the client says: in a thread where that may take long.
+
+        Raises Disconnected.
+        """
+        return await self.around.large.run(self._body_bytes, work, self.scope)
+
     def check_repeated(self, nbytes: int, where: str) -> None:
         """Raises ApiError where what the request says is more than a body may be, as often as it is repeated: *where*."""
         limit = self.around.options.max_input_size
@@ -160,11 +168,6 @@ class Exchange:
         """One event, of kind *name* where these have kinds."""
         head = f"event: {name}\n".encode() if name else b""
         await self._write(head + b"data: " + orjson.dumps(document) + b"\n\n", more=True)
-
-    @staticmethod
-    def dumps(document: object) -> str:
-        """*document* as JSON."""
-        return orjson.dumps(document).decode()
 
     async def end_events(self, last: bytes = b"data: [DONE]\n\n") -> None:
         """The end of an answer of events."""

@@ -24,22 +24,28 @@ def read_messages(members: Members) -> list[Json]:
     if not messages:
         text = "empty array. Expected an array with minimum length 1, but got an empty array instead."
         refuse_value("messages", text, "empty_array")
+    parts = 0
     for at, message in enumerate(messages):
-        _check_message(Members.of(message, f"messages[{at}]"))
+        pause()
+        parts += _check_message(Members.of(message, f"messages[{at}]"))
+        if parts > _MOST_PARTS:
+            refuse_value("messages", f"more than {_MOST_PARTS} parts in the contents of all messages.")
     return messages
 
 
-def _check_message(message: Members) -> None:
+def _check_message(message: Members) -> int:
+    """How many parts its content has."""
     message.required("role")
     role = message.choice("role", *_ROLES)
     content = message.take("content")
+    parts = 0
     calls = message.array("tool_calls", _MOST_TOOLS)
     if content is None:
         if role != "assistant":
             param = message.param("content")
             raise ApiError(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
     elif not isinstance(content, str):
-        _check_parts(content, message.param("content"))
+        parts = _check_parts(content, message.param("content"))
     if calls is not None:
         if role != "assistant":
             refuse_value(message.param("tool_calls"), f"only an assistant calls tools, and the role is '{role}'.")
@@ -50,9 +56,11 @@ def _check_message(message: Members) -> None:
             function.text("arguments")
     if role == "tool":
         message.needed_text("tool_call_id")
+    return parts
 
 
-def _check_parts(parts: object, param: str) -> None:
+def _check_parts(parts: object, param: str) -> int:
+    """How many there are."""
     if not isinstance(parts, list):
         refuse_type(param, "a string or an array of parts", parts)
     if not parts or len(parts) > _MOST_PARTS:
@@ -62,6 +70,7 @@ def _check_parts(parts: object, param: str) -> None:
         kind = members.needed_text("type")
         if kind in ("text", "refusal"):
             members.needed_text(kind)
+    return len(parts)
 
 
 def for_template(messages: list[Json], model: str) -> list[Json]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pytriton_lite.config.openai import Task
 from pytriton_lite.core.errors import InferenceError
-from pytriton_lite.openai.chat import conversation, put_tools, requests_of
+from pytriton_lite.openai.chat import conversation, conversation_requests, put_tools
 from pytriton_lite.openai.errors import ApiError
 from pytriton_lite.openai.exchange import Exchange
 from pytriton_lite.openai.members import Members, refuse_type, refuse_unsupported, refuse_value
@@ -33,19 +33,17 @@ async def responses(exchange: Exchange) -> None:
     """Answer a request."""
     members = await exchange.read_members()
     values = Values(find_target(exchange.server, members, Task.CHAT))
-    sampling, messages, said = _read(members, values)
-    variables = {"tools": said["chat_tools"]} if said["chat_tools"] and said["tool_choice"] != "none" else {}
-    changed = await conversation(exchange, values, messages, variables)
-    requests = requests_of(exchange, values, sampling, changed)
-    answer = _Answer(exchange, values.target.name, said)
+    sampling, said, repeated = await exchange.work(lambda: _read(members, values))
+    requests = await conversation_requests(exchange, values, sampling, said)
+    answer = _Answer(exchange, values.target.name, repeated)
     await write(exchange, values.target, sampling, requests, answer)
 
 
 # In -----------------------------------------------------------------------------------------------------------------
 
 
-def _read(members: Members, values: Values) -> tuple[Sampling, list[Json], Json]:
-    """How to write, the messages in the form of chat, and what the answer repeats of the request."""
+def _read(members: Members, values: Values) -> tuple[Sampling, bytes, Json]:
+    """How to write, the `conversation`, and what the answer repeats of the request."""
     for name, text in _REFUSED.items():
         if members.take(name) is not None:
             refuse_unsupported(name, f"'{name}' is not supported: {text}")
@@ -73,7 +71,7 @@ def _read(members: Members, values: Values) -> tuple[Sampling, list[Json], Json]
         refuse_unsupported("tool_choice", "'tool_choice' is only allowed when 'tools' are specified.")
     if text_options is not None:
         read_response_format(_chat_format(Members.of(text_options, "text")), values, "text.format")
-    said = {
+    repeated = {
         "instructions": members.take("instructions"),
         "max_output_tokens": most,
         "temperature": members.take("temperature"),
@@ -83,10 +81,10 @@ def _read(members: Members, values: Values) -> tuple[Sampling, list[Json], Json]
         "tool_choice": choice or "auto",
         "parallel_tool_calls": members.take("parallel_tool_calls") is not False,
         "text": text_options or {"format": {"type": "text"}},
-        "chat_tools": chat_tools,
     }
     take_unused(members, values)
-    return sampling, messages, said
+    variables = {"tools": chat_tools} if chat_tools and choice != "none" else {}
+    return sampling, conversation(values.target, messages, variables), repeated
 
 
 def _messages(members: Members) -> list[Json]:
@@ -189,10 +187,11 @@ def _chat_format(text: Members) -> Json | None:
 class _Answer:
     """The answer in the forms of this route."""
 
-    def __init__(self, exchange: Exchange, model: str, said: Json) -> None:
+    def __init__(self, exchange: Exchange, model: str, repeated: Json) -> None:
+        """*repeated* are members of the request that the answer has as well."""
         self._exchange = exchange
         self._model = model
-        self._said = {name: value for name, value in said.items() if name != "chat_tools"}
+        self._repeated = repeated
         self._created = now()
         self._number = 0
         self._calls: dict[int, Json] = {}
@@ -211,7 +210,7 @@ class _Answer:
             "output": output,
             "previous_response_id": None,
             "store": False,
-            **self._said,
+            **self._repeated,
         }
 
     def _whole_response(self, choice: Written, calls: list[Json], writing: Writing) -> Json:

@@ -73,7 +73,7 @@ class _Renderer:
             start_new_session=True,
         )
         self._is_killed = False
-        answer = await self.ask({"template": template.text, "tokens": dict(template.tokens)})
+        answer = await self.ask(orjson.dumps({"template": template.text, "tokens": dict(template.tokens)}))
         if "broken" in answer:
             self.kill()
             raise InferenceError(ErrorCode.INTERNAL, str(answer["broken"]))
@@ -89,13 +89,12 @@ class _Renderer:
         """Whether there is a process to ask."""
         return self._process is not None and self._process.returncode is None and not self._is_killed
 
-    async def ask(self, job: Json) -> Json:
-        """The process's answer. Raises InferenceError where it has ended, because *job* takes too much."""
+    async def ask(self, job: bytes) -> Json:
+        """The process's answer to *job*, JSON. Raises InferenceError where it has ended, because *job* takes too much."""
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
-        data = orjson.dumps(job)
         try:
-            process.stdin.write(_LENGTH.pack(len(data)) + data)
+            process.stdin.write(_LENGTH.pack(len(job)) + job)
             return await asyncio.wait_for(self._answer(process.stdin, process.stdout), _WALL_S)
         except (OSError, EOFError, asyncio.TimeoutError):  # EOFError: a part of an answer, and none
             self.kill()
@@ -145,8 +144,8 @@ class Templates:
         """With those that were retired, and are not over."""
         self._is_closed = False
 
-    async def render(self, served: ServedVersion, job: Json) -> str:
-        """The prompt that the template of *served* makes of *job*, its variables.
+    async def render(self, served: ServedVersion, job: bytes) -> str:
+        """The prompt that the template of *served* makes of *job*, an object with its variables as JSON.
 
         Raises ApiError for a conversation that the template refuses, InferenceError for a template that fails.
         """
@@ -161,7 +160,7 @@ class Templates:
             raise InferenceError(ErrorCode.INTERNAL, text)
         return str(answer["text"])
 
-    async def _ask(self, renderer: _Renderer, served: ServedVersion, job: Json) -> Json:
+    async def _ask(self, renderer: _Renderer, served: ServedVersion, job: bytes) -> Json:
         with renderer:
             async with renderer.turn:
                 if not renderer.is_there:

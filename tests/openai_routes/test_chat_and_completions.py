@@ -390,6 +390,7 @@ def user(content: object) -> list[dict[str, object]]:
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": user(7)}, "messages[0].content"),
         ({"messages": user([])}, "messages[0].content"),
+        pytest.param({"messages": user([{"type": "text", "text": "x"}] * 1025) * 2}, "messages", id="parts"),
         ({"messages": user([{"type": "text"}])}, "messages[0].content[0].text"),
         ({"messages": user([{"type": "image_url", "image_url": {"url": "x"}}])}, "messages[0].content"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),

@@ -140,9 +140,9 @@ def test_whoever_waits_for_a_template_gets_it_though_the_model_is_loaded_anew() 
         before = children()
         templates = Templates()
         old, new = version(1), version(2)
-        renderings = [asyncio.ensure_future(templates.render(old, {"x": at})) for at in range(3)]
+        renderings = [asyncio.ensure_future(templates.render(old, b'{"x": %d}' % at)) for at in range(3)]
         await asyncio.sleep(0)  # the first has its turn, and a process to start
-        renderings.append(asyncio.ensure_future(templates.render(new, {"x": 3})))
+        renderings.append(asyncio.ensure_future(templates.render(new, b'{"x": 3}')))
         assert await asyncio.gather(*renderings) == ["1: 0", "1: 1", "1: 2", "2: 3"]
         while len(children() - before) > 1:  # noqa: ASYNC110 - the loop's watcher of children has to hear of an end
             await asyncio.sleep(0.001)
@@ -157,8 +157,8 @@ def test_whoever_waits_behind_one_that_is_given_up_gets_his_text() -> None:
         before = children()
         templates = Templates()
         served = version(1)
-        assert await templates.render(served, {"x": 0}) == "1: 0"
-        given_up, waiting = [asyncio.ensure_future(templates.render(served, {"x": at})) for at in (1, 2)]
+        assert await templates.render(served, b'{"x": 0}') == "1: 0"
+        given_up, waiting = [asyncio.ensure_future(templates.render(served, b'{"x": %d}' % at)) for at in (1, 2)]
         await asyncio.sleep(0)  # the first has asked
         given_up.cancel()
         assert await waiting == "1: 2"
@@ -173,7 +173,7 @@ def test_no_process_is_started_behind_the_end() -> None:
         before = children()
         templates = Templates()
         served = version(1)
-        renderings = [asyncio.ensure_future(templates.render(served, {"x": at})) for at in range(3)]
+        renderings = [asyncio.ensure_future(templates.render(served, b'{"x": %d}' % at)) for at in range(3)]
         await asyncio.sleep(0)
         await templates.close()
         for rendering in renderings:

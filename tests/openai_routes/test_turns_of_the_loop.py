@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 
-from pytriton_lite.core import dtypes
+from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.frontends.http import json_slices
 from pytriton_lite.frontends.http.bodies import LargeDocuments, is_large
+from pytriton_lite.openai.chat import chat
+from pytriton_lite.openai.completions import completions
 from pytriton_lite.openai.embeddings import embeddings
+from pytriton_lite.openai.exchange import Exchange
+from pytriton_lite.openai.responses import responses
 from tests.openai_routes.exchanges import Client, Engine
-from tests.openai_routes.openai_models import EMBEDDER_CONFIG
+from tests.openai_routes.openai_models import AGENT_CONFIG, EMBEDDER_CONFIG, FILLER_CONFIG
 
 Result = TypeVar("Result")
 
@@ -70,5 +74,39 @@ def test_the_loop_has_turns_while_vectors_are_written(
         assert [one["index"] for one in document["data"]] == list(range(count))
         assert document["usage"] == {"prompt_tokens": 0, "total_tokens": 0}
         assert slices.turns >= vectors.size / (16 << 10)
+
+    asyncio.run(scenario())
+
+
+def says(text: bytes) -> Callable[[InferenceRequest], list[Tensor]]:
+    """A model that always says *text*."""
+    return lambda request: [Tensor("text", dtypes.BYTES, (1,), bytes_tensor.encode([text]))]
+
+
+TEXTS = {"role": "user", "content": [{"type": "text", "text": "x" * 100}]}
+
+
+@pytest.mark.parametrize(
+    ("route", "config", "body", "count"),
+    [
+        (chat, AGENT_CONFIG, {"messages": [TEXTS] * 2000}, 2000),
+        (responses, AGENT_CONFIG, {"input": [{"role": "user", "content": "x" * 100}] * 2000}, 2000),
+        (completions, FILLER_CONFIG, {"prompt": [list(range(1000))] * 100}, 200),
+    ],
+    ids=["chat", "responses", "completions"],
+)
+def test_the_loop_has_turns_while_a_long_request_is_read(
+    tmp_path: Path,
+    slices: Slices,
+    route: Callable[[Exchange], Awaitable[None]],
+    config: str,
+    body: dict[str, Any],
+    count: int,
+) -> None:
+    async def scenario() -> None:
+        client = Client(Engine(tmp_path, config, says(b"fine")), slices, {"model": "m", **body})
+        await route(client.exchange)
+        assert b"fine" in client.answer
+        assert slices.turns >= count
 
     asyncio.run(scenario())
