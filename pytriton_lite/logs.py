@@ -33,7 +33,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import PurePath
 from typing import Any, NamedTuple, Protocol, TextIO
 
 from pytriton_lite.core.log_settings import LogFormat, LogSettings
@@ -325,7 +324,7 @@ def _origin(record: logging.LogRecord) -> tuple[str, int | None]:
     user_file: str | None = getattr(record, "user_file", None)
     if user_file is None:
         return record.filename, record.lineno
-    return PurePath(user_file).name, getattr(record, "user_line", None)
+    return os.path.basename(user_file), getattr(record, "user_line", None)
 
 
 def place_of(record: logging.LogRecord) -> str:

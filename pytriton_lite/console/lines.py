@@ -6,11 +6,11 @@ Whatever passes the log's own level is kept, in whatever form the log writes it.
 from __future__ import annotations
 
 import logging
+import os
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import PurePath
 
 MOST_LINES = 300
 """Lines that one model has, the server itself, and errors."""
@@ -128,7 +128,7 @@ def _cut(text: str) -> str:
 def _line_of(record: logging.LogRecord, number: int) -> Line:
     said_in = getattr(record, "user_file", None)
     file, at = (
-        (PurePath(said_in).name, getattr(record, "user_line", None)) if said_in else (record.filename, record.lineno)
+        (os.path.basename(said_in), getattr(record, "user_line", None)) if said_in else (record.filename, record.lineno)
     )
     failure = _FORMATTER.formatException(record.exc_info) if record.exc_info else record.exc_text or ""
     explanation = getattr(record, "explanation", None)

@@ -13,6 +13,8 @@ import logging
 import os
 import secrets
 import socket
+import sys
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -44,6 +46,8 @@ executions take too long, their process does not run at once."""
 _EXIT_GRACE_S = 0.5
 """How long a process whose channel has ended may take to end itself before it is killed."""
 
+_LINES_IN_A_TURN = 16
+"""Lines of pb_utils.Logger that are written in a turn of the loop, 50 µs and more each. One read may bring a thousand."""
 
 _END_S = 5.0
 """How long a process may take beyond `ModelStart.background_s`, when it is to end by itself."""
@@ -77,6 +81,8 @@ class _Process:
         self._stack = stack
         self._loop = asyncio.get_running_loop()
         self._reader = FrameReader()
+        self._frames: deque[tuple[int, memoryview]] = deque()
+        """Frames that have come and were not looked at."""
         self._on_frame: Callable[[int, memoryview], None] = self._expect_hello
         self._on_early: Callable[[int, memoryview], None] | None = None
         """Takes what a model asks before it is ready."""
@@ -199,7 +205,7 @@ class _Process:
             if is_below_stacks and self._shown is not None and not self._shown.done():
                 self._shown.set_result(None)
 
-        self._stack.callback(LinePipe(read_fd, emit).close)
+        self._stack.callback(LinePipe(read_fd, emit).close_soon)
         return write_fd
 
     async def _reach_goal(self) -> bytes:
@@ -286,12 +292,14 @@ class _Process:
         self._is_reading = True
 
     def _stop_reading(self) -> None:
+        self._frames.clear()
         if self._is_reading:
             self._is_reading = False
             self._loop.remove_reader(self._channel.fileno())
 
     def read_now(self) -> None:
         """Take what has come, without waiting for the loop's turn."""
+        self._take(b"")
         if self._is_reading:
             self._read()
 
@@ -303,16 +311,21 @@ class _Process:
         except OSError:
             data = b""
         if data:
-            self._take(data)
+            self._take(data, _LINES_IN_A_TURN)
             return
         # End-of-file: the process is ending. One that only closed its channel is of no use either.
         self._stop_reading()
         self._loop.call_later(_EXIT_GRACE_S, self.kill)
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, data: bytes, most_lines: int = sys.maxsize) -> None:
+        """Look at what has come, and at *data*. What is left behind so many lines of the log waits for the next turn."""
         try:
-            for kind, body in self._reader.feed(data):
+            self._frames += self._reader.feed(data)
+            while self._frames and most_lines > 0:
+                kind, body = self._frames.popleft()
                 self._on_frame(kind, body)
+                if kind == Kind.LOG:
+                    most_lines -= 1
         except Exception as error:
             # Whatever it is, this worker's requests must end: they do when it dies. A ProtocolError is its own doing.
             trace = None if isinstance(error, ProtocolError) else error
@@ -322,11 +335,20 @@ class _Process:
             self._stop_reading()
             self._fail_start(InferenceError(ErrorCode.INTERNAL, f"{self._not_healthy()} {error}"))
             self.kill()
+        if self._frames:
+            self._loop.remove_reader(self._channel.fileno())
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._take(b"", _LINES_IN_A_TURN)
+        if self._is_reading and not self._frames:
+            self._loop.add_reader(self._channel.fileno(), self._read)
 
     # ------------------------------------------------------------------------------------------ ending
 
     def _on_exit(self, exited: asyncio.Future[WorkerExit]) -> None:
         """The process has ended. What it had sent before is answered for first."""
+        self._take(b"")
         while self._is_reading:
             try:
                 data = self._channel.recv(RECEIVE_BYTES)
