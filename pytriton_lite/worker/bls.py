@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-from pytriton_lite.worker.mailbox import Mailbox, Waiter
-from pytriton_lite.worker.pending_call import PendingCall
+from pytriton_lite.worker.api_errors import TritonModelException
+from pytriton_lite.worker.mailbox import EngineGone, Mailbox, Waiter
+from pytriton_lite.worker.pending_call import CALL_LOST, PendingCall
 from pytriton_lite.worker.response import InferenceResponse
 
 
@@ -28,7 +29,12 @@ class Call(PendingCall):
             self._waiters.append((count, waiter))
             if self.has(count):  # it came between the question and the entry in the list
                 break
-            self._calls.mailbox.wait(waiter)
+            try:
+                self._calls.mailbox.wait(waiter)
+            except EngineGone:
+                self.is_lost = True
+        if self.is_lost and not self.is_complete and len(self.responses) < count:
+            raise TritonModelException(CALL_LOST)
 
     def abandon(self) -> None:
         if not self.is_complete:
@@ -50,6 +56,13 @@ class Call(PendingCall):
         for entry in [entry for entry in self._waiters if self.has(entry[0])]:
             self._waiters.remove(entry)
             self._calls.mailbox.finish(entry[1])
+        self._tell()
+
+    def lose(self) -> None:
+        """Nothing more will come: let whoever waits hear of it. From any thread."""
+        self.is_lost = True
+        for _, waiter in list(self._waiters):
+            self._calls.mailbox.finish(waiter)
         self._tell()
 
     def _tell(self) -> None:
@@ -79,6 +92,11 @@ class Calls:
     def forget(self, number: int) -> None:
         """Forget call *number*, which could not be sent."""
         self._open.pop(number, None)
+
+    def close(self) -> None:
+        """The channel was shut down: lose what is not answered."""
+        for call, _ in list(self._open.values()):
+            call.lose()
 
     def on_reply(self, number: int, response: InferenceResponse | None, *, is_final: bool) -> tuple[int, int] | None:
         """Returns what is to be said in a TAKEN: (call, responses so far); None after the last, and where nobody waits."""

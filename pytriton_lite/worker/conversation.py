@@ -154,6 +154,8 @@ class Conversation:
 
     def close(self) -> None:
         """Free what the end of a process would. The channel was shut down, and nothing more is read or sent."""
+        # As the last one in line: whoever reads now is woken by the end of the channel, and must still find it open.
+        self._keep_reading()
         if self._reading_thread is not None:
             self._reading_thread.join()
         self.mailbox.close()

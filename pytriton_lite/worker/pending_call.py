@@ -9,6 +9,8 @@ from typing import NoReturn
 from pytriton_lite.worker.api_errors import COMPILED, refuse_copy
 from pytriton_lite.worker.response import InferenceResponse
 
+CALL_LOST = "the call was not answered: the instance that made it has ended"
+
 
 class PendingCall(abc.ABC):
     """A call that a host has made for a model: responses as they arrive, any thread.
@@ -16,17 +18,19 @@ class PendingCall(abc.ABC):
     A host's own class derives from it and says how to wait, and what happens to a call that nobody wants any more.
     """
 
-    __slots__ = ("is_complete", "is_discarded", "responses")
+    __slots__ = ("is_complete", "is_discarded", "is_lost", "responses")
 
     def __init__(self) -> None:
         self.responses: list[InferenceResponse] = []
         self.is_complete = False
         self.is_discarded = False
         """Whether nobody can read the responses any more; they need not be kept then."""
+        self.is_lost = False
+        """Whether nothing more will come, of a call that is not complete: the instance that made it has ended."""
 
     @abc.abstractmethod
     def wait(self, count: int) -> None:
-        """Return when *count* responses are there, or no more will come."""
+        """Return when *count* responses are there, or no more will come. Raises TritonModelException for a lost call."""
 
     @abc.abstractmethod
     def abandon(self) -> None:
@@ -37,7 +41,7 @@ class PendingCall(abc.ABC):
         """Call *callback* once, when the first response is there or the call has ended; at once if that is so now."""
 
     def has(self, count: int) -> bool:
-        return self.is_complete or len(self.responses) >= count
+        return self.is_complete or self.is_lost or len(self.responses) >= count
 
     def only_response(self) -> InferenceResponse:
         return self.responses[0] if self.responses else InferenceResponse()

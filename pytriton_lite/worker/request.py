@@ -302,7 +302,13 @@ class InferenceRequest:
         future: asyncio.Future[Any] = loop.create_future()
 
         def resolve() -> None:
-            if not future.done():
+            if future.done():
+                return
+            try:
+                call.wait(1)  # for nothing any more, but it raises for a call that is lost
+            except TritonModelException as error:
+                future.set_exception(error)
+            else:
                 future.set_result(ResponseIterator(call) if decoupled else call.only_response())
 
         def on_first_response() -> None:

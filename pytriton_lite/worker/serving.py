@@ -110,8 +110,7 @@ class Worker(Host):
             self.outbox.post(messages.tell_frame(operation, arguments))
 
     def call(self, request: InferenceRequest, *, decoupled: bool) -> Call:
-        if self.phase is not Phase.SERVING:
-            raise TritonModelException(BLS_ONLY_IN_EXECUTE)
+        self._refuse_outside_execute()
         self._refuse_in_child("BLS")
         call = self._calls.begin(is_decoupled=decoupled)
         try:
@@ -154,6 +153,7 @@ class Worker(Host):
             trace_context=(request._trace._text if request._trace is not None else "") or executions.traces.current(),
         )
         with self.outbox:
+            self._refuse_outside_execute()  # again: nobody would answer what leaves behind FINALIZED
             try:
                 for tensor in request._inputs:
                     self._placement.put_call_input(parts, tensor)
@@ -165,6 +165,10 @@ class Worker(Host):
 
     def count_host_bytes(self, nbytes: int) -> None:
         self._control[messages.CONTROL_HOST_BYTES] += nbytes
+
+    def _refuse_outside_execute(self) -> None:
+        if self.phase is not Phase.SERVING:
+            raise TritonModelException(BLS_ONLY_IN_EXECUTE)
 
     def _refuse_in_child(self, what: str) -> None:
         if os.getpid() != self._pid:
@@ -239,6 +243,7 @@ class Worker(Host):
 
     def close(self) -> None:
         """Free what the end of a process would, in one that lives on. The channel was shut down, and the model has ended."""
+        self._calls.close()
         self._executions.close_loop()
         self._conversation.close()
         self._placement.inputs.close()

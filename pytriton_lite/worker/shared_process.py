@@ -35,9 +35,10 @@ from pytriton_lite.ipc.line_mark import LineMark
 from pytriton_lite.ipc.messages import CONTROL_BYTES, CONTROL_LINE_MARK, STACKS_SIGNAL, Kind
 from pytriton_lite.ipc.start import ModelStart
 from pytriton_lite.worker import beginning, forked, stdio
+from pytriton_lite.worker.api_errors import TritonModelException
 from pytriton_lite.worker.bls import Call
 from pytriton_lite.worker.conversation import Work
-from pytriton_lite.worker.process import Host, enter, host, install
+from pytriton_lite.worker.process import BLS_ONLY_IN_EXECUTE, Host, Phase, enter, host, install
 from pytriton_lite.worker.request import InferenceRequest
 from pytriton_lite.worker.serving import Worker
 
@@ -89,10 +90,11 @@ class SharedProcess(Worker):
             here.tell(operation, **arguments)
 
     def call(self, request: InferenceRequest, *, decoupled: bool) -> Call:
-        """A call by a thread of the model is one of any instance."""
+        """A call by a thread of the model is one of any instance. Raises TritonModelException where none serves."""
         for instance in list(self._threads.values()):
-            return instance.call(request, decoupled=decoupled)
-        return super().call(request, decoupled=decoupled)
+            if instance.phase is Phase.SERVING:
+                return instance.call(request, decoupled=decoupled)
+        raise TritonModelException(BLS_ONLY_IN_EXECUTE)
 
     # ------------------------------------------------------------------------------------------ life
 

@@ -340,6 +340,74 @@ def test_calls_of_other_models_are_those_of_the_instance(server: RunningServer, 
     assert model.value(in_a_thread) == server.worker_pids(f"callee_{sharing}")
 
 
+def call_of(callee: str, code: str = "return [response(7)]") -> str:
+    """An expression: a call of *callee*, which executes *code*."""
+    tensor = f'pb_utils.Tensor("IN", np.array([{code!r}], object))'
+    return f'pb_utils.InferenceRequest(model_name="{callee}", requested_output_names=["OUT"], inputs=[{tensor}])'
+
+
+def test_a_thread_of_initialize_is_refused_its_calls_until_an_instance_serves(
+    server: RunningServer, folder: Path
+) -> None:
+    Model(server, "called_early", folder, "threads", count=1)
+    poll = f"""
+        import sys
+        self.refusals, self.answers = set(), []
+        sys.setswitchinterval(0.00001)  # so that it calls at any moment
+        def poll():
+            while not self.answers:
+                try:
+                    self.answers.append(json.loads({call_of("called_early")}.exec().output_tensors()[0].as_numpy()[0]))
+                except pb_utils.TritonModelException as error:
+                    self.refusals.add(str(error))
+        self.polling = thread(poll)
+    """
+    model = Model(server, "calls_early", folder, "threads", count=1, initialize=poll.strip())
+    code = "model.polling.join()\nreturn [response([model.answers, list(model.refusals)])]"
+    assert model.value(code) == [[7], ["BLS is only supported during the 'execute' function."]]
+
+
+def test_a_thread_that_calls_on_and_on_does_not_keep_its_model_from_finalize(
+    server: RunningServer, folder: Path
+) -> None:
+    Model(server, "called_late", folder, "threads", count=1)
+    model = Model(server, "calls_late", folder, "threads", count=2)
+    model.value(f"""
+        def call():
+            while True:
+                try:
+                    {call_of("called_late")}.exec()
+                except Exception:
+                    pass
+        thread(call)
+        return [response(0)]
+    """)
+    model.unload()
+    assert model.events[0] == "finalize in the process of initialize"
+
+
+@pytest.mark.parametrize("name", ["blocks", "awaits"])
+def test_a_call_that_is_not_answered_before_its_instance_ends_raises_what_models_know(
+    server: RunningServer, folder: Path, name: str
+) -> None:
+    Model(server, f"callee_of_{name}", folder, "threads", count=1)
+    model = Model(server, name, folder, "threads", count=1)
+    with Gate() as callee, Gate() as caller:
+        model.value(f"""
+            request = {call_of(f"callee_of_{name}", f"gate({callee.port})")}
+            async def awaits():
+                await request.async_exec()
+            def blocks():
+                request.exec()
+            call = blocks if "{name}" == "blocks" else lambda: asyncio.run(awaits())
+            threading.Thread(target=lambda: tell({caller.port}, refusal(call))).start()
+            return [response(0)]
+        """)
+        callee.wait()
+        model.unload()
+        assert caller.told() == "TritonModelException: the call was not answered: the instance that made it has ended"
+
+
 def test_a_tensor_that_one_thread_was_given_is_the_same_where_another_returns_it(
     server: RunningServer, folder: Path
 ) -> None:
