@@ -76,7 +76,10 @@ class TraceSettings:
     def __init__(self, options: TraceOptions) -> None:
         self.options = options
         self._overrides: dict[str, Overrides] = {}
+        self._budgets: dict[str, _Budget] = {}
+        """The server's, and those of models that set a count of their own."""
         self._samplers: dict[str, _Sampler] = {}
+        self._renew_budget("")
         self._rebuild("")
 
     def effective(self, model: str = "") -> Effective:
@@ -105,7 +108,10 @@ class TraceSettings:
         return sampler.takes_next()
 
     def update(self, changes: Mapping[str, object], model: str = "") -> None:
-        """Set the named fields of `Overrides`; None clears one. Raises InferenceError, and nothing is changed then."""
+        """Set the named fields of `Overrides`; None clears one. Raises InferenceError, and nothing is changed then.
+
+        A count begins anew where *changes* name it, and goes on with what is left where they do not, as in Triton.
+        """
         if not changes:
             return
         before = dict(self._overrides)
@@ -114,6 +120,8 @@ class TraceSettings:
         if reason:
             self._overrides = before
             raise InferenceError(ErrorCode.INVALID_ARG, f"Attempting to set invalid trace setting :{reason}")
+        if "count" in changes:
+            self._renew_budget(model)
         self._rebuild(model)
 
     def _why_invalid(self, effective: Effective) -> str:
@@ -134,8 +142,14 @@ class TraceSettings:
             log_frequency=_first(own.log_frequency, server.log_frequency, options.log_frequency),
         )
 
+    def _renew_budget(self, model: str) -> None:
+        if model and self._overrides[model].count is None:
+            self._budgets.pop(model, None)
+        else:
+            self._budgets[model] = _Budget(self._combined(model).count)
+
     def _rebuild(self, model: str) -> None:
-        """Begin to count anew for *model*; for the server's settings everywhere, because all may follow them."""
+        """Begin to count requests anew for *model*; for the server's settings everywhere, because all may follow them."""
         if model:
             self._samplers[model] = self._sampler(model)
             if self._overrides[model] == Overrides():
@@ -147,11 +161,7 @@ class TraceSettings:
                 self._samplers[name] = self._sampler(name)
 
     def _sampler(self, model: str) -> _Sampler:
-        effective = self._combined(model)
-        shared = self._samplers.get("")
-        if model and shared is not None and self._overrides[model].count is None:
-            return _Sampler(effective, shared.budget)
-        return _Sampler(effective, _Budget(effective.count))
+        return _Sampler(self._combined(model), self._budgets.get(model) or self._budgets[""])
 
 
 def _first(*values: T | None) -> T:

@@ -83,6 +83,21 @@ class TestSampling:
         state.update({"rate": 2}, "own")
         assert (sampled(state, "own", 2), sampled(state, "other", 5)) == ([2], [1, 2])
 
+    def test_a_change_of_something_else_leaves_what_is_left_of_the_count(self) -> None:
+        state = settings(count=5)
+        assert sampled(state, "m", 2) == [1, 2]
+        state.update({"log_frequency": 2})
+        assert state.effective().count == 3
+        state.update({"count": 4}, "own")
+        assert sampled(state, "own", 1) == [1]
+        state.update({"rate": 1}, "own")
+        state.update({"levels": TIMESTAMPS})
+        assert [state.effective(model).count for model in ("", "own")] == [3, 3]
+        state.update({"count": 5})
+        assert [state.effective(model).count for model in ("", "own")] == [5, 3]
+        state.update({"count": None}, "own")
+        assert state.effective("own").count == 5
+
     def test_a_context_of_a_client_is_taken_whatever_rate_and_count(self) -> None:
         state = settings(rate=0, count=0, mode=OPENTELEMETRY)
         assert [state.samples("m"), state.samples("m", is_forced=True)] == [False, True]
