@@ -9,11 +9,12 @@ import enum
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.core.custom_metrics import Histogram
 from pytriton_lite.engine.counting.latencies import LatencyMetrics
-from pytriton_lite.engine.counting.quantiles import Quantile, SlidingQuantiles
+from pytriton_lite.engine.counting.quantiles import FrozenQuantiles, Quantile, SlidingQuantiles
 
 MOST_RESPONSES = 1024
 """Responses of a request that have statistics, by their place; a row for each token of a novel helps nobody."""
@@ -203,9 +204,9 @@ class ModelStatistics:
     def has_summaries(self) -> bool:
         return False
 
-    def quantiles(self) -> Mapping[Quantile, LatencyQuantiles]:
-        """Quantiles of the last minute, where it ``has_summaries``."""
-        return {}
+    def freeze_quantiles(self) -> WorkOut:
+        """What works out quantiles of the last minute, where it ``has_summaries``."""
+        return dict
 
     def add_success(
         self, *, batch_size: int, total_ns: int, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int
@@ -308,6 +309,10 @@ class LatencyQuantiles:
     cache_miss: float = math.nan
 
 
+WorkOut = Callable[[], Mapping[Quantile, LatencyQuantiles]]
+"""Quantiles of a moment, worked out in any thread."""
+
+
 class SummarisedStatistics(ModelStatistics):
     """Statistics with the quantiles of each latency: a class of its own, so that those without pay nothing."""
 
@@ -328,12 +333,11 @@ class SummarisedStatistics(ModelStatistics):
     def has_summaries(self) -> bool:
         return True
 
-    def quantiles(self) -> Mapping[Quantile, LatencyQuantiles]:
+    def freeze_quantiles(self) -> WorkOut:
         now_ns = self._clock()
-        columns = self._quantiles.values(now_ns)
-        if self._cache is not None:
-            columns = self._cache.values(columns, now_ns)
-        return {target: LatencyQuantiles(*row) for target, row in zip(self._quantiles.targets, zip(*columns))}
+        latencies = self._quantiles.freeze(now_ns)
+        cache = () if self._cache is None else self._cache.freeze(now_ns)
+        return partial(_work_out, latencies, cache)
 
     def begin_caching(self) -> None:
         super().begin_caching()
@@ -375,16 +379,18 @@ class _CacheQuantiles:
         self.hits = SlidingQuantiles(targets, columns=1)
         self.misses = SlidingQuantiles(targets, columns=1)
 
-    def values(self, columns: list[list[float]], now_ns: int) -> list[list[float]]:
-        """*columns* are the five; the second one is of executed requests alone, and replaced."""
+    def freeze(self, now_ns: int) -> tuple[FrozenQuantiles, ...]:
+        return self.queue.freeze(now_ns), self.hits.freeze(now_ns), self.misses.freeze(now_ns)
+
+
+def _work_out(latencies: FrozenQuantiles, cache: tuple[FrozenQuantiles, ...]) -> Mapping[Quantile, LatencyQuantiles]:
+    """*latencies* are the five; the second one is of executed requests alone, and *cache* has one to replace it."""
+    columns = latencies.values()
+    if cache:
         request, _, *compute = columns
-        return [
-            request,
-            *self.queue.values(now_ns),
-            *compute,
-            *self.hits.values(now_ns),
-            *self.misses.values(now_ns),
-        ]
+        queue, hits, misses = (frozen.values()[0] for frozen in cache)
+        columns = [request, queue, *compute, hits, misses]
+    return {target: LatencyQuantiles(*row) for target, row in zip(latencies.targets, zip(*columns))}
 
 
 def statistics_of(

@@ -32,12 +32,23 @@ class ModelFamily:
     samples: Callable[[ModelStatistics], Iterable[Sample]]
 
 
-def model_families(rows: Sequence[ModelStatistics], *, has_counters: bool) -> Iterator[ModelFamily]:
-    """What may have series for *rows*. Without *has_counters* those of latencies are left out."""
+Version = tuple[str, str, int]
+"""Namespace, name and number of a model version."""
+
+Quantiles = Mapping[Version, Mapping[Quantile, LatencyQuantiles]]
+"""Those of versions that have summaries."""
+
+
+def version_of(row: ModelStatistics) -> Version:
+    return row.namespace, row.name, row.version
+
+
+def model_families(quantiles: Quantiles, *, has_counters: bool) -> Iterator[ModelFamily]:
+    """What versions may have series of. Without *has_counters* those of latencies are left out."""
     yield from _COUNTS
     if has_counters:
         yield from _LATENCIES
-    yield from _summaries(rows)
+    yield from _summaries(quantiles)
     yield from _REST
 
 
@@ -248,11 +259,9 @@ def _has_summary(name: str, row: ModelStatistics) -> bool:
     return row.has_cache or name not in (_HIT_SUMMARY, _MISS_SUMMARY)
 
 
-def _summaries(rows: Sequence[ModelStatistics]) -> Iterator[ModelFamily]:
-    """Quantiles of a row are worked out once for all of its families."""
-    if not any(row.has_summaries for row in rows):
+def _summaries(quantiles: Quantiles) -> Iterator[ModelFamily]:
+    if not quantiles:
         return
-    quantiles = {(row.namespace, row.name, row.version): row.quantiles() for row in rows if row.has_summaries}
     for name, help_text, count, total, choose in _SUMMARIES:
 
         def samples(
@@ -262,7 +271,7 @@ def _summaries(rows: Sequence[ModelStatistics]) -> Iterator[ModelFamily]:
             total: Read = total,
             choose: Callable[[LatencyQuantiles], float] = choose,
         ) -> Iterator[Sample]:
-            found: Mapping[Quantile, LatencyQuantiles] | None = quantiles.get((row.namespace, row.name, row.version))
+            found = quantiles.get(version_of(row))
             if found is not None and _has_summary(name, row):
                 yield Sample(count(row), suffix="_count")
                 yield Sample(total(row), suffix="_sum")

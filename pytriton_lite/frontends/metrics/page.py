@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from pytriton_lite.core.custom_metrics import Family, Histogram
+from pytriton_lite.core.custom_metrics import Family, Histogram, Labels, Number
 from pytriton_lite.engine.counting.statistics import ModelStatistics
 from pytriton_lite.frontends.metrics.model_families import (
     ModelFamily,
+    Quantiles,
     Sample,
     histogram_samples,
     model_families,
@@ -28,15 +29,19 @@ _HELP_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n"})
 
 
 def page_parts(
-    statistics: Sequence[ModelStatistics], others: Iterable[Family] = (), *, has_counters: bool = True
+    statistics: Sequence[ModelStatistics],
+    quantiles: Quantiles,
+    others: Iterable[Family] = (),
+    *,
+    has_counters: bool = True,
 ) -> Iterator[str]:
     """The series of each family for each row, then the *others*; one without series is not named at all.
 
-    Each part is some lines of one family, of `_ROWS_AT_A_TIME` rows at most. Without *has_counters*
+    Each part is some lines of one family, of `_ROWS_AT_A_TIME` rows or series at most. Without *has_counters*
     (``counter_latencies=false``) the counters of latencies are left out.
     """
     labelled = [(row, labels, _label_text(labels)) for row in statistics for labels in [_model_labels(row)]]
-    for model_family in model_families(statistics, has_counters=has_counters):
+    for model_family in model_families(quantiles, has_counters=has_counters):
         head = f"# HELP {model_family.name} {model_family.help}\n# TYPE {model_family.name} {model_family.kind}\n"
         for begin in range(0, len(labelled), _ROWS_AT_A_TIME):
             lines = _model_lines(model_family, labelled[begin : begin + _ROWS_AT_A_TIME])
@@ -44,8 +49,7 @@ def page_parts(
                 yield head + lines
                 head = ""
     for family in others:
-        if family.series:
-            yield "".join(f"{line}\n" for line in _family_lines(family))
+        yield from _family_parts(family)
 
 
 def _model_lines(family: ModelFamily, labelled: Iterable[tuple[ModelStatistics, Mapping[str, str], str]]) -> str:
@@ -57,18 +61,27 @@ def _model_lines(family: ModelFamily, labelled: Iterable[tuple[ModelStatistics, 
     )
 
 
-def _family_lines(family: Family) -> Iterator[str]:
+def _family_parts(family: Family) -> Iterator[str]:
     name = family.name
     # Triton writes the text as it is; a line feed in it would spoil the page.
-    yield f"# HELP {name} {family.description.translate(_HELP_ESCAPES)}"
-    yield f"# TYPE {name} {family.kind.name.lower()}"
-    for pairs, series in family.series.items():
-        text = _label_text(dict(pairs))
-        if isinstance(series, Histogram):
-            for sample in histogram_samples(series.bounds, series.cumulative(), series.sum):
-                yield _line(name, sample, text)
-        else:
-            yield _line(name, Sample(series.value), text)
+    head = f"# HELP {name} {family.description.translate(_HELP_ESCAPES)}\n# TYPE {name} {family.kind.name.lower()}\n"
+    # A copy: models make series and give them back between two parts.
+    found = list(family.series.items())
+    for begin in range(0, len(found), _ROWS_AT_A_TIME):
+        lines = (
+            line for pairs, series in found[begin : begin + _ROWS_AT_A_TIME] for line in _lines(name, pairs, series)
+        )
+        yield head + "".join(f"{line}\n" for line in lines)
+        head = ""
+
+
+def _lines(name: str, pairs: Labels, series: Number | Histogram) -> Iterator[str]:
+    text = _label_text(dict(pairs))
+    if isinstance(series, Histogram):
+        for sample in histogram_samples(series.bounds, series.cumulative(), series.sum):
+            yield _line(name, sample, text)
+    else:
+        yield _line(name, Sample(series.value), text)
 
 
 def _label_text(labels: Mapping[str, str]) -> str:

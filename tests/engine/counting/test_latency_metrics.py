@@ -62,11 +62,11 @@ def test_summaries_are_of_whole_microseconds_and_of_the_last_minute() -> None:
         statistics.add_success(
             batch_size=1, total_ns=total_ns, queue_ns=1_000, input_ns=2_000, infer_ns=3_000, output_ns=4_999
         )
-    (median, most) = statistics.quantiles().values()
+    (median, most) = statistics.freeze_quantiles()().values()
     assert (median.request, most.request) == (5.0, 7.0)
     assert (most.queue, most.compute_input, most.compute_infer, most.compute_output) == (1.0, 2.0, 3.0, 4.0)
     now_ns = 70_000_000_000
-    assert all(values.request != values.request for values in statistics.quantiles().values())
+    assert all(values.request != values.request for values in statistics.freeze_quantiles()().values())
     assert statistics.success.count == 3
 
 
@@ -78,4 +78,4 @@ def test_keeping_an_answer_counts_to_the_request_and_to_the_miss() -> None:
     row.add_cache_miss(lookup_ns=7_000, insert_ns=2_000)
     assert (row.success.count, row.success.ns, row.request_us) == (1, 52_000, 52)
     assert (row.cache_miss.count, row.cache_miss.ns, row.cache_miss_us) == (1, 9_000, 9)
-    assert {quantiles.cache_miss for quantiles in row.quantiles().values()} == {9.0}
+    assert {quantiles.cache_miss for quantiles in row.freeze_quantiles()().values()} == {9.0}

@@ -29,15 +29,15 @@ def assert_within_errors(targets: Sequence[Quantile], values: Sequence[float], s
 
 def test_there_is_nothing_to_say_before_anything_was_seen() -> None:
     quantiles = SlidingQuantiles(DEFAULT_QUANTILES, columns=2)
-    assert all(math.isnan(value) for row in quantiles.values(0) for value in row)
-    assert [len(row) for row in quantiles.values(0)] == [5, 5]
+    assert all(math.isnan(value) for row in quantiles.freeze(0).values() for value in row)
+    assert [len(row) for row in quantiles.freeze(0).values()] == [5, 5]
 
 
 def test_few_observations_are_told_exactly_each_variable_for_itself() -> None:
     quantiles = SlidingQuantiles([Quantile(0.5, 0.05), Quantile(1.0, 0.01), Quantile(0.0, 0.01)], columns=2)
     for value in (30, 10, 50, 20, 40):
         quantiles.observe((value, -value), 0)
-    assert quantiles.values(0) == [[30.0, 50.0, 10.0], [-30.0, -10.0, -50.0]]
+    assert quantiles.freeze(0).values() == [[30.0, 50.0, 10.0], [-30.0, -10.0, -50.0]]
 
 
 @pytest.mark.parametrize("order", ["random", "ascending", "descending", "two values", "zigzag"])
@@ -55,7 +55,7 @@ def test_errors_are_kept_when_far_more_came_than_is_kept(order: str) -> None:
     quantiles = SlidingQuantiles(targets, columns=1)
     for at, value in enumerate(seen):
         quantiles.observe((value,), at * 100_000)
-    (values,) = quantiles.values(6 * S)
+    (values,) = quantiles.freeze(6 * S).values()
     assert_within_errors(targets, values, seen)
 
 
@@ -64,7 +64,7 @@ def test_the_errors_of_the_specification_are_kept() -> None:
     quantiles = SlidingQuantiles(DEFAULT_QUANTILES, columns=1)
     for at, value in enumerate(seen):
         quantiles.observe((value,), at * 1_000_000)
-    assert_within_errors(DEFAULT_QUANTILES, quantiles.values(50 * S)[0], seen)
+    assert_within_errors(DEFAULT_QUANTILES, quantiles.freeze(50 * S).values()[0], seen)
 
 
 @settings(max_examples=25, deadline=None)
@@ -80,18 +80,18 @@ def test_errors_are_kept_for_any_values_and_targets(
     quantiles = SlidingQuantiles(targets, columns=1)
     for value in values * times:
         quantiles.observe((value,), 0)
-    assert_within_errors(targets, quantiles.values(0)[0], values * times)
+    assert_within_errors(targets, quantiles.freeze(0).values()[0], values * times)
 
 
 def test_what_was_seen_a_minute_ago_is_forgotten() -> None:
     quantiles = SlidingQuantiles([Quantile(1.0, 0.01)], columns=1)
     quantiles.observe((1000,), 5 * S)
     quantiles.observe((1,), 15 * S)
-    assert quantiles.values(59 * S) == [[1000.0]]
-    assert quantiles.values(60 * S) == [[1.0]]
-    assert math.isnan(quantiles.values(70 * S)[0][0])
+    assert quantiles.freeze(59 * S).values() == [[1000.0]]
+    assert quantiles.freeze(60 * S).values() == [[1.0]]
+    assert math.isnan(quantiles.freeze(70 * S).values()[0][0])
     quantiles.observe((7,), 71 * S)
-    assert quantiles.values(72 * S) == [[7.0]]
+    assert quantiles.freeze(72 * S).values() == [[7.0]]
 
 
 def test_the_window_moves_without_anybody_asking() -> None:
@@ -99,7 +99,7 @@ def test_the_window_moves_without_anybody_asking() -> None:
     for second in range(200):
         quantiles.observe((1000 - second,), second * S)
     assert len(quantiles._slices) == 6
-    assert quantiles.values(199 * S) == [[1000.0 - 140]]
+    assert quantiles.freeze(199 * S).values() == [[1000.0 - 140]]
 
 
 def test_little_is_kept_of_much() -> None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import http.client
 import itertools
+import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pytest
 
 import pytriton_lite
 from pytriton_lite.core.build import build_kind
+from pytriton_lite.core.custom_metrics import Family, Kind, Number
 from pytriton_lite.engine.cache.response_cache import CacheStatistics
 from pytriton_lite.engine.counting.custom_metrics import CustomMetrics
+from pytriton_lite.engine.counting.quantiles import DEFAULT_QUANTILES, Quantile
 from pytriton_lite.engine.counting.request_counts import RequestCounts
-from pytriton_lite.engine.counting.statistics import ModelStatistics
+from pytriton_lite.engine.counting.statistics import LatencyQuantiles, ModelStatistics, SummarisedStatistics, WorkOut
 from pytriton_lite.frontends.listener import start_listener
 from pytriton_lite.frontends.metrics import MetricsOptions, MetricsPage, metrics_app
 from tests.metrics_text import metrics_page
@@ -103,6 +107,57 @@ def test_page_of_many_models_is_made_in_turns_of_the_loop() -> None:
     text, turns = asyncio.run(scenario())
     assert text.startswith(metrics_page(rows))
     assert turns > 100
+
+
+def test_quantiles_are_worked_out_beside_the_loop() -> None:
+    """Those of a minute in which much came take a tenth of a second."""
+    loop_runs = threading.Event()
+    waited: list[bool] = []
+
+    class Slow(SummarisedStatistics):
+        def freeze_quantiles(self) -> WorkOut:
+            work_out = super().freeze_quantiles()
+
+            def work_out_when_the_loop_has_run() -> Mapping[Quantile, LatencyQuantiles]:
+                waited.append(loop_runs.wait(10))
+                return work_out()
+
+            return work_out_when_the_loop_has_run
+
+    row = Slow("m", 1, {}, DEFAULT_QUANTILES, lambda: 0)
+
+    async def scenario() -> str:
+        making = asyncio.ensure_future(MetricsPage(FakeServer([row]), MetricsOptions(has_cpu=False)).text())
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_soon(loop_runs.set)
+        return await making
+
+    assert asyncio.run(scenario()).startswith(metrics_page([row]))
+    assert waited == [True, True]
+
+
+def test_metric_of_a_model_with_many_series_is_shown_in_turns_of_the_loop() -> None:
+    """Of those that it has when its turn comes: the model makes another one, and gives one back, in between."""
+    server = FakeServer([])
+    labels = [(("n", str(number)),) for number in range(1000)]
+    family = Family("mine", "", Kind.COUNTER, {pairs: Number() for pairs in labels})
+    server.custom_metrics.families = lambda: [family]  # type: ignore[method-assign]
+
+    async def scenario() -> tuple[str, int]:
+        now = itertools.count(step=1_000_000)
+        page = MetricsPage(server, MetricsOptions(has_cpu=False), lambda: next(now))
+        making = asyncio.ensure_future(page.text())
+        turns = 0
+        while not making.done():
+            await asyncio.sleep(0)
+            turns += 1
+            if turns == 5:
+                family.series[(("n", "new"),)] = family.series.pop(labels[-1])
+        return making.result(), turns
+
+    text, turns = asyncio.run(scenario())
+    assert text.count("\nmine{") == 1000
+    assert turns > 10
 
 
 @pytest.mark.parametrize("target", ["/metrics", "/metrics/", "/metrics?a=b", "/metrics/?a=b"])
