@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import operator
 import os
 import queue
 import time
@@ -93,11 +94,14 @@ class Wanted:
         priority: int,
         timeout_us: int,
     ) -> None:
-        """Raises TypeError for inputs that are no mapping, InferenceError for arrays that have no type in the protocol."""
+        """Raises TypeError or ValueError for what no request can say, InferenceError for arrays of no type in the protocol.
+
+        The loop sends requests to a model together, so what cannot be sent is found here: it must not take others with it.
+        """
         if not isinstance(inputs, Mapping):
             raise TypeError(f"inputs of model '{model}' are a dict of arrays by name, not {type(inputs).__name__}")
         self.model = model
-        self.version = version
+        self.version = None if version is None else _index("version", version)
         self._inputs: list[Tensor | tuple[str, object]] = [
             # A list, or what may have to become BF16, waits for the loop, which knows what the model wants.
             tensor_of(name, value) if _is_plain(value) else (name, _contiguous(value))
@@ -105,15 +109,20 @@ class Wanted:
         ]
         self._request = InferenceRequest(
             model,
-            version,
-            request_id=request_id,
+            self.version,
+            request_id=_text("request_id", request_id),
             inputs=[],
             requested_outputs=list(outputs or ()),
-            parameters=dict(parameters or {}),
-            correlation_id=correlation_id,
+            parameters={
+                _text("name of a parameter", key): _parameter(key, value)
+                for key, value in dict(parameters or {}).items()
+            },
+            correlation_id=_text("correlation_id", correlation_id)
+            if isinstance(correlation_id, str)
+            else _unsigned("correlation_id", correlation_id),
             sequence_flags=(SEQUENCE_START if sequence_start else 0) | (SEQUENCE_END if sequence_end else 0),
-            priority=priority,
-            timeout_us=timeout_us,
+            priority=_unsigned("priority", priority),
+            timeout_us=_unsigned("timeout_us", timeout_us),
         )
 
     def request_for(self, engine: Engine, *, may_stream: bool) -> tuple[Any, InferenceRequest]:
@@ -146,6 +155,43 @@ class Wanted:
             if request.timeline is not None:
                 request.timeline.received(sum(tensor.nbytes for tensor in request.inputs))
         return served, request
+
+
+def _text(what: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{what}: expected str, got {type(value).__name__}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what}: the text is no UTF-8: {error}") from None
+    return value
+
+
+def _index(what: str, value: object) -> int:
+    try:
+        return int(operator.index(value))  # type: ignore[arg-type]  # it says whether it is one
+    except TypeError:
+        raise TypeError(f"{what}: expected int, got {type(value).__name__}") from None
+
+
+def _unsigned(what: str, value: object) -> int:
+    number = _index(what, value)
+    if not 0 <= number < 1 << 64:
+        raise ValueError(f"{what}: expected 0 to 2**64 - 1, got {number}")
+    return number
+
+
+def _parameter(name: str, value: object) -> ParameterValue:
+    what = f"parameter '{name}'"
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, str):
+        return _text(what, value)
+    if isinstance(value, int) and not -1 << 63 <= value < 1 << 63:
+        raise ValueError(f"{what}: expected -2**63 to 2**63 - 1, got {value}")
+    if not isinstance(value, (bool, int, float)):
+        raise TypeError(f"{what}: expected bool, int, float or str, got {type(value).__name__}")
+    return value
 
 
 def _is_plain(value: object) -> bool:

@@ -330,13 +330,13 @@ class Server:
         """Ask *model*, and wait for its one response.
 
         *inputs* are arrays of numpy by name, with the batch dimension in front where the model has one; numbers, lists and
-        texts become arrays of the type that the model wants. They must not change before the answer is there. *version* None
-        is the newest; *outputs* names those that are wanted, all by default; *parameters* are the request's own. *priority*
-        and *timeout_us*, microseconds in the queue, are as in Triton's protocol, and so is what belongs to sequences. The
-        request waits in the model's queue and is batched as any other.
+        texts become arrays of the type that the model wants, and are refused where that would change their values. They must
+        not change before the answer is there. *version* None is the newest; *outputs* names those that are wanted, all by
+        default; *parameters* are the request's own. *priority* and *timeout_us*, microseconds in the queue, are as in Triton's
+        protocol, and so is what belongs to sequences. The request waits in the model's queue and is batched as any other.
 
-        *timeout_s* bounds the wait: then the request is cancelled, and TimeoutError raised. Raises InferenceError; a decoupled
-        model wants `stream`.
+        *timeout_s* bounds the wait: then the request is cancelled, and TimeoutError raised. Raises InferenceError, and
+        TypeError or ValueError for what no request can say; a decoupled model wants `stream`.
         """
         calls = self._running()
         come: queue.SimpleQueue[Box | InferenceError] = queue.SimpleQueue()

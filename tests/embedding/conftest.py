@@ -36,13 +36,17 @@ ECHO_CONFIG = """
       { name: "TABLE" data_type: TYPE_INT64 dims: [ -1, -1 ] optional: true },
       { name: "TEXTS" data_type: TYPE_STRING dims: [ -1 ] optional: true },
       { name: "FLAGS" data_type: TYPE_BOOL dims: [ -1 ] optional: true },
+      { name: "WORDS" data_type: TYPE_UINT64 dims: [ -1 ] optional: true },
+      { name: "HALVES" data_type: TYPE_FP16 dims: [ -1 ] optional: true },
       { name: "WAIT_FOR" data_type: TYPE_STRING dims: [ 1 ] optional: true }
     ]
     output [
       { name: "NUMBERS_OUT" data_type: TYPE_FP32 dims: [ -1 ] },
       { name: "TABLE_OUT" data_type: TYPE_INT64 dims: [ -1, -1 ] },
       { name: "TEXTS_OUT" data_type: TYPE_STRING dims: [ -1 ] },
-      { name: "FLAGS_OUT" data_type: TYPE_BOOL dims: [ -1 ] }
+      { name: "FLAGS_OUT" data_type: TYPE_BOOL dims: [ -1 ] },
+      { name: "WORDS_OUT" data_type: TYPE_UINT64 dims: [ -1 ] },
+      { name: "HALVES_OUT" data_type: TYPE_FP16 dims: [ -1 ] }
     ]
 """
 COUNT = """

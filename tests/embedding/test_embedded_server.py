@@ -62,6 +62,11 @@ def server(repository: Path) -> Iterator[Server]:
         ("TEXTS", np.array(["abc", "d"]), [b"abc", b"d"]),
         ("TEXTS", np.array([b"abc", b"d"], object), [b"abc", b"d"]),
         ("FLAGS", [True, False], [True, False]),
+        ("FLAGS", [1, 0], [True, False]),
+        ("TABLE", [[1.0, 2]], [[1, 2]]),
+        ("TABLE", [[]], [[]]),
+        ("WORDS", [2**64 - 1, 1], [2**64 - 1, 1]),
+        ("HALVES", [65504, float("inf")], [65504, float("inf")]),
     ],
 )
 def test_arrays_lists_and_texts_go_in_and_arrays_come_out(
@@ -135,6 +140,18 @@ def test_large_tensors_come_back_whole_and_hold_nothing_of_the_models(server: Se
         ({"NUMBERS": np.array([1j])}, ErrorCode.INVALID_ARG, "input 'NUMBERS': arrays of complex128 have no type"),
         ({"NUMBERS": ["one"]}, ErrorCode.INVALID_ARG, "input 'NUMBERS': no array of FP32 can be made of it"),
         ({"NUMBERS": [[1], [2, 3]]}, ErrorCode.INVALID_ARG, "input 'NUMBERS': no array of FP32 can be made of it"),
+        ({"NUMBERS": [1, None]}, ErrorCode.INVALID_ARG, "'NUMBERS': no array of FP32 .* not 'NoneType'"),
+        ({"NUMBERS": [1e39]}, ErrorCode.INVALID_ARG, r"no array of FP32 can be made of it: 1e\+39 is out of range"),
+        ({"HALVES": [1, 70000]}, ErrorCode.INVALID_ARG, "no array of FP16 can be made of it: 70000 is out of range"),
+        ({"TABLE": [[1.5, 2]]}, ErrorCode.INVALID_ARG, "'TABLE': no array of INT64 .*: 1.5 is no whole number"),
+        ({"TABLE": [[float("nan")]]}, ErrorCode.INVALID_ARG, "no array of INT64 can be made of it"),
+        ({"TABLE": [[2**63]]}, ErrorCode.INVALID_ARG, "no array of INT64 .*: 9223372036854775808 is out of range"),
+        ({"TABLE": [["1"]]}, ErrorCode.INVALID_ARG, "no array of INT64 can be made of it: expected numbers, got <U1"),
+        ({"WORDS": [2**64 - 1, -1]}, ErrorCode.INVALID_ARG, "no array of UINT64 can be made of it: -1 is out of range"),
+        ({"FLAGS": ["false"]}, ErrorCode.INVALID_ARG, "no array of BOOL can be made of it: expected numbers"),
+        ({"FLAGS": [0, 2]}, ErrorCode.INVALID_ARG, "no array of BOOL .*: expected True and False or 1 and 0, got .*2"),
+        ({"TEXTS": ["a", None]}, ErrorCode.INVALID_ARG, "no array of BYTES .*: expected str or bytes, got NoneType"),
+        ({"TEXTS": ["a\ud800"]}, ErrorCode.INVALID_ARG, "input 'TEXTS': a text is no UTF-8"),
         ({"OTHER": [1]}, ErrorCode.INVALID_ARG, "unexpected inference input 'OTHER'"),
     ],
 )
@@ -150,6 +167,59 @@ def test_what_does_not_fit_is_refused_by_name(
 def test_inputs_are_a_mapping(server: Server) -> None:
     with pytest.raises(TypeError, match="inputs of model 'echo' are a dict of arrays by name, not list"):
         server.infer("echo", [1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("said", "error", "text"),
+    [
+        ({"parameters": {"a": b"x"}}, TypeError, "parameter 'a': expected bool, int, float or str, got bytes"),
+        ({"parameters": {"a": None}}, TypeError, "parameter 'a': expected bool, int, float or str, got NoneType"),
+        ({"parameters": {"a": 2**63}}, ValueError, r"parameter 'a': expected -2\*\*63 to 2\*\*63 - 1"),
+        ({"parameters": {"a": "\ud800"}}, ValueError, "parameter 'a': the text is no UTF-8"),
+        ({"parameters": {1: 2}}, TypeError, "name of a parameter: expected str, got int"),
+        ({"request_id": 5}, TypeError, "request_id: expected str, got int"),
+        ({"request_id": "\ud800"}, ValueError, "request_id: the text is no UTF-8"),
+        ({"correlation_id": -1}, ValueError, r"correlation_id: expected 0 to 2\*\*64 - 1, got -1"),
+        ({"correlation_id": 1.5}, TypeError, "correlation_id: expected int, got float"),
+        ({"correlation_id": "\ud800"}, ValueError, "correlation_id: the text is no UTF-8"),
+        ({"timeout_us": -1}, ValueError, r"timeout_us: expected 0 to 2\*\*64 - 1, got -1"),
+        ({"timeout_us": 2**64}, ValueError, r"timeout_us: expected 0 to 2\*\*64 - 1"),
+        ({"timeout_us": 1.5}, TypeError, "timeout_us: expected int, got float"),
+        ({"priority": -1}, ValueError, r"priority: expected 0 to 2\*\*64 - 1, got -1"),
+        ({"version": "1"}, TypeError, "version: expected int, got str"),
+    ],
+)
+def test_what_no_request_can_say_is_told_where_it_is_said(
+    server: Server, way: str, said: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        WAYS[way](server, **said)
+
+
+def test_numbers_of_numpy_are_said_as_pythons_own(server: Server) -> None:
+    numbers: dict[str, Any] = {"timeout_us": np.int64(10**9), "correlation_id": np.uint64(2**64 - 1)}
+    parameters: dict[str, Any] = {"a": np.int64(3), "b": np.float32(0.5), "c": np.bool_(True), "d": np.str_("text")}
+    told = json.loads(server.infer("said", {}, version=np.int64(1), parameters=parameters, **numbers)["A"][0])  # type: ignore[arg-type]
+    assert (told["timeout_us"], told["sequence"]) == (10**9, 2**64 - 1)
+    assert told["parameters"] == {"a": 3, "b": 0.5, "c": True, "d": "text"}
+
+
+@pytest.mark.parametrize("said", [{"parameters": {"a": {1}}}, {"timeout_us": -1}], ids=["parameters", "timeout_us"])
+def test_what_cannot_be_said_does_not_disturb_requests_that_wait_for_the_same_worker(
+    server: Server, said: dict[str, Any]
+) -> None:
+    async def ask_all() -> list[list[float] | str]:
+        async def ask(number: int) -> list[float] | str:
+            try:
+                answer = await server.ainfer("echo", {"NUMBERS": [number]}, **(said if number % 3 == 0 else {}))
+                return answer["NUMBERS_OUT"].tolist()  # type: ignore[no-any-return]
+            except (TypeError, ValueError):
+                return "refused"
+
+        return await asyncio.gather(*map(ask, range(60)))
+
+    assert asyncio.run(ask_all()) == ["refused" if number % 3 == 0 else [number] for number in range(60)]
 
 
 def test_an_unknown_model_is_not_found(server: Server) -> None:
