@@ -58,32 +58,61 @@ Value = str | int
 
 
 class LineFile:
-    """A file of one's own to append to, for one thread that writes and another that has it reopened."""
+    """A file of one's own to append to: one thread writes and closes, another has it reopened.
+
+    Who has it reopened never waits for who writes, which may take for ever: a disk hangs, nobody reads a pipe.
+    """
 
     def __init__(self, path: Path) -> None:
         """Raises OSError where it cannot be opened."""
         self._path = path
-        self._lock = threading.Lock()
         self._file = self._open()
+        """The writer's own."""
+        self._next: int | None = None
+        """What `reopen` has opened, until the writer takes it."""
+        self._lock = threading.Lock()
+        """Around ``_next``; nobody has it while he writes."""
 
     def _open(self) -> int:
-        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        # A pipe that nobody reads is an error at once, and not a wait for its reader.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+        file = os.open(self._path, flags, 0o666)
+        os.set_blocking(file, True)
+        return file
 
     def write(self, lines: str) -> None:
+        """Write *lines* to the file that was opened last. Raises OSError."""
+        newer = self._take()
+        if newer is not None:
+            # The new one first: what is said of the old one as it is closed must not have it closed again.
+            self._file, earlier = newer, self._file
+            os.close(earlier)
         data = memoryview(lines.encode("utf-8", "backslashreplace"))
-        with self._lock:
-            while data:
-                data = data[os.write(self._file, data) :]
+        while data:
+            data = data[os.write(self._file, data) :]
 
     def reopen(self) -> None:
-        """Write to the file that has the name now. Raises OSError where it cannot be opened; the old one stays then."""
+        """Have the next `write` go to the file that has the name now. Any thread.
+
+        Raises OSError where it cannot be opened; the old one stays then.
+        """
         file = self._open()
         with self._lock:
-            self._file, earlier = file, self._file
-        os.close(earlier)
+            earlier, self._next = self._next, file
+        if earlier is not None:
+            os.close(earlier)
 
     def close(self) -> None:
+        """Close it. For the thread that writes."""
+        newer = self._take()
+        if newer is not None:
+            os.close(newer)
         os.close(self._file)
+
+    def _take(self) -> int | None:
+        with self._lock:
+            newer, self._next = self._next, None
+        return newer
 
 
 class AccessLog:
@@ -93,9 +122,18 @@ class AccessLog:
     waits_for_worker = True
     """A model that answers before ``execute`` returns has times only then."""
 
-    def __init__(self, write: Callable[[str], None], format_now: Callable[[], LogFormat]) -> None:
-        """*write* takes whole lines, in a thread, and may raise OSError; *format_now* says which form they have now."""
+    def __init__(
+        self,
+        write: Callable[[str], None],
+        format_now: Callable[[], LogFormat],
+        finish: Callable[[], None] = lambda: None,
+    ) -> None:
+        """*write* takes whole lines, in a thread, and may raise OSError; *format_now* says which form they have now.
+
+        *finish* is called in that thread when it writes no more, which may be long after `close`, or never.
+        """
         self._write = write
+        self._finish = finish
         self._format_now = format_now
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Timeline] = deque()
@@ -167,6 +205,13 @@ class AccessLog:
     # ------------------------------------------------------------------------------------------ in the thread
 
     def _write_all(self) -> None:
+        self._write_lines()
+        try:
+            self._finish()
+        except OSError as error:
+            logger.error("the access log cannot be closed, its last lines may be lost: %s", error)
+
+    def _write_lines(self) -> None:
         lost = 0
         while (lines := self._unwritten.get()) is not None:
             try:

@@ -320,8 +320,6 @@ class Composition:
             self._head_start.end()
         if self._access is not None:
             self._access.close()
-        if self._access_file is not None:
-            self._access_file.close()
         if self._is_seen and self._lines is not None:
             logs.LOGGER.removeHandler(self._lines)
         for bound in self._bound.values():
@@ -531,8 +529,9 @@ class Composition:
                 raise StartError(text) from None
         file = self._access_file
         if settings.access_log or file is not None:
-            write = self._log.write if file is None else file.write
-            self._access = AccessLog(write, lambda: self._log.settings.format)
+            write, finish = (self._log.write, lambda: None) if file is None else (file.write, file.close)
+            # Nobody but its thread closes the file: a number that is free again may be one of the program's own files soon.
+            self._access = AccessLog(write, lambda: self._log.settings.format, finish)
             self.engine.observation.watch(self._access)
 
     @property

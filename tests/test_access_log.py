@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import logging
 import os
+import struct
+import termios
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +21,7 @@ from pytriton_lite import access_log
 from pytriton_lite.access_log import FORMATTERS, AccessLog, LineFile, members
 from pytriton_lite.core.log_settings import LogFormat
 from pytriton_lite.core.timeline import Timeline
+from tests.harness import open_descriptors, until
 
 TRACE = "0123456789abcdef0123456789abcdef"
 
@@ -293,3 +297,41 @@ def test_a_file_that_cannot_be_opened_anew_is_written_on(tmp_path: Path) -> None
     file.write("here\n")
     file.close()
     assert (tmp_path / "moved" / "access.log").read_text() == "here\n"
+
+
+def unread(pipe: int) -> int:
+    """Bytes that are in *pipe*."""
+    (nbytes,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4))
+    return int(nbytes)
+
+
+def test_who_has_a_file_opened_anew_does_not_wait_for_who_writes(tmp_path: Path) -> None:
+    path = tmp_path / "access.log"
+    os.mkfifo(path)
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
+        os.set_blocking(reader.fileno(), True)
+        file = LineFile(path)
+        long = "x" * 1_000_000 + "\n"
+        writing = threading.Thread(target=file.write, args=(long,), daemon=True)
+        writing.start()
+        until(lambda: unread(reader.fileno()) == fcntl.fcntl(reader, fcntl.F_GETPIPE_SZ))
+        path.rename(tmp_path / "moved")
+        for _ in range(2):
+            reopening = threading.Thread(target=file.reopen, daemon=True)
+            reopening.start()
+            reopening.join(20)
+            assert not reopening.is_alive()
+        assert reader.read(len(long)) == long.encode()
+        writing.join()
+        file.write("one\n")
+        file.close()
+        assert reader.read() == b""
+    assert path.read_text() == "one\n"
+
+
+def test_a_file_that_is_never_written_to_again_is_closed_in_both_forms(tmp_path: Path) -> None:
+    before = open_descriptors()
+    file = LineFile(tmp_path / "access.log")
+    file.reopen()
+    file.close()
+    assert open_descriptors() == before

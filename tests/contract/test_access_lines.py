@@ -296,8 +296,9 @@ def test_a_file_of_its_own_has_them_instead_of_the_log(repository: Path, tmp_pat
     assert lines(server.log) == []
 
 
-@pytest.mark.parametrize("place", ["absent/access.log", "."])
+@pytest.mark.parametrize("place", ["absent/access.log", ".", "pipe that nobody reads"])
 def test_a_file_that_cannot_be_opened_is_refused(tmp_path: Path, place: str) -> None:
+    os.mkfifo(tmp_path / "pipe that nobody reads")
     path = tmp_path / place
     command = [sys.executable, "-m", "pytriton_lite", "serve", str(MODEL_REPOSITORY), f"--access-log-file={path}"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

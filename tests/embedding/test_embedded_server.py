@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import gc
 import json
 import logging
@@ -23,7 +24,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from pytriton_lite import Server
+from pytriton_lite import Server, access_log
 from pytriton_lite.embedding import AsyncStream, ErrorCode, InferenceError, Response, StartError, Stream
 from tests.harness import LOADS_ON, PROJECT, descriptors, is_running, open_descriptors, until, write_model
 
@@ -873,6 +874,24 @@ def test_requests_are_in_the_access_log_and_in_traces(repository: Path, tmp_path
     assert "protocol=python method=infer" in one and "status=0" in one
     assert "responses=3" in many
     assert f"status={int(ErrorCode.INVALID_ARG)}" in wrong
+
+
+def test_an_access_log_that_nobody_reads_is_written_to_no_other_file_after_the_end(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access_log, "_CLOSE_S", 0.01)
+    log = tmp_path / "access"
+    os.mkfifo(log)
+    with open(os.open(log, os.O_RDONLY | os.O_NONBLOCK)) as reader, contextlib.ExitStack() as own:
+        fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
+        with Server(repository, access_log_file=log, load_model="echo") as server:
+            for _ in range(3 * access_log._SLICE):
+                server.infer("echo", {"NUMBERS": [1]})
+        files = [own.enter_context((tmp_path / f"{number}").open("w")) for number in range(40)]
+        os.set_blocking(reader.fileno(), True)
+        lines = reader.read().splitlines()
+        assert [os.fstat(file.fileno()).st_size for file in files] == [0] * len(files)
+    assert len(lines) == 3 * access_log._SLICE
 
 
 def test_a_program_that_forgets_to_stop_ends_and_leaves_nothing(repository: Path) -> None:
