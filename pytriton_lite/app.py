@@ -2,8 +2,8 @@
 
 Start: ports are taken, then models load, then gRPC, HTTP and metrics listeners open, as Triton does: nothing answers while
 models load, unless the listeners are to open first.
-Stop: readiness false, listeners drain, the engine refuses and finalizes, metrics last. A second signal ends everything at
-once: the workers die with their fork server.
+Stop: readiness false, listeners drain, the engine refuses and finalizes, metrics last. A signal that comes more than a second
+later ends everything at once: the workers die with their fork server.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from pytriton_lite.core.memory_limit import memory_limit
 from pytriton_lite.core.states import VersionState
 from pytriton_lite.core.timeline import Listener as TimelineListener
 from pytriton_lite.daemon_threads import in_daemon_thread
+from pytriton_lite.ending_signals import EndingSignals, Wish
 from pytriton_lite.engine.cache.choice import make_cache
 from pytriton_lite.engine.cache.response_cache import ResponseCache
 from pytriton_lite.engine.counting.latencies import LatencyMetrics, read_latency_metrics
@@ -839,6 +840,7 @@ class App:
         self._owner = owner
         self._is_debugging = foreground is not None
         self._signal: asyncio.Future[int] | None = None
+        self._signals = EndingSignals()
         self._watchdog = Watchdog()
 
     async def run(self) -> int:
@@ -928,7 +930,11 @@ class App:
 
     def _on_signal(self, number: signal.Signals) -> None:
         assert self._signal is not None
-        if not self._signal.done():
+        wish = self._signals.take()
+        if wish is Wish.SAME:
+            logger.debug("Signal (%d) received again, for the same wish", number)
+            return
+        if wish is Wish.END:
             self._signal.set_result(number)
             text = "failed to stop server: Internal - Exit timeout expired. Exiting immediately."
             self._watchdog.end_after(self._settings.exit_timeout_secs + _LAST_S, 1, text)

@@ -12,12 +12,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 from pytriton_lite.app import StartError
 from pytriton_lite.binding.specification import Said, Tensor, specify
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.embedding.server import Server
+from pytriton_lite.ending_signals import EndingSignals, Wish
 from pytriton_lite.pytriton.exceptions import (
     PyTritonInvalidOperationError,
     PyTritonRuntimeError,
@@ -289,22 +290,34 @@ class Triton:
         *monitoring_period_s* has no effect.
         """
         self.connect()
-        before: Any = None
-        is_main = threading.current_thread() is threading.main_thread()
+        before: dict[int, Any] = {}
+        signals = EndingSignals()
 
-        def end(number: int, frame: FrameType | None) -> NoReturn:
-            raise KeyboardInterrupt
+        def end(number: int, frame: FrameType | None) -> None:
+            wish = signals.take()
+            if wish is Wish.END:
+                raise KeyboardInterrupt
+            if wish is Wish.END_NOW:
+                signal.signal(number, before[number])
+                signal.raise_signal(number)
 
-        if is_main:
-            before = signal.signal(signal.SIGTERM, end)
+        if threading.current_thread() is threading.main_thread():
+            # before the handler: a signal that it hears finds what stood there
+            before[signal.SIGTERM] = signal.getsignal(signal.SIGTERM)
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                before[signal.SIGINT] = signal.default_int_handler
+            for number in before:
+                signal.signal(number, end)
         try:
             self._server.wait()
         except KeyboardInterrupt:
             LOGGER.info("signal received, exiting")
         finally:
-            if is_main:
-                signal.signal(signal.SIGTERM, before)
-            self.stop()
+            try:
+                self.stop()
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
 
     def stop(self) -> bool:
         """Serve what has been accepted, and end everything. False where nothing was running."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.life_kit import EXPLICIT, code, must_load, value_of
+from tests.contract.life_kit import EXPLICIT, code, insist_on_the_end, must_load, value_of
 from tests.contract.wire_models import wait_until
 from tests.harness import MODEL_REPOSITORY, RunningServer, is_running, process_name_and_parent, tensor, write_model
 
@@ -192,6 +192,18 @@ def test_without_time_to_exit_a_loaded_model_makes_it_a_failure(repository: Path
     wait_gone(processes)
 
 
+def test_signals_that_come_together_are_one_wish(repository: Path, tmp_path: Path) -> None:
+    """repository.md row 82. Two numbers: of one the system may make one signal before the server looks."""
+    with RunningServer(repository, flags=("--log-verbose=1",)) as server:
+        held = HeldRequest(server, tmp_path / "gate")
+        for number in (signal.SIGTERM, signal.SIGINT):
+            server.process.send_signal(number)
+        server.wait_for_log("received again, for the same wish")
+        held.let_go()
+        assert server.wait() == 0
+    assert held.status == 200
+
+
 def test_a_second_signal_ends_the_server_now(repository: Path, tmp_path: Path) -> None:
     """repository.md row 82, the other way: Triton ignores it."""
     with RunningServer(repository) as server:
@@ -199,7 +211,7 @@ def test_a_second_signal_ends_the_server_now(repository: Path, tmp_path: Path) -
         held = HeldRequest(server, tmp_path / "gate")
         server.process.send_signal(signal.SIGTERM)
         server.wait_for_log("Waiting for in-flight requests")
-        server.process.send_signal(signal.SIGTERM)
+        insist_on_the_end(server)
         assert server.wait() == 1
         held.join()
     assert held.status is None

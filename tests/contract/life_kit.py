@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.contract.wire_models import Gate, tensors, wait_until
-from tests.harness import Reply, RunningServer, tensor
+from tests.harness import Reply, RunningServer, tensor, until
 
 EXPLICIT = "--model-control-mode=explicit"
 OUT = tensors("output", ("OUT", "INT32", "1"))
@@ -108,6 +109,16 @@ def value_of(server: RunningServer, name: str, version: str = "", **inputs: int)
 
 def wait_unloaded(server: RunningServer, name: str) -> None:
     wait_until(lambda: all(row == ("UNAVAILABLE", "unloaded") for row in rows_of(server, name).values()))
+
+
+def insist_on_the_end(server: RunningServer) -> None:
+    """Signal until the server has ended, as whoever does not wait: within a second of the first, signals are one wish to it."""
+
+    def has_ended() -> bool:
+        server.process.send_signal(signal.SIGTERM)
+        return server.process.poll() is not None
+
+    until(has_ended)
 
 
 def shape_a(name: str) -> str:

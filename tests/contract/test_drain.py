@@ -17,7 +17,7 @@ from tritonclient.grpc import InferenceServerClient, InferInput, service_pb2, se
 from tritonclient.utils import InferenceServerException
 
 from pytriton_lite.proto import health_pb
-from tests.contract.life_kit import ADDER_CONFIG, EXPLICIT, adder, closed_gate, value_of, waits
+from tests.contract.life_kit import ADDER_CONFIG, EXPLICIT, adder, closed_gate, insist_on_the_end, value_of, waits
 from tests.contract.wire_models import wait_until
 from tests.harness import PROJECT, RunningServer, write_model
 
@@ -64,7 +64,7 @@ def test_for_the_delay_it_is_live_not_ready_and_serves_whoever_comes(repository:
             assert client.infer("m", numbers(6)).as_numpy("OUT").tolist() == [7]
         assert "nv_inference_count" in server.get(server.metrics_url).body.decode()
         assert "Waiting for in-flight requests" not in server.log
-        server.process.send_signal(signal.SIGTERM)
+        insist_on_the_end(server)
         assert server.wait() == 1, "a second signal ends it within the delay"
 
 
