@@ -106,6 +106,7 @@ class OpenAiApp:
             logger.exception("%s %s failed inside the server", scope["method"], scope["path"])
             await self._send_failure(exchange, bug())
         finally:
+            exchange.release_body()
             if exchange.timeline is not None:
                 exchange.timeline.finish(error_text)
 

@@ -23,12 +23,22 @@ _REFUSED = ("functions", "function_call", "audio", "web_search_options", "predic
 
 async def chat(exchange: Exchange) -> None:
     """Answer a request."""
+    # A function of its own, as on all routes: its frame has the body's values, and ends before the model is waited for.
+    target, sampling, requests = await _asked(exchange)
+    await write(exchange, target, sampling, requests, _Answer(exchange, target.name, sampling))
+
+
+async def _asked(exchange: Exchange) -> tuple[Target, Sampling, list[InferenceRequest]]:
+    """Who is to write, how, and the engine's requests."""
+    values, sampling, said = await _said(exchange)
+    return values.target, sampling, await conversation_requests(exchange, values, sampling, said)
+
+
+async def _said(exchange: Exchange) -> tuple[Values, Sampling, bytes]:
+    """What the client says beside the conversation, how to write, and the `conversation`."""
     members = await exchange.read_members()
     values = Values(find_target(exchange.server, members, Task.CHAT))
-    sampling, said = await exchange.work(lambda: _read(members, values))
-    requests = await conversation_requests(exchange, values, sampling, said)
-    answer = _Answer(exchange, values.target.name, sampling)
-    await write(exchange, values.target, sampling, requests, answer)
+    return values, *await exchange.work(lambda: _read(members, values))
 
 
 def _read(members: Members, values: Values) -> tuple[Sampling, bytes]:

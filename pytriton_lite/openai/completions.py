@@ -11,7 +11,7 @@ from pytriton_lite.openai.chat import requests_of, said_alternatives
 from pytriton_lite.openai.exchange import Exchange
 from pytriton_lite.openai.members import Members, refuse_type, refuse_unsupported, refuse_value
 from pytriton_lite.openai.sampling import MOST_CHOICES, Sampling, read_sampling, take_unused, want_logprobs
-from pytriton_lite.openai.target import Values, bytes_of, find_target
+from pytriton_lite.openai.target import Target, Values, bytes_of, find_target
 from pytriton_lite.openai.writing import Piece, Writing, now, write, written
 
 Json = dict[str, Any]
@@ -22,11 +22,14 @@ _MOST_TOKENS = 1 << 20
 
 async def completions(exchange: Exchange) -> None:
     """Answer a request."""
+    target, sampling, requests, heads = await _asked(exchange)
+    await write(exchange, target, sampling, requests, _Answer(exchange, target.name, sampling, heads))
+
+
+async def _asked(exchange: Exchange) -> tuple[Target, Sampling, list[InferenceRequest], list[str]]:
     members = await exchange.read_members()
     values = Values(find_target(exchange.server, members, Task.COMPLETION))
-    sampling, requests, heads = await exchange.work(lambda: _read(exchange, members, values))
-    answer = _Answer(exchange, values.target.name, sampling, heads)
-    await write(exchange, values.target, sampling, requests, answer)
+    return values.target, *await exchange.work(lambda: _read(exchange, members, values))
 
 
 def _read(exchange: Exchange, members: Members, values: Values) -> tuple[Sampling, list[InferenceRequest], list[str]]:

@@ -12,7 +12,7 @@ from pytriton_lite.config.openai import Task
 from pytriton_lite.frontends.http.json_slices import need_memory, pause
 from pytriton_lite.openai.exchange import Exchange
 from pytriton_lite.openai.members import refuse_type, refuse_unsupported, refuse_value
-from pytriton_lite.openai.rows import MOST_ROWS, ask_rows
+from pytriton_lite.openai.rows import MOST_ROWS, Asked, ask_rows, requests_of_rows
 from pytriton_lite.openai.sampling import take_unused
 from pytriton_lite.openai.target import Target, Values, find_target
 from pytriton_lite.openai.tensors import Array
@@ -26,6 +26,18 @@ _WRITTEN_AT_ONCE = 12 << 10
 
 async def embeddings(exchange: Exchange) -> None:
     """Answer a request."""
+    target, asked, is_packed = await _asked(exchange)
+    found = await ask_rows(exchange, target, asked, "embedding")
+    tokens = 0 if found.usage is None else found.usage.prompt_tokens
+    rest = {"model": target.name, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
+    written = _packed if is_packed else _listed
+    await exchange.send_written(
+        lambda: _body(map(written, found.rows), rest), weight=_BYTES_OF_A_NUMBER * sum(map(len, found.rows))
+    )
+
+
+async def _asked(exchange: Exchange) -> tuple[Target, Asked, bool]:
+    """The model, what it is asked, and whether the client wants base64."""
     members = await exchange.read_members()
     values = Values(find_target(exchange.server, members, Task.EMBEDDING))
     texts = _read_texts(members.required("input"), values.target)
@@ -37,13 +49,7 @@ async def embeddings(exchange: Exchange) -> None:
     if user is not None:
         values.put("user", user)
     take_unused(members, values)
-    found = await ask_rows(exchange, values, {"input": texts}, "embedding", param="input")
-    tokens = 0 if found.usage is None else found.usage.prompt_tokens
-    rest = {"model": values.target.name, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
-    written = _packed if is_packed else _listed
-    await exchange.send_written(
-        lambda: _body(map(written, found.rows), rest), weight=_BYTES_OF_A_NUMBER * sum(map(len, found.rows))
-    )
+    return values.target, await requests_of_rows(exchange, values, {"input": texts}, param="input"), is_packed
 
 
 def _body(vectors: Iterable[Iterable[bytes]], rest: Json) -> bytes:

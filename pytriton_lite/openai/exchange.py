@@ -64,6 +64,8 @@ class Exchange:
         self.timeline: Timeline | None = None
         """There when somebody watches the request, once `observe` has been told of its model."""
         self._body_bytes = 0
+        self._receiving = Receiving(self.server.receive_budget)
+        """The room of the body: there from its first byte on, until `release_body`."""
 
     # ------------------------------------------------------------------------------------------ in
 
@@ -74,15 +76,18 @@ class Exchange:
         length = self.headers.get(b"content-length")
         known = None if length is None else int(length)
         limit = self.around.options.max_input_size
-        with Receiving(self.server.receive_budget) as receiving:
-            try:
-                body = await read_up_to(limit, self.scope, self.receive, b"", known, "body", receiving)
-            except InferenceError as error:
-                if error.code is ErrorCode.INVALID_ARG:
-                    raise ApiError(error.message, status=413, code="request_too_large") from None
-                raise
+        try:
+            body = await read_up_to(limit, self.scope, self.receive, b"", known, "body", self._receiving)
+        except InferenceError as error:
+            if error.code is ErrorCode.INVALID_ARG:
+                raise ApiError(error.message, status=413, code="request_too_large") from None
+            raise
         self._body_bytes = len(body)
         return body
+
+    def release_body(self) -> None:
+        """Give back the room of the body: the engine has the request, or it has come to its end."""
+        self._receiving.give_back()
 
     async def read_members(self) -> Members:
         """The JSON object that the body is. Raises ApiError, Disconnected."""

@@ -2,43 +2,58 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from pytriton_lite.config.openai import Task
 from pytriton_lite.openai.exchange import Exchange
 from pytriton_lite.openai.members import Members, refuse_value
-from pytriton_lite.openai.rows import MOST_ROWS, ask_rows
+from pytriton_lite.openai.rows import MOST_ROWS, Asked, ask_rows, requests_of_rows
 from pytriton_lite.openai.sampling import take_unused
-from pytriton_lite.openai.target import Values, find_target
+from pytriton_lite.openai.target import Target, Values, find_target
 
 Json = dict[str, Any]
 
 
 async def rerank(exchange: Exchange) -> None:
     """Answer a request."""
+    target, asked, wanted = await _asked(exchange)
+    found = await ask_rows(exchange, target, asked, "score")
+    scores = [float(row[0]) for row in found.rows]
+    order = sorted(range(len(scores)), key=lambda at: -scores[at])[: wanted.most]
+    document: Json = {
+        "id": f"rerank-{exchange.request_id}",
+        "model": target.name,
+        "results": [{"index": at, "relevance_score": scores[at]} | wanted.document(at) for at in order],
+    }
+    if found.usage is not None:
+        document["usage"] = {"total_tokens": found.usage.total}
+    await exchange.send_json(document, weight=sum(map(len, wanted.texts)))
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What the answer is to have: the *most* documents that fit best, and where ``texts`` are some, these as well."""
+
+    most: int | None
+    texts: list[str]
+
+    def document(self, at: int) -> Json:
+        """The member for document *at*, if there is to be one."""
+        return {"document": {"text": self.texts[at]}} if self.texts else {}
+
+
+async def _asked(exchange: Exchange) -> tuple[Target, Asked, _Wanted]:
+    """The model, what it is asked, and what the client wants to know."""
     members = await exchange.read_members()
     values = Values(find_target(exchange.server, members, Task.RERANK))
     query = members.needed_text("query")
     texts = _read_documents(members)
-    most = members.integer("top_n", 1) or len(texts)
-    with_documents = members.truth("return_documents")
+    most = members.integer("top_n", 1)
+    wanted = _Wanted(most, [] if members.truth("return_documents") is False else texts)
     take_unused(members, values)
     rows = {"query": [query] * len(texts), "document": texts}
-    found = await ask_rows(exchange, values, rows, "score", param="documents")
-    scores = [float(row[0]) for row in found.rows]
-    order = sorted(range(len(texts)), key=lambda at: -scores[at])[:most]
-    document: Json = {
-        "id": f"rerank-{exchange.request_id}",
-        "model": values.target.name,
-        "results": [
-            {"index": at, "relevance_score": scores[at]}
-            | ({} if with_documents is False else {"document": {"text": texts[at]}})
-            for at in order
-        ],
-    }
-    if found.usage is not None:
-        document["usage"] = {"total_tokens": found.usage.total}
-    await exchange.send_json(document, weight=sum(map(len, texts)))
+    return values.target, await requests_of_rows(exchange, values, rows, param="documents"), wanted
 
 
 def _read_documents(members: Members) -> list[str]:

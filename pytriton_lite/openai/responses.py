@@ -6,13 +6,14 @@ from typing import Any
 
 from pytriton_lite.config.openai import Task
 from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.openai.chat import conversation, conversation_requests, put_tools
 from pytriton_lite.openai.errors import ApiError
 from pytriton_lite.openai.exchange import Exchange
 from pytriton_lite.openai.members import Members, refuse_type, refuse_unsupported, refuse_value
 from pytriton_lite.openai.messages import MOST_MESSAGES, read_messages
 from pytriton_lite.openai.sampling import Sampling, read_response_format, read_sampling, take_unused
-from pytriton_lite.openai.target import Values, find_target
+from pytriton_lite.openai.target import Target, Values, find_target
 from pytriton_lite.openai.tool_calls import ToolCalls
 from pytriton_lite.openai.writing import Piece, Writing, Written, now, write, written
 
@@ -31,12 +32,20 @@ _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"
 
 async def responses(exchange: Exchange) -> None:
     """Answer a request."""
+    target, sampling, requests, repeated = await _asked(exchange)
+    await write(exchange, target, sampling, requests, _Answer(exchange, target.name, repeated))
+
+
+async def _asked(exchange: Exchange) -> tuple[Target, Sampling, list[InferenceRequest], Json]:
+    """Who is to write, how, the engine's requests, and what the answer repeats of the client's."""
+    values, sampling, said, repeated = await _said(exchange)
+    return values.target, sampling, await conversation_requests(exchange, values, sampling, said), repeated
+
+
+async def _said(exchange: Exchange) -> tuple[Values, Sampling, bytes, Json]:
     members = await exchange.read_members()
     values = Values(find_target(exchange.server, members, Task.CHAT))
-    sampling, said, repeated = await exchange.work(lambda: _read(members, values))
-    requests = await conversation_requests(exchange, values, sampling, said)
-    answer = _Answer(exchange, values.target.name, repeated)
-    await write(exchange, values.target, sampling, requests, answer)
+    return values, *await exchange.work(lambda: _read(members, values))
 
 
 # In -----------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pytriton_lite.core.tensor import format_shape
 from pytriton_lite.frontends.pending_answer import PendingAnswer
 from pytriton_lite.openai.answers import while_connected
 from pytriton_lite.openai.exchange import Exchange
-from pytriton_lite.openai.target import Values, bytes_of
+from pytriton_lite.openai.target import Target, Values, bytes_of
 from pytriton_lite.openai.tensors import Array, Outputs, row_tensor, rows_of_one_request
 from pytriton_lite.openai.usage import Usage
 
@@ -29,26 +29,37 @@ class Found:
     usage: Usage | None
 
 
-async def ask_rows(
-    exchange: Exchange, values: Values, rows: Mapping[str, Sequence[str]], output: str, *, param: str
-) -> Found:
-    """What the model says in the field *output* of *rows*, texts by field and as many of each.
+@dataclass
+class Asked:
+    """The engine's requests for all rows, and how many of them each has."""
 
-    *param* is the member that they came in. Raises ApiError, InferenceError and Disconnected.
+    requests: list[InferenceRequest]
+    counts: list[int]
+
+
+async def requests_of_rows(
+    exchange: Exchange, values: Values, rows: Mapping[str, Sequence[str]], *, param: str
+) -> Asked:
+    """The engine's requests for *rows*, texts by field and as many of each.
+
+    *param* is the member that they came in. Raises ApiError and Disconnected.
     """
     nbytes = _bytes_of(values, rows)
     exchange.check_repeated(nbytes, "in all rows")
-    around = exchange.around
-    requests = await around.large.run(nbytes, lambda: _requests(exchange, values, rows, param), exchange.scope)
-    counted = exchange.counted(values.target.name)
+    return await exchange.around.large.run(nbytes, lambda: _requests(exchange, values, rows, param), exchange.scope)
+
+
+async def ask_rows(exchange: Exchange, target: Target, asked: Asked, output: str) -> Found:
+    """What the model says in the field *output* of the rows. Raises InferenceError and Disconnected."""
+    counted = exchange.counted(target.name)
     counted.begun()
     usage: Usage | None = None
     unfinished = 1
     try:
-        responses = await _answers(exchange, values, [request for request, _ in requests])
+        responses = await _answers(exchange, target, asked.requests)
         counted.wrote(0)
-        parts = [Outputs(response, values.target.declared.outputs) for response in responses]
-        found = [row for part, (_, count) in zip(parts, requests) for row in _rows(part, output, count)]
+        parts = [Outputs(response, target.declared.outputs) for response in responses]
+        found = [row for part, count in zip(parts, asked.counts) for row in _rows(part, output, count)]
         usage = _usage(parts)
         counted.finished("stop")
         unfinished = 0
@@ -71,32 +82,35 @@ def _bytes_of(values: Values, rows: Mapping[str, Sequence[str]]) -> int:
     return found
 
 
-def _requests(
-    exchange: Exchange, values: Values, rows: Mapping[str, Sequence[str]], param: str
-) -> list[tuple[InferenceRequest, int]]:
-    """The engine's requests, and how many rows each has."""
+def _requests(exchange: Exchange, values: Values, rows: Mapping[str, Sequence[str]], param: str) -> Asked:
     target = values.target
     specs = {name: target.config.inputs_by_name[target.declared.inputs[name]] for name in rows}
     most = min(rows_of_one_request(target.config, spec) for spec in specs.values())
     count = len(next(iter(rows.values())))
-    found: list[tuple[InferenceRequest, int]] = []
+    found = Asked([], [])
     for begin in range(0, count, most):
         end = min(begin + most, count)
-        request_id = exchange.request_id if begin == 0 else f"{exchange.request_id}-{len(found)}"
+        request_id = exchange.request_id if begin == 0 else f"{exchange.request_id}-{len(found.requests)}"
         request = values.request(request_id, {}, rows=end - begin, without=frozenset(rows))
         for name, texts in rows.items():
             request.inputs.append(row_tensor(target.config, specs[name], texts[begin:end], param=param))
-        found.append((request, end - begin))
-    found[0][0].timeline = exchange.timeline
+        found.requests.append(request)
+        found.counts.append(end - begin)
+    found.requests[0].timeline = exchange.timeline
     return found
 
 
-async def _answers(exchange: Exchange, values: Values, requests: list[InferenceRequest]) -> list[InferenceResponse]:
-    """The responses to *requests*, all of which are given up with the first error, and when the client goes away."""
+async def _answers(exchange: Exchange, target: Target, requests: list[InferenceRequest]) -> list[InferenceResponse]:
+    """The responses to *requests*, all of which are given up with the first error, and when the client goes away.
+
+    They are the engine's then, and the list is empty.
+    """
     answers: list[PendingAnswer] = []
+    requests.reverse()
     try:
-        for request in requests:
-            answers.append(PendingAnswer.to(exchange.server, values.target.served, request))
+        while requests:
+            answers.append(PendingAnswer.to(exchange.server, target.served, requests.pop()))
+        exchange.release_body()
         return await while_connected(asyncio.gather(*answers), exchange.receive)
     finally:
         while answers:  # none of them stays in this frame, which an error of theirs keeps

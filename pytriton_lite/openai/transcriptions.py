@@ -13,13 +13,14 @@ import orjson
 
 from pytriton_lite.config.openai import Task
 from pytriton_lite.core import dtypes
+from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.openai.answers import AllResponses, while_connected
 from pytriton_lite.openai.errors import ApiError
 from pytriton_lite.openai.exchange import Exchange
 from pytriton_lite.openai.forms import Form, read_form
 from pytriton_lite.openai.members import Members, refuse_unsupported, refuse_value
 from pytriton_lite.openai.sampling import take_unused
-from pytriton_lite.openai.target import Values, find_target
+from pytriton_lite.openai.target import Target, Values, find_target
 from pytriton_lite.openai.tensors import Array, Outputs
 from pytriton_lite.openai.usage import Usage
 
@@ -31,6 +32,29 @@ _FILE = "file"
 
 async def transcriptions(exchange: Exchange) -> None:
     """Answer a request."""
+    asked = await _asked(exchange)
+    heard = await _hear(exchange, asked)
+    if asked.form == "text":
+        await exchange.send_text(heard.text + "\n", b"text/plain; charset=utf-8")
+    elif asked.form == "json":
+        await exchange.send_json(_with_usage({"text": heard.text}, heard.usage))
+    elif asked.form == "verbose_json":
+        await exchange.send_json(_verbose(heard, asked.language))
+    else:
+        await exchange.send_text(_subtitles(heard.segments, asked.form), b"text/plain; charset=utf-8")
+
+
+@dataclass
+class _Asked:
+    """The model, the engine's request, none once the engine has it, and what the answer has of the client's."""
+
+    target: Target
+    requests: list[InferenceRequest]
+    form: str
+    language: str
+
+
+async def _asked(exchange: Exchange) -> _Asked:
     body = await exchange.read_body()
     content_type = exchange.headers.get(b"content-type", b"")
     large = exchange.around.large
@@ -60,35 +84,36 @@ async def transcriptions(exchange: Exchange) -> None:
     for name in ("timestamp_granularities[]", "include[]", "chunking_strategy"):
         members.take(name)
     take_unused(members, values)
-    await _answer(exchange, values, changed, form_of_answer)
-
-
-async def _answer(exchange: Exchange, values: Values, changed: Json, form: str) -> None:
     request = values.request(exchange.request_id, changed)
     request.timeline = exchange.timeline
-    counted = exchange.counted(values.target.name)
+    return _Asked(values.target, [request], form_of_answer, str(values.fields.get("language", "")))
+
+
+async def _hear(exchange: Exchange, asked: _Asked) -> _Heard:
+    """What the model says. Raises InferenceError and Disconnected."""
+    counted = exchange.counted(asked.target.name)
     counted.begun()
     usage: Usage | None = None
     unfinished = 1
     try:
         # In no variable: an error that it has would have this frame, and so itself and the request.
-        found = await while_connected(AllResponses.to(exchange.server, values.target.served, request), exchange.receive)
-        parts = [Outputs(response, values.target.declared.outputs) for response in found]
+        found = await while_connected(_begun(exchange, asked), exchange.receive)
+        parts = [Outputs(response, asked.target.declared.outputs) for response in found]
         heard = _Heard.of(parts)
         counted.wrote(0)
         usage = heard.usage
         counted.finished("stop")
         unfinished = 0
+        return heard
     finally:
         counted.ended(usage, unfinished)
-    if form == "text":
-        await exchange.send_text(heard.text + "\n", b"text/plain; charset=utf-8")
-    elif form == "json":
-        await exchange.send_json(_with_usage({"text": heard.text}, usage))
-    elif form == "verbose_json":
-        await exchange.send_json(_verbose(heard, str(values.fields.get("language", ""))))
-    else:
-        await exchange.send_text(_subtitles(heard.segments, form), b"text/plain; charset=utf-8")
+
+
+def _begun(exchange: Exchange, asked: _Asked) -> AllResponses:
+    """The responses of the engine, which has the request from now on."""
+    responses = AllResponses.to(exchange.server, asked.target.served, asked.requests.pop())
+    exchange.release_body()
+    return responses
 
 
 @dataclass

@@ -280,12 +280,17 @@ class Answer(Protocol):
 
 
 async def write(
-    exchange: Exchange, target: Target, sampling: Sampling, requests: Sequence[InferenceRequest], answer: Answer
+    exchange: Exchange, target: Target, sampling: Sampling, requests: list[InferenceRequest], answer: Answer
 ) -> None:
-    """Have the model of *target* write a choice for each of *requests*, and answer with them. Raises as `Writing.next`."""
+    """Have the model of *target* write a choice for each of *requests*, and answer with them. Raises as `Writing.next`.
+
+    *requests* are the engine's then, and the list is empty: what they were made of is kept no longer than the engine wants it.
+    """
     writing = Writing(target, sampling, exchange.counted(target.name))
     try:
         writing.begin(exchange.server, requests, exchange.receive)
+        requests.clear()
+        exchange.release_body()
         if sampling.streams:
             await answer.stream(writing)
         else:

@@ -30,7 +30,7 @@ class Ticket:
 
 
 class Engine:
-    """A `Door` with one model, whose response *model* makes: at once, or once ``may_answer`` is set."""
+    """A `Door` with one model, which answers with the tensors that *model* makes, while ``may_answer`` is set."""
 
     def __init__(self, folder: Path, config: str, model: Model) -> None:
         self.config = config_of(folder, config)
@@ -47,7 +47,7 @@ class Engine:
         return SimpleNamespace(name=name, id=name, stamp=1, config=self.config)
 
     def infer(self, served: Any, request: InferenceRequest, receiver: Any) -> Ticket:
-        """Answer *request*."""
+        """Answer *request*, which is kept no longer than it takes to read it."""
         self.asked.set()
         outputs = self._model(request)
         del request
@@ -69,20 +69,22 @@ def config_of(folder: Path, config: str) -> ModelConfig:
 class Client:
     """One that sends a body, reads the answer, and stays."""
 
-    def __init__(self, engine: Engine, large: LargeDocuments, body: dict[str, Any]) -> None:
-        self.exchange: Exchange
+    def __init__(
+        self, engine: Engine, large: LargeDocuments, body: dict[str, Any] | bytes, content_type: bytes = b""
+    ) -> None:
         self.answer = b""
-        self._body: bytes | None = json.dumps(body).encode()
+        self._body: bytes | None = body if isinstance(body, bytes) else json.dumps(body).encode()
         door: Any = engine
         around = Surroundings(door, OpenAiOptions(), large)
-        scope = {"path": "/v1", "method": "POST", "headers": [(b"content-length", b"%d" % len(self._body))]}
-        self.exchange = Exchange(around, scope, self._receive, self._send)
+        headers = [(b"content-length", b"%d" % len(self._body)), (b"content-type", content_type)]
+        scope = {"path": "/v1/chat/completions", "method": "POST", "headers": headers}
+        self.exchange = Exchange(around, scope, self.receive, self.send)
 
-    async def _receive(self) -> dict[str, Any]:
+    async def receive(self) -> dict[str, Any]:
         body, self._body = self._body, None
         if body is None:
             await asyncio.Event().wait()
         return {"type": "http.request", "body": body}
 
-    async def _send(self, message: Any) -> None:
+    async def send(self, message: Any) -> None:
         self.answer += message.get("body", b"")

@@ -197,6 +197,10 @@ class Receiving:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Give back what was taken: the bytes are the engine's, or nobody's."""
         self._budget.give_back(self._taken)
         self._taken = 0
 
