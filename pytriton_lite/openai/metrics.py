@@ -70,9 +70,15 @@ class OpenAiMetrics:
         series.observe(nanoseconds / 1e9)
 
     def forget_others(self, models: Collection[str]) -> None:
-        """Drop the series of models that are not among *models* any more, as vLLM's end with its process."""
+        """Drop the series of models that are not among *models* any more, as vLLM's end with its process.
+
+        A model that ends answers what it has begun, and keeps its series until then: what ends is taken off what began.
+        """
+        running = self._families[_RUNNING[0]].series.items()
+        kept = {dict(key)["model_name"] for key, series in running if isinstance(series, Number) and series.value}
+        kept.update(models)
         for family in self._families.values():
-            for key in [key for key in family.series if dict(key)["model_name"] not in models]:
+            for key in [key for key in family.series if dict(key)["model_name"] not in kept]:
                 del family.series[key]
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pytriton_lite.core.custom_metrics import Number
+from pytriton_lite.openai.metrics import Counted, OpenAiMetrics
 from tests.harness import Reply, RunningServer, write_model
 from tests.openai_routes.openai_models import COMPLETION_CONFIG, SCRIBE, UNDECLARED_CONFIG
 from tests.openai_routes.sse import END, events, text_of
@@ -157,6 +159,27 @@ def test_texts_count_by_the_names_of_vllm(guarded: RunningServer) -> None:
     assert grown("vllm:inter_token_latency_seconds") == 2 * 1 + 2
     assert grown("vllm:e2e_request_latency_seconds") == 2
     assert value(after, "vllm:num_requests_running") == 0
+
+
+def test_a_model_that_is_unloaded_keeps_its_series_until_its_last_request_has_ended() -> None:
+    metrics = OpenAiMetrics(lambda: 0)
+    requests = [Counted(metrics, "m", 0) for _ in range(2)]
+    for request in requests:
+        request.begun()
+
+    def running() -> list[float]:
+        """What a page says while no model is there."""
+        metrics.forget_others(())
+        (family,) = [family for family in metrics.families() if family.name == "vllm:num_requests_running"]
+        return [series.value for series in family.series.values() if isinstance(series, Number)]
+
+    assert running() == [2]
+    requests[0].ended(None, 1)
+    assert running() == [1]
+    requests[1].ended(None, 1)
+    assert running() == []
+    # As after a load: nothing is left of those that ended meanwhile.
+    assert metrics.number("vllm:num_requests_running", model_name="m").value == 0
 
 
 def test_a_family_that_a_model_exports_itself_is_its_own(guarded: RunningServer) -> None:
