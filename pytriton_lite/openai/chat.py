@@ -71,17 +71,23 @@ def _read(members: Members, values: Values) -> tuple[Sampling, bytes]:
 
 
 def put_tools(values: Values, tools: list[Json], choice: object) -> None:
-    """Pass *tools* on to a model that can call some. Raises ApiError for one that cannot."""
+    """Pass *tools* on to a model that can call some. Raises ApiError for one that cannot.
+
+    With the choice of none, only a model that is told of that choice sees them: another would call some.
+    """
     declared = values.target.declared
     if "tool_calls" not in declared.outputs:
         refuse_unsupported("tools", f"The model '{values.target.name}' calls no tools.")
+    takes_choice = "tool_choice" in declared.inputs
+    if choice == "none" and not takes_choice:
+        return
     if "tools" in declared.inputs or "messages" in declared.inputs:
         values.put_tensor("tools", tools)
     if choice is not None:
         check_tool_choice(choice, tools)
-        if "tool_choice" in declared.inputs:
+        if takes_choice:
             values.put_tensor("tool_choice", choice)
-        elif choice not in ("auto", "none"):
+        elif choice != "auto":
             refuse_unsupported("tool_choice", f"The model '{values.target.name}' takes no 'tool_choice'.")
 
 

@@ -452,6 +452,8 @@ def write_openai_models(repository: Path) -> None:
     write_model(repository, "agent", AGENT, AGENT_CONFIG)
     echo = write_model(repository, "echo", ECHO, ECHO_CONFIG)
     (echo / "chat_template.jinja").write_text(CALLS_TEMPLATE)
+    chooses = '  { name: "tool_choice" data_type: TYPE_STRING dims: [ 1 ] optional: true },\n'
+    write_model(repository, "eager", AGENT, AGENT_CONFIG.replace(f"    {chooses}", ""))
     write_model(repository, "mirror", MIRROR, MIRROR_CONFIG)
     write_model(repository, "endless", ENDLESS, ENDLESS_CONFIG)
     write_model(repository, "filler", FILLER, FILLER_CONFIG)

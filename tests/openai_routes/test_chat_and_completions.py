@@ -342,6 +342,17 @@ def test_tools_go_to_the_model_and_its_calls_come_back(server: RunningServer) ->
     assert chat(server, "agent", said, tools=[WEATHER]).json["choices"][0]["message"]["content"] == "rain"
 
 
+def test_a_model_that_is_told_of_no_choice_sees_no_tools_where_it_is_to_call_none(server: RunningServer) -> None:
+    (message,) = [one["message"] for one in chat(server, "eager", tools=[WEATHER], tool_choice="none").json["choices"]]
+    assert (message["content"], message.get("tool_calls")) == ("hello there", None)
+    assert "tool_calls" in chat(server, "eager", tools=[WEATHER]).json["choices"][0]["message"]
+    # One with an input for the choice is given both, and decides.
+    assert "tool_calls" in chat(server, "agent", tools=[WEATHER], tool_choice="none").json["choices"][0]["message"]
+    for choice, prompt in (("none", "<user>hello there"), ("auto", "<tool weather><user>hello there")):
+        reply = chat(server, "echo", tools=[WEATHER], tool_choice=choice)
+        assert reply.json["choices"][0]["message"]["content"] == prompt
+
+
 def test_streamed_tool_calls_have_an_index(server: RunningServer) -> None:
     found = events(chat(server, "agent", tools=[WEATHER], stream=True))
     (call,) = found[1]["choices"][0]["delta"]["tool_calls"]

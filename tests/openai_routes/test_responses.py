@@ -47,6 +47,13 @@ def test_items_are_messages_calls_and_their_outputs(server: RunningServer) -> No
     assert message["content"][0]["text"] == "rain"
 
 
+def test_a_model_that_is_told_of_no_choice_sees_no_tools_where_it_is_to_call_none(server: RunningServer) -> None:
+    (item,) = respond(server, model="eager", tools=[WEATHER], tool_choice="none").json["output"]
+    assert (item["type"], item["content"][0]["text"]) == ("message", "hello")
+    (item,) = respond(server, model="eager", tools=[WEATHER]).json["output"]
+    assert item["type"] == "function_call"
+
+
 def test_a_format_is_passed_on_as_chat_has_it(server: RunningServer) -> None:
     text = {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}
     (message,) = respond(server, model="agent", text=text).json["output"]
