@@ -27,6 +27,8 @@ CPU_S = 1.0
 """Processor time that one rendering may take. The largest templates take some milliseconds."""
 _MEMORY_BYTES = 1 << 30
 _MOST_CHARACTERS = 16 << 20
+_ALWAYS_THERE = {"tools": None, "documents": None}
+"""Variables that Hugging Face's templates may take for granted, as transformers always gives them."""
 _LENGTH = struct.Struct("<I")
 
 Json = dict[str, Any]
@@ -68,14 +70,27 @@ def _compiled(template: str, tokens: Json) -> Callable[[Json], Iterator[str]]:
         import jinja2
         import jinja2.debug  # imports it when something goes wrong, and no file can be opened then
         import jinja2.ext
+        import jinja2.nodes
+        import jinja2.parser
         import jinja2.sandbox
     except ImportError:
         raise _Raised(
             "chat templates need Jinja2, which is not installed: pip install 'pytriton-lite[openai]'"
         ) from None
 
+    class Generation(jinja2.ext.Extension):
+        """``{% generation %}`` around what the model wrote, which trainers look for; a prompt has what is in it."""
+
+        tags = {"generation"}  # noqa: RUF012  # so it is declared there
+
+        def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+            """See Jinja2."""
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return jinja2.nodes.Scope(body, lineno=line)
+
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, Generation]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
@@ -84,7 +99,8 @@ def _compiled(template: str, tokens: Json) -> Callable[[Json], Iterator[str]]:
         compiled = environment.from_string(template)
     except jinja2.TemplateSyntaxError as error:
         raise _Raised(f"the chat template is none: line {error.lineno}: {error.message}") from None
-    return lambda values: compiled.generate({**tokens, **values})
+    given = {**_ALWAYS_THERE, **tokens}
+    return lambda values: compiled.generate({**given, **values})
 
 
 def _to_json(value: object, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

@@ -15,11 +15,22 @@ TEMPLATE = """\
 """
 
 CALLS_TEMPLATE = """\
-{%- for tool in tools -%}<tool {{ tool.function.name }}>{%- endfor -%}
+{%- for tool in tools or [] -%}<tool {{ tool.function.name }}>{%- endfor -%}
 {%- for message in messages -%}
 <{{ message.role }}>{{ message.content }}
 {%- for call in message.tool_calls -%}<call {{ call.function.name }} {{ call.function.arguments | tojson }}>{%- endfor -%}
 {%- endfor -%}
+"""
+
+TRAINED_TEMPLATE = """\
+{%- if tools is not none or documents is not none -%}{{ raise_exception("there are none") }}{%- endif -%}
+{%- for message in messages -%}
+<{{ message.role }}>
+{%- if message.role == "assistant" -%}
+{%- generation -%}{%- set said = message.content -%}{{ said }}</s>{%- endgeneration -%}
+{%- else -%}{{ message.content }}{%- endif -%}
+{%- endfor -%}
+{{ said }}
 """
 
 SCRIBE = """
@@ -452,6 +463,8 @@ def write_openai_models(repository: Path) -> None:
     write_model(repository, "agent", AGENT, AGENT_CONFIG)
     echo = write_model(repository, "echo", ECHO, ECHO_CONFIG)
     (echo / "chat_template.jinja").write_text(CALLS_TEMPLATE)
+    trained = write_model(repository, "trained", ECHO, ECHO_CONFIG)
+    (trained / "chat_template.jinja").write_text(TRAINED_TEMPLATE)
     chooses = '  { name: "tool_choice" data_type: TYPE_STRING dims: [ 1 ] optional: true },\n'
     write_model(repository, "eager", AGENT, AGENT_CONFIG.replace(f"    {chooses}", ""))
     write_model(repository, "mirror", MIRROR, MIRROR_CONFIG)

@@ -245,6 +245,14 @@ def test_a_chat_template_makes_the_prompt_of_the_messages(server: RunningServer)
     }  # fmt: skip
 
 
+def test_a_template_may_mark_what_the_model_wrote_and_ask_for_tools_where_there_are_none(server: RunningServer) -> None:
+    said = [*HELLO, {"role": "assistant", "content": "hi"}, *HELLO]
+    reply = chat(server, "trained", said)
+    assert reply.status == 200, reply.body
+    prompt = "<user>hello there<assistant>hi</s><user>hello there"
+    assert reply.json["choices"][0]["message"]["content"] == prompt
+
+
 def called(arguments: object) -> list[dict[str, Any]]:
     """A conversation whose second message calls a tool with *arguments*."""
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
