@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytriton_lite.core import dtypes
 from pytriton_lite.openai.errors import ApiError
 from pytriton_lite.openai.members import Members, refuse_type, refuse_unsupported, refuse_value
 from pytriton_lite.openai.stop_texts import StopScanner
@@ -108,7 +109,9 @@ def want_logprobs(count: int, values: Values, found: Sampling) -> None:
     if "logprobs" not in values.target.declared.outputs:
         refuse_unsupported("logprobs", f"The model '{values.target.name}' gives no logprobs.")
     found.logprobs = count
-    values.put("logprobs", count)
+    spec = values.target.spec("logprobs")
+    is_truth = spec is not None and spec.datatype is dtypes.BOOL
+    values.put("logprobs", True if is_truth else count)  # without alternatives they are wanted as well
 
 
 def _read_max_tokens(members: Members, values: Values) -> int | None:

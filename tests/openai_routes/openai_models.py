@@ -117,8 +117,8 @@ AGENT = """
                 said, calls = "", json.loads(said)
             if given(request, "response_format") is not None:
                 said = given(request, "response_format").decode()
-            if logprobs is not None:
-                others = [{"token": str(n), "logprob": -float(n)} for n in range(logprobs)]
+            if logprobs is not None and logprobs is not np.False_:
+                others = [{"token": str(n), "logprob": -float(n)} for n in range(int(logprobs))]
                 probabilities = [{"token": word, "logprob": -0.5, "top_logprobs": others} for word in said.split()]
             return pb_utils.InferenceResponse([
                 text("text", said), text("tool_calls", json.dumps(calls)), text("logprobs", json.dumps(probabilities)),
@@ -467,6 +467,8 @@ def write_openai_models(repository: Path) -> None:
     (trained / "chat_template.jinja").write_text(TRAINED_TEMPLATE)
     chooses = '  { name: "tool_choice" data_type: TYPE_STRING dims: [ 1 ] optional: true },\n'
     write_model(repository, "eager", AGENT, AGENT_CONFIG.replace(f"    {chooses}", ""))
+    counts = '{ name: "logprobs" data_type: TYPE_INT32'
+    write_model(repository, "yes_or_no", AGENT, AGENT_CONFIG.replace(counts, counts.replace("INT32", "BOOL")))
     write_model(repository, "mirror", MIRROR, MIRROR_CONFIG)
     write_model(repository, "endless", ENDLESS, ENDLESS_CONFIG)
     write_model(repository, "filler", FILLER, FILLER_CONFIG)

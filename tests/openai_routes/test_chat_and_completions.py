@@ -389,6 +389,12 @@ def test_logprobs_of_the_model_come_in_the_form_of_the_route(server: RunningServ
     assert logprobs["content"][1]["bytes"] == list(b"there")
 
 
+def test_a_model_is_told_that_logprobs_are_wanted_where_it_takes_no_number(server: RunningServer) -> None:
+    logprobs = chat(server, "yes_or_no", logprobs=True).json["choices"][0]["logprobs"]
+    assert [one["token"] for one in logprobs["content"]] == ["hello", "there"]
+    assert chat(server, "yes_or_no", logprobs=False).json["choices"][0]["logprobs"] is None
+
+
 # ------------------------------------------------------------------------------------------- refusals
 
 
