@@ -146,6 +146,16 @@ class InferenceRequest:
         return copied
 
     @property
+    def text_length(self) -> int:
+        """Characters of its id, and of the names and the texts of its parameters."""
+        length = len(self.request_id)
+        for key, value in self.parameters.items():
+            length += len(key)
+            if isinstance(value, str):
+                length += len(value)
+        return length
+
+    @property
     def error_prefix(self) -> str:
         """``[request id: abc] ``, the way Triton's core starts most of its texts; an absent id prints ``<id_unknown>``."""
         return f"[request id: {self.request_id or '<id_unknown>'}] "

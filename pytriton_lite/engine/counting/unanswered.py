@@ -60,12 +60,7 @@ def _half(limit: int | None) -> int | None:
 
 def _described_bytes(request: InferenceRequest) -> int:
     """About what *request* has beside its tensors."""
-    nbytes = len(request.request_id)
-    for key, value in request.parameters.items():
-        nbytes += _BYTES_FOR_PARAMETER + len(key)
-        if isinstance(value, str):
-            nbytes += len(value)
-    return nbytes
+    return request.text_length + _BYTES_FOR_PARAMETER * len(request.parameters)
 
 
 class UnansweredTotal:

@@ -23,8 +23,15 @@ _BATCHING_NOTE = (
 _OBJECT_BYTES = 8
 """Size of one element of an object array, which BYTES tensors become."""
 
+_SHOWN_CHARACTERS = 64
+"""Of the name of a parameter that is too long."""
+
 _MOST_FORMS = 512
 """Forms of inputs that are remembered at a time."""
+
+_MOST_CHARACTERS = 1 << 18
+"""Characters of a request's id, and of names and texts of its parameters. They go to the worker in the message itself, of all
+requests of a batch, and are written and read by whoever serves everybody else, too. A millisecond for ASCII."""
 
 _LARGEST_ARRAY_BYTES = (1 << 63) - 1
 """numpy's limit, and that of the dims of a message; it counts the dims that are not 0."""
@@ -53,6 +60,8 @@ class Admission:
 
     def check(self, request: InferenceRequest) -> int:
         """Refuse what the model cannot take. Returns the request's batch size, 1 for a model without batching."""
+        if (request.parameters or request.request_id) and request.text_length > _MOST_CHARACTERS:
+            raise self._too_long(request)
         packed = request.packed
         form = packed.form if packed is not None else None
         if form is None:
@@ -188,6 +197,15 @@ class Admission:
         return _refusal(
             f"{request.error_prefix}unexpected shape for input '{tensor.name}' for model '{self._model}'. "
             f"Expected {format_shape(expected)}, got {format_shape(tensor.shape)}. {note}"
+        )
+
+    def _too_long(self, request: InferenceRequest) -> InferenceError:
+        lengths = [(len(str(value)) + len(key), key) for key, value in request.parameters.items()]
+        longest, key = max(lengths, default=(0, ""))
+        what = f"parameter '{key[:_SHOWN_CHARACTERS]}'" if longest > len(request.request_id) else "the id"
+        return _refusal(
+            f"id and parameters of a request to model '{self._model}' may have {_MOST_CHARACTERS} characters together, got "
+            f"{request.text_length}; the longest is {what}. Send large values as inputs"
         )
 
     def _requested_twice(self, request: InferenceRequest) -> InferenceError:

@@ -30,7 +30,7 @@ from pytriton_lite.engine.workers.keeper import WorkerKeeper
 from pytriton_lite.engine.workers.oversight import Oversight
 from pytriton_lite.engine.workers.process import WorkerProcess
 from pytriton_lite.engine.workers.settings import WorkerSettings
-from pytriton_lite.engine.workers.wire import ExecutionOutcome, Wire
+from pytriton_lite.engine.workers.wire import MOST_BATCH_BYTES, ExecutionOutcome, Wire
 from pytriton_lite.event_loop import on_loop
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import frame
@@ -257,14 +257,18 @@ class Instance:
     # ------------------------------------------------------------------------------------------ requests
 
     def dispatch(self, batches: list[list[Ticket]]) -> list[tuple[list[Ticket], InferenceError]]:
-        """Send *batches* in one message. Those that cannot be sent, for want of memory mostly, come back with the error."""
+        """Send *batches*, in one message if it can hold them.
+
+        Those that cannot be sent, for want of memory mostly, come back with the error.
+        """
         parts: list[bytes] = []
         refused: list[tuple[list[Ticket], InferenceError]] = []
-        sent = 0
+        sent = total_bytes = 0
         for tickets in batches:
             number = self._next_batch
+            written = len(parts)
             try:
-                slots = self.wire.put_batch(parts, number, tickets)
+                slots, nbytes = self.wire.put_batch(parts, number, tickets)
             except InferenceError as error:
                 refused.append((tickets, error))
                 continue
@@ -275,19 +279,27 @@ class Instance:
                 continue
             self._next_batch += 1
             self.in_flight[number] = Batch(self, number, tickets, slots)
+            if total_bytes + nbytes > MOST_BATCH_BYTES:
+                self._send(sent, parts[:written])
+                parts = parts[written:]
+                sent = total_bytes = 0
             sent += 1
-        worker = self.worker
-        assert worker is not None, "dispatch is only called while READY"
+            total_bytes += nbytes
         if sent:
             self.has_room = len(self.in_flight) < self.capacity
-            message = messages.execute_frame(sent, parts)
-            if self.wire.memory.is_touched:
-                message = b"".join([*self.wire.memory.frames(worker.send_descriptor), message])
-            worker.send(message)
+            self._send(sent, parts)
             self.oversight.begin()
             if self._look is None:
                 self._look_later()
         return refused
+
+    def _send(self, batches: int, parts: list[bytes]) -> None:
+        worker = self.worker
+        assert worker is not None, "dispatch is only called while READY"
+        message = messages.execute_frame(batches, parts)
+        if self.wire.memory.is_touched:
+            message = b"".join([*self.wire.memory.frames(worker.send_descriptor), message])
+        worker.send(message)
 
     def cancel(self, ticket: Ticket) -> None:
         """Tell the worker that nobody waits for *ticket*, which it has, any more."""

@@ -20,10 +20,14 @@ from pytriton_lite.engine.workers.outputs import BatchOutputs, arranged
 from pytriton_lite.engine.workers.process import WorkerProcess
 from pytriton_lite.engine.workers.state_outputs import StateOutputs, states_of
 from pytriton_lite.ipc import messages
+from pytriton_lite.ipc.channel import LARGEST_FRAME
 from pytriton_lite.ipc.messages import INLINE_BYTES, Answer, Fate, Place, SpecTable, TensorRef
 from pytriton_lite.ipc.start import ModelStart
 from pytriton_lite.scheduling.batch_tensors import BatchInputs
 from pytriton_lite.scheduling.ticket import Batch, Ticket
+
+MOST_BATCH_BYTES = LARGEST_FRAME - (1 << 10)
+"""What batches of one message may have in it, beside the message's own head."""
 
 ExecutionOutcome = list[Tensor] | PackedTensors | InferenceError | Fate
 """What an execution made of one request: the tensors that the model gave, the error that it returned, or what else."""
@@ -90,10 +94,11 @@ class Wire:
 
     # ------------------------------------------------------------------------------------------ to the worker
 
-    def put_batch(self, parts: list[bytes], number: int, tickets: list[Ticket]) -> list[int]:
-        """Append batch *number*; the slots of our memory that it lies in.
+    def put_batch(self, parts: list[bytes], number: int, tickets: list[Ticket]) -> tuple[list[int], int]:
+        """Append batch *number*; the slots of our memory that it lies in, and how many bytes it has in *parts*.
 
-        Raises InferenceError where the machine has no memory left. Whatever it raises, nothing is appended, nor kept.
+        Raises InferenceError where the machine has no memory left, and for what no message can hold. Whatever it raises,
+        nothing is appended, nor kept.
         """
         if self._batch_inputs is not None:
             self._batch_inputs.give(tickets, self._shape_for_model)
@@ -103,12 +108,19 @@ class Wire:
             messages.put_batch(parts, number, len(tickets))
             for ticket in tickets:
                 self._put_request(parts, ticket, parcel)
+            nbytes = sum(map(len, parts[written:]))
+            if nbytes > MOST_BATCH_BYTES:
+                raise InferenceError(
+                    ErrorCode.INVALID_ARG,
+                    f"requests to model '{self._start.model}' make a batch of {nbytes} bytes beside large tensors, more than "
+                    f"the {MOST_BATCH_BYTES} that a worker can be sent at once",
+                )
         except Exception:
             del parts[written:]
             if parcel is not None:
                 self.memory.release(parcel.slots)
             raise
-        return parcel.slots if parcel is not None else []
+        return parcel.slots if parcel is not None else [], nbytes
 
     def _parcel(self, tickets: list[Ticket]) -> Parcel | None:
         """Memory for the tensors of a batch; None where all of them are small.

@@ -11,7 +11,7 @@ from pytriton_lite.config.text import parse_model_config
 from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.core.request import InferenceRequest, Origin
+from pytriton_lite.core.request import InferenceRequest, Origin, ParameterValue
 from pytriton_lite.core.tensor import PackedForm, Tensor
 from pytriton_lite.engine.serving.admission import Admission
 from pytriton_lite.ipc.messages import form_of
@@ -298,6 +298,33 @@ def test_elements_that_workers_have_written_are_not_looked_at(origin: Origin) ->
 )
 def test_a_refusal_has_the_text_of_the_spec(rules: Admission, asked: InferenceRequest, text: str) -> None:
     assert refusal(rules, asked) == text
+
+
+@pytest.mark.parametrize(
+    ("request_id", "parameters", "what"),
+    [
+        pytest.param(
+            "", {"a": "x", "prompt": "\u00e9" * (1 << 18)}, "262152; the longest is parameter 'prompt'", id="value"
+        ),
+        pytest.param("", {"k" * (1 << 18): True, "n": 1}, f"262145; the longest is parameter '{'k' * 64}'", id="name"),
+        pytest.param("i" * (1 << 18), {"n": 1}, "262145; the longest is the id", id="id"),
+    ],
+)
+def test_an_id_and_parameters_that_are_too_long_together_are_refused_without_them(
+    request_id: str, parameters: dict[str, ParameterValue], what: str
+) -> None:
+    asked = request(fp32("X", 4), request_id=request_id)
+    asked.parameters = parameters
+    assert refusal(admission(ONE), asked) == (
+        f"id and parameters of a request to model 'm' may have 262144 characters together, got {what}. Send large values as "
+        "inputs"
+    )
+
+
+def test_an_id_and_parameters_may_have_256_ki_characters_together() -> None:
+    asked = request(fp32("X", 4), request_id="i" * 1000)
+    asked.parameters = {"prompt": "\u00e9" * ((1 << 18) - 1007), "n": 1}
+    assert admission(ONE).check(asked) == 1
 
 
 @pytest.mark.parametrize(
