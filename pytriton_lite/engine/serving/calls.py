@@ -232,7 +232,7 @@ class OpenCalls(OpenQuestions):
             return
         if is_final:
             del self._calls[call]
-        self._instance.reply(call, outcome, is_final=is_final)
+        self._instance.reply(self._worker, call, outcome, is_final=is_final)
 
 
 class _Call:

@@ -40,6 +40,9 @@ class WorkerLink(Protocol):
     def send(self, message: bytes) -> None:
         """Send a whole frame."""
 
+    def send_descriptor(self, fd: int) -> None:
+        """Send *fd*, in order, without waiting."""
+
 
 class AskingWire(Protocol):
     """What references in a worker's messages mean."""
@@ -65,8 +68,8 @@ class AskingInstance(Executor, Protocol):
     def on_call(self, *, is_in_execute: bool) -> None:
         """The model calls another one."""
 
-    def reply(self, call: int, outcome: CallOutcome, *, is_final: bool) -> None:
-        """Hand a response to a call of the worker, which lives."""
+    def reply(self, worker: WorkerLink, call: int, outcome: CallOutcome, *, is_final: bool) -> None:
+        """Hand a response to a call of *worker*, which lives."""
 
 
 BeginAsking = Callable[[AskingInstance, WorkerLink], Asking]

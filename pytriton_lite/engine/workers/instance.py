@@ -23,7 +23,7 @@ from pytriton_lite.core.request import InferenceResponse
 from pytriton_lite.core.states import InstanceState
 from pytriton_lite.engine.counting.statistics import SharedMemory
 from pytriton_lite.engine.environments import Environment
-from pytriton_lite.engine.workers.asking import Asking, BeginAsking, CallOutcome
+from pytriton_lite.engine.workers.asking import Asking, BeginAsking, CallOutcome, WorkerLink
 from pytriton_lite.engine.workers.execution_watch import ExecutionLimits
 from pytriton_lite.engine.workers.fork_server import Spawners, WorkerExit
 from pytriton_lite.engine.workers.keeper import WorkerKeeper
@@ -453,10 +453,11 @@ class Instance:
         if is_new and not self.is_alone and not self._has_sequences:
             self.recall()
 
-    def reply(self, call: int, outcome: CallOutcome, *, is_final: bool) -> None:
-        """Hand a response to a call of the worker, which lives."""
-        worker = self.worker
-        assert worker is not None, "calls end with their worker"
+    def reply(self, worker: WorkerLink, call: int, outcome: CallOutcome, *, is_final: bool) -> None:
+        """Hand a response to a call of *worker*, which lives.
+
+        Its model may call as soon as it has said READY: before the keeper knows of it.
+        """
         worker.send(self.wire.reply_frames(worker, call, outcome, is_final=is_final))
 
     def end_asking(self) -> None:

@@ -14,10 +14,9 @@ from pytriton_lite.config.reshape import Reshape, reshaped
 from pytriton_lite.core.errors import ErrorCode, InferenceError, ProtocolError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import PackedTensors, Tensor
-from pytriton_lite.engine.workers.asking import CallOutcome
+from pytriton_lite.engine.workers.asking import CallOutcome, WorkerLink
 from pytriton_lite.engine.workers.memory import Parcel, PeerMemory, room_for
 from pytriton_lite.engine.workers.outputs import BatchOutputs, arranged
-from pytriton_lite.engine.workers.process import WorkerProcess
 from pytriton_lite.engine.workers.state_outputs import StateOutputs, states_of
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import LARGEST_FRAME
@@ -218,7 +217,7 @@ class Wire:
         inner = reshaped(*reshape, shape[len(batch) :])
         return None if inner is None else batch + inner
 
-    def reply_frames(self, worker: WorkerProcess, call: int, outcome: CallOutcome, *, is_final: bool) -> bytes:
+    def reply_frames(self, worker: WorkerLink, call: int, outcome: CallOutcome, *, is_final: bool) -> bytes:
         """The response to a call of *worker*; tensors in shared memory go by reference."""
         parts: list[bytes] = []
         if isinstance(outcome, InferenceError):
