@@ -5,8 +5,8 @@
     {"id":1,"activity":"TENSOR_QUEUE_INPUT","tensor":{"name":"X","data":"1,2","shape":"1,2","dtype":"FP32"}}
 
 A trace is written when its request has ended, and with it those of the calls that its model made meanwhile. With a log
-frequency of 0 all go into FILE, which is complete JSON whenever nothing is being written; with n, n requests into FILE.0, the
-next n into FILE.1, and the rest at the end into one more.
+frequency of 0 all go into FILE; with n, n requests into FILE.0, and the next n into FILE.1. Each file is complete JSON whenever
+nothing is being written.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from __future__ import annotations
 import io
 import itertools
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.core.timeline import Timeline
@@ -90,81 +91,120 @@ class FileTraces:
         trace.is_late = trace.parent is not None and trace.parent not in self._open
 
 
+_Object = tuple[dict[str, Any], "TensorCopy | None"]
+"""An object of a trace, and the tensor that it is about. Its elements become texts when they are written."""
+
+
+class _Record(NamedTuple):
+    """What is written together."""
+
+    log_frequency: int
+    objects: list[_Object]
+
+
 class TraceFile:
     """The writer's side: a `Recorder`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._whole: io.BufferedRandom | None = None
-        self._calls: dict[int, list[bytes]] = {}
+        self._calls: dict[int, _Record] = {}
         """What was recorded of calls whose caller has not ended, by the caller's number."""
-        self._waiting: dict[int, list[bytes]] = {}
-        """Traces of clients' requests by the number of them that is to go into one file."""
-        self._files = 0
+        self._arrays: dict[int, _Array] = {}
+        """The files that are not full by the number of clients' requests that is to go into one; FILE itself by 0."""
+        self._files = itertools.count()
 
     def record(self, timeline: Timeline) -> None:
         trace = timeline.trace
         assert isinstance(trace, FileTrace)
-        objects = b",".join([*self._calls.pop(trace.number, ()), *map(_dump, _objects(timeline, trace))])
+        objects = _objects(timeline, trace)
+        if trace.number in self._calls:
+            objects = [*self._calls.pop(trace.number).objects, *objects]
         if not objects:
             return  # tensors alone are wanted, and it had none
-        if trace.parent is not None and not trace.is_late:
-            self._calls.setdefault(trace.parent, []).append(objects)
-            if len(self._calls) <= _MOST_CALLERS:
-                return
-            objects = b",".join(self._calls.pop(next(iter(self._calls))))
-        if not trace.log_frequency:
-            self._append(objects)
-        else:
-            waiting = self._waiting.setdefault(trace.log_frequency, [])
-            waiting.append(objects)
-            if len(waiting) >= trace.log_frequency:
-                self._write_next(self._waiting.pop(trace.log_frequency))
+        if trace.parent is None or trace.is_late:
+            self._write(_Record(trace.log_frequency, objects))
+            return
+        self._calls.setdefault(trace.parent, _Record(trace.log_frequency, [])).objects.extend(objects)
+        if len(self._calls) > _MOST_CALLERS:
+            self._write(self._calls.pop(next(iter(self._calls))))
 
     def finish(self) -> None:
-        orphans = list(itertools.chain.from_iterable(self._calls.values()))
-        rest = [*itertools.chain.from_iterable(self._waiting.values()), *(orphans if self._files else ())]
-        if rest:
-            self._write_next(rest)
-        if orphans and not self._files:
-            self._append(b",".join(orphans))
-        if self._whole is not None:
-            self._whole.close()
+        for orphans in self._calls.values():
+            self._write(orphans)
 
-    def _write_next(self, traces: list[bytes]) -> None:
-        path = self._path.with_name(f"{self._path.name}.{self._files}")
-        self._files += 1
-        path.write_bytes(b"[" + b",".join(traces) + b"]")
-
-    def _append(self, objects: bytes) -> None:
-        """Put *objects* in the place of the bracket that ends the array."""
-        if self._whole is None:
-            self._whole = self._path.open("w+b")
-            self._whole.write(b"[" + objects + b"]")
-        else:
-            self._whole.seek(-1, io.SEEK_END)
-            self._whole.write(b"," + objects + b"]")
-        self._whole.flush()
+    def _write(self, record: _Record) -> None:
+        most = record.log_frequency
+        array = self._arrays.get(most)
+        if array is None:
+            path = self._path.with_name(f"{self._path.name}.{next(self._files)}") if most else self._path
+            array = self._arrays[most] = _Array(path)
+        array.append(_texts(record.objects))
+        if array.appended == most:
+            del self._arrays[most]
 
 
-def _dump(value: dict[str, Any]) -> bytes:
+class _Array:
+    """A file that is one JSON array, opened for each time that something is appended: it may be moved away in between."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.appended = 0
+        """How often something was."""
+
+    def append(self, texts: Iterable[bytes]) -> None:
+        """Put *texts* in the place of the bracket that ends the array. Where that raises, the file is as it was."""
+        flags = os.O_RDWR | os.O_CREAT | (0 if self.appended else os.O_TRUNC)
+        with open(os.open(self._path, flags, 0o666), "r+b", buffering=0) as file:
+            length = file.seek(0, io.SEEK_END)
+            file.seek(max(0, length - 1))
+            try:
+                # A buffer for this text alone: what the disk has not taken must not come with the next one.
+                with open(file.fileno(), "wb", closefd=False) as buffer:
+                    buffer.write(b"," if length else b"[")
+                    buffer.writelines(texts)
+                    buffer.write(b"]")
+            except BaseException:
+                file.truncate(length)
+                os.pwrite(file.fileno(), b"]" if length else b"", max(0, length - 1))
+                raise
+        self.appended += 1
+
+
+def _texts(objects: Iterable[_Object]) -> Iterator[bytes]:
+    """The objects in JSON, separated by commas, and of a tensor its elements piece by piece."""
+    for position, (value, tensor) in enumerate(objects):
+        if position:
+            yield b","
+        if tensor is None:
+            yield _dump(value)
+            continue
+        yield _dump({**value, "activity": tensor.activity})[:-1] + b',"tensor":' + _dump({"name": tensor.name})[:-1]
+        yield b',"data":"'
+        for text in show_data(tensor):
+            yield _dump(text)[1:-1]
+        yield b'",' + _dump({"shape": show_shape(tensor), "dtype": tensor.datatype.name})[1:] + b"}"
+
+
+def _dump(value: dict[str, Any] | str) -> bytes:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
 
 
-def _objects(timeline: Timeline, trace: FileTrace) -> list[dict[str, Any]]:
+def _objects(timeline: Timeline, trace: FileTrace) -> list[_Object]:
     number = trace.number
-    found: list[tuple[int, dict[str, Any]]] = []
+    found: list[tuple[int, _Object]] = []
     if trace.has_timestamps:
         if timeline.accepted_ns or trace.parent is not None:
             # Sorted, it stays before REQUEST_START.
-            found.append((timeline.accepted_ns or timeline.receiving_ns, _description(timeline, trace)))
+            found.append((timeline.accepted_ns or timeline.receiving_ns, (_description(timeline, trace), None)))
         reached = stations.start(timeline) | stations.compute(timeline) | stations.end(timeline)
         reached |= stations.front_end(timeline)
-        found += [(ns, {"id": number, "timestamps": [{"name": name, "ns": ns}]}) for name, ns in reached.items() if ns]
+        for name, ns in reached.items():
+            if ns:
+                found.append((ns, ({"id": number, "timestamps": [{"name": name, "ns": ns}]}, None)))
     for tensor in trace.tensors:
         is_input = tensor.activity == QUEUE_INPUT
         ns = timeline.enqueued_ns or timeline.accepted_ns if is_input else timeline.first_response_ns
-        found.append((ns, {"id": number, "activity": tensor.activity, "tensor": _tensor(tensor)}))
+        found.append((ns, ({"id": number}, tensor)))
     found.sort(key=lambda entry: entry[0])
     return [value for _, value in found]
 
@@ -180,12 +220,3 @@ def _description(timeline: Timeline, trace: FileTrace) -> dict[str, Any]:
     if trace.parent is not None:
         described["parent_id"] = trace.parent
     return described
-
-
-def _tensor(tensor: TensorCopy) -> dict[str, str]:
-    return {
-        "name": tensor.name,
-        "data": show_data(tensor),
-        "shape": show_shape(tensor),
-        "dtype": tensor.datatype.name,
-    }

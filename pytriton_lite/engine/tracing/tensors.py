@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import codecs
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,10 @@ from pytriton_lite.core.tensor import Tensor
 
 QUEUE_INPUT = "TENSOR_QUEUE_INPUT"
 BACKEND_OUTPUT = "TENSOR_BACKEND_OUTPUT"
+
+_NUMBERS_AT_A_TIME = 4096
+_BYTES_AT_A_TIME = 64 << 10
+"""Either is text in a millisecond. All elements at once took 27 times the memory of the tensor, and stopped the event loop."""
 
 
 class TensorCopy(NamedTuple):
@@ -37,17 +42,36 @@ def copies(activity: str, tensors: Iterable[Tensor]) -> list[TensorCopy]:
     return found
 
 
-def show_data(copy: TensorCopy) -> str:
-    """The elements, separated by commas: numbers as C++ streams print them, texts in quotes."""
+def show_data(copy: TensorCopy) -> Iterator[str]:
+    """The elements, separated by commas, piece by piece: numbers as C++ streams print them, texts in quotes."""
     if copy.datatype is dtypes.BYTES:
-        return ",".join(f'"{text.decode("utf-8", "replace")}"' for text in bytes_tensor.decode_list(copy.data))
-    if copy.datatype is dtypes.BF16:
-        values = (np.frombuffer(copy.data, np.uint16).astype(np.uint32) << 16).view(np.float32)
-    else:
-        values = np.frombuffer(copy.data, copy.datatype.numpy)
-    if values.dtype.kind == "f":
-        return ",".join(f"{value:g}" for value in values.tolist())
-    return ",".join(str(int(value)) for value in values.tolist())
+        return codecs.iterdecode(_quoted(copy.data), "utf-8", "replace")
+    return _numbers(copy)
+
+
+def _quoted(data: bytes) -> Iterator[bytes]:
+    view = memoryview(data)
+    begin = 0
+    for found in bytes_tensor.counting(view):
+        elements = bytes_tensor.decode_list(view[begin : found.end])
+        text = b",".join(b'"%b"' % element for element in elements)
+        if begin and text:
+            yield b","
+        for at in range(0, len(text), _BYTES_AT_A_TIME):
+            yield text[at : at + _BYTES_AT_A_TIME]
+        begin = found.end
+
+
+def _numbers(copy: TensorCopy) -> Iterator[str]:
+    is_bf16 = copy.datatype is dtypes.BF16
+    values = np.frombuffer(copy.data, np.uint16 if is_bf16 else copy.datatype.numpy)
+    for begin in range(0, len(values), _NUMBERS_AT_A_TIME):
+        some = values[begin : begin + _NUMBERS_AT_A_TIME]
+        if is_bf16:
+            some = (some.astype(np.uint32) << 16).view(np.float32)
+        is_float = some.dtype.kind == "f"
+        text = ",".join(f"{value:g}" if is_float else str(int(value)) for value in some.tolist())
+        yield f",{text}" if begin else text
 
 
 def show_shape(copy: TensorCopy) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import resource
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -148,15 +150,52 @@ def test_the_file_is_complete_after_every_trace(path: Path, tracing: Callable[..
     assert ids(path) == [1, 2, 3]
 
 
-def test_a_log_frequency_cuts_into_files_and_the_rest_is_one_more(path: Path, tracing: Callable[..., Traced]) -> None:
+def test_a_log_frequency_cuts_into_files_which_are_complete_after_every_trace(
+    path: Path, tracing: Callable[..., Traced]
+) -> None:
     traced = tracing(log_frequency=2)
     for _ in range(5):
         traced.serve()
-    assert [ids(path.with_name(f"trace.json.{number}")) for number in (0, 1)] == [[1, 2], [3, 4]]
-    assert sorted(entry.name for entry in path.parent.iterdir()) == ["trace.json.0", "trace.json.1"]
+    assert [ids(path.with_name(f"trace.json.{number}")) for number in (0, 1, 2)] == [[1, 2], [3, 4], [5]]
     traced.file.finish()
-    assert ids(path.with_name("trace.json.2")) == [5]
-    assert not path.exists()
+    assert sorted(entry.name for entry in path.parent.iterdir()) == [f"trace.json.{number}" for number in (0, 1, 2)]
+
+
+def test_a_file_that_is_moved_away_begins_anew(path: Path, tracing: Callable[..., Traced]) -> None:
+    traced = tracing()
+    traced.serve()
+    path.rename(path.with_name("kept"))
+    traced.serve()
+    traced.serve()
+    assert (ids(path.with_name("kept")), ids(path)) == ([1], [2, 3])
+
+
+@pytest.mark.parametrize("log_frequency", [0, 7])
+def test_a_disk_that_is_full_in_the_middle_of_a_trace_costs_that_trace_alone(
+    path: Path, tracing: Callable[..., Traced], log_frequency: int
+) -> None:
+    traced = tracing(log_frequency=log_frequency)
+    if log_frequency:
+        path = path.with_name("trace.json.0")
+    with full_disk(after=100), pytest.raises(OSError, match="File too large"):
+        traced.serve(request_id="x" * 100_000)
+    traced.serve()
+    with full_disk(after=path.stat().st_size + 20_000), pytest.raises(OSError, match="File too large"):
+        traced.serve(request_id="x" * 100_000)
+    assert ids(path) == [2]
+    traced.serve()
+    assert ids(path) == [2, 4]
+
+
+@contextlib.contextmanager
+def full_disk(*, after: int) -> Iterator[None]:
+    """No file can have more than so many bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (after, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_calls_stand_before_the_request_that_they_were_made_for_and_count_for_nothing(
@@ -257,6 +296,31 @@ def test_tensors_alone_have_no_timestamps(path: Path, tracing: Callable[..., Tra
     ]
 
 
+@pytest.mark.parametrize(
+    ("datatype", "data", "text"),
+    [
+        (dtypes.FP32, np.full(100_000, 0.25, np.float32).tobytes(), ",".join(["0.25"] * 100_000)),
+        (dtypes.BF16, b"\xc0\x3f" * 100_000, ",".join(["1.5"] * 100_000)),
+        (dtypes.BYTES, bytes_tensor.encode([b"a\xff\n"] * 30_000), ",".join(['"a\ufffd\n"'] * 30_000)),
+        (dtypes.BYTES, bytes_tensor.encode(["\xe9".encode() * 100_000, b"b"]), '"' + "\xe9" * 100_000 + '","b"'),
+    ],
+    ids=["FP32", "BF16", "many texts", "a long text"],
+)
+def test_a_large_tensor_is_written_piece_by_piece(
+    path: Path, tracing: Callable[..., Traced], datatype: DataType, data: bytes, text: str
+) -> None:
+    traced = tracing(levels=TENSORS)
+    timeline = traced.begin()
+    assert timeline.trace is not None
+    timeline.trace.on_accepted([Tensor("X", datatype, (1,), data)])
+    tracemalloc.start()
+    traced.end(timeline)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert read(path)[0]["tensor"]["data"] == text
+    assert most < 6 * len(data)
+
+
 def test_tensors_stand_between_the_stations(path: Path, tracing: Callable[..., Traced]) -> None:
     traced = tracing(levels=(*TIMESTAMPS, *TENSORS))
     timeline = traced.begin()
@@ -286,4 +350,4 @@ def test_tensors_stand_between_the_stations(path: Path, tracing: Callable[..., T
     ids=str,
 )
 def test_elements_are_shown_as_cpp_prints_them(datatype: DataType, data: bytes, text: str) -> None:
-    assert show_data(TensorCopy("", "X", datatype, (1,), data)) == text
+    assert "".join(show_data(TensorCopy("", "X", datatype, (1,), data))) == text
