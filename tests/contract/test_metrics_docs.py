@@ -65,9 +65,9 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pag
 
         wait_until(lambda: "nv_cpu_utilization" in page())
         found = page()
-    gpus = find_gpus(lambda: ("aaaa",), 0, lambda: 0, {}, FakeNvml)
+    gpus = find_gpus(lambda: ("aaaa",), {}, FakeNvml)
     assert gpus is not None
-    yield {**found, **read_page(metrics_page([], gpus.families()))}
+    yield {**found, **read_page(metrics_page([], gpus.read()))}
 
 
 def test_the_documentation_names_every_family_and_no_other(families: dict[str, PageFamily]) -> None:

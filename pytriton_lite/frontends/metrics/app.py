@@ -6,13 +6,14 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from pytriton_lite.core.custom_metrics import Family, Kind
 from pytriton_lite.frontends.listener import AsgiApp, Receive, Scope, Send
 from pytriton_lite.frontends.metrics.cache import cache_families
 from pytriton_lite.frontends.metrics.families import counter, gauge, labelled
-from pytriton_lite.frontends.metrics.gpu import find_gpus
+from pytriton_lite.frontends.metrics.gpu import GpuReadings, find_gpus
 from pytriton_lite.frontends.metrics.machine import Clock, Machine
 from pytriton_lite.frontends.metrics.model_families import Quantiles, Version, version_of
 from pytriton_lite.frontends.metrics.page import page_parts
@@ -48,7 +49,7 @@ class MetricsOptions:
     has_latency_counters: bool = True
     has_cpu: bool = True
     gpu_uuids: Callable[[], Sequence[str]] | None = None
-    """What tells the GPUs to show, without ``GPU-`` in front; asked once, at the start. None to show none."""
+    """What tells the GPUs to show, without ``GPU-`` in front; asked once, at the start, in a thread. None to show none."""
     front_ends: FrontEndCounts | None = None
     """Front ends in processes of their own; None where there are none."""
     more: Callable[[], Iterable[Family]] = tuple
@@ -56,7 +57,10 @@ class MetricsOptions:
 
 
 class MetricsPage:
-    """The page over a server's statistics and its models' own metrics, as they are when it is asked for."""
+    """The page over a server's statistics and its models' own metrics, as they are when it is asked for.
+
+    Made while the loop runs that asks for it.
+    """
 
     def __init__(self, server: Server, options: MetricsOptions, clock: Clock = time.monotonic_ns) -> None:
         self._server = server
@@ -76,7 +80,7 @@ class MetricsPage:
             pauses = _Pauses(self._clock)
             rows = self._server.loaded_statistics()
             quantiles = await self._quantiles(rows, pauses)
-            others = [*self._families.now(), *self._more(), *self._server.custom_metrics.families()]
+            others = [*await self._families.now(), *self._more(), *self._server.custom_metrics.families()]
             parts = []
             for part in page_parts(rows, quantiles, others, has_counters=self._has_counters):
                 parts.append(part)
@@ -135,15 +139,19 @@ class _ServerFamilies:
         interval_ns = int(options.interval_ms * 1e6)
         self._server = server
         self._machine = Machine(interval_ns, clock) if options.has_cpu else None
-        self._gpus = find_gpus(options.gpu_uuids, interval_ns, clock) if options.gpu_uuids is not None else None
+        uuids = options.gpu_uuids
+        self._gpus = None if uuids is None else GpuReadings(partial(find_gpus, uuids), interval_ns, clock)
         self._front_ends = options.front_ends
         self._build = build_info()
 
-    def now(self) -> Iterator[Family]:
+    async def now(self) -> list[Family]:
+        gpus = [] if self._gpus is None else await self._gpus.families()
+        return list(self._now(gpus))
+
+    def _now(self, gpus: Iterable[Family]) -> Iterator[Family]:
         if self._machine is not None:
             yield from self._machine.families()
-        if self._gpus is not None:
-            yield from self._gpus.families()
+        yield from gpus
         # This server has no such pool; dashboards of Triton show the two.
         yield gauge("nv_pinned_memory_pool_total_bytes", "Pinned memory pool total memory size, in bytes", 0)
         yield gauge("nv_pinned_memory_pool_used_bytes", "Pinned memory pool used memory size, in bytes", 0)

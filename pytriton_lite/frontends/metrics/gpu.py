@@ -5,6 +5,7 @@ NVML's Python module is the extra ``gpu``. Without it, without a GPU, or with TR
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import logging
 import os
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pytriton_lite.core.custom_metrics import Family, Kind
+from pytriton_lite.daemon_threads import in_daemon_thread
 from pytriton_lite.frontends.metrics.families import labelled
 from pytriton_lite.frontends.metrics.machine import Clock
 
@@ -19,6 +21,9 @@ logger = logging.getLogger(__name__)
 
 _MOST_FAILURES = 3
 """Failures in a row after which a value is not asked for any more, as in Triton; it stays 0."""
+
+_PATIENCE_S = 1.0
+"""How long a page waits for a reading. Prometheus gives up after ten seconds, and then shows nothing of the server at all."""
 
 _CPU_ONLY = "TRITON_SERVER_CPU_ONLY"
 
@@ -80,25 +85,60 @@ _GAUGES: Sequence[tuple[str, str, Read]] = (
 _ENERGY = "nv_energy_consumption"
 
 
+class GpuReadings:
+    """The families of GPUs, read in threads of their own: a driver that has lost a GPU takes seconds, or for ever."""
+
+    def __init__(self, find: Callable[[], Gpus | None], interval_ns: int, clock: Clock) -> None:
+        """*find* is asked once. They are read at most once in *interval_ns*, and now; a loop must be running."""
+        self._find = find
+        self._interval_ns = interval_ns
+        self._clock = clock
+        self._gpus: Gpus | None = None
+        self._families: list[Family] = []
+        self._begin()
+        self._given_up: asyncio.Task[None] | None = None
+        """The reading that nobody waits for any more."""
+
+    async def families(self) -> list[Family]:
+        """What was read last; a reading that takes longer than `_PATIENCE_S` goes on, and none begins beside it."""
+        if self._reading.done() and self._gpus is not None and self._clock() - self._read_ns >= self._interval_ns:
+            self._begin()
+        if not self._reading.done() and self._reading is not self._given_up:
+            done, _ = await asyncio.wait([self._reading], timeout=_PATIENCE_S)
+            if not done:
+                self._given_up = self._reading
+        return self._families
+
+    def _begin(self) -> None:
+        self._read_ns = self._clock()
+        self._reading = asyncio.get_running_loop().create_task(self._read())
+
+    async def _read(self) -> None:
+        try:
+            if self._gpus is None:
+                self._gpus = await in_daemon_thread(self._find)
+            if self._gpus is not None:
+                self._families = await in_daemon_thread(self._gpus.read)
+        except Exception:  # of a module that we know nothing of
+            logger.exception("GPUs cannot be read")
+
+
 class Gpus:
     """The GPUs with these UUIDs, as ``GPU-…`` or ``MIG-…``. `find_gpus` makes one."""
 
-    def __init__(self, nvml: Nvml, devices: Mapping[str, Any], interval_ns: int, clock: Clock) -> None:
-        """*devices* are NVML's handles by UUID. Read at most once in *interval_ns*, and now."""
+    def __init__(self, nvml: Nvml, devices: Mapping[str, Any]) -> None:
+        """*devices* are NVML's handles by UUID."""
         self._nvml = nvml
         self._devices = devices
-        self._interval_ns = interval_ns
-        self._clock = clock
         self._failures: dict[tuple[str, str], int] = {}
         self._values: dict[str, dict[str, float]] = {name: {} for name, _, _ in _GAUGES}
         self._energy_mj: dict[str, float] = {}
         """What NVML said last; where it could not say, nothing."""
         self._joules = dict.fromkeys(devices, 0.0)
-        self._read_all()
 
-    def families(self) -> list[Family]:
-        if self._clock() - self._read_ns >= self._interval_ns:
-            self._read_all()
+    def read(self) -> list[Family]:
+        """Ask NVML for everything. Energy is counted from the first time on."""
+        self._read_all()
         found = [
             labelled(name, text, Kind.GAUGE, [({"gpu_uuid": uuid}, v) for uuid, v in self._values[name].items()])
             for name, text, _ in _GAUGES
@@ -108,7 +148,6 @@ class Gpus:
         return [*found, labelled(_ENERGY, text, Kind.COUNTER, joules)]
 
     def _read_all(self) -> None:
-        self._read_ns = self._clock()
         for uuid in self._devices:
             for name, _, read in _GAUGES:
                 self._values[name][uuid] = self._ask(name, uuid, read) or 0.0
@@ -137,8 +176,6 @@ def _energy_mj(nvml: Nvml, device: Any) -> float:
 
 def find_gpus(
     uuids: Callable[[], Sequence[str]],
-    interval_ns: int,
-    clock: Clock,
     environ: Mapping[str, str] = os.environ,
     load: Callable[[], Nvml] | None = None,
 ) -> Gpus | None:
@@ -157,7 +194,7 @@ def find_gpus(
         logger.debug("no GPU metrics: NVML cannot be used (install pytriton-lite[gpu]): %s", error)
         return None
     devices = dict(found for uuid in visible if (found := _open(nvml, uuid)) is not None)
-    return Gpus(nvml, devices, interval_ns, clock) if devices else None
+    return Gpus(nvml, devices) if devices else None
 
 
 def _import_nvml() -> Nvml:

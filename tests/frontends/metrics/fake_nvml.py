@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,10 +19,13 @@ class FakeNvml:
         self.energy_mj = 5_000_000
         self.broken: set[str] = set()
         self.calls: list[str] = []
+        self.waits: Callable[[], object] = int
+        """Called by each function before it answers."""
 
     def __getattr__(self, function: str) -> Any:
         def call(*arguments: Any) -> Any:
             self.calls.append(function)
+            self.waits()
             if function in self.broken:
                 raise self.NVMLError("Not Supported")
             return getattr(self, f"_{function}")(*arguments)
