@@ -278,12 +278,20 @@ class Server:
         return in_time
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until somebody stops the server; whether that was within *timeout_s*. Ctrl-C passes through."""
-        if not self._has_stopped:
-            self._running()
+        """Wait until somebody stops the server; whether that was within *timeout_s*.
+
+        Without *timeout_s* Ctrl-C ends the wait, too, which is False then: the server serves until it is stopped, as by the end
+        of its ``with``. With *timeout_s* KeyboardInterrupt passes through, out of the loop that such a call stands in.
+        """
         try:
+            if not self._has_stopped:
+                self._running()
             item = self._ended.get(timeout=None if timeout_s is None else max(timeout_s, 0.0))
         except queue.Empty:
+            return False
+        except KeyboardInterrupt:
+            if timeout_s is not None:
+                raise
             return False
         self._ended.put(item)  # for whoever else waits
         return True

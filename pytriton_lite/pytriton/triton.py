@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -308,10 +309,12 @@ class Triton:
                 before[signal.SIGINT] = signal.default_int_handler
             for number in before:
                 signal.signal(number, end)
+        was_stopped = False
         try:
-            self._server.wait()
-        except KeyboardInterrupt:
-            LOGGER.info("signal received, exiting")
+            with contextlib.suppress(KeyboardInterrupt):
+                was_stopped = self._server.wait()
+            if not was_stopped:
+                LOGGER.info("signal received, exiting")
         finally:
             try:
                 self.stop()

@@ -629,6 +629,23 @@ def test_whoever_waits_is_told_of_the_end(repository: Path) -> None:
         Server(repository).wait()
 
 
+def test_ctrl_c_ends_the_wait_and_so_the_program_as_it_should(tmp_path: Path) -> None:
+    write_model(tmp_path, "fine", FINALIZED, 'output [ { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] } ]')
+    code = (
+        "import signal, sys, threading\nfrom pytriton_lite import Server\nfrom tests.harness import until\n"
+        "main = threading.get_ident()\n"
+        "def interrupt():\n"
+        "    until(lambda: sys._current_frames()[main].f_code is Server.wait.__code__)\n"
+        "    signal.pthread_kill(main, signal.SIGINT)\n"
+        f"with Server({str(tmp_path)!r}) as server:\n"
+        "    threading.Thread(target=interrupt).start()\n"
+        "    print(server.wait())\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PROJECT, timeout=120)
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("False\n", "", 0)
+    assert (tmp_path / "fine" / "1" / "finalized").exists()
+
+
 @contextlib.contextmanager
 def signals_to(function: Callable[[], object], when: Callable[[], object]) -> Iterator[None]:
     """*function* is called in this thread by a handler, of a signal that comes *when* it says."""
@@ -646,6 +663,23 @@ def signals_to(function: Callable[[], object], when: Callable[[], object]) -> It
     finally:
         interrupting.join()
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_ctrl_c_passes_through_a_wait_that_has_an_end(repository: Path) -> None:
+    """Else a loop around it would go on."""
+    main = threading.get_ident()
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with Server(repository, load_model="echo") as server:
+        with (
+            signals_to(interrupt, lambda: sys._current_frames()[main].f_code is Server.wait.__code__),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            while not server.wait(timeout_s=60):
+                pass
+        assert server.is_running
 
 
 def test_a_signals_handler_ends_the_start_that_it_interrupts(tmp_path: Path) -> None:
