@@ -161,10 +161,8 @@ def parse_bool(text: str) -> bool:
         return True
     if word in FALSE_WORDS:
         return False
-    raise ValueError(
-        f"invalid value for bool option: {text}; expected one of {', '.join(TRUE_WORDS + FALSE_WORDS)}, "
-        f"the nearest is '{nearest(word, TRUE_WORDS + FALSE_WORDS)}'"
-    )
+    # No nearest one: to "no" that is "on".
+    raise ValueError(f"invalid value for bool option: {text}; expected one of {', '.join(TRUE_WORDS + FALSE_WORDS)}")
 
 
 def parse_integer(text: str, *, low: int, high: int) -> int:

@@ -187,7 +187,6 @@ RESOURCE_FORMAT = (
 REFUSED = [
     ("allow-http", "maybe", "invalid value for bool option: maybe"),
     ("allow-http", "", "invalid value for bool option: ; expected one of true, on, 1, false, off, 0"),
-    ("allow-http", "ture", "the nearest is 'true'"),
     ("http-port", "abc", "Invalid option value. Got abc"),
     ("http-port", "", "Invalid option value. Got "),
     ("http-port", "80a0", "Invalid option value. Got 80a0"),
@@ -377,6 +376,12 @@ def test_a_value_is_read_or_refused_and_nothing_else(text: str) -> None:
                     TraceSetting,
                 ),
             )
+
+
+@pytest.mark.parametrize("word", ["no", "n", "yes", "y", "ture"])
+def test_a_word_that_is_no_boolean_is_not_taken_for_one_of_them(word: str) -> None:
+    with pytest.raises(UsageError, match=r"expected one of true, on, 1, false, off, 0$"):
+        BY_FLAG["strict-readiness"].parse(word)
 
 
 def test_there_is_always_a_nearest_word() -> None:
