@@ -485,6 +485,36 @@ def test_a_sample_that_cannot_be_made_does_not_hide_another(tmp_path: Path) -> N
     assert [finding.field for finding in check(tmp_path)] == ["model_warmup[0]", "model_warmup[1]"]
 
 
+def test_a_sample_without_a_batch_size_is_a_warning(tmp_path: Path) -> None:
+    samples = (f'model_warmup {{ name: "{name}" {size} }}\n' for name, size in (("a", ""), ("b", "batch_size: 0")))
+    write_model(tmp_path, "a", CODE, MODEL + "".join(samples))
+    assert [(finding.severity, finding.text, finding.line, finding.hint) for finding in check(tmp_path)] == [
+        (Severity.WARNING, "warmup sample 'a' has no batch_size and is skipped", 4, "write batch_size: 1"),
+        (Severity.WARNING, "warmup sample 'b' has no batch_size and is skipped", 5, "write batch_size: 1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "is_told"),
+    [
+        ("dynamic_batching { }", True),
+        ("dynamic_batching { max_queue_delay_microseconds: 100 }", True),
+        ("dynamic_batching { priority_levels: 2 default_priority_level: 1 }", False),
+        ("dynamic_batching { default_queue_policy { max_queue_size: 1 } }", False),
+        ("max_batch_size: 1 dynamic_batching { }", False),
+    ],
+)
+def test_a_batcher_that_can_form_no_batch_is_a_warning(tmp_path: Path, written: str, is_told: bool) -> None:
+    write_model(tmp_path, "a", CODE, MODEL + written)
+    text = "dynamic_batching without max_batch_size forms no batches: requests are executed one by one"
+    assert [(finding.text, finding.field) for finding in check(tmp_path)] == [(text, "dynamic_batching")] * is_told
+    completing = (
+        CODE + "\n        @staticmethod\n        def auto_complete_config(config):\n            return config\n"
+    )
+    write_model(tmp_path, "a", completing, MODEL + written)
+    assert check(tmp_path) == []
+
+
 def test_nothing_is_warmed_that_never_executes(tmp_path: Path) -> None:
     sample = 'name: "w" batch_size: 3 inputs { key: "I" value { data_type: TYPE_FP32 dims: 4 zero_data: true } }'
     write_model(tmp_path, "a", CODE, MODEL + f"model_warmup {{ {sample} }} instance_group {{ passive: true }}")

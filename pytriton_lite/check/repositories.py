@@ -13,7 +13,7 @@ from pytriton_lite.check.findings import Finding, Severity
 from pytriton_lite.check.model_file import Problem, read_model_file
 from pytriton_lite.check.places import Place, place_of, places_of_all
 from pytriton_lite.config.complete import BACKEND_FILE, PYTHON
-from pytriton_lite.config.effects import NO_TENSORS, without_effect
+from pytriton_lite.config.effects import NO_TENSORS, NOT_BATCHED, batches_nothing, skipped_samples, without_effect
 from pytriton_lite.config.ensemble import EnsembleStep
 from pytriton_lite.config.ensemble_plan import plan_ensemble
 from pytriton_lite.config.errors import BrokenRule, cannot_open
@@ -233,6 +233,8 @@ def _check_message(model: _Model, message: model_config_pb.ModelConfig, rules: R
     config = ModelConfig.from_message(message)
     if config.has_no_tensors and config.ensemble is None and not model.may_complete:
         model.add(NO_TENSORS, severity=Severity.WARNING)
+    if batches_nothing(message) and not model.may_complete:
+        model.add(NOT_BATCHED, "dynamic_batching", severity=Severity.WARNING)
     if is_broken and config.ensemble is None:
         return
     model.config = config
@@ -246,6 +248,8 @@ def _warn(model: _Model, written: model_config_pb.ModelConfig, message: model_co
     for path in without_effect(message):
         for where, _ in places_of_all(path, model.places):
             model.add(f"field '{where}' has no effect for Python models", where, severity=Severity.WARNING)
+    for where, text in skipped_samples(message):
+        model.add(text, where, severity=Severity.WARNING)
     config = ModelConfig.from_message(message)
     for family in config.unknown_metric_families:
         model.add(

@@ -12,6 +12,9 @@ from pytriton_lite.proto import model_config_pb
 NO_TENSORS = "no input and no output is declared, so a request that brings a tensor, or asks for one, is refused"
 """What is said of a model without tensors, which is served all the same: Triton does so, too."""
 
+NOT_BATCHED = "dynamic_batching without max_batch_size forms no batches: requests are executed one by one"
+"""What is said of a model with `batches_nothing`, which Triton serves in the same way."""
+
 # Class I in model_config.md, section 4: checked, shown in the JSON form, and without meaning for a Python model.
 _WITHOUT_EFFECT = (
     "input.format",
@@ -39,7 +42,30 @@ _LEFT_TO_A_BACKEND = (
 )
 _NO_BACKEND_READS = tuple(path for path in _WITHOUT_EFFECT if path not in _LEFT_TO_A_BACKEND)
 _BATCH_TENSORS = ("batch_input", "batch_output")
+_QUEUEING = (
+    "preserve_ordering",
+    "priority_levels",
+    "default_priority_level",
+    "default_queue_policy",
+    "priority_queue_policy",
+)
+"""Of a dynamic batcher: what it does for single requests, too."""
 _OPTIMIZATION_ON = ("input_pinned_memory", "output_pinned_memory")  # the default is true, unlike everybody else's
+
+
+def batches_nothing(message: model_config_pb.ModelConfig) -> bool:
+    """Whether a dynamic batcher can put no requests together, and is not there for its queues either."""
+    if message.max_batch_size or not message.HasField("dynamic_batching"):
+        return False
+    batching = message.dynamic_batching
+    return not any(_is_set(batching, name) for name in _QUEUEING)
+
+
+def skipped_samples(message: model_config_pb.ModelConfig) -> Iterator[tuple[str, str]]:
+    """The path of each warm-up sample of no requests, and what is said of it; Triton skips them, too."""
+    for at, sample in enumerate(message.model_warmup):
+        if not sample.batch_size:
+            yield f"model_warmup[{at}]", f"warmup sample '{sample.name}' has no batch_size and is skipped"
 
 
 def without_effect(message: model_config_pb.ModelConfig) -> tuple[str, ...]:

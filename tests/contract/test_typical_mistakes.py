@@ -198,7 +198,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         repository,
         "silent",
         CODE,
-        'backend: "python" parameters { key: "EXECUTION_ENVPATH" value { string_value: "" } }',
+        'backend: "python" parameters { key: "EXECUTION_ENVPATH" value { string_value: "" } } dynamic_batching { } '
+        'model_warmup { name: "w" }',
     )
     with RunningServer(repository) as running:
         yield running
@@ -216,6 +217,12 @@ def test_a_model_without_tensors_is_warned_of(
     reply = server.infer("silent", [tensor("X", "FP32", [1], [1.0])])
     assert reply.status == 400
     assert "expected 0 inputs but got 1 inputs for model 'silent'." in reply.error
+
+
+def test_a_sample_and_a_batcher_that_do_nothing_are_warned_of(server: RunningServer) -> None:
+    assert "model 'silent': warmup sample 'w' has no batch_size and is skipped (write batch_size: 1)" in server.log
+    assert "model 'silent': dynamic_batching without max_batch_size forms no batches: " in server.log
+    assert "model 'double': dynamic_batching" not in server.log
 
 
 def test_a_parameter_that_looks_like_one_of_ours_is_warned_of(server: RunningServer) -> None:

@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
-from pytriton_lite.config.effects import NO_TENSORS
+from pytriton_lite.config.effects import NO_TENSORS, NOT_BATCHED, batches_nothing, skipped_samples
 from pytriton_lite.config.ensemble_plan import EnsemblePlan, plan_ensemble
 from pytriton_lite.config.hints import MEANINGLESS, hint_for, misspelt_parameter
 from pytriton_lite.config.model_config import ModelConfig
@@ -198,7 +198,7 @@ class ModelLoader:
             self._generations.release(incomplete)
             incomplete.fail_load(error)
             return incomplete
-        _report_tensors(polled.id, config)
+        _report_completed(polled.id, config)
         fresh[version] = served = self._factory.make(
             config, version=version, directory=directory, namespace=polled.id.namespace, backend=backend
         )
@@ -415,14 +415,19 @@ def _is_unchanged(known: Known, polled: Polled, version: int) -> bool:
     )
 
 
-def _report_tensors(model: ModelId, config: ModelConfig) -> None:
+def _report_completed(model: ModelId, config: ModelConfig) -> None:
+    """Warn of what the model's own code could have put right."""
     if config.has_no_tensors:
         logger.warning("model '%s': %s (%s)", model, NO_TENSORS, hint_for(NO_TENSORS))
+    if batches_nothing(config.message):
+        logger.warning("model '%s': %s (%s)", model, NOT_BATCHED, hint_for(NOT_BATCHED))
 
 
 def _report_fields(model: ModelId, config: ModelConfig) -> None:
     for path in config.without_effect:
         logger.warning("model '%s': field '%s' has no effect for Python models", model, path)
+    for _, text in skipped_samples(config.message):
+        logger.warning("model '%s': %s (%s)", model, text, hint_for(text))
     for key in sorted(config.parameters):
         near = misspelt_parameter(key)
         if near:
