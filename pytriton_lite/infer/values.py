@@ -110,7 +110,9 @@ def _load_image(spec: TensorSpec, path: Path) -> np.ndarray[Any, Any]:
             pixels = np.asarray(picture)
     except UnidentifiedImageError:
         raise ClientError(f"input '{spec.name}': {path} is no image that Pillow knows") from None
-    except OSError as error:
+    except (
+        Exception
+    ) as error:  # besides OSError Pillow raises SyntaxError, ValueError, DecompressionBombError and others
         raise ClientError(f"input '{spec.name}': {path}: {error}") from None
     if len(dims) == 3:
         pixels = pixels.reshape(*pixels.shape[:2], channels if channels == 1 else 3)

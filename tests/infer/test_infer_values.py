@@ -114,6 +114,7 @@ def test_files_are_read_by_the_end_of_their_names(tmp_path: Path) -> None:
         ("a.json", b"[1, 2", "no JSON: .* at line 1, column 6"),
         ("a.bin", b"\0\0\0\0", r"a file is .npy, .npz, .json or an image; got '.bin'"),
         ("a.png", b"no image", "no image"),
+        ("a.png", b"P4 30000 30000\n", "a.png: Image size .* exceeds limit"),
     ],
 )
 def test_a_broken_file_is_told(tmp_path: Path, name: str, content: bytes, says: str) -> None:
