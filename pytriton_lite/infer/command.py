@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import re
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from threading import Thread
 
@@ -15,7 +18,7 @@ from pytriton_lite.client.clients import Client, find_model, open_client
 from pytriton_lite.client.command_line import Progress
 from pytriton_lite.client.errors import ClientError, Unreachable
 from pytriton_lite.client.messages import InferRequest, InferResponse, ModelMetadata, Parameter, TensorSpec
-from pytriton_lite.client.target import Protocol, Target
+from pytriton_lite.client.target import DEFAULT_PORTS, Protocol, Target
 from pytriton_lite.commands import Arguments, Command, Words, own_option
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.tensor import Tensor
@@ -45,6 +48,10 @@ _FORMAT = own_option(
     "How the answer is written.",
     shown_default="table for one request, jsonl for many",
 )
+
+# As JSON writes them; 00123 and nan are texts. More digits than 64 bits have are none either.
+_WHOLE_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,18})")
+_FRACTION = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+([eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)")
 
 
 def _model_and_values(arguments: Arguments) -> tuple[str, list[str]]:
@@ -133,11 +140,11 @@ def _parameter(text: str) -> tuple[str, Parameter]:
         raise ClientError(f"--parameter {text}: expected NAME=VALUE")
     if value in ("true", "false"):
         return name, value == "true"
-    for kind in (int, float):
-        try:
-            return name, kind(value)
-        except ValueError:
-            pass
+    if _FRACTION.fullmatch(value) and math.isfinite(float(value)):
+        return name, float(value)
+    # A larger whole number has no field in the protocol.
+    if _WHOLE_NUMBER.fullmatch(value) and -1 << 63 <= int(value) < 1 << 63:
+        return name, int(value)
     return name, value
 
 
@@ -275,15 +282,24 @@ def _infer_many(arguments: Arguments, target: Target, metadata: ModelMetadata) -
 # What a model takes -------------------------------------------------------------------------------------------------
 
 
-def _describe(metadata: ModelMetadata, target: Target) -> str:
+def _describe(metadata: ModelMetadata, target: Target, *, is_decoupled: bool) -> str:
     lines = [
         f"{metadata.name}, version {', '.join(metadata.versions) or '?'} ({metadata.platform or 'no platform told'})"
     ]
     for head, specs in (("takes", metadata.inputs), ("gives", metadata.outputs)):
         lines += [f"  {head if not index else ' ' * len(head)}  {spec}" for index, spec in enumerate(specs)]
-    where = "" if target.url == "http://localhost:8000" else f" -u {target.url} -i {target.protocol.value}"
-    lines += ["", f"  pytriton-lite infer {metadata.name}{where} {_example(metadata)}"]
+    lines += ["", f"  pytriton-lite infer {metadata.name}{_where(target, is_decoupled)} {_example(metadata)}"]
     return "\n".join(lines)
+
+
+def _where(target: Target, is_decoupled: bool) -> str:
+    """The options that lead to *target*; to gRPC at its usual port where the model cannot be asked over HTTP."""
+    if is_decoupled and target.protocol is Protocol.HTTP:
+        host = target.host if target.port else "localhost"
+        target = replace(target, protocol=Protocol.GRPC, host=host, port=DEFAULT_PORTS[Protocol.GRPC], prefix="")
+    if target.url == f"{target.protocol.value}://localhost:{DEFAULT_PORTS[target.protocol]}":
+        return "" if target.protocol is Protocol.HTTP else " -i grpc"
+    return f" -u {target.url} -i {target.protocol.value}"
 
 
 def _example(metadata: ModelMetadata) -> str:
@@ -308,7 +324,7 @@ def run(arguments: Arguments) -> int:
         metadata = find_model(client, model, version)
         if arguments.value(_FILE) is None:
             if not words and metadata.inputs:
-                print(_describe(metadata, target))
+                print(_describe(metadata, target, is_decoupled=bool(client.is_decoupled(metadata.name, version))))
                 return 0
             return _infer_once(arguments, client, metadata, words)
     if words:

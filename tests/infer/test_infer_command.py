@@ -56,11 +56,23 @@ output [{ name: "WORD" data_type: TYPE_STRING dims: [1] }]
 """
 
 
+SAID = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def execute(self, requests):
+        texts = [np.array([request.parameters()], dtype=object) for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("PARAMETERS", text)]) for text in texts]
+"""
+SAID_CONFIG = 'output [{ name: "PARAMETERS" data_type: TYPE_STRING dims: [1] }]'
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     repository = tmp_path_factory.mktemp("repository")
     write_model(repository, "shout", SHOUT, SHOUT_CONFIG)
     write_model(repository, "words", WORDS, WORDS_CONFIG)
+    write_model(repository, "said", SAID, SAID_CONFIG)
     (repository / "add_sub").symlink_to(MODEL_REPOSITORY / "add_sub")
     with RunningServer(repository) as running:
         yield running
@@ -132,6 +144,43 @@ def test_without_values_it_says_what_the_model_takes_and_how_to_ask(terminal: Te
     assert "takes  TEXT BYTES [-1,1]" in typed.out
     assert "gives  LOUD BYTES [-1,1]" in typed.out
     assert typed.out.splitlines()[-1].endswith("-i http TEXT=text")
+
+
+def test_a_model_that_streams_is_to_be_asked_over_grpc(server: RunningServer, terminal: Terminal) -> None:
+    """At its usual port: of the server's other one nothing is known."""
+    asked = terminal.infer("words").out.splitlines()[-1]
+    assert asked.endswith("infer words -u grpc://127.0.0.1:8001 -i grpc TEXT=text")
+    asked = terminal.infer("words", protocol="grpc").out.splitlines()[-1]
+    assert asked.endswith(f"-u grpc://{server.grpc_url} -i grpc TEXT=text")
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_parameter_is_a_number_where_json_has_it_and_else_the_text_that_was_typed(
+    terminal: Terminal, protocol: str
+) -> None:
+    texts = [
+        "00123",
+        "1_000",
+        "nan",
+        "inf",
+        "1e999",
+        "+1",
+        " 1",
+        "1.",
+        ".5",
+        "9223372036854775808",
+        "1" * 5000,
+        "yes",
+        "",
+    ]
+    typed: dict[str, Any] = {text: text for text in texts}
+    typed |= {"12": 12, "-9223372036854775808": -(2**63), "0.5": 0.5, "1e3": 1000.0, "true": True}
+    words = [f"--parameter=p{number}={text}" for number, text in enumerate(typed)]
+    asked = terminal.infer("said", *words, "--format=jsonl", protocol=protocol)
+    (document,) = asked.documents
+    assert json.loads(document["outputs"][0]["data"][0]) == {
+        f"p{number}": value for number, value in enumerate(typed.values())
+    }
 
 
 def test_a_stream_is_shown_as_it_comes(terminal: Terminal) -> None:
