@@ -39,7 +39,7 @@ from pytriton_lite.worker.process import BLS_ONLY_IN_EXECUTE, Host, Phase
 from pytriton_lite.worker.request import RELEASE_RESCHEDULE, InferenceRequest
 from pytriton_lite.worker.response import InferenceResponse
 from pytriton_lite.worker.response_sender import Answering
-from pytriton_lite.worker.tensor import Origin, Tensor
+from pytriton_lite.worker.tensor import Tensor
 
 logger = logging.getLogger("pytriton_lite.model")
 
@@ -94,6 +94,30 @@ class Outputs:
         return batch + inner
 
 
+class Answer(Answering):
+    """The answer of one request on its way to a test: it grows *outcome*, and is one to *asked*, as that was admitted.
+
+    Nobody else keeps these two, so they go with the last reference that the model has to its request.
+    """
+
+    __slots__ = ("asked", "outcome")
+
+    def __init__(
+        self,
+        host: InProcessHost,
+        key: tuple[int, int],
+        outcome: Outcome,
+        asked: core.InferenceRequest,
+        *,
+        is_decoupled: bool,
+        requested_outputs: frozenset[str],
+    ) -> None:
+        """*key* is the number of the batch, and the place there."""
+        self.outcome = outcome
+        self.asked = asked
+        super().__init__(host, *key, is_decoupled=is_decoupled, requested_outputs=requested_outputs)
+
+
 class InProcessHost(Host):
     """Takes the responses of one model, and answers what it asks from *stand_ins* and from metrics of its own."""
 
@@ -106,9 +130,6 @@ class InProcessHost(Host):
         """Notified when an outcome grows. Its lock may be taken again by a destructor in the same thread."""
         self.outputs = Outputs(frozenset(), {}, is_batched=False)
         self._is_decoupled = False
-        self._outcomes: dict[tuple[int, int], Outcome] = {}
-        self._requests: dict[tuple[int, int], core.InferenceRequest] = {}
-        self._inputs: dict[Origin, bytes] = {}
 
     def configure(self, start: ModelStart, outputs: Outputs) -> None:
         """Live as *start* says to a worker."""
@@ -137,17 +158,10 @@ class InProcessHost(Host):
 
     # ------------------------------------------------------------------------------------------ what it answers
 
-    def expect(self, key: tuple[int, int], outcome: Outcome, request: core.InferenceRequest) -> None:
-        """Responses to *request*, whose *key* is its batch and its place in it, belong to *outcome*."""
-        self._outcomes[key] = outcome
-        self._requests[key] = request
-
-    def remember_input(self, origin: Origin, data: bytes) -> None:
-        """The bytes of an input, which answer for it when it is returned as an output, whatever the model wrote there."""
-        self._inputs[origin] = data
-
-    def answering(self, key: tuple[int, int], requested: frozenset[str]) -> Answering:
-        return Answering(self, *key, is_decoupled=self._is_decoupled, requested_outputs=requested)
+    def answering(
+        self, key: tuple[int, int], outcome: Outcome, asked: core.InferenceRequest, requested: frozenset[str]
+    ) -> Answering:
+        return Answer(self, key, outcome, asked, is_decoupled=self._is_decoupled, requested_outputs=requested)
 
     def carry(self, answering: Answering, response: InferenceResponse | None, *, is_final: bool) -> None:
         with self.changed:
@@ -218,14 +232,17 @@ class InProcessHost(Host):
         with self.changed:
             self._outcome(answering).received.append(response)
 
-    def _outcome(self, answering: Answering) -> Outcome:
-        return self._outcomes[answering.batch, answering.index]
+    @staticmethod
+    def _outcome(answering: Answering) -> Outcome:
+        assert isinstance(answering, Answer), "this host has made it"
+        return answering.outcome
 
     def _seen(self, response: InferenceResponse, answering: Answering, requested: frozenset[str]) -> Response:
         """*response* as it leaves: what the model does to its tensors afterwards is not seen."""
         if response._error is not None:
             return Response(error=response._error)
-        asked = self._requests[answering.batch, answering.index]
+        assert isinstance(answering, Answer), "this host has made it"
+        asked = answering.asked
         if self.outputs.states is not None:
             try:
                 self.outputs.states.keep(asked, [self._plain(tensor) for tensor in response._outputs])
@@ -240,7 +257,8 @@ class InProcessHost(Host):
         return CoreTensor(tensor._name, tensor._datatype, tuple(tensor._shape), self._data_of(tensor))
 
     def _data_of(self, tensor: Tensor) -> bytes:
-        return self._inputs[tensor._origin] if tensor._origin is not None else bytes(tensor._buffer())
+        # Afresh, as a worker does: what the model wrote into the array of an input is its own affair.
+        return bytes(tensor._buffer() if tensor._read is None else tensor._read())
 
     def _copied(self, tensor: Tensor, asked: core.InferenceRequest) -> Tensor:
         data = self._data_of(tensor)

@@ -64,16 +64,13 @@ from pytriton_lite.worker.loader import (
 from pytriton_lite.worker.process import Host, Phase, host, install
 from pytriton_lite.worker.request import InferenceRequest
 from pytriton_lite.worker.response import InferenceResponse
-from pytriton_lite.worker.tensor import Origin, Tensor
+from pytriton_lite.worker.tensor import Tensor
 
 if TYPE_CHECKING:
     import asyncio
 
 _MOST_ROUNDS = 1000
 """Times that a model may reschedule a request before we take it for one that never ends."""
-
-_INPUT = 0
-"""The first number of an input's origin; the others are its batch, and its place there."""
 
 _NO_WORKERS = WorkerSettings(
     executable=sys.executable, shm_prefix="", ring_bytes=0, hello_timeout_s=0, ready_timeout_s=0
@@ -282,8 +279,7 @@ class ModelUnderTest:
             outcome.rounds += 1
             if outcome.rounds > _MOST_ROUNDS:
                 raise ExecuteFailed(f"the model has rescheduled a request {_MOST_ROUNDS} times")
-            self._host.expect((number, index), outcome, admitted)
-            requests.append(self._received(number, index, admitted, batch_inputs[index]))
+            requests.append(self._received((number, index), outcome, admitted, batch_inputs[index]))
         try:
             returned = execute_of(self.instance, path=self._path)(requests)
             responses = self._await(returned, requests)
@@ -300,7 +296,7 @@ class ModelUnderTest:
                 admitted.sequence_flags = 0
                 again.append((admitted, outcome))
             else:
-                answering = self._answering(number, index, request._requested_outputs)
+                answering = self._host.answering((number, index), outcome, admitted, request._requested_outputs)
                 self._host.refuse(answering, NOT_ITERATIVE_TEXT, ErrorCode.INVALID_ARG)
         return again
 
@@ -342,7 +338,11 @@ class ModelUnderTest:
         self._loop.prepare(coroutine, on_done).start()
 
     def _received(
-        self, number: int, index: int, admitted: core.InferenceRequest, batch_inputs: list[CoreTensor]
+        self,
+        key: tuple[int, int],
+        outcome: Outcome,
+        admitted: core.InferenceRequest,
+        batch_inputs: list[CoreTensor],
     ) -> InferenceRequest:
         """*admitted* as the worker shows it to the model, controls, states and *batch_inputs* first."""
         controls = [] if self._controls is None else self._controls.of(admitted)
@@ -359,22 +359,14 @@ class ModelUnderTest:
             timeout_us=admitted.timeout_us,
             parameters=json.dumps(admitted.parameters, separators=(",", ":")) if admitted.parameters else "",
             requested_outputs=outputs,
-            inputs=[
-                self._given(tensor, (self._host, _INPUT, number, index << 32 | at))
-                for at, tensor in enumerate([*controls, *batch_inputs, *admitted.inputs])
-            ],
-            answering_of=partial(self._answering, number, index, outputs),
+            inputs=[self._given(tensor) for tensor in (*controls, *batch_inputs, *admitted.inputs)],
+            answering_of=partial(self._host.answering, key, outcome, admitted, outputs),
         )
 
-    def _answering(self, number: int, index: int, outputs: frozenset[str]) -> Any:
-        return self._host.answering((number, index), outputs)
-
-    def _given(self, tensor: CoreTensor, origin: Origin) -> Tensor:
+    def _given(self, tensor: CoreTensor) -> Tensor:
         assert tensor.data is not None
-        data = bytes(tensor.data)
-        self._host.remember_input(origin, data)
         shape = self._shape_for_model(tensor)
-        return Tensor._of_request(tensor.name, tensor.datatype, shape, origin, partial(bytearray, data))
+        return Tensor._of_request(tensor.name, tensor.datatype, shape, None, partial(bytearray, bytes(tensor.data)))
 
     def _shape_for_model(self, tensor: CoreTensor) -> tuple[int, ...]:
         spec = self._config.inputs_by_name.get(tensor.name)

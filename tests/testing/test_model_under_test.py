@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
+import tracemalloc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -431,6 +434,37 @@ def test_batch_inputs_come_with_the_requests_and_batch_outputs_have_their_inputs
     inputs = [{"X": np.zeros(shape, np.float32)} for shape in ((2, 3), (1, 4))]
     first, second = (one.response["Y"] for one in run(body, batch_tensors).execute([Request(each) for each in inputs]))
     assert (first.tolist(), second.tolist()) == ([[6.0] * 3] * 2, [[10.0] * 4])
+
+
+def test_nothing_is_kept_of_requests_that_the_model_has_let_go(run: Load) -> None:
+    model = run("return [answer(x(r)[:1]) for r in requests]")
+    large = {"X": np.ones(250_000, np.float32)}
+    model.infer(large)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        outcomes = [weakref.ref(model.execute([Request(large)])[0]) for _ in range(20)]
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < large["X"].nbytes
+    assert [outcome() for outcome in outcomes] == [None] * 20
+
+
+def test_a_request_that_the_model_keeps_is_whole_after_others(run: Load) -> None:
+    model = run(
+        "self.kept += requests\nreturn [answer(x(r)) for r in requests]",
+        extra="    kept = []\n",
+    )
+    first = Request(floats(1))
+    model.execute([first])
+    model.infer(floats(2))
+    one, _ = model.instance.kept
+    assert one.inputs()[0].as_numpy().tolist() == [1.0]
+    assert not one.is_cancelled()
+    first.cancel()
+    assert one.is_cancelled()
 
 
 def test_writing_into_an_input_does_not_change_what_it_answers_when_it_is_returned(run: Load) -> None:
