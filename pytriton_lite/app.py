@@ -584,9 +584,9 @@ class Composition:
                 await asyncio.wait({task}, timeout=1 / _FRAMES_PER_SECOND)
             return task.result()
         finally:
+            task.cancel()  # first, whatever the screen says; it does nothing to a task that is done
             screen.clear()
             if not task.done():
-                task.cancel()
                 await asyncio.wait({task})
 
     def causes(self, failures: Sequence[LoadFailure]) -> list[str]:

@@ -5,10 +5,11 @@ Elsewhere, in a file or a pipe, the log has the form of `pytriton_lite.logs`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from rich import box
 from rich.console import Console, Group
@@ -28,6 +29,7 @@ class Terminal:
     """The terminal at *stream*: a handler and a formatter for the log, and the lines of `show` below it."""
 
     def __init__(self, stream: TextIO) -> None:
+        stream = cast(TextIO, _Lasting(stream))
         self.console = Console(file=stream, highlight=False)
         self.handler: logging.StreamHandler[Any] = _Handler(self.console, stream)
         self.formatter: logging.Formatter = Formatter()
@@ -60,6 +62,29 @@ class Terminal:
             lines.add_row(self._spinner, entry.name, entry.step or "waiting", f"{entry.seconds:.1f} s")
         more = len(loading) - _MOST_LOADING
         return Group(lines, *([Text(f"  and {more} more", style="dim")] if more > 0 else []))
+
+
+class _Lasting:
+    """A stream to a terminal. What cannot be written, because the terminal has gone, is lost and no error.
+
+    A server goes on without its terminal. Of an error the console would keep what it has not written, and try all of it again
+    with each line; whoever draws would have to undo half a drawing.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class _Handler(logging.StreamHandler[TextIO]):

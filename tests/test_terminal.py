@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import logging
@@ -13,6 +14,7 @@ import struct
 import subprocess
 import sys
 import termios
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +24,7 @@ from rich.console import Console
 
 from pytriton_lite import logs
 from pytriton_lite.terminal import Formatter, Terminal
-from tests.harness import PROJECT, write_model
+from tests.harness import PROJECT, free_ports, until, write_model
 
 CONFIG = 'backend: "python" input [{ name: "X" data_type: TYPE_FP32 dims: [-1] }]'
 WARM_UP = """
@@ -74,10 +76,16 @@ class Person:
             pass
         return self.seen
 
+    def hang_up(self) -> None:
+        """Close the terminal: what the server writes there from now on is an error."""
+        terminal, self._terminal = self._terminal, -1
+        os.close(terminal)
+
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
-        os.close(self._terminal)
+        if self._terminal >= 0:
+            self.hang_up()
 
     def _read(self) -> bool:
         ready, _, _ = select.select([self._terminal], [], [], 60)
@@ -131,6 +139,32 @@ def test_what_loads_has_a_line_with_its_step_and_time_and_then_three_lines_say_w
     assert ready is not None, text
     assert int(ready[1]) == person.process.pid
     assert "+----" not in text, "what a table says the three lines say"
+
+
+def test_a_start_goes_on_when_its_terminal_has_gone(tmp_path: Path) -> None:
+    steps = ("auto_complete_config", "initialize", "warm-up")
+    for step in steps:
+        os.mkfifo(tmp_path / step)
+    write_model(tmp_path / "models", "slow", WAITS.format(gates=str(tmp_path)), CONFIG + WARM_UP)
+    (port,) = free_ports(1)
+    ports = [f"--http-port={port}", "--http-address=127.0.0.1", "--allow-grpc=false", "--allow-metrics=false"]
+    with sitting("serve", str(tmp_path / "models"), *ports, columns=80) as person:
+        person.until("slow:1 +auto_complete_config")
+        person.hang_up()
+        for step in steps:
+            (tmp_path / step).write_text("open")
+
+        def is_ready() -> bool:
+            assert person.process.poll() is None, "the server ended with its terminal"
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=10) as answer:
+                    return bool(answer.status == 200)
+            except OSError:
+                return False
+
+        until(is_ready)
+        person.process.send_signal(signal.SIGINT)
+        assert person.process.wait(60) == 0
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -209,3 +243,30 @@ def test_of_many_that_load_eight_have_a_line() -> None:
     terminal.clear()
     drawn, *_ = plain(stream.getvalue()).split("and 3 more")
     assert drawn.count("initialize") == 8
+
+
+def test_nothing_is_kept_of_what_a_terminal_that_has_gone_did_not_take() -> None:
+    class Screen(io.StringIO):
+        has_gone = False
+
+        def isatty(self) -> bool:
+            return True
+
+        def write(self, text: str) -> int:
+            if self.has_gone:
+                raise OSError(errno.EIO, "Input/output error")
+            return super().write(text)
+
+    stream = Screen()
+    terminal = Terminal(stream)
+    terminal.show([logs.Loading("m:1", "initialize", 1.0)])
+    stream.has_gone = True
+    terminal.show([logs.Loading("m:1", "initialize", 2.0)])
+    terminal.handler.setFormatter(terminal.formatter)
+    terminal.handler.emit(record("a line"))
+    terminal.clear()
+    stream.has_gone = False
+    before = stream.getvalue()
+    terminal.handler.emit(record("another"))
+    assert "a line" not in stream.getvalue()
+    assert plain(stream.getvalue().removeprefix(before)).endswith("another\n")
