@@ -96,6 +96,101 @@ def test_the_sink_hears_of_requests(server: RunningServer, traces: Path) -> None
     wait_until(lambda: re.search(r"^scaled 8 [1-9]\d*$", traces.read_text(), re.MULTILINE) is not None)
 
 
+FAULTY = """
+from pytriton_lite.engine.cache.response_cache import CacheSpace, ResponseCache
+
+
+def fail(name, place):
+    if name == place:
+        raise KeyError("a bug of " + place)
+
+
+class Space(CacheSpace):
+    def __init__(self, name):
+        self.name = name
+
+    def lookup(self, digest):
+        fail(self.name, "lookup")
+
+    def insert(self, digest, tensors):
+        fail(self.name, "insert")
+
+    def drop(self):
+        pass
+
+
+class Cache(ResponseCache):
+    def space(self, config, version, directory):
+        return Space(config.name)
+
+
+def make_cache(options, environ):
+    return Cache()
+
+
+class Mark:
+    context = step_context = ""
+
+    def __init__(self, name):
+        self.name = name
+
+    def on_accepted(self, inputs):
+        fail(self.name, "on_accepted")
+
+    def on_response(self, outputs):
+        fail(self.name, "on_response")
+
+
+class Sink:
+    def __init__(self, options):
+        pass
+
+    def begin(self, timeline, header, settings):
+        fail(timeline.model_name, "begin")
+        return Mark(timeline.model_name)
+
+    def end(self, timeline):
+        fail(timeline.model_name, "end")
+        return 0
+
+    def recorder(self):
+        return self
+
+    def record(self, timeline):
+        fail(timeline.model_name, "record")
+
+    def finish(self):
+        pass
+"""
+PLACES = ("lookup", "insert", "begin", "on_accepted", "on_response", "end", "record")
+
+
+@pytest.fixture(scope="module")
+def harmed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server with a plug-in that raises wherever it may, each time for the model of that name."""
+    site, repository = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("models")
+    about = site / "faulty-1.0.dist-info"
+    about.mkdir()
+    (site / "faulty.py").write_text(FAULTY)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(
+        "[pytriton_lite.response_caches]\nfaulty = faulty:make_cache\n"
+        "[pytriton_lite.trace_sinks]\nfaulty = faulty:Sink\n"
+    )
+    for place in PLACES:
+        write_model(repository, place, COUNTING, CONFIG + "response_cache { enable: true }")
+    flags = ("--cache-config=faulty,unused=1", "--trace-config=mode=faulty", "--trace-config=level=TIMESTAMPS")
+    with RunningServer(repository, flags=flags, environ={"PYTHONPATH": str(site)}) as running:
+        yield running
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_plug_in_that_raises_harms_no_request(harmed: RunningServer, place: str) -> None:
+    assert values(harmed, place, 1, 2) == [1, 1]
+    assert values(harmed, place, 1, 2) == [2, 2]
+    harmed.wait_for_log(f"a bug of {place}")
+
+
 def test_what_nothing_brings_is_refused_with_what_there_is(installed: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytriton_lite", "serve", str(tmp_path), "--cache-config=acne,size=1"]
     environ = {"PYTHONPATH": str(installed), "PATH": ""}

@@ -11,13 +11,15 @@ the client writes meanwhile.
 
 Large inputs are hashed in a thread, and a cache on another machine takes its time; everything else happens at once. A request
 that waits for either is not queued yet: it holds the version, and may be cancelled.
+
+A cache may be a plug-in: one that raises has not found what it was asked for, or has not kept it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -25,11 +27,13 @@ from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Tensor
-from pytriton_lite.engine.cache.response_cache import CacheSpace, Found, Outputs, request_digest
+from pytriton_lite.engine.cache.response_cache import CacheSpace, Found, Lookup, Outputs, request_digest
 from pytriton_lite.engine.serving.not_queued import NotQueued, WaitedFor
 from pytriton_lite.engine.workers.outputs import arranged
 from pytriton_lite.ipc.region import ClientSegment
 from pytriton_lite.scheduling.ticket import Outcome, Ticket
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -148,7 +152,7 @@ class CachedRequests(NotQueued):
         if sum(tensor.nbytes for tensor in request.inputs) > _LARGE_BYTES:
             return self._seek(request, began_ns, None)
         plain, digest = self._hashed(request)
-        found = self._space.lookup(digest)
+        found = self._lookup(digest)
         if isinstance(found, asyncio.Future):
             return self._seek(plain, began_ns, (digest, found))
         return _Sought(plain, digest, found, self._clock() - began_ns)
@@ -162,12 +166,26 @@ class CachedRequests(NotQueued):
     ) -> _Sought:
         if begun is None:
             request, digest = await _to_its_end(asyncio.to_thread(self._hashed, request))
-            found = self._space.lookup(digest)
+            found = self._lookup(digest)
         else:
             digest, found = begun
         if isinstance(found, asyncio.Future):
-            found = await found
+            try:
+                found = await found
+            except Exception:
+                self._say_failed("answer a lookup")
+                found = None
         return _Sought(request, digest, found, self._clock() - began_ns)
+
+    def _lookup(self, digest: bytes) -> Lookup:
+        try:
+            return self._space.lookup(digest)
+        except Exception:
+            self._say_failed("answer a lookup")
+            return None
+
+    def _say_failed(self, what: str) -> None:
+        logger.exception("the response cache failed to %s for model '%s'", what, self._version.name)
 
     # ------------------------------------------------------------------------------------------ what comes of it
 
@@ -189,9 +207,12 @@ class CachedRequests(NotQueued):
         insert_ns = 0
         if response is not None:
             began_ns = self._clock()
-            # Where an output's bytes are gone, whoever asked for it hears that.
-            with suppress(InferenceError, MemoryError):
+            try:
                 self._space.insert(sought.digest, response.outputs)
+            except (InferenceError, MemoryError):
+                pass  # where an output's bytes are gone, whoever asked for it hears that
+            except Exception:
+                self._say_failed("keep a response")
             insert_ns = self._clock() - began_ns
         self._statistics.add_cache_miss(lookup_ns=sought.lookup_ns, insert_ns=insert_ns)
 

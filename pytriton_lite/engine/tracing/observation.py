@@ -1,13 +1,17 @@
-"""Watchers of requests: the tracer and the access log. Requests that nobody watches have no timeline, and cost nothing."""
+"""Watchers of requests: the tracer and the access log. Requests that nobody watches have no timeline, and cost nothing.
+
+Traces may be a plug-in's: no failure of one reaches the request.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from pytriton_lite.core.timeline import Listener, Timeline
+from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.core.timeline import Listener, Timeline, Trace
 
 logger = logging.getLogger(__name__)
 
@@ -93,17 +97,81 @@ class Observation:
     def _offer(self, timeline: Timeline, header: HeaderOf) -> Timeline | None:
         is_wanted = False
         for watcher, ended in self._active:
-            if watcher.begins(timeline, header):
+            if _begins(watcher, timeline, header):
                 is_wanted = True
                 if watcher.waits_for_worker:
                     timeline.on_complete += (ended,)
                 else:
                     timeline.on_finish += (ended,)
+        if timeline.trace is not None:
+            guarded = _GuardedTrace(timeline.trace, timeline.model_name)
+            timeline.trace = guarded
+            # before the watchers, who look for the trace that they have made
+            timeline.on_complete = (guarded.give_back, *timeline.on_complete)
         return timeline if is_wanted else None
 
 
 def _no_header(name: bytes) -> bytes | None:
     return None
+
+
+class _GuardedTrace:
+    """Stands for a trace while its request is under way. A trace that has raised is told no more."""
+
+    __slots__ = ("_model_name", "_own", "_trace")
+
+    def __init__(self, trace: Trace, model_name: str) -> None:
+        self._own = trace
+        self._trace: Trace | None = trace
+        """None when it has raised."""
+        self._model_name = model_name
+
+    def give_back(self, timeline: Timeline) -> None:
+        """Put the trace into *timeline*, which is complete, as whoever records it expects."""
+        timeline.trace = self._own
+
+    @property
+    def context(self) -> str:
+        try:
+            return self._trace.context if self._trace is not None else ""
+        except Exception:
+            self._has_failed()
+            return ""
+
+    @property
+    def step_context(self) -> str:
+        try:
+            return self._trace.step_context if self._trace is not None else ""
+        except Exception:
+            self._has_failed()
+            return ""
+
+    def on_accepted(self, inputs: Sequence[Tensor]) -> None:
+        try:
+            if self._trace is not None:
+                self._trace.on_accepted(inputs)
+        except Exception:
+            self._has_failed()
+
+    def on_response(self, outputs: Sequence[Tensor]) -> None:
+        try:
+            if self._trace is not None:
+                self._trace.on_response(outputs)
+        except Exception:
+            self._has_failed()
+
+    def _has_failed(self) -> None:
+        self._trace = None
+        logger.exception("the trace of a request to model '%s' failed, and is told no more of it", self._model_name)
+
+
+def _begins(watcher: Watcher, timeline: Timeline, header: HeaderOf) -> bool:
+    """``watcher.begins``; one that raises does not take the request."""
+    try:
+        return watcher.begins(timeline, header)
+    except Exception:
+        logger.exception("a request to model '%s' is not followed", timeline.model_name)
+        return False
 
 
 def _guarded(watcher: Watcher) -> Listener:

@@ -417,15 +417,48 @@ def test_a_bug_of_ours_ends_the_stream(caplog: pytest.LogCaptureFixture) -> None
     assert "a request to model 'm' failed inside the server" in caplog.text
 
 
-def test_a_lookup_that_fails_inside_the_server_ends_the_stream(caplog: pytest.LogCaptureFixture) -> None:
+class Broken:
+    """A client's segment that cannot be read for a reason that nobody has thought of."""
+
+    def read(self, offset: int, nbytes: int) -> bytearray:
+        raise RuntimeError("a bug")
+
+
+def test_a_hash_that_fails_inside_the_server_ends_the_stream(caplog: pytest.LogCaptureFixture) -> None:
     async def act(scene: Scene) -> None:
-        _, receiver = scene.stream()
-        scene.space.lookups[-1].set_exception(RuntimeError("a bug"))
+        wanted, receiver = request(LARGE), Receiver()
+        wanted.inputs.append(Tensor("BROKEN", dtypes.UINT8, (1,), None, nbytes=1, home=(Broken(), 0)))
+        scene.cached.begin(Ticket(wanted, receiver, batch_size=1, shape_key=None, accepted_ns=0))
         await receiver.ended.wait()
         assert receiver.heard[0].code is ErrorCode.INTERNAL
 
     play(act)
     assert "a request to model 'm' failed inside the server" in caplog.text
+
+
+@pytest.mark.parametrize("data", [SMALL, LARGE], ids=["small", "hashed in a thread"])
+@pytest.mark.parametrize("is_at_once", [True, False], ids=["at once", "late"])
+def test_a_cache_that_fails_is_a_miss(data: bytes, is_at_once: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """docs/plugins.md."""
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("a bug of a plug-in")
+
+    async def act(scene: Scene) -> None:
+        scene.space.insert = fail  # type: ignore[method-assign]
+        if is_at_once:
+            scene.space.lookup = fail  # type: ignore[method-assign]
+        answer = scene.infer(data)
+        if not is_at_once:
+            await scene.space.asked.wait()
+            scene.space.lookups[-1].set_exception(RuntimeError("a bug of a plug-in"))
+        (await scene.executed()).deliver(response(), is_final=True)
+        assert (await answer).outputs[0].data == b"x"
+        assert scene.version.statistics.cache_miss.count == 1
+
+    play(act)
+    assert "the response cache failed to answer a lookup for model 'm'" in caplog.text
+    assert "the response cache failed to keep a response for model 'm'" in caplog.text
 
 
 # ---------------------------------------------------------------------------------------------- what is counted

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.core.timeline import Timeline
 from pytriton_lite.engine.tracing.observation import HeaderOf, Observation
 
@@ -98,6 +100,78 @@ def test_a_failing_watcher_harms_neither_the_request_nor_the_next_watcher(caplog
         begun(observation).finish()
     assert len(good.told) == 1
     assert "request to model 'm' could not be recorded" in caplog.text
+
+
+def test_a_watcher_that_fails_at_the_beginning_does_not_take_the_request(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(Watcher):
+        def begins(self, timeline: Timeline, header: HeaderOf) -> bool:
+            raise RuntimeError("watcher is broken")
+
+    observation, failing, good = Observation(), Failing(), Watcher()
+    observation.watch(failing)
+    assert begin(observation) is None
+    observation.watch(good)
+    begun(observation).finish()
+    assert (failing.told, len(good.told)) == ([], 1)
+    assert "a request to model 'm' is not followed" in caplog.text
+
+
+class BrokenTrace:
+    """Raises in one of its attributes, and counts what it is told."""
+
+    def __init__(self, broken: str) -> None:
+        self._broken = broken
+        self.told: list[str] = []
+
+    def _tell(self, name: str) -> str:
+        self.told.append(name)
+        if name == self._broken:
+            raise RuntimeError("trace is broken")
+        return name
+
+    @property
+    def context(self) -> str:
+        return self._tell("context")
+
+    @property
+    def step_context(self) -> str:
+        return self._tell("step_context")
+
+    def on_accepted(self, inputs: Sequence[Tensor]) -> None:
+        self._tell("on_accepted")
+
+    def on_response(self, outputs: Sequence[Tensor]) -> None:
+        self._tell("on_response")
+
+
+@pytest.mark.parametrize("broken", ["on_accepted", "context", "step_context", "on_response", ""])
+def test_a_trace_that_fails_is_told_no_more_and_its_watcher_hears_the_end(
+    broken: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    trace = BrokenTrace(broken)
+
+    class Tracing(Watcher):
+        def begins(self, timeline: Timeline, header: HeaderOf) -> bool:
+            timeline.trace = trace
+            return True
+
+        def ended(self, timeline: Timeline) -> None:
+            assert timeline.trace is trace
+            super().ended(timeline)
+
+    observation, watcher = Observation(), Tracing(waits_for_worker=True)
+    observation.watch(watcher)
+    timeline = begun(observation)
+    timeline.accepted([], batch_size=1, now_ns=1)
+    contexts = [timeline.trace_context, timeline.step_context]
+    timeline.responded([])
+    timeline.finish()
+    told = ["on_accepted", "context", "step_context", "on_response"]
+    before = told.index(broken) if broken else len(told)
+    assert trace.told == told[: before + 1]
+    assert contexts == [name if before > told.index(name) else "" for name in ("context", "step_context")]
+    assert watcher.told == [timeline]
+    assert caplog.text.count("the trace of a request to model 'm' failed") == bool(broken)
 
 
 @given(st.lists(st.sampled_from(["hold", "release", "finish", "respond"]), max_size=12))
