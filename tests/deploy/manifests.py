@@ -54,11 +54,23 @@ def documents(text: str) -> list[Document]:
 
 def render(values: Mapping[str, Any] | None = None, *, name: str = "demo", namespace: str = "ml") -> list[Document]:
     """The manifests of the chart with *values*; skips where Helm is not there."""
-    helm = pytest.importorskip("helm_python", reason="make test-deploy installs helm-python-sdk")
-    with helm.Chart.load(str(CHART)) as chart:
-        rendered = chart.render(values=dict(values or {}), name=name, namespace=namespace)
+    rendered = _rendered(values or {}, name, namespace)
     texts = (text for path, text in sorted(rendered.items()) if not path.endswith("NOTES.txt"))
     return [document for text in texts for document in documents(text)]
+
+
+def notes(values: Mapping[str, Any]) -> str:
+    """What Helm says to whoever has installed the chart with *values*, as `demo` in `ml`; skips where Helm is not there."""
+    (text,) = [text for path, text in _rendered(values, "demo", "ml").items() if path.endswith("NOTES.txt")]
+    return text
+
+
+def _rendered(values: Mapping[str, Any], name: str, namespace: str) -> Mapping[str, str]:
+    """The texts of the chart's templates, by their paths."""
+    helm = pytest.importorskip("helm_python", reason="make test-deploy installs helm-python-sdk")
+    with helm.Chart.load(str(CHART)) as chart:
+        rendered: Mapping[str, str] = chart.render(values=dict(values), name=name, namespace=namespace)
+    return rendered
 
 
 def of_kind(manifests: list[Document], kind: str) -> Document:

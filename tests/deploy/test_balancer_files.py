@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 from balancers import NAMES, PACKAGES, command, configuration, find_program
 from measured_server import Ports
+
+from tests.harness import PROJECT
 
 SERVERS = [Ports(http, http + 1, http + 2) for http in (20_000, 20_010, 20_020)]
 PORTS = Ports(21_000, 21_001, 21_002)
@@ -22,6 +25,13 @@ def test_every_server_is_named_in_every_backend(name: str, tmp_path: Path) -> No
     counts = {port: text.count(str(port)) for server in SERVERS for port in (server.http, server.grpc)}
     assert set(counts.values()) == {2}  # the pool of all requests, and that of sequences
     assert (text.count(str(PORTS.http)), text.count(str(PORTS.grpc))) == (1, 1)
+
+
+def test_the_short_form_for_nginx_takes_bodies_as_the_file_does() -> None:
+    """docs/operations.md."""
+    texts = [(PROJECT / name).read_text() for name in ("docs/operations.md", "deploy/balancers/nginx.conf")]
+    page, file = (re.findall(r"^ *(client_.*?;)", text, re.MULTILINE) for text in texts)
+    assert page == file != []
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -21,6 +21,7 @@ from tests.deploy.manifests import (
     containers,
     documents,
     metrics_in,
+    notes,
     of_kind,
     render,
     validate,
@@ -309,3 +310,14 @@ def test_a_wrong_manifest_is_noticed(change: Any, said: str) -> None:
     change(runtime["spec"])
     with pytest.raises(Exception, match=said):
         validate(runtime)
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_said"),
+    [({}, True), ({"clients": [{"namespaceSelector": {}}]}, False), ({"enabled": False}, False)],
+    ids=["as it is", "others", "everybody"],
+)
+def test_whoever_installs_it_is_told_that_other_namespaces_do_not_reach_it(
+    policy: dict[str, Any], is_said: bool
+) -> None:
+    assert ("Pods of the namespace ml alone reach HTTP and gRPC" in notes({"networkPolicy": policy})) is is_said
