@@ -23,11 +23,11 @@ xgboost = pytest.importorskip("xgboost")
 lightgbm = pytest.importorskip("lightgbm")
 
 from sklearn.decomposition import PCA  # noqa: E402  # after the check that it is there
-from sklearn.feature_extraction.text import CountVectorizer  # noqa: E402
+from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer  # noqa: E402
 from sklearn.kernel_ridge import KernelRidge  # noqa: E402
 from sklearn.linear_model import LinearRegression, LogisticRegression  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
-from sklearn.preprocessing import FunctionTransformer, StandardScaler  # noqa: E402
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler  # noqa: E402
 
 RNG = np.random.default_rng(0)
 X = RNG.random((60, 4))
@@ -39,6 +39,8 @@ CLASSIFIER = make_pipeline(StandardScaler(), LogisticRegression()).fit(X, LABELS
 NAMED = LogisticRegression().fit(X, NAMES)
 REGRESSOR = KernelRidge(kernel="rbf").fit(X, Y)
 TEXTS = make_pipeline(CountVectorizer(), LogisticRegression()).fit(["good day", "bad day", "good", "bad"], [1, 0, 1, 0])
+ENCODER = OneHotEncoder(handle_unknown="ignore").fit(X.round())
+VECTORISER = TfidfVectorizer().fit(["good day", "bad day"])
 BOOSTER = xgboost.train({"objective": "multi:softprob", "num_class": 3}, xgboost.DMatrix(X, LABELS + (Y > 6)), 4)
 TREES = lightgbm.train({"verbose": -1, "min_data_in_leaf": 2}, lightgbm.Dataset(X, Y), 5)
 
@@ -85,17 +87,31 @@ PROBABILITIES = ("probabilities", "FP64", [2])
         (LinearRegression().fit(X, X), [FEATURES, ("prediction", "FP64", [4])]),
         (TEXTS, [("text", "STRING", [1]), ("prediction", "INT64", [1]), PROBABILITIES]),
         (PCA(2).fit(X), [FEATURES, ("transformed", "FP64", [2])]),
+        (ENCODER, [FEATURES, ("transformed", "FP64", [8])]),
+        (VECTORISER, [("text", "STRING", [1]), ("transformed", "FP64", [3])]),
     ],
-    ids=["classifier", "named classes", "regressor", "several targets", "texts", "transformer"],
+    ids=[
+        "classifier",
+        "named classes",
+        "regressor",
+        "several targets",
+        "texts",
+        "transformer",
+        "encoder",
+        "vectoriser",
+    ],
 )
 def test_a_configuration_of_one_line_is_completed_from_the_file(load: Any, estimator: Any, tensors: Any) -> None:
     with load("sklearn", "model.skops", skops_of(estimator)) as model:
         assert io(model) == tensors
         assert model.config["max_batch_size"] == 1024
         assert "dynamic_batching" in model.config
-        rows = np.array([[b"a good one"], [b"bad"]], object) if estimator is TEXTS else X
+        texts = ["a good one", "bad"] if tensors[0][0] == "text" else None
+        rows = X.round() if texts is None else np.array([[text.encode()] for text in texts], object)
         name, method = ("transformed", "transform") if hasattr(estimator, "transform") else ("prediction", "predict")
-        expected = getattr(estimator, method)(["a good one", "bad"] if estimator is TEXTS else X)
+        expected = getattr(estimator, method)(rows if texts is None else texts)
+        if estimator in (ENCODER, VECTORISER):
+            expected = expected.toarray()
         if estimator is NAMED:
             expected = np.array([each.encode() for each in expected], object)
         found, expected = model.infer({tensors[0][0]: rows})[name], np.reshape(expected, (len(rows), -1))
@@ -130,6 +146,14 @@ def test_an_xgboost_booster_predicts_as_in_its_own_process(load: Any, file: str)
         rows = X.astype(np.float32)
         rows[0, 1] = np.nan
         assert np.allclose(model.infer({"features": rows})["prediction"], BOOSTER.inplace_predict(rows))
+
+
+def test_a_linear_xgboost_booster_predicts_as_in_its_own_process(load: Any) -> None:
+    booster = xgboost.train({"booster": "gblinear", "updater": "coord_descent"}, xgboost.DMatrix(X, Y), 4)
+    with load("xgboost", "model.json", booster.save_model) as model:
+        rows = X.astype(np.float32)
+        found = model.infer({"features": rows})["prediction"]
+        assert np.allclose(found[:, 0], booster.predict(xgboost.DMatrix(rows)))
 
 
 def test_a_lightgbm_booster_predicts_as_in_its_own_process(load: Any) -> None:

@@ -87,7 +87,7 @@ class _Estimator(Predictor):
         with warnings.catch_warnings():
             # It was fitted with names, which one matrix has not.
             warnings.filterwarnings("ignore", message="X does not have valid feature names")
-            return {name: getattr(self._estimator, _METHODS[name])(table) for name in wanted}
+            return {name: _dense(getattr(self._estimator, _METHODS[name])(table)) for name in wanted}
 
     def _table(self, columns: Mapping[str, Any]) -> Any:
         if self._by_name:
@@ -98,6 +98,11 @@ class _Estimator(Predictor):
         if self._width is None:
             return list(array.reshape(-1))
         return array
+
+
+def _dense(found: Any) -> Any:
+    """*found* as a tensor can have it: encoders and vectorisers give sparse matrices."""
+    return found.toarray() if hasattr(found, "toarray") else found
 
 
 def _read(place: Place) -> Predictor:

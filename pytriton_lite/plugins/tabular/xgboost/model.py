@@ -5,6 +5,7 @@ Missing values are NaN. The output is what ``Booster.predict`` gives: a number, 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,7 +30,11 @@ def _read(place: Place) -> Predictor:
     booster = xgboost.Booster(model_file=str(place.path))
     _tell_version(place)
 
+    is_linear = json.loads(booster.save_config())["learner"]["gradient_booster"]["name"] == "gblinear"
+
     def predict(matrix: Any) -> Any:
+        if is_linear:  # XGBoost predicts in place with trees alone
+            return booster.predict(xgboost.DMatrix(matrix), validate_features=False)
         return booster.inplace_predict(matrix, validate_features=False)
 
     return BoosterPredictor(place.model, predict, width=booster.num_features(), dtype="float32")
