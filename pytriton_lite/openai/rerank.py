@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from pytriton_lite.config.openai import Task
+from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.openai.exchange import Exchange
 from pytriton_lite.openai.members import Members, refuse_value
 from pytriton_lite.openai.rows import MOST_ROWS, Asked, ask_rows, requests_of_rows
 from pytriton_lite.openai.sampling import take_unused
 from pytriton_lite.openai.target import Target, Values, find_target
+from pytriton_lite.openai.tensors import Array
 
 Json = dict[str, Any]
 
@@ -19,7 +22,7 @@ async def rerank(exchange: Exchange) -> None:
     """Answer a request."""
     target, asked, wanted = await _asked(exchange)
     found = await ask_rows(exchange, target, asked, "score")
-    scores = [float(row[0]) for row in found.rows]
+    scores = [_score(target, row) for row in found.rows]
     order = sorted(range(len(scores)), key=lambda at: -scores[at])[: wanted.most]
     document: Json = {
         "id": f"rerank-{exchange.request_id}",
@@ -29,6 +32,14 @@ async def rerank(exchange: Exchange) -> None:
     if found.usage is not None:
         document["usage"] = {"total_tokens": found.usage.total}
     await exchange.send_json(document, weight=sum(map(len, wanted.texts)))
+
+
+def _score(target: Target, row: Array) -> float:
+    """The first number of *row*. Raises InferenceError where there is none, or none that JSON has and documents go by."""
+    if not len(row) or not math.isfinite(row[0]):
+        what = f"{row[0]} for a document" if len(row) else "none for a document"
+        raise InferenceError(ErrorCode.INTERNAL, f"model '{target.name}': the output for 'score' has {what}")
+    return float(row[0])
 
 
 @dataclass(frozen=True)

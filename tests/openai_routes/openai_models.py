@@ -333,7 +333,7 @@ RANKER = """
     import triton_python_backend_utils as pb_utils
 
     class TritonPythonModel:
-        '''A document fits a query by the letters that they share.'''
+        '''A document fits a query by the letters that they share; nothing fits 'nothing', and '?' in no way that is known.'''
         def execute(self, requests):
             return [self.answer(request) for request in requests]
 
@@ -341,7 +341,10 @@ RANKER = """
             queries, documents = (
                 pb_utils.get_input_tensor_by_name(request, name).as_numpy().ravel() for name in ("query", "documents")
             )
-            scores = [len(set(query) & set(document)) for query, document in zip(queries, documents)]
+            scores = [
+                float("nan") if document == b"?" else len(set(query) & set(document))
+                for query, document in zip(queries, documents) if query != b"nothing"
+            ]
             return pb_utils.InferenceResponse([pb_utils.Tensor("score", np.array(scores, np.float32))])
 """
 RANKER_CONFIG = """

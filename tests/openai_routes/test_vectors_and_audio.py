@@ -102,6 +102,15 @@ def test_a_bad_rerank_is_refused(server: RunningServer, members: dict[str, Any],
     assert (reply.status, reply.json["error"]["param"]) == (400, param)
 
 
+@pytest.mark.parametrize(("query", "document", "found"), [("abc", "?", "nan"), ("nothing", "b", "none")])
+def test_a_score_that_is_none_is_the_models_mistake(
+    server: RunningServer, query: str, document: str, found: str
+) -> None:
+    reply = server.post("/rerank", {"model": "ranker", "query": query, "documents": [document]})
+    message = f"model 'ranker': the output for 'score' has {found} for a document"
+    assert (reply.status, reply.json["error"]["message"]) == (500, message)
+
+
 def test_a_query_that_is_too_long_for_so_many_documents_is_refused(server: RunningServer) -> None:
     members = {"model": "ranker", "query": "q" * (1 << 20), "documents": ["a"] * 2048}
     reply = server.post("/rerank", members)
