@@ -11,7 +11,7 @@ from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.openai.exchange import Exchange
 from pytriton_lite.openai.members import Members, refuse_unsupported
 from pytriton_lite.openai.messages import check_tool_choice, for_template, read_messages, read_tools
-from pytriton_lite.openai.sampling import Sampling, read_sampling, take_unused, want_logprobs
+from pytriton_lite.openai.sampling import Sampling, read_sampling, take_rest, want_logprobs
 from pytriton_lite.openai.target import Target, Values, find_target
 from pytriton_lite.openai.writing import Piece, Writing, Written, now, write, written
 
@@ -66,7 +66,7 @@ def _read(members: Members, values: Values) -> tuple[Sampling, bytes]:
     elif choice not in (None, "none", "auto"):
         check_tool_choice(choice, tools)
         refuse_unsupported("tool_choice", "'tool_choice' is only allowed when 'tools' are specified.")
-    take_unused(members, values)
+    take_rest(members, values)
     return sampling, conversation(values.target, messages, variables)
 
 

@@ -10,7 +10,7 @@ from pytriton_lite.frontends.http.json_slices import pause
 from pytriton_lite.openai.chat import requests_of, said_alternatives
 from pytriton_lite.openai.exchange import Exchange
 from pytriton_lite.openai.members import Members, refuse_type, refuse_unsupported, refuse_value
-from pytriton_lite.openai.sampling import MOST_CHOICES, Sampling, read_sampling, take_unused, want_logprobs
+from pytriton_lite.openai.sampling import MOST_CHOICES, Sampling, read_sampling, take_rest, want_logprobs
 from pytriton_lite.openai.target import Target, Values, bytes_of, find_target
 from pytriton_lite.openai.writing import Piece, Writing, now, write, written
 
@@ -59,7 +59,7 @@ def _read_sampling(members: Members, values: Values) -> Sampling:
     best_of = members.integer("best_of", 1, MOST_CHOICES)
     if best_of is not None and best_of != sampling.count:
         refuse_unsupported("best_of", "'best_of' can only be 'n' here: which answer is best, the model does not say.")
-    take_unused(members, values)
+    take_rest(members, values)
     return sampling
 
 

@@ -13,7 +13,7 @@ from pytriton_lite.frontends.http.json_slices import need_memory, pause
 from pytriton_lite.openai.exchange import Exchange
 from pytriton_lite.openai.members import refuse_type, refuse_unsupported, refuse_value
 from pytriton_lite.openai.rows import MOST_ROWS, Asked, ask_rows, requests_of_rows
-from pytriton_lite.openai.sampling import take_unused
+from pytriton_lite.openai.sampling import take_rest
 from pytriton_lite.openai.target import Target, Values, find_target
 from pytriton_lite.openai.tensors import Array
 
@@ -48,7 +48,7 @@ async def _asked(exchange: Exchange) -> tuple[Target, Asked, bool]:
     user = members.text("user")
     if user is not None:
         values.put("user", user)
-    take_unused(members, values)
+    take_rest(members, values)
     return values.target, await requests_of_rows(exchange, values, {"input": texts}, param="input"), is_packed
 
 

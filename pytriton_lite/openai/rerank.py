@@ -11,7 +11,7 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.openai.exchange import Exchange
 from pytriton_lite.openai.members import Members, refuse_value
 from pytriton_lite.openai.rows import MOST_ROWS, Asked, ask_rows, requests_of_rows
-from pytriton_lite.openai.sampling import take_unused
+from pytriton_lite.openai.sampling import take_rest
 from pytriton_lite.openai.target import Target, Values, find_target
 from pytriton_lite.openai.tensors import Array
 
@@ -62,7 +62,7 @@ async def _asked(exchange: Exchange) -> tuple[Target, Asked, _Wanted]:
     texts = _read_documents(members)
     most = members.integer("top_n", 1)
     wanted = _Wanted(most, [] if members.truth("return_documents") is False else texts)
-    take_unused(members, values)
+    take_rest(members, values)
     rows = {"query": [query] * len(texts), "document": texts}
     return values.target, await requests_of_rows(exchange, values, rows, param="documents"), wanted
 

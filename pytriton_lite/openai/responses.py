@@ -12,7 +12,7 @@ from pytriton_lite.openai.errors import ApiError
 from pytriton_lite.openai.exchange import Exchange
 from pytriton_lite.openai.members import Members, refuse_type, refuse_unsupported, refuse_value
 from pytriton_lite.openai.messages import MOST_MESSAGES, read_messages
-from pytriton_lite.openai.sampling import Sampling, read_response_format, read_sampling, take_unused
+from pytriton_lite.openai.sampling import Sampling, read_response_format, read_sampling, take_rest
 from pytriton_lite.openai.target import Target, Values, find_target
 from pytriton_lite.openai.tool_calls import ToolCalls
 from pytriton_lite.openai.writing import Piece, Writing, Written, now, write, written
@@ -91,7 +91,7 @@ def _read(members: Members, values: Values) -> tuple[Sampling, bytes, Json]:
         "parallel_tool_calls": members.take("parallel_tool_calls") is not False,
         "text": text_options or {"format": {"type": "text"}},
     }
-    take_unused(members, values)
+    take_rest(members, values)
     variables = {"tools": chat_tools} if chat_tools and choice != "none" else {}
     return sampling, conversation(values.target, messages, variables), repeated
 

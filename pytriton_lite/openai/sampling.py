@@ -80,13 +80,13 @@ def read_sampling(members: Members, values: Values) -> Sampling:
     user = members.text("user")
     if user is not None:
         values.put("user", user)
-    values.priority = members.integer("priority", 0, (1 << 31) - 1) or 0
     read_response_format(members.mapping("response_format"), values)
     return found
 
 
-def take_unused(members: Members, values: Values) -> None:
-    """Take the members that change nothing here, and give the model whatever else there is."""
+def take_rest(members: Members, values: Values) -> None:
+    """Take what all routes have: the priority, members that change nothing here, and for the model whatever else there is."""
+    values.priority = members.integer("priority", 0, (1 << 31) - 1) or 0
     for name in _NOT_USED:
         if name not in values.target.config.inputs_by_name:
             members.take(name)

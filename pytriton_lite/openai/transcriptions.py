@@ -19,7 +19,7 @@ from pytriton_lite.openai.errors import ApiError
 from pytriton_lite.openai.exchange import Exchange
 from pytriton_lite.openai.forms import Form, read_form
 from pytriton_lite.openai.members import Members, refuse_unsupported, refuse_value
-from pytriton_lite.openai.sampling import take_unused
+from pytriton_lite.openai.sampling import take_rest
 from pytriton_lite.openai.target import Target, Values, find_target
 from pytriton_lite.openai.tensors import Array, Outputs
 from pytriton_lite.openai.usage import Usage
@@ -83,7 +83,7 @@ async def _asked(exchange: Exchange) -> _Asked:
         refuse_unsupported("stream", "Transcriptions are not streamed here.")
     for name in ("timestamp_granularities[]", "include[]", "chunking_strategy"):
         members.take(name)
-    take_unused(members, values)
+    take_rest(members, values)
     request = values.request(exchange.request_id, changed)
     request.timeline = exchange.timeline
     return _Asked(values.target, [request], form_of_answer, str(values.fields.get("language", "")))
@@ -209,7 +209,7 @@ def _clock(seconds: float, mark: str) -> str:
 def _members(form: Form) -> Members:
     """The texts of *form* as JSON would have them."""
     values: Json = dict(form.texts)
-    for name in ("temperature",):
+    for name in ("temperature", "priority"):
         if name in values:
             try:
                 number = float(values[name])

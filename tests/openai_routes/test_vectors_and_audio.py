@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import wave
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pytriton_lite.core import dtypes
+from pytriton_lite.core.request import InferenceRequest
+from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.frontends.http.bodies import LargeDocuments
+from pytriton_lite.openai.embeddings import embeddings
+from pytriton_lite.openai.exchange import Exchange
+from pytriton_lite.openai.rerank import rerank
+from pytriton_lite.openai.transcriptions import transcriptions
 from tests.harness import Reply, RunningServer
+from tests.openai_routes.exchanges import Client, Engine
+from tests.openai_routes.openai_models import EMBEDDER_CONFIG, FILE_READER_CONFIG, RANKER_CONFIG
 
 # ------------------------------------------------------------------------------------------- embeddings
 
@@ -65,6 +78,38 @@ def test_an_error_of_one_batch_is_the_answer(server: RunningServer) -> None:
     reply = embed(server, ["a"] * 8 + ["fail"])
     assert (reply.status, reply.json["error"]["message"]) == (503, "no")
     assert embed(server, "a", encoding_format="hex").json["error"]["param"] == "encoding_format"
+
+
+# ------------------------------------------------------------------------------------------- all of them
+
+
+@pytest.mark.parametrize(
+    ("route", "config", "members"),
+    [
+        (embeddings, EMBEDDER_CONFIG, {"input": "a"}),
+        (rerank, RANKER_CONFIG, {"query": "q", "documents": ["a"]}),
+        (transcriptions, FILE_READER_CONFIG, None),
+    ],
+    ids=["embeddings", "rerank", "transcriptions"],
+)
+def test_the_priority_of_a_request_is_that_of_the_models(
+    tmp_path: Path, route: Callable[[Exchange], Awaitable[None]], config: str, members: dict[str, Any] | None
+) -> None:
+    priorities: list[int] = []
+
+    def model(request: InferenceRequest) -> list[Tensor]:
+        priorities.append(request.priority)
+        number = np.zeros((1, 1), np.float32).tobytes()
+        return [Tensor(name, dtypes.FP32, (1, 1), number) for name in ("embedding", "score")]
+
+    async def ask() -> None:
+        body, headers = form(b"x", model="m", priority="2")
+        given = {"model": "m", **members, "priority": 2} if members is not None else body
+        client = Client(Engine(tmp_path, config, model), LargeDocuments(), given, headers["Content-Type"].encode())
+        await route(client.exchange)
+
+    asyncio.run(ask())
+    assert priorities == [2]
 
 
 # ------------------------------------------------------------------------------------------- rerank
