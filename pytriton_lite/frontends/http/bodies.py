@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import binascii
+import contextlib
 import string
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.cores import usable_cores
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import MAX_DIMENSIONS
 from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
-from pytriton_lite.engine.workers.intake import own_memory
+from pytriton_lite.engine.workers.intake import home_of, own_memory
 from pytriton_lite.frontends.http.codec import check_limit
 from pytriton_lite.frontends.http.json_slices import Job, pause, weight
 from pytriton_lite.frontends.listener import Receive, Scope, read_body_into, when_gone
@@ -38,6 +41,8 @@ _INFLATIONS = 2
 core is the loop's."""
 
 _UNCOUNTED_BYTES = 64 << 10
+_COPIED_BYTES = 256 << 10
+"""An input of no more is copied when it goes to its worker, in a tenth of a millisecond: a thread takes as long to begin."""
 _BASE64_STEP = 1 << 20
 _NOT_BASE64 = bytes(set(range(256)) - set((string.ascii_letters + string.digits + "+/").encode()))
 
@@ -155,6 +160,35 @@ async def count_texts(texts: Sequence[Tensor], large: LargeDocuments, scope: Sco
                 pause()
 
     await large.run(sum(text.nbytes for text in texts), count, scope)
+
+
+async def move_inputs(
+    request: InferenceRequest, intake: Intake, large: LargeDocuments, scope: Scope | None = None
+) -> None:
+    """Move large inputs of *request* from memory of this process alone to where their worker finds them, in a thread.
+
+    Whoever hands requests to a worker would copy them, those of a whole batch at once, while nobody else is served. They stay
+    where they are where *intake* has no room. *scope* is that of the request. Raises Disconnected when its client has gone.
+    """
+    moved: list[tuple[Tensor, memoryview]] = []
+    for tensor in request.inputs:
+        if tensor.data is not None and tensor.home is None and tensor.nbytes > _COPIED_BYTES:
+            with contextlib.suppress(MemoryError):
+                room = intake.room(tensor.nbytes)
+                if home_of(room) is not None:
+                    moved.append((tensor, room))
+    if not moved:
+        return
+
+    def move() -> None:
+        for tensor, room in moved:
+            # By numpy, which lets go of the interpreter meanwhile.
+            np.copyto(np.frombuffer(room, np.uint8), np.frombuffer(tensor.content(), np.uint8))
+            pause()
+
+    await large.run(sum(tensor.nbytes for tensor, _ in moved), move, scope)
+    for tensor, room in moved:
+        tensor.data, tensor.home = room, home_of(room)
 
 
 def _no_memory(nbytes: int) -> InferenceError:

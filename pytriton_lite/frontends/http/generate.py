@@ -30,6 +30,7 @@ from pytriton_lite.frontends.http.bodies import (
     count_texts,
     is_large,
     many_texts,
+    move_inputs,
     read_up_to,
     wait_disconnected,
 )
@@ -146,6 +147,7 @@ async def _read_request(
         )
         request = await large.run(weight(document), decode, scope)
         await count_texts(many_texts(request), large, scope)
+        await move_inputs(request, server.intake, large, scope)
     return served, request
 
 

@@ -25,6 +25,7 @@ from pytriton_lite.frontends.http.bodies import (
     cancel,
     count_texts,
     many_texts,
+    move_inputs,
     next_piece,
     wait_disconnected,
 )
@@ -104,6 +105,7 @@ def infer_app(server: Door, options: HttpOptions, large: LargeDocuments) -> Infe
                 else:
                     request, forms = await read.apart(first, scope, large)
             await count_texts(many_texts(request), large, scope)
+            await move_inputs(request, server.intake, large, scope)
         if forwarded is not None:
             for name, value in forwarded(scope):
                 forward_header(request, name, value)

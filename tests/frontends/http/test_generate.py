@@ -30,6 +30,7 @@ from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.core.timeline import Timeline
 from pytriton_lite.engine.counting.custom_metrics import CustomMetrics
 from pytriton_lite.engine.tracing.observation import HeaderOf
+from pytriton_lite.engine.workers.intake import home_of
 from pytriton_lite.frontends.http import generate_codec
 from pytriton_lite.frontends.http.hot_path import hot_path
 from pytriton_lite.frontends.http.server import HttpOptions, http_app
@@ -258,6 +259,20 @@ def test_responses_that_come_at_once_are_an_event_and_a_chunk_each(with_client: 
         asked.respond("c", is_final=True)
         await client.head()
         assert await client.chunks() == [event("a"), event("b"), event("c")]
+
+    with_client(scenario)
+
+
+def test_a_large_input_lies_where_its_worker_finds_it(with_client: WithClient) -> None:
+    async def scenario(client: Client) -> None:
+        client.ask(body={"text_input": "x" * 300_000})
+        asked = await client.asked()
+        (text,) = asked.request.inputs
+        assert text.home is not None
+        assert text.home == home_of(text.content())
+        assert text.nbytes == 300_004
+        asked.end()
+        await client.head()
 
     with_client(scenario)
 

@@ -26,7 +26,7 @@ from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Elements, Tensor
 from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
-from pytriton_lite.engine.workers.intake import Intake
+from pytriton_lite.engine.workers.intake import Intake, home_of
 from pytriton_lite.frontends.http import bodies, compression, reading
 from pytriton_lite.frontends.http.server import HttpOptions, http_app
 from pytriton_lite.frontends.listener import GONE, HEADER_NAMES, AsgiApp, Message, Receive, Scope, Send
@@ -951,3 +951,50 @@ def test_a_reserved_name_is_not_forwarded(name: bytes) -> None:
 def test_a_pattern_that_is_none_is_refused_at_the_start() -> None:
     with pytest.raises(ValueError, match="header forward pattern '\\(' is no regular expression"):
         http_app(FakeServer(), HttpOptions(header_forward_pattern="("))
+
+
+LARGE = np.arange(100_000, dtype=np.float32)
+"""More than 256 KiB, which takes whoever hands a batch to a worker a while to copy."""
+SMALL = np.arange(4, dtype=np.float32)
+
+
+def in_binary() -> tuple[bytes, dict[str, str]]:
+    inputs = [binary_input(name, array.nbytes, array.shape) for name, array in (("X", LARGE), ("Y", SMALL))]
+    head = json.dumps({"inputs": inputs}).encode()
+    return head + LARGE.tobytes() + SMALL.tobytes(), {"Inference-Header-Content-Length": str(len(head))}
+
+
+def in_json() -> tuple[bytes, dict[str, str]]:
+    inputs = [json_input("X", LARGE.tolist()), json_input("Y", SMALL.tolist())]
+    return json.dumps({"inputs": inputs}).encode(), {}
+
+
+@pytest.mark.parametrize("said", [in_binary, in_json])
+@pytest.mark.parametrize("is_compressed", [True, False], ids=["compressed", "as it is"])
+def test_a_large_input_lies_where_its_worker_finds_it_however_it_was_sent(
+    said: Callable[[], tuple[bytes, dict[str, str]]], is_compressed: bool
+) -> None:
+    both = FakeConfig("both", specs(("X", dtypes.FP32, (-1,)), ("Y", dtypes.FP32, (-1,))), [])
+    server = FakeServer([FakeServed("both", 1, both, lambda request: [])])
+    body, headers = said()
+    if is_compressed:
+        body, headers = gzip.compress(body), {**headers, "Content-Encoding": "gzip"}
+    answer = asked(http_app(server, HttpOptions()), "POST", "/v2/models/both/infer", pieces_of(body, 100_000), headers)
+    assert answer.status == 200, answer.body
+    (request,) = server.requests
+    large, small = request.inputs
+    assert large.home is not None
+    assert large.home == home_of(large.content())
+    assert small.home is None
+    assert bytes(large.content()) + bytes(small.content()) == LARGE.tobytes() + SMALL.tobytes()
+
+
+def test_a_large_input_stays_where_it_is_where_there_is_no_room_for_it() -> None:
+    one = FakeConfig("one", specs(("X", dtypes.FP32, (-1,))), [])
+    server = FakeServer([FakeServed("one", 1, one, lambda request: [])])
+    server.intake.close()
+    body = json.dumps({"inputs": [json_input("X", LARGE.tolist())]}).encode()
+    assert asked(http_app(server, HttpOptions()), "POST", "/v2/models/one/infer", body).status == 200
+    (request,) = server.requests
+    assert request.inputs[0].home is None
+    assert bytes(request.inputs[0].content()) == LARGE.tobytes()
