@@ -14,6 +14,7 @@ from time import monotonic_ns
 from typing import Any
 
 from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.core.pace import SLOW_NS, Pace
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.messages import Fate, RequestMessage
 from pytriton_lite.ipc.start import ModelStart
@@ -72,6 +73,8 @@ class Executions:
         self._batches = batches
         self._control = control
         self._log = log
+        self._pace = Pace()
+        self._has_executed = False
         self.traces = TraceContexts()
         self.in_execute = 0
         """The batch for which the main thread is in ``execute`` now, else 0."""
@@ -89,7 +92,10 @@ class Executions:
         """Run batch *number* and put its result together, or begin with the coroutine that will do so."""
         conversation, control = self._conversation, self._control
         if conversation.result_count:
-            conversation.flush_old()
+            if self._pace.may_be_slow:
+                conversation.flush()
+            else:
+                conversation.flush_old()
         if len(self._running) >= self._start.concurrency and not self._start.is_decoupled:
             self._await_capacity()
         self._senders.look_for_cancels()
@@ -276,13 +282,17 @@ class Executions:
     ) -> None:
         """End *batch* with what *parts* say of its requests. The outbox is held."""
         result: list[bytes] = []
+        placed_ns = monotonic_ns()
+        if self._has_executed and (placed_ns - batch.taken_ns > SLOW_NS or self._pace.may_be_slow):
+            self._pace.add(batch.taken_ns, placed_ns)
+        self._has_executed = True
         messages.put_result(
             result,
             batch.number,
             taken_ns=batch.taken_ns,
             inputs_ns=batch.inputs_ns,
             executed_ns=executed_ns,
-            placed_ns=monotonic_ns(),
+            placed_ns=placed_ns,
             answers=answers,
             failure=failure,
         )

@@ -28,6 +28,7 @@ from pytriton_lite.ipc.channel import FrameReader, frame, send_descriptor
 from pytriton_lite.ipc.messages import Fate, Kind, Place, SpecTable
 from pytriton_lite.ipc.segment import Segment
 from pytriton_lite.ipc.start import ModelStart
+from pytriton_lite.worker import conversation, executions
 from pytriton_lite.worker.batches import Batch
 from pytriton_lite.worker.mailbox import Mailbox, Waiter
 from pytriton_lite.worker.process import enter
@@ -559,6 +560,36 @@ def test_a_model_that_waits_for_a_cancellation_keeps_no_answer_of_an_earlier_bat
     assert second.wait(WAIT_S)  # before it has begun it would be skipped
     engine.cancel(2)
     assert engine.result() == [(2, [None])]
+    engine.stop(thread)
+
+
+@pytest.mark.interpreted("the clock is the test's")
+def test_an_answer_that_is_ready_does_not_wait_for_the_next_execution_when_one_was_slow(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    batches = iter([1, 2, 3, 4])
+    now_ns = 1
+    is_open = threading.Event()
+
+    def execute(requests: list[InferenceRequest]) -> list[InferenceResponse]:
+        nonlocal now_ns
+        batch = next(batches)
+        if batch == 2:
+            now_ns += 50_000_000
+        elif batch == 4:
+            assert is_open.wait(WAIT_S)
+        return [InferenceResponse()]
+
+    for module in (executions, conversation):
+        monkeypatch.setattr(module, "monotonic_ns", lambda: now_ns)
+    thread = engine.serve(execute)
+    engine.execute(1, 2)
+    assert engine.result() == [(1, [None]), (2, [None])]
+    engine.execute(3, 4)
+    assert engine.result() == [(3, [None])]
+    is_open.set()
+    assert engine.result() == [(4, [None])]
     engine.stop(thread)
 
 

@@ -11,7 +11,7 @@ LIBRARY = f"{PACKAGE}.compiled"
 """mypyc's name for all of them together; the shared library is ``compiled__mypyc`` in the package's folder."""
 
 _ROOMS = {
-    "core": "byte_budget bytes_tensor dtypes request states tensor timeline",
+    "core": "byte_budget bytes_tensor dtypes pace request states tensor timeline",
     "engine": "outlet",
     "engine/counting": "*",
     "engine/ensembles": "*",

@@ -14,6 +14,7 @@ from typing import Any
 from pytriton_lite.config.instances import InstanceKind
 from pytriton_lite.config.model_config import InstanceSpec, ModelConfig, instance_names
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.pace import Pace
 from pytriton_lite.core.sharing import InstanceSharing
 from pytriton_lite.core.states import InstanceState, VersionState
 from pytriton_lite.core.timeline import Clock
@@ -107,6 +108,7 @@ class WorkerVersion(ServedVersion):
         self._shared: SharedSpawners | None = None
         """Where workers come from that share their model."""
         self._dispatcher = self._make_dispatcher()
+        self._pace = Pace()
         self._warm_up: WarmUp | None = None
         if config.warm_up:
             self._warm_up = WarmUp(
@@ -471,6 +473,7 @@ class WorkerVersion(ServedVersion):
             self._shared or self._spawners,
             environment,
             partial(OpenCalls, self._services),
+            pace=self._pace,
             capacity=capacity,
             warm_up=None if plan.passive else self._warm_up,
             claim=Claim.of(plan) if self._grants is not None and not plan.passive else None,

@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.core.errors import ErrorCode, InferenceError, ProtocolError
+from pytriton_lite.core.pace import SLOW_NS, Pace
 from pytriton_lite.core.request import InferenceResponse
 from pytriton_lite.core.states import InstanceState
 from pytriton_lite.engine.counting.statistics import SharedMemory
@@ -134,13 +135,15 @@ class Instance:
         environment: Environment,
         begin_asking: BeginAsking,
         *,
+        pace: Pace,
         capacity: int = 1,
         warm_up: WarmUpOfWorkers | None = None,
         claim: Claim | None = None,
         limits: ExecutionLimits = ExecutionLimits(),  # noqa: B008  # frozen
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """*capacity* is how many batches it executes at a time, *claim* what it needs of the rate limiter for each.
+        """*pace* is that of the model, in all instances. *capacity* is how many batches it executes at a time, *claim* what it
+        needs of the rate limiter for each.
 
         *clock* is the one that the worker reads, CLOCK_MONOTONIC in nanoseconds.
         """
@@ -181,6 +184,8 @@ class Instance:
         self._credits: dict[tuple[int, int], int] = {}
         self._next_batch = 1
         self._execute_ns = 0.0
+        """How long an execution takes, of those of lately; 0 before the first."""
+        self._pace = pace
         self._lost: _Lost | None = None
         """What a worker that has ended had in hand, until it was reported."""
         self._loop = asyncio.get_running_loop()
@@ -244,10 +249,11 @@ class Instance:
         """How many batches may be sent to follow those in flight.
 
         As many as are expected to be executed within a few messages' time, so that the worker never waits for us. Behind
-        slow batches none: another instance might be free sooner; where there is no other, at least one. Behind a model that
-        calls others none either: what waits there could be what it waits for, and another instance could serve it.
+        slow batches none, nor where one may be slow, though most are quick: another instance might be free sooner; where there
+        is no other, at least one. Behind a model that calls others none either: what waits there could be what it waits for,
+        and another instance could serve it.
         """
-        if not self.is_ready or (self._makes_calls and not self.is_alone):
+        if not self.is_ready or ((self._makes_calls or self._pace.may_be_slow) and not self.is_alone):
             return 0
         ahead = min(_MOST_AHEAD, int(_AHEAD_BUDGET_NS / self._execute_ns)) if self._execute_ns else 0
         if self.is_alone and ahead == 0:
@@ -381,7 +387,13 @@ class Instance:
     def _finish(self, result: BatchResult) -> None:
         batch = self.in_flight[result.number]
         took = result.placed_ns - result.taken_ns
-        self._execute_ns = self._execute_ns * 0.9 + took * 0.1 if self._execute_ns else float(took)
+        if self._execute_ns:
+            self._execute_ns = self._execute_ns * 0.9 + took * 0.1
+            # A warm-up says little of what is to come.
+            if (took > SLOW_NS or self._pace.may_be_slow) and self._owner is self.owner:
+                self._pace.add(result.taken_ns, result.placed_ns)
+        else:
+            self._execute_ns = float(took)
         outcome = self.wire.outcome
         outcomes = [outcome(answer, batch, ticket) for answer, ticket in zip(result.answers, batch.tickets)]
         self._owner.on_result(self, batch, result, outcomes)

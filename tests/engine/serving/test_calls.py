@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.pace import Pace
 from pytriton_lite.engine.serving.calls import OpenCalls, WorkerServices
 from pytriton_lite.engine.workers.fork_server import Spawned
 from pytriton_lite.engine.workers.instance import Instance, InstanceOwner
@@ -63,7 +64,7 @@ def test_a_call_that_comes_with_ready_and_is_refused_at_once_is_answered() -> No
         worker = Caller()
         instance = Instance(
             START, settings_of(WAIT_S), cast(Any, Config()), cast(InstanceOwner, Owner()), cast(Any, worker), cast(Any, None),
-            partial(OpenCalls, cast(WorkerServices, NoModels())),
+            partial(OpenCalls, cast(WorkerServices, NoModels())), pace=Pace(),
         )  # fmt: skip
         await instance.keeper.start()
         number, answer, is_final = worker.reply()

@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytriton_lite.core import dtypes
+from pytriton_lite.core.pace import Pace
 from pytriton_lite.core.request import DevicePlaces, InferenceRequest
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.serving.calls import OpenCalls, WorkerServices
@@ -154,7 +155,7 @@ def under_attack(attack: Callable[[HostileWorker, Instance, Owner], Awaitable[No
         worker = HostileWorker()
         instance = Instance(
             START, settings_of(WAIT_S), cast(Any, Config()), cast(InstanceOwner, owner), cast(Any, worker), cast(Any, None),
-            partial(OpenCalls, cast(WorkerServices, Services())),
+            partial(OpenCalls, cast(WorkerServices, Services())), pace=Pace(),
         )  # fmt: skip
         await instance.keeper.start()
         assert not instance.dispatch([[ticket(1)], [ticket(1 << 14)]])

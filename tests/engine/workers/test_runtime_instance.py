@@ -114,9 +114,12 @@ def result(number: int, *fates: Fate, failure: str = "") -> bytes:
     return messages.result_frame(1, parts)
 
 
-def answered(number: int) -> bytes:
+def answered(number: int, *, took_ns: int = 3, ended_ns: int = 4) -> bytes:
     parts: list[bytes] = []
-    messages.put_result(parts, number, taken_ns=1, inputs_ns=2, executed_ns=3, placed_ns=4, answers=1)
+    began_ns = ended_ns - took_ns
+    messages.put_result(
+        parts, number, taken_ns=began_ns, inputs_ns=began_ns, executed_ns=ended_ns, placed_ns=ended_ns, answers=1
+    )
     messages.put_answer(parts, outputs=0)
     return messages.result_frame(1, parts)
 
@@ -161,6 +164,53 @@ def test_a_batch_that_is_given_back_after_the_result_of_the_last_one_is_sent_aga
         assert world.worker.batches() == [4]
         world.says(answered(4))
         await third
+
+    run(scenario())
+
+
+# ---------------------------------------------------------------------------------------------- ahead
+
+
+@pytest.mark.interpreted("a fake in the place of a compiled class")
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_nothing_goes_ahead_to_one_of_several_for_a_minute_after_a_slow_execution(is_alone: bool) -> None:
+    """However many quick ones there were meanwhile: what waits behind the next slow one could be served by another instance."""
+
+    async def scenario() -> None:
+        world = World(is_alone=is_alone)
+        sent = 0
+
+        async def execute(**times: int) -> None:
+            nonlocal sent
+            answer = world.infer()
+            sent += 1
+            world.says(answered(sent, **times))
+            await answer
+
+        async def goes_ahead() -> bool:
+            nonlocal sent
+            world.worker.hear()
+            answers = [world.infer(), world.infer()]
+            await a_turn()
+            went = len(world.worker.batches()) == 2
+            for answer in answers:
+                sent += 1
+                world.says(answered(sent, ended_ns=now_ns))
+                await answer
+            return went
+
+        now_ns = 1_000_000_000
+        await execute(took_ns=50_000_000, ended_ns=now_ns)  # the first says little
+        for _ in range(100):
+            await execute(ended_ns=now_ns)
+        assert await goes_ahead()
+        await execute(took_ns=50_000_000, ended_ns=now_ns)
+        for _ in range(100):
+            await execute(ended_ns=now_ns)
+        assert await goes_ahead() is is_alone
+        now_ns += 60_000_000_000
+        await execute(ended_ns=now_ns)
+        assert await goes_ahead()
 
     run(scenario())
 
