@@ -16,7 +16,7 @@ from pytriton_lite.engine.tracing.writer import Recorder
 
 
 class TraceSink(Protocol):
-    """One for a server. Everything but what `recorder` gives is called in the event loop, and must not wait."""
+    """One for a server. Everything but `recorder`, and what that gives, is called in the event loop, and must not wait."""
 
     def begin(self, timeline: Timeline, header: HeaderOf, settings: TraceSettings) -> Trace | None:
         """The trace of a request, if it is sampled. A call that a model makes is, if the request is that it is made for."""
@@ -25,7 +25,7 @@ class TraceSink(Protocol):
         """The request has ended: bytes of tensors that its trace has copied. The recorder gets it next."""
 
     def recorder(self) -> Recorder:
-        """What writes traces, in a thread of its own. Asked for once, with the first trace that has ended."""
+        """What writes traces. Asked for once, with the first trace that has ended, in the thread that writes."""
 
 
 MakeSink = Callable[[TraceOptions], TraceSink]

@@ -45,7 +45,7 @@ class Tracer:
     def ended(self, timeline: Timeline) -> None:
         nbytes = self._sink.end(timeline)
         if self._writer is None:
-            self._writer = TraceWriter(self._sink.recorder())
+            self._writer = TraceWriter(self._sink.recorder)
         self._writer.put(timeline, nbytes)
 
     def show(self, model: str = "") -> dict[str, list[str]]:

@@ -35,8 +35,10 @@ class Recorder(Protocol):
 class TraceWriter:
     """`close` must follow."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, make_recorder: Callable[[], Recorder]) -> None:
+        """*make_recorder* is called in the thread, with the first trace: one that exports imports half a hundred modules."""
+        self._make_recorder = make_recorder
+        self._recorder: Recorder | None = None
         self._queue: queue.SimpleQueue[tuple[Timeline, int] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting_bytes = 0
@@ -72,10 +74,16 @@ class TraceWriter:
     def _work(self) -> None:
         while (item := self._queue.get()) is not None:
             timeline, nbytes = item
-            self._guard(partial(self._recorder.record, timeline))
+            self._guard(partial(self._record, timeline))
             with self._lock:
                 self._waiting_bytes -= nbytes
-        self._guard(self._recorder.finish)
+        if self._recorder is not None:
+            self._guard(self._recorder.finish)
+
+    def _record(self, timeline: Timeline) -> None:
+        if self._recorder is None:
+            self._recorder = self._make_recorder()
+        self._recorder.record(timeline)
 
     def _guard(self, work: Callable[[], None]) -> None:
         """A failure of the system, say a full disk, is told once and not for every trace: those may be as many as requests."""

@@ -38,16 +38,33 @@ def fail(timeline: Timeline) -> None:
 
 def test_what_was_put_before_the_end_is_recorded_in_order() -> None:
     recorder = Recorder()
-    writer = TraceWriter(recorder)
+    writer = TraceWriter(lambda: recorder)
     for name in "abc":
         writer.put(timeline(name), 0)
     writer.close(10)
     assert (recorder.names, recorder.is_finished) == (["a", "b", "c"], True)
 
 
+def test_the_recorder_is_made_in_the_thread_that_writes_with_the_first_trace() -> None:
+    """Who puts the trace does not wait for it."""
+    recorder, was_put = Recorder(), threading.Event()
+    waited: list[bool] = []
+
+    def make() -> Recorder:
+        waited.append(was_put.wait(10))
+        return recorder
+
+    writer = TraceWriter(make)
+    for name in "ab":
+        writer.put(timeline(name), 0)
+    was_put.set()
+    writer.close(10)
+    assert (waited, recorder.names, recorder.is_finished) == ([True], ["a", "b"], True)
+
+
 def test_a_failure_of_the_system_is_told_once_and_not_for_every_trace(caplog: pytest.LogCaptureFixture) -> None:
     recorder = Recorder(fail)
-    writer = TraceWriter(recorder)
+    writer = TraceWriter(lambda: recorder)
     for name in ("a", "b", "other", "other"):
         writer.put(timeline(name), 0)
     writer.close(10)
@@ -66,7 +83,7 @@ def test_what_does_not_fit_is_dropped_and_counted(caplog: pytest.LogCaptureFixtu
         go_on.wait()
 
     recorder = Recorder(wait)
-    writer = TraceWriter(recorder)
+    writer = TraceWriter(lambda: recorder)
     writer.put(timeline("slow"), 0)
     began.wait()
     writer.put(timeline("large"), 60 << 20)
