@@ -12,6 +12,7 @@ from pytriton_lite.frontends.grpc import log_settings, trace_settings
 from pytriton_lite.frontends.grpc.options import LARGEST_MESSAGE_BYTES
 from pytriton_lite.frontends.grpc.parsing import check_width
 from pytriton_lite.frontends.grpc.shared_memory import SharedMemoryMethods
+from pytriton_lite.frontends.pauses import Pauses
 from pytriton_lite.proto import grpc_service_pb as pb
 from pytriton_lite.proto import health_pb
 from pytriton_lite.proto.message import Message
@@ -184,12 +185,14 @@ class ControlMethods:
         config = self._server.model_config(message.name, parse_version(message.version))
         return pb.ModelConfigResponse(config=config.message)
 
-    def model_statistics(self, message: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
+    async def model_statistics(self, message: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
         self._refuse_while_exiting()
         version = parse_version(message.version)
         response = pb.ModelStatisticsResponse()
+        pauses = Pauses()
         for statistics in self._server.statistics(message.name, version):
             _fill_statistics(response.model_stats.add(), statistics)
+            await pauses.rest()
         return response
 
     async def repository_index(self, message: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:

@@ -30,6 +30,7 @@ from pytriton_lite.frontends.http.routes import is_version, parse_version
 from pytriton_lite.frontends.http.shared_memory import add_shared_memory
 from pytriton_lite.frontends.http.trace_routes import add_tracing
 from pytriton_lite.frontends.http.view_json import index_json, metadata_json, statistics_json
+from pytriton_lite.frontends.pauses import Pauses
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import Server
@@ -130,10 +131,10 @@ def _add_metadata(app: FastAPI, server: Server) -> None:
         "/v2/models/stats", tags=["statistics"], summary="Statistics of all models", responses=openapi.ALL_STATISTICS
     )
     async def all_statistics() -> Response:
-        return _statistics(server.statistics())
+        return await _statistics(server.statistics())
 
-    def statistics(model: str, version: int | None) -> Response:
-        return _statistics(server.statistics(model, version))
+    async def statistics(model: str, version: int | None) -> Response:
+        return await _statistics(server.statistics(model, version))
 
     def config(model: str, version: int | None) -> Response:
         return _json(server.model_config(model, version).json)
@@ -287,5 +288,11 @@ def _error(status: int, text: str) -> Response:
     return Response(error_body(text), status_code=status, media_type="application/json")
 
 
-def _statistics(models: list[ModelStatistics]) -> Response:
-    return _json({"model_stats": [statistics_json(model) for model in models]})
+async def _statistics(models: list[ModelStatistics]) -> Response:
+    """A model whose responses are tokens has a thousand rows."""
+    pauses = Pauses()
+    rows = []
+    for model in models:
+        rows.append(statistics_json(model))
+        await pauses.rest()
+    return _json({"model_stats": rows})

@@ -18,6 +18,7 @@ from pytriton_lite.frontends.metrics.machine import Clock, Machine
 from pytriton_lite.frontends.metrics.model_families import Quantiles, Version, version_of
 from pytriton_lite.frontends.metrics.page import page_parts
 from pytriton_lite.frontends.metrics.process import build_info, process_families
+from pytriton_lite.frontends.pauses import Pauses
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.counting.statistics import ModelStatistics, WorkOut
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 _PATHS = ("/metrics", "/metrics/")
 _PAGE_TYPE = b"text/plain; charset=utf-8"
 _ERROR_TYPE = b"text/plain"
-_AT_A_TIME_NS = 2_000_000
-"""Nanoseconds for which a page is written before the loop does other work. Most pages take less."""
 
 
 class FrontEndCounts(Protocol):
@@ -77,7 +76,7 @@ class MetricsPage:
         Quantiles are worked out in a thread.
         """
         async with self._turn:
-            pauses = _Pauses(self._clock)
+            pauses = Pauses(self._clock)
             rows = self._server.loaded_statistics()
             quantiles = await self._quantiles(rows, pauses)
             others = [*await self._families.now(), *self._more(), *self._server.custom_metrics.families()]
@@ -89,26 +88,13 @@ class MetricsPage:
             await asyncio.sleep(0)
         return "".join(parts)
 
-    async def _quantiles(self, rows: Sequence[ModelStatistics], pauses: _Pauses) -> Quantiles:
+    async def _quantiles(self, rows: Sequence[ModelStatistics], pauses: Pauses) -> Quantiles:
         works: dict[Version, WorkOut] = {}
         for row in rows:
             if row.has_summaries:
                 works[version_of(row)] = row.freeze_quantiles()
                 await pauses.rest()
         return await asyncio.to_thread(_all_worked_out, works) if works else {}
-
-
-class _Pauses:
-    """The time that a page has taken in this turn of the loop."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._begun_ns = clock()
-
-    async def rest(self) -> None:
-        if self._clock() - self._begun_ns >= _AT_A_TIME_NS:
-            await asyncio.sleep(0)
-            self._begun_ns = self._clock()
 
 
 def _all_worked_out(works: Mapping[Version, WorkOut]) -> Quantiles:

@@ -27,7 +27,8 @@ from pytriton_lite.frontends.grpc.http2 import Http2Listener
 from pytriton_lite.frontends.grpc.options import GrpcOptions
 from pytriton_lite.frontends.grpc.server import GrpcListener, channel_arguments
 from pytriton_lite.proto import health_pb
-from pytriton_lite.proto.grpc_service_pb import ModelInferRequest
+from pytriton_lite.proto.grpc_service_pb import ModelInferRequest, ModelStatisticsRequest
+from tests.frontends.loop_turns import LoopTurns
 
 Status = grpc.StatusCode
 LOCAL = GrpcOptions(address="127.0.0.1", port=0)
@@ -197,6 +198,13 @@ class TestWhatTheServerSays:
             for row in busy.batch_stats
         ]
         assert rows == [(1, 2, 3, 5), (2, 2_000, 3_000, 500)]
+
+    def test_statistics_of_many_models_are_written_in_turns_of_the_loop(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        turns, engine = LoopTurns(monkeypatch), FakeServer()
+        monkeypatch.setattr(engine, "statistics", lambda *asked: turns.models(10))
+        answer = turns.run(ControlMethods(engine).model_statistics(ModelStatisticsRequest()))
+        assert [row.name for row in answer.model_stats] == [f"m{number}" for number in range(10)]
+        assert len(set(turns.read)) == len(turns.read) == 10
 
     def test_statistics_of_an_unknown_model(self, client: InferenceServerClient) -> None:
         """Row 15."""

@@ -7,11 +7,12 @@ import json
 from typing import Any
 
 import pytest
-from http_asgi_client import Answer, call
+from http_asgi_client import Answer, acall, call
 from http_fake_server import FakeServer
 
 from pytriton_lite.frontends.http.server import HttpOptions, http_app
 from pytriton_lite.frontends.listener import GONE, AsgiApp, Receive, Scope, Send
+from tests.frontends.loop_turns import LoopTurns
 
 
 @pytest.fixture
@@ -245,6 +246,17 @@ def test_statistics_of_all_models_have_a_row_for_each_version(app: AsgiApp, serv
     """http.md row 23."""
     rows = get(app, "/v2/models/stats").json["model_stats"]
     assert {(row["name"], int(row["version"])) for row in rows} == set(server.models)
+
+
+def test_statistics_of_many_models_are_written_in_turns_of_the_loop(
+    app: AsgiApp, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = LoopTurns(monkeypatch)
+    monkeypatch.setattr(server, "statistics", lambda *asked: turns.models(10))
+    answer = turns.run(acall(app, "GET", "/v2/models/stats"))
+    assert answer is not None
+    assert [row["name"] for row in answer.json["model_stats"]] == [f"m{number}" for number in range(10)]
+    assert len(set(turns.read)) == len(turns.read) == 10
 
 
 def test_statistics_of_the_unknown_are_400(app: AsgiApp) -> None:
