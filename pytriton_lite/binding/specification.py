@@ -325,6 +325,8 @@ def specify(function: object, said: Said, *, takes_requests: bool = False) -> Sp
             raise TypeError(f"a model is a function, a class or a callable object, not {type(one).__name__}: {one!r}")
     first = functions[0]
     said = said.over(getattr(first, SPECIFICATION, Said()))
+    if said.name is None and getattr(first, "__name__", "") == "<lambda>":
+        raise ValueError("a lambda has no name for its model: say name=…")
     name = str(said.name if said.name is not None else getattr(first, "__name__", type(first).__name__))
     _check_name(name)
     called = _called(first)
@@ -356,6 +358,12 @@ def specify(function: object, said: Said, *, takes_requests: bool = False) -> Sp
             raise ValueError(f"INSTANCE_SHARING of model '{name}' is for processes, and in_process=True has none")
         if len(functions) > 1:
             raise ValueError(f"instances of model '{name}' cannot share what each has a function of its own for")
+    warm_up = said.warm_up or ()
+    if not isinstance(warm_up, Sequence) or not all(isinstance(sample, Mapping) for sample in warm_up):
+        raise TypeError(
+            f"warm_up of model '{name}' is a list of samples, dicts like those of model_warmup in a configuration, not "
+            f"{warm_up!r:.40}"
+        )
     return Specification(
         functions=functions,
         name=name,
@@ -371,7 +379,7 @@ def specify(function: object, said: Said, *, takes_requests: bool = False) -> Sp
         response_cache=bool(said.response_cache),
         instances=instances,
         parameters=parameters,
-        warm_up=tuple(said.warm_up or ()),
+        warm_up=tuple(warm_up),
         strict=True if said.strict is None else said.strict,
         takes_requests=takes_requests,
         in_process=bool(said.in_process),
@@ -379,8 +387,10 @@ def specify(function: object, said: Said, *, takes_requests: bool = False) -> Sp
 
 
 def _check_name(name: str) -> None:
-    if not isinstance(name, str) or not name or name.startswith(".") or "/" in name or "\0" in name:
-        raise ValueError(f"{name!r} is no name of a model: a text without '/', which does not begin with '.'")
+    if not name or name.startswith(".") or "/" in name or not name.isprintable():
+        raise ValueError(
+            f"{name!r} is no name of a model: a text without '/' and control characters, which does not begin with '.'"
+        )
 
 
 def _called(function: Any) -> Callable[..., Any]:
