@@ -546,6 +546,19 @@ def test_a_repository_that_is_none(tmp_path: Path) -> None:
     ]
 
 
+def test_a_path_that_is_misspelt_is_taken_for_a_repository_alone(tmp_path: Path) -> None:
+    """A folder with a name like it may be anything, of source code for instance."""
+    write_model(tmp_path / "mine" / "models", "a", CODE, MODEL)
+    (tmp_path / "modelling" / "models").mkdir(parents=True)
+    (tmp_path / "models_of_data").mkdir()
+    wrong = [tmp_path / "models", tmp_path / "mine" / "model", tmp_path / "mien" / "models"]
+    assert [finding.hint for finding in check(*wrong)] == [
+        f"there is no such directory in {tmp_path}",
+        f"did you mean {tmp_path}/mine/models?",
+        f"did you mean {tmp_path}/mine/models?",
+    ]
+
+
 def test_a_directory_whose_name_is_not_utf8_does_not_hide_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

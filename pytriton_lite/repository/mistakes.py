@@ -25,11 +25,15 @@ def advice_on_repository(root: Path) -> str:
     """What to serve in place of *root*; "" where it looks like a repository."""
     if not root.exists():
         parent = next(parent for parent in root.parents if parent.exists())
+        first, *rest = root.relative_to(parent).parts
         names = [entry.name for entry in _directories(parent)]
         import difflib  # which nobody needs who makes no mistake
 
-        near = difflib.get_close_matches(root.relative_to(parent).parts[0], names, n=1)
-        return f"did you mean {parent / near[0]}?" if near else f"there is no such directory in {parent}"
+        for name in difflib.get_close_matches(first, names, n=max(1, len(names))):
+            near = parent.joinpath(name, *rest)
+            if any(is_model_folder(entry) for entry in _directories(near)):
+                return f"did you mean {near}?"
+        return f"there is no such directory in {parent}"
     if not root.is_dir():
         return "name a directory of models"
     if is_model_folder(root):
