@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pytriton_lite.core.arrays import Array, arrays_of, tensor_of
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import (
     SEQUENCE_END,
@@ -36,7 +37,6 @@ from pytriton_lite.core.request import (
 )
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.core.timeline import CLIENT_GONE, Timeline
-from pytriton_lite.embedding.arrays import Array, arrays_of, tensor_of
 from pytriton_lite.embedding.loop_thread import Answer, LoopThread, post_if_alive
 
 if TYPE_CHECKING:

@@ -22,13 +22,14 @@ _END_TIMEOUT_S = 10.0
 
 @dataclass(eq=False)
 class Request:
-    """A client's request. ``inputs`` are arrays by name, or tensors where numpy has no such type.
+    """A client's request. ``inputs`` are arrays by name, or tensors where numpy has no such type; numbers, lists and texts
+    become arrays of the type that the model wants, as for `pytriton_lite.Server`.
 
     ``requested_outputs`` empty is all of them. ``cancelled_after`` is how many times ``is_cancelled`` still says False;
     without it the request is cancelled by `cancel` alone.
     """
 
-    inputs: Mapping[str, Array | Tensor]
+    inputs: Mapping[str, object]
     request_id: str = ""
     correlation_id: int | str = 0
     sequence_start: bool = False

@@ -32,6 +32,7 @@ from pytriton_lite.config.model_config import (
 )
 from pytriton_lite.config.reshape import reshaped
 from pytriton_lite.core import request as core
+from pytriton_lite.core.arrays import tensor_of
 from pytriton_lite.core.custom_metrics import Histogram
 from pytriton_lite.core.errors import ErrorCode
 from pytriton_lite.core.tensor import Tensor as CoreTensor
@@ -46,7 +47,7 @@ from pytriton_lite.repository.index import read_model_directory
 from pytriton_lite.scheduling.batch_tensors import BatchInputs
 from pytriton_lite.scheduling.control_tensors import ControlTensors
 from pytriton_lite.scheduling.queue import NOT_ITERATIVE_TEXT
-from pytriton_lite.testing.exchange import Array, Outcome, Request, Response
+from pytriton_lite.testing.exchange import Outcome, Request, Response
 from pytriton_lite.testing.host import InProcessHost, LogLine, Outputs
 from pytriton_lite.testing.stand_ins import StandIns
 from pytriton_lite.testing.states import KeptStates, OpenSequences
@@ -227,7 +228,7 @@ class ModelUnderTest:
 
     # ------------------------------------------------------------------------------------------ requests
 
-    def infer(self, inputs: Mapping[str, Array | Tensor], **fields: Any) -> Response:
+    def infer(self, inputs: Mapping[str, object], **fields: Any) -> Response:
         """The only response to one request; *fields* are those of `Request`."""
         return self.execute([Request(inputs, **fields)])[0].response
 
@@ -248,16 +249,16 @@ class ModelUnderTest:
         return outcomes
 
     def _admitted(self, request: Request) -> core.InferenceRequest:
-        tensors = [
-            value if isinstance(value, Tensor) else Tensor(name, value) for name, value in request.inputs.items()
-        ]
+        declared = self._config.inputs_by_name
         admitted = core.InferenceRequest(
             self._config.name,
             None,
             request_id=request.request_id,
             inputs=[
-                CoreTensor(name, tensor._datatype, tuple(tensor._shape), bytes(tensor._buffer()))
-                for name, tensor in zip(request.inputs, tensors)
+                CoreTensor(name, value._datatype, tuple(value._shape), bytes(value._buffer()))
+                if isinstance(value, Tensor)
+                else tensor_of(name, value, declared[name].datatype if name in declared else None)
+                for name, value in request.inputs.items()
             ],
             requested_outputs=list(request.requested_outputs),
             parameters=dict(request.parameters),

@@ -260,6 +260,23 @@ def test_a_request_that_the_server_would_refuse_is_refused_in_its_words(triton_m
         model.infer({"INPUT0": wrong, "INPUT1": wrong})
 
 
+@pytest.mark.parametrize("value", [[1, 2.5], (1, 2.5), [np.float64(1), 2.5]])
+def test_a_list_becomes_what_the_model_wants(run: Load, value: Any) -> None:
+    model = run("return [answer(x(request)) for request in requests]")
+    assert model.infer({"X": value})["Y"].tolist() == [1, 2.5]
+    with pytest.raises(
+        InferenceError, match="input 'X': no array of FP32 can be made of it: expected numbers, got <U3"
+    ):
+        model.infer({"X": ["one"]})
+
+
+def test_texts_of_numpy_are_those_of_the_protocol(run: Load) -> None:
+    body = "return [answer([len(text) for text in x(request)]) for request in requests]"
+    model = run(body, ECHO.replace("FP32", "STRING", 1))
+    assert model.infer({"X": np.array(["ab", "ä"])})["Y"].tolist() == [2, 2]
+    assert model.infer({"X": ["abc", b"\0"]})["Y"].tolist() == [3, 1]
+
+
 def test_everything_about_a_request_reaches_the_model(run: Load) -> None:
     model = run(
         "r = requests[0]\n"
