@@ -21,6 +21,9 @@ from rich.text import Text
 from pytriton_lite import logs
 
 _STYLES = {"E": "bold red", "W": "yellow"}
+_LONGEST_WRAPPED = 4096
+"""Characters of a line that is wrapped between words. The terminal wraps a longer one, wherever it ends: rich takes 4 s for a
+million, in which the server stands still."""
 _MOST_LOADING = 8
 """Lines of what is loading: more would push the log off the screen."""
 
@@ -115,27 +118,32 @@ class Formatter(logs.DefaultFormatter):
             return
         message, *more = _lines_of(record.getMessage()) or [""]
         if getattr(record, "is_headline", False):
-            console.print(Text(message, style="bold green"))
+            _print(console, Text(message, style="bold green"))
             return
         letter = logs.letter_of(record)
         style = _STYLES.get(letter, "")
         has_place = getattr(record, "user_file", None) is not None
-        console.print(
+        _print(
+            console,
             Text.assemble(
                 (f"{datetime.fromtimestamp(record.created):%H:%M:%S} ", "dim"),
                 (f"{letter} " if style else "  ", style),
                 (message, style),
                 (logs.subject_of(record), "dim"),
                 (f" {logs.place_of(record)}" if has_place else "", "dim"),
-            )
+            ),
         )
         for text in (*more, *_lines_of(logs.failure_of(self, record))):
-            console.print(Text(f"  {text}", style="dim"))
+            _print(console, Text(f"  {text}", style="dim"))
         for text in _lines_of(logs.explanation_of(record) or ""):
-            console.print(Text(text, style="bold" if letter == "E" else ""))
+            _print(console, Text(text, style="bold" if letter == "E" else ""))
         table = logs.table_of(record)
         if table is not None:
             console.print(_table(table.headers, table.rows))
+
+
+def _print(console: Console, line: Text) -> None:
+    console.print(line, soft_wrap=len(line) > _LONGEST_WRAPPED)
 
 
 def _is_verbose() -> bool:

@@ -222,6 +222,15 @@ def test_what_a_model_prints_gives_the_terminal_no_command() -> None:
     assert line.endswith(r"  a\u001b[31mb \u009b1m [m:1] stdout")
 
 
+def test_a_very_long_line_is_left_to_the_terminal_to_wrap() -> None:
+    long = "word " * 2000 + "end"
+    assert max(map(len, printed(record("word " * 200)))) <= 80
+    (line,) = printed(record(long))
+    assert line.endswith(long)
+    _, below = printed(record("first\n" + long))
+    assert below == f"  {long}"
+
+
 def test_markup_of_rich_in_a_message_is_text() -> None:
     (line,) = printed(record("[bold]x[/bold] [red]"))
     assert line.endswith("[bold]x[/bold] [red]")
