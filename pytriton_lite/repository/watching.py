@@ -30,6 +30,9 @@ _NO_PART_OF_A_MODEL = re.compile(
     r".*~|\.#.*|#.*#|"  # backups; Emacs: locks and autosaves
     r".*___jb_(?:tmp|old)___|\.goutputstream-.*|\.DS_Store"
 )
+_RESTLESS_LOOKS = 7
+"""Looks in a row that have found a file changed, after which nothing else waits for it: two seconds of the watcher's. A model
+may write a line into its folder for each request."""
 _MOST_NAMED = 3
 """Files that one line names."""
 
@@ -56,11 +59,14 @@ class Change:
 
     ``hidden`` are the entries of its directory in which something came that is no newer than what was there, a backup that
     was put back for instance, or something went: there times need not tell that anything has changed.
+
+    ``restless`` are the files that change all the time, and are no part of it.
     """
 
     what: str
     is_gone: bool = False
     hidden: frozenset[str] = frozenset()
+    restless: tuple[str, ...] = ()
 
 
 class Changes(Generic[Key]):
@@ -69,25 +75,48 @@ class Changes(Generic[Key]):
     def __init__(self, first: Mapping[Key, Snapshot]) -> None:
         self._told = dict(first)
         self._last: Mapping[Key, Snapshot] = dict(first)
+        self._restless: dict[Key, dict[str, int]] = {}
+        """How many looks in a row have found a file changed, of those that the last look has."""
 
     def compare(self, now: Mapping[Key, Snapshot]) -> dict[Key, Change]:
         """What is different from what was told before, and the same as in the last look."""
         found: dict[Key, Change] = {}
+        restless = {key: self._find_restless(key, snapshot) for key, snapshot in now.items() if key in self._last}
         for key in {**self._told, **now}:
-            told, is_now = self._told.get(key), now.get(key)
-            if is_now == told or is_now != self._last.get(key):
+            told, is_now, moving = self._told.get(key), now.get(key), restless.get(key, {})
+            if told is not None and is_now is not None and moving:
+                is_now = _at_rest(told, is_now, moving)
+            elif is_now != self._last.get(key):
+                continue
+            if is_now == told:
                 continue
             if is_now is None:
                 del self._told[key]
                 found[key] = Change("removed", is_gone=True)
             else:
                 self._told[key] = is_now
-                found[key] = Change("added") if told is None else _change(told, is_now)
-        self._last = now
+                found[key] = Change("added") if told is None else _change(told, is_now, tuple(sorted(moving)))
+        self._last, self._restless = now, restless
         return found
 
+    def _find_restless(self, key: Key, now: Snapshot) -> dict[str, int]:
+        last, before = self._last[key], self._restless.get(key, {})
+        return {path: before.get(path, 0) + 1 for path in last.keys() | now.keys() if last.get(path) != now.get(path)}
 
-def _change(before: Snapshot, now: Snapshot) -> Change:
+
+def _at_rest(told: Snapshot, now: Snapshot, restless: Mapping[str, int]) -> Snapshot:
+    """What is to be told now: *now* with the *restless* files as they were told; *told* where the rest has to wait for them.
+
+    A version that was not there is not loaded before all of it is.
+    """
+    for path, looks in restless.items():
+        if looks < _RESTLESS_LOOKS or ("/" in path and f"{_entry(path)}/" not in told):
+            return told
+    resting = {path: state for path, state in now.items() if path not in restless}
+    return resting | {path: told[path] for path in restless if path in told}
+
+
+def _change(before: Snapshot, now: Snapshot, restless: tuple[str, ...]) -> Change:
     newest_ns: dict[str, int] = {}
     for path, (time_ns, _) in before.items():
         newest_ns[_entry(path)] = max(newest_ns.get(_entry(path), 0), time_ns)
@@ -97,7 +126,7 @@ def _change(before: Snapshot, now: Snapshot) -> Change:
             continue
         if path not in now or now[path][0] <= newest_ns.get(_entry(path), 0):
             hidden.add(_entry(path))
-    return Change(describe_change(before, now), hidden=frozenset(hidden))
+    return Change(describe_change(before, now), hidden=frozenset(hidden), restless=restless)
 
 
 def _entry(path: str) -> str:

@@ -83,6 +83,38 @@ def test_what_was_put_back_before_anybody_could_tell_is_no_change() -> None:
     assert [changes.compare({"m": snapshot}) for snapshot in (NEW, OLD, OLD)] == [{}, {}, {}]
 
 
+def restless(number: int, **files: int) -> Snapshot:
+    """Version 1 with *files* of that time, and one more, which is another one for each *number*."""
+    return {"1/": (0, 0), "1/x.log": (100 + number, 1), **{f"1/{name}.py": (time, 1) for name, time in files.items()}}
+
+
+def test_what_rests_is_told_although_another_file_has_not_rested_for_long() -> None:
+    changes = Changes({"m": restless(0, model=1, gone=1)})
+    looks = [changes.compare({"m": restless(number, model=2, new=1)}) for number in range(1, 9)]
+    assert looks[:6] == [{}] * 6 and looks[7] == {}
+    (told,) = looks[6].values()
+    assert (told.what, told.restless) == ("1/model.py changed, 1/new.py added, 1/gone.py removed", ("1/x.log",))
+    assert changes.compare({"m": restless(9, model=3, new=1)}) == {}, "of two looks the first"
+    assert changes.compare({"m": restless(10, model=3, new=1)})["m"].what == "1/model.py changed"
+    assert changes.compare({"m": restless(10, model=3, new=1)})["m"].what == "1/x.log changed"
+
+
+def test_a_version_is_not_told_before_all_of_it_is_there() -> None:
+    changes = Changes({"m": OLD})
+    for number in range(20):
+        assert changes.compare({"m": {**NEW, "2/": (0, 0), "2/weights": (number, number)}}) == {}
+    assert changes.compare({"m": {**NEW, "2/": (0, 0), "2/weights": (19, 19)}})["m"].what == (
+        "1/model.py changed, 2/ added"
+    )
+
+
+def test_a_model_that_comes_is_not_told_before_all_of_it_is_there() -> None:
+    changes: Changes[str] = Changes({})
+    for number in range(20):
+        assert changes.compare({"m": restless(number)}) == {}
+    assert changes.compare({"m": restless(19)}) == {"m": Change("added")}
+
+
 def test_models_come_and_go() -> None:
     changes = Changes({"m": OLD})
     assert changes.compare({"n": OLD}) == {}

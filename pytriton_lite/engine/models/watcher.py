@@ -69,6 +69,8 @@ class Watcher:
         self._changes: Changes[ModelId] = Changes({})
         self._unreadable: Mapping[Path, str] = {}
         self._loads: dict[ModelId, _Load] = {}
+        self._restless: set[ModelId] = set()
+        """Models of which it was said that something in them changes all the time."""
 
     async def begin(self) -> None:
         """What changes from now on is seen, also while it is loaded for the first time."""
@@ -116,7 +118,20 @@ class Watcher:
             else:
                 done = "reloaded" if before[model] else "loaded"
                 logger.info("%s '%s' (%s), %.2f s", done, model, change.what, took_s)
+            self._note_restless(model, change)
             self._note(model, change, began_ns, ended_ns)
+
+    def _note_restless(self, model: ModelId, change: Change) -> None:
+        if change.is_gone:
+            self._restless.discard(model)
+        elif change.restless and model not in self._restless:
+            self._restless.add(model)
+            logger.warning(
+                "'%s' was loaded although %s does not stop changing, and is loaded again when it does; let it be written "
+                "elsewhere",
+                model,
+                change.restless[0],
+            )
 
     def _note(self, model: ModelId, change: Change, began_ns: int, ended_ns: int) -> None:
         """Warn where each load seems to be the reason for the next."""
@@ -128,8 +143,8 @@ class Watcher:
         self._loads[model] = _Load(change.what, ended_ns, count)
         if count == _LOADS_IN_A_ROW:
             logger.warning(
-                "'%s' was loaded %d times in a row (%s); a model that writes into its own folder is loaded again each time, "
-                "let it write elsewhere",
+                "'%s' was loaded %d times in a row (%s); if the model itself writes there, it is loaded again each time: let "
+                "it write elsewhere",
                 model,
                 count,
                 change.what,

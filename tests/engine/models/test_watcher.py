@@ -149,9 +149,37 @@ def test_a_model_that_writes_into_its_own_folder_is_told_of_once(
         looks(watcher)
     assert len(store.asked) == 5
     assert caplog.messages == [
-        "'m' was loaded 3 times in a row (1/started.txt changed); a model that writes into its own folder is loaded again "
-        "each time, let it write elsewhere"
+        "'m' was loaded 3 times in a row (1/started.txt changed); if the model itself writes there, it is loaded again "
+        "each time: let it write elsewhere"
     ]
+
+
+def test_a_file_that_never_rests_does_not_keep_a_model_from_being_loaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, "m")
+    store = NotingStore(tmp_path)
+    store.serving = {"m": 1}
+    watcher = started(store)
+
+    def busy_looks(count: int) -> None:
+        for _ in range(count):
+            with (tmp_path / "m/1/requests.log").open("a") as file:
+                file.write("a line\n")
+            looks(watcher, 1)
+
+    busy_looks(10)
+    assert store.asked == [], "nothing else has changed"
+    for text in ("new", "newer"):
+        write(tmp_path, "m", text)
+        busy_looks(3)
+    assert store.asked == [(["m"], [])] * 2
+    assert caplog.messages == [
+        "'m' was loaded although 1/requests.log does not stop changing, and is loaded again when it does; let it be written "
+        "elsewhere"
+    ]
+    looks(watcher)
+    assert len(store.asked) == 3
 
 
 def test_saving_now_and_then_is_no_circle(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
