@@ -16,6 +16,7 @@ import logging
 import math
 import re
 import select
+import socket
 import termios
 from array import array
 from collections import deque
@@ -70,7 +71,8 @@ _OTHER_VERSION = "only HTTP/1.1 and HTTP/1.0 are served here"
 _HOST = re.compile(rb"(?:\[[0-9A-Za-z:.%_~-]+\]|[A-Za-z0-9._~!$&'()*+;=%-]*)(?::[0-9]*)?")
 """RFC 3986's host and port, but for a comma: two hosts would look so that a proxy has joined."""
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)([^#]*)", re.IGNORECASE)
-_LINGER_S = 1.0  # how long a client that was refused may take to read why
+_LINGER_S = 1.0  # how long a client that was refused may take to read why, and one of TLS to end its side
+_CLOSE_S = 30.0  # the same for one of TLS that has not read its last answer; what is left is at most 64 KiB
 
 require(
     "uvicorn",
@@ -200,11 +202,16 @@ class _TlsPieces:
 
     Loops encrypt all that they are given at once: 32 MiB take the loop for a tenth of a second, and lie in memory three times
     until the client has read them. Only what a protocol of uvicorn and ours ask of a transport is here.
+
+    A client is to end TLS from its side, too, before a loop closes the connection, and one that does not look at its socket
+    never does. Here it has a second; loops wait for 30.
     """
 
     __slots__ = (
         "_backlog",
+        "_farewell",
         "_is_closing",
+        "_is_lost",
         "_is_paused",
         "_left",
         "_transport",
@@ -222,6 +229,9 @@ class _TlsPieces:
         self._is_paused = False
         self._is_closing = False
         """`close` was called; the transport is closed behind the backlog."""
+        self._is_lost = False
+        self._farewell: asyncio.TimerHandle | None = None
+        """Until the client has had its time to end TLS, then to read; None before the transport is closed."""
         self.can_write_eof = transport.can_write_eof
         self.get_extra_info = transport.get_extra_info
         self.pause_reading = transport.pause_reading
@@ -267,8 +277,29 @@ class _TlsPieces:
                 data = data[:_TLS_PIECE]
             self._left -= len(data)
             self._transport.write(data)
-        if self._is_closing and not backlog:
+        if self._is_closing and not backlog and self._farewell is None and not self._is_lost:
             self._transport.close()
+            self._wait_for_client()
+
+    def _wait_for_client(self) -> None:
+        self._farewell = asyncio.get_running_loop().call_later(_LINGER_S, self._end_reading)
+
+    def _end_reading(self) -> None:
+        """Have the loop see the end of what the client sends. It closes then, behind everything that it has encrypted."""
+        known = self.get_extra_info("socket")
+        if known is None:  # the loop has closed the descriptor, and somebody else may have its number
+            return
+        if self._transport.get_write_buffer_size():
+            self._wait_for_client()
+            return
+        connection = socket.socket(fileno=known.fileno())  # that of uvloop's transport has no such method
+        try:
+            connection.shutdown(socket.SHUT_RD)
+        except OSError:  # the client has reset the connection, and the loop is about to hear of it
+            return
+        finally:
+            connection.detach()
+        self._farewell = asyncio.get_running_loop().call_later(_CLOSE_S, self._transport.abort)
 
     def close(self) -> None:
         self._is_closing = True
@@ -280,7 +311,9 @@ class _TlsPieces:
 
     def forget(self) -> None:
         """Drop what waits: the connection is lost."""
-        self._is_closing = True
+        self._is_closing = self._is_lost = True
+        if self._farewell is not None:
+            self._farewell.cancel()
         self._backlog.clear()
         self._left = 0
 

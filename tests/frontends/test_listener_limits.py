@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from pytriton_lite.frontends import listener as module
 from pytriton_lite.frontends.addresses import ListenError
 from pytriton_lite.frontends.listener import (
     HEADER_NAMES,
@@ -470,6 +472,106 @@ def test_tls_ends_idle_connections_when_the_listener_closes(with_peer: WithPeer,
         assert await closing
 
     with_peer(scenario, tls=RenewedContext(certificates.options(), "http/1.1"))
+
+
+class Pooled:
+    """A connection of TLS in a client's pool: nobody looks at it between requests."""
+
+    def __init__(self, port: int, certificates: Certificates) -> None:
+        self._connection = certificates.client_context().wrap_socket(socket.socket(), server_hostname="127.0.0.1")
+        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        self._connection.connect(("127.0.0.1", port))
+
+    def ask(self) -> None:
+        """Send a request, and wait for the first byte of its answer."""
+        self._connection.sendall(START + b"\r\n")
+        self._begun = self._connection.recv(1)
+
+    def read(self) -> bytes:
+        """The answer, until the end of the connection."""
+        with self._connection.makefile("rb") as file:
+            return self._begun + file.read()
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def test_tls_does_not_wait_for_clients_that_do_not_look_at_their_sockets(
+    with_peer: WithPeer, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LINGER_S", 0.05)
+
+    async def scenario(peer: Peer) -> None:
+        pooled = await asyncio.to_thread(Pooled, peer.listener.port, certificates)
+        await asyncio.to_thread(pooled.ask)
+        peer.writer.close()
+        assert await peer.listener.close_gracefully(20)  # loops would wait for 30 s
+        assert (await asyncio.to_thread(pooled.read)).endswith(b"\r\n\r\n0")
+        pooled.close()
+
+    with_peer(scenario, tls=RenewedContext(certificates.options(), "http/1.1"))
+
+
+class Narrow(ListenerProtocol):
+    """Has the system keep so little that most of an answer waits in the loop's transport."""
+
+    made: list[Narrow]
+    ended: asyncio.Queue[Narrow]
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its base has it
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        super().connection_made(transport)
+        self.made.append(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.ended.put_nowait(self)
+
+
+PIECE = bytes(range(256)) * 200
+"""So little that the loop has encrypted all of it, and the end of TLS, too."""
+
+
+async def last_piece(scope: Scope, receive: Receive, send: Send) -> None:
+    fields = [(b"connection", b"close"), (b"content-length", b"%d" % len(PIECE))]
+    await send({"type": "http.response.start", "status": 200, "headers": fields})
+    await send({"type": "http.response.body", "body": PIECE})
+
+
+@pytest.mark.parametrize("is_read", [True, False], ids=["read", "unread"])
+def test_a_last_answer_over_tls_is_whole_when_it_is_read_late_and_ends_when_it_is_not(
+    with_peer: WithPeer, certificates: Certificates, is_read: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LINGER_S", 0.05)
+    if not is_read:
+        monkeypatch.setattr(module, "_CLOSE_S", 0.05)
+
+    async def scenario(peer: Peer) -> None:
+        Narrow.made, Narrow.ended = [], asyncio.Queue()
+        listener = await start_listener(
+            last_piece,
+            host="127.0.0.1",
+            port=0,
+            reuse_port=False,
+            name="HTTPService",
+            protocol=Narrow,
+            limits=LONGER,
+            tls=RenewedContext(certificates.options(), "http/1.1"),
+        )
+        late = await asyncio.to_thread(Pooled, listener.port, certificates)
+        await asyncio.to_thread(late.ask)
+        silent = await asyncio.to_thread(Pooled, listener.port, certificates)
+        if is_read:
+            assert await Narrow.ended.get() is Narrow.made[1]  # it was closed later, so both have had their time
+            assert (await asyncio.to_thread(late.read)).endswith(b"\r\n\r\n" + PIECE)
+            assert await Narrow.ended.get() is Narrow.made[0]
+        else:
+            assert {await Narrow.ended.get(), await Narrow.ended.get()} == set(Narrow.made)
+        late.close()
+        silent.close()
+        assert await listener.close_gracefully(60)
+
+    with_peer(scenario)
 
 
 LARGE = bytes(range(256)) * (256 << 10)
