@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -193,3 +194,11 @@ __all__ = [
     "unload_model",
     "using_decoupled_model_transaction_policy",
 ]
+
+
+if not TYPE_CHECKING:  # checkers would take every name for one that is here
+
+    def __getattr__(name: str) -> Any:
+        """Refuse a name that is not here, of the module that models have imported."""
+        text = f"module 'triton_python_backend_utils' has no attribute '{name}'"
+        raise AttributeError(text, name=name, obj=sys.modules[__name__])

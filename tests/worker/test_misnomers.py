@@ -98,7 +98,7 @@ def test_the_error_says_what_to_write_instead(tmp_path: Path, code: str, right: 
         ("import triton_python_backends", "ModuleNotFoundError: No module named 'triton_python_backends'"),
         ("from json import Response", "ImportError: cannot import name 'Response' from 'json'"),
         ("Owner().DataType", "AttributeError: 'Owner' object has no attribute 'DataType'"),
-        ("pb_utils.Tensors", "AttributeError: module 'pytriton_lite.worker.pb_utils' has no attribute 'Tensors'"),
+        ("pb_utils.Tensors", "AttributeError: module 'triton_python_backend_utils' has no attribute 'Tensors'"),
         ("Owner().Response[0]", "TypeError: 'method' object is not subscriptable"),
         ("len(5)", "TypeError: object of type 'int' has no len()"),
         ("strings.encode()", "AttributeError: 'numpy.ndarray' object has no attribute 'encode'"),
