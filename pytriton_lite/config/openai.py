@@ -377,6 +377,8 @@ class _Reading:
             name = fields.get(tensor.name)
             if tensor.optional or name in _ALWAYS_GIVEN or name in self.defaults or name in OPENAI_DEFAULTS:
                 continue
+            if name == "prompt_tokens" and self.tasks == [Task.COMPLETION] and "prompt" not in self.inputs:
+                continue  # prompts that are texts are refused
             if name is None:
                 yield self._wrong(
                     parameters.OPENAI,

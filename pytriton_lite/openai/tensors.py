@@ -69,12 +69,38 @@ def _fitted(spec: TensorSpec, count: int, param: str) -> tuple[int, ...]:
 def _tensor(spec: TensorSpec, elements: Any, shape: tuple[int, ...], param: str) -> Tensor:
     if spec.datatype is dtypes.BYTES:
         return bytes_tensor.tensor_of(spec.name, shape, elements)
+    dtype = np.dtype(spec.datatype.numpy)
     try:
-        array = np.asarray(elements, dtype=spec.datatype.numpy)
+        if not isinstance(elements, np.ndarray):
+            _check_types(elements, dtype.kind)
+        array = np.asarray(elements, dtype=dtype)
     except (OverflowError, ValueError, TypeError):
         text = f"it does not fit {spec.datatype.name} of input '{spec.name}' of the model"
         raise ApiError(f"Invalid '{param}': {text}", param=param) from None
     return Tensor(spec.name, spec.datatype, shape, array.tobytes())
+
+
+_WHOLE = frozenset({bool, int, float})
+_TYPES: Mapping[str, frozenset[type]] = {
+    "b": frozenset({bool, int}),
+    "i": _WHOLE,
+    "u": _WHOLE,
+    "f": frozenset({int, float}),
+}
+"""What elements may be, by numpy's kind of the tensor."""
+
+
+def _check_types(elements: Sequence[object], kind: str) -> None:
+    """Raises ValueError for elements that numpy would make others of: it cuts off fractions, and reads numbers in texts.
+
+    To JSON 2.0 is the same number as 2.
+    """
+    leaves = np.array(elements, dtype=object).ravel().tolist()
+    types = set(map(type, leaves))
+    if not types <= _TYPES[kind]:
+        raise ValueError
+    if kind != "f" and float in types and not all(float(leaf).is_integer() for leaf in leaves):
+        raise ValueError
 
 
 class Outputs:

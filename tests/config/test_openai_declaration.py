@@ -124,6 +124,15 @@ def test_a_required_input_with_a_default_is_filled() -> None:
     )
 
 
+def test_tokens_may_be_required_where_every_prompt_has_to_be_some() -> None:
+    tokens = {"prompt_tokens": "TYPE_INT32 -1"}
+    assert broken(config(tokens, TEXTS[1], OPENAI="completion")) == []
+    (found,) = broken(config({**TEXTS[0], **tokens}, TEXTS[1], OPENAI="completion"))
+    assert "'prompt_tokens' out: make it optional" in found
+    (found,) = broken(config({"messages": "TYPE_STRING", **tokens}, TEXTS[1], OPENAI="chat, completion"))
+    assert "'prompt_tokens' out: make it optional" in found
+
+
 # ------------------------------------------------------------------------------------------- templates
 
 

@@ -563,9 +563,18 @@ def test_a_member_is_as_deep_as_can_be_passed_on_or_refused_by_its_name(
             assert "inside each other" in reply.json["error"]["message"]
 
 
-def test_a_value_that_does_not_fit_the_tensor_is_refused(server: RunningServer) -> None:
-    reply = complete(server, "mirror", "q", bias=[1 << 40])
+@pytest.mark.parametrize(
+    "bias", [[1 << 40], [1.7, 2], [1e40], ["1", "2"], "1", [None], [[1], [2, 3]], [{}], {"a": 1}], ids=str
+)
+def test_a_value_that_does_not_fit_the_tensor_is_refused(server: RunningServer, bias: object) -> None:
+    reply = complete(server, "mirror", "q", bias=bias)
     assert (reply.status, reply.json["error"]["param"]) == (400, "bias")
+    assert reply.json["error"]["message"] == "Invalid 'bias': it does not fit INT32 of input 'bias' of the model"
+
+
+def test_a_whole_number_fits_a_tensor_of_others_and_a_truth_one_of_whole_numbers(server: RunningServer) -> None:
+    assert mirrored(server, temperature=1)["TEMPERATURE"] == [1.0]
+    assert mirrored(server, bias=[True, 2, 3.0])["bias"] == [1, 2, 3]
 
 
 def test_what_the_model_says_is_wrong_has_its_own_status(server: RunningServer) -> None:
