@@ -26,7 +26,8 @@ from pytriton_lite.core import prctl
 CPU_S = 1.0
 """Processor time that one rendering may take. The largest templates take some milliseconds."""
 _MEMORY_BYTES = 1 << 30
-_MOST_CHARACTERS = 16 << 20
+MOST_CHARACTERS = 16 << 20
+"""Characters that it may write."""
 _ALWAYS_THERE = {"tools": None, "documents": None}
 """Variables that Hugging Face's templates may take for granted, as transformers always gives them."""
 _LENGTH = struct.Struct("<I")
@@ -119,8 +120,8 @@ def _rendered(render: Callable[[Json], Iterator[str]], job: Json) -> Json:
         for piece in render(job):
             pieces.append(piece)
             length += len(piece)
-            if length > _MOST_CHARACTERS:
-                return {"failed": f"it writes more than {_MOST_CHARACTERS} characters"}
+            if length > MOST_CHARACTERS:
+                return {"failed": f"it writes more than {MOST_CHARACTERS} characters", "is_long": True}
         return {"text": "".join(pieces)}
     except _Raised as error:
         return {"raised": str(error)}

@@ -19,7 +19,7 @@ from pytriton_lite.config.openai import ChatTemplate
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.frontends.process.supervisor import command_of
 from pytriton_lite.openai.errors import ApiError
-from pytriton_lite.openai.renderer import CPU_S
+from pytriton_lite.openai.renderer import CPU_S, MOST_CHARACTERS
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import ServedVersion
@@ -155,6 +155,9 @@ class Templates:
             raise InferenceError(error.code, f"model '{served.name}': {error.message}") from None
         if "raised" in answer:
             raise ApiError(f"The chat template of the model refuses the messages: {answer['raised']}", param="messages")
+        if "is_long" in answer and len(job) > MOST_CHARACTERS // 2:  # the template does not do that with little
+            text = f"The messages are too long: the prompt would have more than {MOST_CHARACTERS} characters."
+            raise ApiError(text, status=413, param="messages", code="request_too_large")
         if "failed" in answer:
             text = f"model '{served.name}': the chat template failed: {answer['failed']}"
             raise InferenceError(ErrorCode.INTERNAL, text)

@@ -636,6 +636,12 @@ def test_a_template_that_loops_grows_or_reads_files_fails_alone(server: RunningS
     assert chat(server).status == 200
 
 
+def test_messages_that_are_too_long_for_a_prompt_are_the_clients_to_shorten(server: RunningServer) -> None:
+    reply = chat(server, "echo", [{"role": "user", "content": "x" * (16 << 20)}])
+    assert (reply.status, reply.json["error"]["code"]) == (413, "request_too_large")
+    assert reply.json["error"]["param"] == "messages"
+
+
 def test_what_a_template_refuses_is_the_clients_to_mend(server: RunningServer) -> None:
     messages = [{"role": "tool", "content": "x", "tool_call_id": "1"}]
     reply = chat(server, messages=messages)
