@@ -69,7 +69,8 @@ class InputMemory:
             os.close(unmapped[0])
 
     def close(self) -> None:
-        """Forget all segments; arrays that the model kept go on holding their pages."""
+        """Forget all segments; arrays that the model kept go on holding their pages, and nobody hears of their end."""
+        self._on_release = None
         for segment_id in list(self._segments):
             self.drop(segment_id)
 
@@ -117,16 +118,20 @@ class InputMemory:
             if ref.segment not in self._segments:
                 raise BugError(f"input '{ref.name}' is in segment {ref.segment}, which was never announced")
             lease = np.frombuffer(self._segment(ref.segment).data, np.uint8)
-            slot, released, held, on_release = ref.slot, self.released, self.held, self._on_release
+            slot = ref.slot
 
-            def give_back(_: weakref.ref[Array]) -> None:
-                held.pop(slot, None)
-                released.append(slot)
-                if on_release is not None:
-                    on_release()
+            def on_garbage(_: weakref.ref[Array]) -> None:
+                self.held.pop(slot, None)
+                self.give_back(slot)
 
-            held[slot] = weakref.ref(lease, give_back)
+            self.held[slot] = weakref.ref(lease, on_garbage)
         return lease
+
+    def give_back(self, slot: int) -> None:
+        """Have the engine told that nothing refers to *slot* any more. From any thread, and from a destructor."""
+        self.released.append(slot)
+        if self._on_release is not None:
+            self._on_release()
 
     def copy(self, ref: TensorRef) -> bytearray:
         """The bytes of *ref*, whose slot somebody holds. Raises InferenceError where its segment cannot be mapped."""

@@ -101,14 +101,16 @@ class Conversation:
             self._await_work(inbox)
 
     def _await_work(self, inbox: deque[Work]) -> None:
-        self.flush()
-        self.is_idle = True
-        if not self.mailbox.fill(inbox):
-            self._idle = Waiter()
-            if not inbox:
-                self.mailbox.wait(self._idle)
-            self._idle = None
-        self.is_idle = False
+        self.is_idle = True  # before the look at what was given back: who gives something back later looks here then
+        try:
+            self.flush()
+            if not self.mailbox.fill(inbox):
+                self._idle = Waiter()
+                if not inbox:
+                    self.mailbox.wait(self._idle)
+                self._idle = None
+        finally:
+            self.is_idle = False
 
     def on_work(self, work: list[Work]) -> None:
         """Put *work* into the inbox."""

@@ -18,6 +18,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import BugError, ErrorCode, InferenceError
@@ -144,10 +145,10 @@ class _ArenaMemory:
 class DeviceTensors:
     """All of a worker's. What is put is put by whoever holds the outbox; reading is for any thread."""
 
-    def __init__(self, descriptors: socket.socket, released: list[int]) -> None:
-        """*released* takes the slots that are given back; list.append is atomic."""
+    def __init__(self, descriptors: socket.socket, give_back: Callable[[int], None]) -> None:
+        """*give_back* takes the slots to which nothing refers any more, from any thread."""
         self._descriptors = descriptors
-        self._released = released
+        self._give_back = give_back
         self._lent: dict[int, LentMemory] = {}
         self._arenas: dict[int, _DeviceArena] = {}
         self._has_warned = False
@@ -171,8 +172,7 @@ class DeviceTensors:
         memory = self._lent.get(ref.segment)
         if memory is None:
             raise BugError(f"input '{ref.name}' is in segment {ref.segment}, which was never announced")
-        slot, released = ref.slot, self._released
-        return LentStorage(memory, ref.offset, lambda: released.append(slot))
+        return LentStorage(memory, ref.offset, partial(self._give_back, ref.slot))
 
     # ------------------------------------------------------------------------------------------ out
 

@@ -286,8 +286,15 @@ class Outbox:
         return self.holder == threading.get_ident()
 
     def postpone(self, action: Callable[[], None]) -> None:
-        """Run *action* when this thread, which holds the outbox, has given it back."""
+        """Run *action* when whoever holds the outbox, this thread most often, has given it back."""
         self.postponed.append(action)
+
+    def soon(self, action: Callable[[], None]) -> None:
+        """Run *action*, which may hold the outbox, soon: from any thread and any place, also where this thread holds it."""
+        self.postpone(action)
+        if self.lock.acquire(blocking=False):  # else whoever has it sees to that when it is given back
+            self.lock.release()
+            self.settle()
 
     def send(self, data: bytes) -> None:
         """Send whole frames; returns when the kernel has them."""

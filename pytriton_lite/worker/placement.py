@@ -49,9 +49,12 @@ class Placement:
     nobody but the engine may be told of a slot. Reading is for any thread.
     """
 
-    def __init__(self, start: ModelStart, descriptors: socket.socket, batches: Batches) -> None:
+    def __init__(
+        self, start: ModelStart, descriptors: socket.socket, batches: Batches, on_release: Callable[[], None]
+    ) -> None:
+        """*on_release* is as for `InputMemory`."""
         self.specs = SpecTable()
-        self.inputs = InputMemory(descriptors)
+        self.inputs = InputMemory(descriptors, on_release)
         self.outputs = OutputMemory(descriptors, prefix=start.shm_prefix, ring_bytes=start.ring_bytes)
         self._batches = batches
         self._names = start.outputs
@@ -68,7 +71,7 @@ class Placement:
     def devices(self) -> DeviceTensors:
         """What has to do with memory of devices, made when it is first needed."""
         if self._devices is None:
-            self._devices = DeviceTensors(self._descriptors, self.inputs.released)
+            self._devices = DeviceTensors(self._descriptors, self.inputs.give_back)
             self.outputs.release_device = self._devices.release
         return self._devices
 

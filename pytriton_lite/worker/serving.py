@@ -80,7 +80,7 @@ class Worker(Host):
         self._finalizes = True
         self._probe: ReadinessProbe | None = None
         self._batches = Batches()
-        self._placement = Placement(start, descriptors, self._batches)
+        self._placement = Placement(start, descriptors, self._batches, self._on_release)
         self._conversation = conversation = Conversation(
             channel, self._on_frame, self._placement, start.busy_poll_us * 1000
         )
@@ -173,6 +173,11 @@ class Worker(Host):
     def _refuse_in_child(self, what: str) -> None:
         if os.getpid() != self._pid:
             raise TritonModelException(f"{what} is not available in a process that the model has forked")
+
+    def _on_release(self) -> None:
+        """The model has dropped an input, in any thread: say so if nothing is under way that will."""
+        if self._conversation.is_idle and os.getpid() == self._pid:
+            self.outbox.soon(self._conversation.flush)
 
     # ------------------------------------------------------------------------------------------ life
 
@@ -297,6 +302,3 @@ class Worker(Host):
         if taken is not None:
             with self.outbox:  # with the slots of those before, which nobody may have wanted
                 self._conversation.send_held([messages.taken_frame([taken])])
-        # The coroutine that waited for it may have come to its end already, while this thread had the reply in hand.
-        if self._placement.inputs.released and self._conversation.is_idle:
-            self._conversation.flush()

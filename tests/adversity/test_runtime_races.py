@@ -35,7 +35,7 @@ from pytriton_lite.worker.process import enter
 from pytriton_lite.worker.request import InferenceRequest
 from pytriton_lite.worker.response import InferenceResponse
 from pytriton_lite.worker.serving import Worker
-from tests.harness import RunningServer, tensor, write_model
+from tests.harness import RunningServer, tensor, until, write_model
 
 WAIT_S = 20
 
@@ -465,17 +465,29 @@ class Engine:
         """The number of the next CALL."""
         return messages.read_call(self._next(Kind.CALL), self._specs).number
 
+    def execute_in_slot(self, number: int, slot: int) -> None:
+        """A batch of one request, whose input is in memory that the worker is to release."""
+        parts: list[bytes] = []
+        messages.put_batch(parts, number, 1)
+        messages.put_plain_request(parts, 1)
+        announced = self._put_slot(parts, "IN", slot)
+        self._channel.sendall(announced + messages.execute_frame(1, parts))
+
     def reply_in_slot(self, call: int, slot: int) -> None:
         """A response to *call* that is not the last, in memory that the worker is to release."""
+        parts: list[bytes] = []
+        messages.put_answer(parts, outputs=1)
+        announced = self._put_slot(parts, "OUT", slot)
+        self._channel.sendall(announced + messages.reply_frame(call, is_final=False, parts=parts))
+
+    def _put_slot(self, parts: list[bytes], name: str, slot: int) -> bytes:
+        """Append a tensor in a segment of its own; the frame that announces that."""
         with closing(Segment.create(messages.INLINE_BYTES * 2, prefix=self._start.shm_prefix)) as segment:
             send_descriptor(self._descriptors, segment.fd)
             nbytes = segment.nbytes
-        parts: list[bytes] = []
-        messages.put_answer(parts, outputs=1)
-        spec = self._specs.encode("OUT", dtypes.UINT8, (nbytes,))
+        spec = self._specs.encode(name, dtypes.UINT8, (nbytes,))
         messages.put_reference(parts, spec, place=Place.SLOT, segment=1, slot=slot, nbytes=nbytes)
-        reply = messages.reply_frame(call, is_final=False, parts=parts)
-        self._channel.sendall(messages.segment_frame(1, nbytes) + reply)
+        return messages.segment_frame(1, nbytes)
 
     def end_call(self, call: int) -> None:
         self._channel.sendall(messages.reply_frame(call, is_final=True, parts=[]))
@@ -656,6 +668,33 @@ def test_a_reply_to_a_call_whose_caller_was_interrupted_when_it_had_left_is_pass
     assert engine.abandoned() == number
     assert engine.released() == (5,)
     engine.end_call(number)
+    engine.stop(thread)
+
+
+@pytest.mark.parametrize("is_child", [False, True])
+def test_an_input_that_a_thread_drops_while_nothing_executes_is_given_back_at_once(
+    make_engine: Callable[..., Engine], is_child: bool
+) -> None:
+    """But not by a process that the model has forked, which has the thread's memory and the channel, too."""
+    engine = make_engine()
+    kept: list[Any] = []
+
+    def execute(requests: list[InferenceRequest]) -> object:
+        kept.extend(requests[0].inputs())
+        return [InferenceResponse()]
+
+    thread = engine.serve(execute)
+    engine.execute_in_slot(1, 5)
+    assert engine.result() == [(1, [None])]
+    until(lambda: engine.worker._conversation.is_idle)
+    if is_child:
+        engine.worker._pid = 0
+        kept.clear()
+        engine.execute(2)
+        assert engine.result() == [(2, [None])]
+    else:
+        kept.clear()
+    assert engine.released() == (5,)
     engine.stop(thread)
 
 

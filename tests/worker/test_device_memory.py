@@ -30,7 +30,7 @@ class Engine:
     def __init__(self) -> None:
         self.descriptors, theirs = socket.socketpair()
         self.released: list[int] = []
-        self.tensors = DeviceTensors(theirs, self.released)
+        self.tensors = DeviceTensors(theirs, self.released.append)
         self._theirs = theirs
 
     def lend(self, device: PretendDevice, text: bytes, *, number: int = 7) -> None:
