@@ -36,6 +36,9 @@ def compute(timeline: Timeline) -> dict[str, int]:
 
 
 def end(timeline: Timeline) -> dict[str, int]:
-    """When the client of a request that waited gave it up."""
+    """When the client of a request that waited gave it up.
+
+    A front end in a process of its own notes that, and may have done so before the engine accepted the request.
+    """
     end_ns = max(timeline.answered_ns, timeline.compute_end_ns)
-    return {"REQUEST_END": end_ns or (timeline.sent_ns if timeline.accepted_ns else 0)}
+    return {"REQUEST_END": end_ns or (max(timeline.sent_ns, timeline.accepted_ns) if timeline.accepted_ns else 0)}

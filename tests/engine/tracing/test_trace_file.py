@@ -246,6 +246,20 @@ def test_a_request_that_its_client_gives_up_in_the_queue_ends_with_it(path: Path
     ]
 
 
+def test_a_request_does_not_end_before_it_starts(path: Path) -> None:
+    """A front end in a process of its own saw the client go, and the engine had not heard of it when it took the request."""
+    numbers, file = FileTraces(), TraceFile(path)
+    timeline = Timeline("http", "m", lambda: 20)
+    trace = timeline.trace = numbers.begin(TIMESTAMPS, 0)
+    timeline.accepted([], batch_size=1, now_ns=15)
+    timeline.finish("gone")
+    timeline.sent_ns = 10
+    numbers.end(trace)
+    file.record(timeline)
+    names = [entry["timestamps"][0]["name"] for entry in read(path) if "timestamps" in entry]
+    assert names == ["REQUEST_START", "REQUEST_END"]
+
+
 def test_a_call_that_outlives_its_request_is_recorded_all_the_same(path: Path, tracing: Callable[..., Traced]) -> None:
     traced = tracing()
     caller = traced.begin()
