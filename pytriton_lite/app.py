@@ -535,11 +535,6 @@ class Composition:
             self._access = AccessLog(write, lambda: self._log.settings.format, finish)
             self.engine.observation.watch(self._access)
 
-    @property
-    def has_log_files(self) -> bool:
-        """Whether something is written to files, which may be moved away (`reopen`)."""
-        return self._settings.log_file is not None or self._access_file is not None
-
     def reopen(self) -> None:
         """Go on in new log files of the same names. Raises OSError; the files that were open are written on then."""
         self._log.reopen()
@@ -854,6 +849,9 @@ class App:
         self._signal = loop.create_future()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        if self._settings.has_log_files:
+            # Where there are none, SIGHUP ends the server, as does the terminal that it was started from.
+            loop.add_signal_handler(signal.SIGHUP, self._reopen)
         if self._owner is not None:
             loop.add_reader(self._owner.fileno(), self._on_owner_gone)
         # Bodies of megabytes come and go with every request: with four callers of 4 MiB over gRPC a seventh of the server's
@@ -875,6 +873,9 @@ class App:
             await self._parts.close()
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 loop.remove_signal_handler(number)
+            if self._settings.has_log_files:
+                # The exit status stays that of the end, although somebody moves the files away now.
+                signal.signal(signal.SIGHUP, signal.SIG_IGN)
             if self._owner is not None:
                 loop.remove_reader(self._owner.fileno())
 
@@ -882,9 +883,6 @@ class App:
         assert self._signal is not None
         parts = self._parts
         await parts.prepare()
-        if parts.has_log_files:
-            # Where there are none, SIGHUP ends the server, as does the terminal that it was started from.
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reopen)
         if await self._start():
             self._say_ready()
             if not parts.listens_first:

@@ -1436,6 +1436,11 @@ class Settings:
             return (CacheSetting("local", "size", str(self.response_cache_byte_size)),)
         return self.cache_config
 
+    @property
+    def has_log_files(self) -> bool:
+        """Whether something is written to files, which may be moved away, and are opened anew at SIGHUP then."""
+        return self.log_file is not None or self.access_log_file is not None
+
     def open_model_control(self) -> list[str]:
         """The flags that would keep strangers from loading models, which is to run their code; empty where none can."""
         if self.model_control_mode is not ModelControlMode.EXPLICIT:

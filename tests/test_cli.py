@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import types
@@ -434,7 +435,8 @@ def test_no_repository_has_tritons_text(capsys: pytest.CaptureFixture[str], monk
 
 @pytest.fixture
 def quiet_logging() -> Iterator[None]:
-    """Take back what configure did to the loggers."""
+    """Take back what a start did to the loggers, and to SIGHUP."""
+    hung_up = signal.getsignal(signal.SIGHUP)
     loggers = [logging.getLogger(name) for name in ("pytriton_lite", *logs.FOREIGN_LOGGERS)]
     before = [(logger, logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
     yield
@@ -444,6 +446,7 @@ def quiet_logging() -> Iterator[None]:
         logger.handlers[:] = handlers
         logger.setLevel(level)
         logger.propagate = propagate
+    signal.signal(signal.SIGHUP, hung_up)
 
 
 def test_serve_hands_the_settings_to_the_app_and_returns_its_status(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -106,6 +107,9 @@ def start(
             "error: creating server: Invalid argument - --model-repository must be specified\n"
             "Name a directory of models, as in: pytriton-lite serve model_repository"
         )
+    if settings.has_log_files:
+        # Until there is a loop that heeds it: whoever moves log files away does not know that the server is only starting.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     limited = raise_file_limit()
     # Forked before there is anything that workers should not have: handlers of the log, the server's modules, threads.
     begun = head_start() if foreground is None else None

@@ -340,6 +340,20 @@ def test_a_file_that_is_not_there_any_more_is_written_on(repository: Path, tmp_p
     assert "request_id=still" in (tmp_path / "moved" / "access.log").read_text()
 
 
+def test_sighup_does_not_end_a_server_that_has_only_begun_to_start(repository: Path, tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+
+    class HungUpOn(RunningServer):
+        def wait_until_it_serves(self, timeout_s: float) -> None:
+            wait_until(path.exists)
+            self.process.send_signal(signal.SIGHUP)
+            super().wait_until_it_serves(timeout_s)
+
+    with HungUpOn(repository, flags=(f"--log-file={path}",), started=True) as server:
+        assert run(server, ANSWER, model="script").status == 200
+    assert server.exit_code == 0
+
+
 def test_sighup_ends_a_server_that_has_no_files(repository: Path) -> None:
     """As any program: the terminal that it was started from has gone."""
     with RunningServer(repository) as server:
