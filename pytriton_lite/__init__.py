@@ -34,6 +34,7 @@ _pass_over_compiled()
 
 
 _PUBLIC = {
+    "ConstantPadder": "pytriton_lite.binding.decorators",
     "InferenceError": "pytriton_lite.embedding",
     "DynamicBatcher": "pytriton_lite.binding.specification",
     "QueuePolicy": "pytriton_lite.binding.specification",
@@ -48,6 +49,7 @@ _PUBLIC = {
     "model": "pytriton_lite.binding.specification",
     "pad_batch": "pytriton_lite.binding.decorators",
     "sample": "pytriton_lite.binding.decorators",
+    "triton_context": "pytriton_lite.binding.decorators",
 }
 """Where the public names come from."""
 
