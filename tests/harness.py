@@ -241,6 +241,20 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
+def until_ready(server: subprocess.Popen[Any], port: int) -> None:
+    """Return when *server*, of which nothing can be read, is ready at *port* of 127.0.0.1. Fails when it ends before."""
+
+    def is_ready() -> bool:
+        assert server.poll() is None, f"the server has ended with status {server.returncode}"
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=10) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    until(is_ready)
+
+
 def tensor(name: str, datatype: str, shape: list[int], data: list[Any]) -> dict[str, Any]:
     """A JSON tensor."""
     return {"name": name, "datatype": datatype, "shape": shape, "data": data}

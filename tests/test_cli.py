@@ -25,7 +25,7 @@ from pytriton_lite.core.build import build_kind
 from pytriton_lite.core.log_settings import LogFormat
 from pytriton_lite.engine.workers.fork_process import HeadStart
 from pytriton_lite.settings import OPTIONS, BackendSetting, Group, Option, Settings, Standing, UsageError
-from tests.harness import PROJECT
+from tests.harness import MODEL_REPOSITORY, PROJECT, child, free_ports, until_ready
 
 
 def read(*argv: str, environ: Mapping[str, str] | None = None) -> Settings:
@@ -380,6 +380,32 @@ def test_an_output_that_is_full_is_told_in_a_line(argv: list[str]) -> None:
         1,
         b"error: cannot write: No space left on device\n",
     )
+
+
+def without_streams(closed: str, *argv: str) -> list[str]:
+    """The command line of the command, which has those of its streams *closed* that are there for a shell: ``<&- 2>&-``."""
+    return ["/bin/sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "pytriton_lite", *argv]
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("has_log_file", [False, True])
+def test_a_server_needs_no_streams(tmp_path: Path, closed: str, has_log_file: bool) -> None:
+    (port,) = free_ports(1)
+    flags = [f"--http-port={port}", "--http-address=127.0.0.1", "--allow-grpc=false", "--allow-metrics=false"]
+    if has_log_file:
+        flags.append(f"--log-file={tmp_path / 'log'}")
+    command = without_streams(closed, "serve", str(MODEL_REPOSITORY), *flags)
+    with child(command, cwd=PROJECT, stdin=subprocess.DEVNULL) as server:
+        until_ready(server, port)
+        server.terminate()
+        assert server.wait(60) == 0
+
+
+@pytest.mark.parametrize(("closed", "status"), [(">&-", 0), ("2>&-", 1)])
+def test_a_command_that_cannot_say_anything_ends_as_always(closed: str, status: int) -> None:
+    command = without_streams(closed, "--version" if status == 0 else "no_such_command")
+    ended = subprocess.run(command, capture_output=True, timeout=60, cwd=PROJECT)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (status, b"", b"")
 
 
 def test_help_has_no_settings() -> None:

@@ -14,7 +14,6 @@ import struct
 import subprocess
 import sys
 import termios
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +23,7 @@ from rich.console import Console
 
 from pytriton_lite import logs
 from pytriton_lite.terminal import Formatter, Terminal
-from tests.harness import PROJECT, free_ports, until, write_model
+from tests.harness import PROJECT, free_ports, until_ready, write_model
 
 CONFIG = 'backend: "python" input [{ name: "X" data_type: TYPE_FP32 dims: [-1] }]'
 WARM_UP = """
@@ -153,16 +152,7 @@ def test_a_start_goes_on_when_its_terminal_has_gone(tmp_path: Path) -> None:
         person.hang_up()
         for step in steps:
             (tmp_path / step).write_text("open")
-
-        def is_ready() -> bool:
-            assert person.process.poll() is None, "the server ended with its terminal"
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=10) as answer:
-                    return bool(answer.status == 200)
-            except OSError:
-                return False
-
-        until(is_ready)
+        until_ready(person.process, port)
         person.process.send_signal(signal.SIGINT)
         assert person.process.wait(60) == 0
 

@@ -29,6 +29,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; *argv* is without the program's name, None for this process's own. Returns the exit status."""
     words = sys.argv[1:] if argv is None else argv
+    _open_streams()
     try:
         status = _run(words)
         sys.stdout.flush()
@@ -50,6 +51,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()
         print(f"error: cannot write: {error.strerror}", file=sys.stderr)
         return 1
+
+
+def _open_streams() -> None:
+    """Have all three standard streams; one that was closed by whoever has started this, as scripts do, is empty."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            # It gets the lowest number that is free, which is this one. Otherwise a socket of ours would get it, and lose it to
+            # what a child has there.
+            os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(fd, True)
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(0, closefd=False)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
 
 
 def _drop_output() -> None:
