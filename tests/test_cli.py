@@ -25,7 +25,7 @@ from pytriton_lite.core.build import build_kind
 from pytriton_lite.core.log_settings import LogFormat
 from pytriton_lite.engine.workers.fork_process import HeadStart
 from pytriton_lite.settings import OPTIONS, BackendSetting, Group, Option, Settings, Standing, UsageError
-from tests.harness import MODEL_REPOSITORY, PROJECT, child, free_ports, until_ready
+from tests.harness import MODEL_REPOSITORY, PROJECT, child, free_ports, until_ready, write_model
 
 
 def read(*argv: str, environ: Mapping[str, str] | None = None) -> Settings:
@@ -380,6 +380,27 @@ def test_an_output_that_is_full_is_told_in_a_line(argv: list[str]) -> None:
         1,
         b"error: cannot write: No space left on device\n",
     )
+
+
+@pytest.mark.parametrize(("encoding", "accent"), [("ascii", r"\xe9"), ("utf-8", "é")])
+def test_what_the_output_cannot_show_is_escaped(tmp_path: Path, encoding: str, accent: str) -> None:
+    for model in ("é", "m\udcff", "z"):
+        write_model(tmp_path, model, "class TritonPythonModel: pass", "max_batch_size: -1")
+    command = [sys.executable, "-m", "pytriton_lite", "check", str(tmp_path)]
+    environ = {**os.environ, "PYTHONIOENCODING": encoding}
+    ended = subprocess.run(command, capture_output=True, timeout=60, cwd=PROJECT, env=environ)
+    assert (ended.returncode, ended.stderr) == (1, b"")
+    told = ended.stdout.decode(encoding)
+    assert f"/{accent}/config.pbtxt" in told and r"m\udcff" in told and "/z/config.pbtxt" in told
+
+
+@pytest.mark.parametrize("argv", [["check"], ["debug"], []])
+def test_a_file_that_cannot_be_looked_at_is_told_in_a_line(argv: list[str]) -> None:
+    command = [sys.executable, "-m", "pytriton_lite", *argv, "x" * 300]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=PROJECT)
+    assert ended.returncode == 1
+    assert re.fullmatch("error: .*x{300}: File name too long", ended.stderr.splitlines()[-1])
+    assert "Traceback" not in ended.stderr
 
 
 def without_streams(closed: str, *argv: str) -> list[str]:

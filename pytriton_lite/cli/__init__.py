@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import shutil
 import signal
@@ -46,7 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()
         return 1
     except OSError as error:
-        if error.errno not in _NO_ROOM or error.filename is not None:
+        if error.filename is not None:
+            print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+            return 1
+        if error.errno not in _NO_ROOM:
             raise
         _drop_output()
         print(f"error: cannot write: {error.strerror}", file=sys.stderr)
@@ -69,6 +73,9 @@ def _open_streams() -> None:
         sys.stdout = os.fdopen(1, "w", closefd=False)
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", closefd=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # As Python does for stderr: names of files may be any bytes, and a locale may know few characters.
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _drop_output() -> None:
