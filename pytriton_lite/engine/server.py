@@ -494,6 +494,21 @@ class Server:
                 raise InferenceError(ErrorCode.UNAVAILABLE, error.message + STILL_LOADING) from None
             raise
 
+    def find_again(self, request: InferenceRequest, *, is_decoupled: bool) -> ServedVersion:
+        """The version that serves *request* in place of one that was found for it, and has changed since.
+
+        Raises InferenceError as `find` does, and UNAVAILABLE where the one found before was decoupled or not, as *is_decoupled*
+        says, and this one is not the same: whoever asked may be ready for one response alone.
+        """
+        found = self.find(request.model_name, request.version)
+        if found.config.decoupled != is_decoupled:
+            raise InferenceError(
+                ErrorCode.UNAVAILABLE,
+                f"model '{request.model_name}' was loaded with another transaction policy while the request was on its way; "
+                "please try again",
+            )
+        return found
+
     def check(self, served: ServedVersion, request: InferenceRequest) -> None:
         """Every rule of the core that needs no tensor bytes. Raises InferenceError(INVALID_ARG)."""
         served.check(request)
@@ -505,7 +520,7 @@ class Server:
         """
         if served.state is not VersionState.READY:
             # It was when it was found, but the body took its time, and the version was replaced or unloaded meanwhile.
-            served = self.find(request.model_name, request.version)
+            served = self.find_again(request, is_decoupled=served.config.decoupled)
         return served.infer(request, receiver)
 
     # ------------------------------------------------------------------------------------------ what models ask

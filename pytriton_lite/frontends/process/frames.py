@@ -90,6 +90,7 @@ _CALL = struct.Struct("<QqQIIIIIB7x")
 """number, version or -1, stamp, number of the model's name, bytes of the id and the rest (JSON), inputs, batch size, flags"""
 _CALL_BYTES = _CALL.size
 _HAS_SHAPE_KEY: Final = 1
+_IS_DECOUPLED: Final = 2
 _LARGEST_TABLE: Final = 1024
 
 
@@ -189,15 +190,17 @@ class ExtrasTable:
 class Checked:
     """What a front end has found when it checked a request, against the version that has ``stamp``."""
 
-    __slots__ = ("batch_size", "has_shape_key", "model", "stamp")
+    __slots__ = ("batch_size", "has_shape_key", "is_decoupled", "model", "stamp")
 
-    def __init__(self, model: int, stamp: int, batch_size: int, has_shape_key: bool) -> None:
+    def __init__(self, model: int, stamp: int, batch_size: int, has_shape_key: bool, is_decoupled: bool) -> None:
         self.model = model
         """The number of the model's name."""
         self.stamp = stamp
         self.batch_size = batch_size
         self.has_shape_key = has_shape_key
         """Whether only requests of equal shapes may share a batch with this one."""
+        self.is_decoupled = is_decoupled
+        """Whether the model may send any number of responses, so that whoever asked is ready for them."""
 
 
 def put_call(parts: list[bytes], number: int, checked: Checked, request: InferenceRequest, extras: bytes) -> None:
@@ -213,7 +216,7 @@ def put_call(parts: list[bytes], number: int, checked: Checked, request: Inferen
             len(extras),
             request.input_count,
             checked.batch_size,
-            _HAS_SHAPE_KEY * checked.has_shape_key,
+            _HAS_SHAPE_KEY * checked.has_shape_key | _IS_DECOUPLED * checked.is_decoupled,
         )
     )
     if raw_id or extras:
@@ -228,6 +231,7 @@ class Call:
         "batch_size",
         "extras",
         "has_shape_key",
+        "is_decoupled",
         "model",
         "number",
         "request_id",
@@ -247,6 +251,7 @@ class Call:
         tensors: int,
         batch_size: int,
         has_shape_key: bool,
+        is_decoupled: bool,
         at: int,
     ) -> None:
         self.number = number
@@ -258,6 +263,7 @@ class Call:
         self.tensors = tensors
         self.batch_size = batch_size
         self.has_shape_key = has_shape_key
+        self.is_decoupled = is_decoupled
         self.at = at
 
 
@@ -273,7 +279,8 @@ def read_call(body: bytes) -> Call:
         extras = body[at : at + extra_bytes]
         at += extra_bytes
     has_shape_key = flags & _HAS_SHAPE_KEY != 0
-    return Call(number, version, stamp, model, request_id, extras, count, batch_size, has_shape_key, at)
+    is_decoupled = flags & _IS_DECOUPLED != 0
+    return Call(number, version, stamp, model, request_id, extras, count, batch_size, has_shape_key, is_decoupled, at)
 
 
 def read_inputs(body: bytes, call: Call, specs: SpecTable) -> list[TensorRef]:

@@ -136,7 +136,7 @@ class Peer:
                     request, call, message.batch_size, has_shape_key=message.has_shape_key
                 )
             else:  # it has changed since the front end looked
-                found = self._server.find(request.model_name, request.version)
+                found = self._server.find_again(request, is_decoupled=message.is_decoupled)
                 call.ticket = self._server.infer(found, request, call)
         except InferenceError as error:
             if nbytes < 0:

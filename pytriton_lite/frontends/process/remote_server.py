@@ -55,7 +55,8 @@ class RemoteVersion:
         if admission is None:
             admission = self._admission = Admission(self.config)
         batch_size = admission.check(request)
-        return Checked(self.model, self.stamp, batch_size, admission.shape_key(request) is not None)
+        has_shape_key = admission.shape_key(request) is not None
+        return Checked(self.model, self.stamp, batch_size, has_shape_key, self.config.decoupled)
 
 
 class _Meaning:

@@ -20,7 +20,7 @@ from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import FrameReader, frame
 from pytriton_lite.ipc.messages import SpecTable
 
-CHECKED = Checked(model=3, stamp=1 << 40, batch_size=5, has_shape_key=True)
+CHECKED = Checked(model=3, stamp=1 << 40, batch_size=5, has_shape_key=True, is_decoupled=True)
 TEXT = st.text(st.characters(blacklist_categories=()), max_size=20)
 TENSORS = st.lists(
     st.tuples(st.text(min_size=1, max_size=5), st.lists(st.integers(0, 5), max_size=3)).map(
@@ -110,8 +110,8 @@ def test_a_request_comes_as_it_was_sent(
         theirs = SpecTable()
         body = bytes(body_of(frame(frames.CALL, parts), frames.CALL))
         call = frames.read_call(body)
-        found = (call.model, call.stamp, call.batch_size, call.has_shape_key)
-        assert found == (CHECKED.model, CHECKED.stamp, CHECKED.batch_size, CHECKED.has_shape_key)
+        assert (call.model, call.stamp, call.batch_size) == (CHECKED.model, CHECKED.stamp, CHECKED.batch_size)
+        assert (call.has_shape_key, call.is_decoupled) == (CHECKED.has_shape_key, CHECKED.is_decoupled)
         assert (call.number, call.request_id) == (7, request.request_id)
         assert call.version == (-1 if version is None else version)
         assert same(frames.read_inputs(body, call, theirs), inputs)

@@ -282,6 +282,58 @@ def test_what_is_loaded_through_one_connection_is_found_through_another_at_once(
                 )
 
 
+MANY_WHERE_DECOUPLED = """
+    import json
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.is_decoupled = pb_utils.using_decoupled_model_transaction_policy(json.loads(args["model_config"]))
+
+        def execute(self, requests):
+            response = pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([1], np.int32))])
+            if not self.is_decoupled:
+                return [response for _ in requests]
+            for request in requests:
+                for _ in range(3):
+                    request.get_response_sender().send(response)
+                request.get_response_sender().send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+@pytest.mark.parametrize("front_ends", [0, 2])
+@pytest.mark.parametrize("is_decoupled", [True, False], ids=["becomes decoupled", "is decoupled no more"])
+def test_a_request_whose_model_changes_how_it_answers_while_its_body_comes_is_refused(
+    tmp_path: Path, is_decoupled: bool, front_ends: int
+) -> None:
+    write_model(tmp_path, "m", MANY_WHERE_DECOUPLED, ECHO_CONFIG)
+    config = {"backend": "python", **SENT_TENSORS}
+    decoupled = {**config, "model_transaction_policy": {"decoupled": True}}
+    first, then = (config, decoupled) if is_decoupled else (decoupled, config)
+    action = "infer" if is_decoupled else "generate_stream"
+    content = {"inputs": [tensor("IN", "INT32", [1], [1])]} if is_decoupled else {"IN": [1]}
+    body = json.dumps(content).encode()
+    head = (
+        f"POST /v2/models/m/{action} HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    flags = ("--model-control-mode=explicit", "--load-model=m", f"--frontends={front_ends}")
+    with RunningServer(tmp_path, flags=flags) as server, httpclient.InferenceServerClient(server.http_url) as loader:
+        loader.load_model("m", config=json.dumps(first))
+        host, port = server.http_url.split(":")
+        with socket.create_connection((host, int(port)), 30) as connection:
+            connection.sendall(head.encode())
+            assert connection.recv(100).startswith(b"HTTP/1.1 100 ")  # its model is found
+            loader.load_model("m", config=json.dumps(then))
+            connection.sendall(body)
+            answer = http.client.HTTPResponse(connection)
+            answer.begin()
+            assert (answer.status, json.loads(answer.read())["error"]) == (
+                503,
+                "model 'm' was loaded with another transaction policy while the request was on its way; please try again",
+            )
+
+
 @pytest.mark.parametrize("front_ends", [0, 2])
 def test_processes_that_look_for_work_answer_and_sleep_when_there_is_none(repository: Path, front_ends: int) -> None:
     flags = (f"--frontends={front_ends}", "--busy-poll-us=5000")

@@ -32,7 +32,7 @@ from pytriton_lite.ipc.region import ClientSegment
 from pytriton_lite.ipc.segment import Segment
 from tests.harness import no_room
 
-CHECKED = Checked(model=0, stamp=1, batch_size=1, has_shape_key=False)
+CHECKED = Checked(model=0, stamp=1, batch_size=1, has_shape_key=False, is_decoupled=False)
 
 
 class Receiver:
