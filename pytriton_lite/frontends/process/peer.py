@@ -23,6 +23,7 @@ from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import frame
 from pytriton_lite.ipc.device_segment import DeviceSegment, any_on_device
 from pytriton_lite.ipc.messages import INLINE_BYTES, Kind, Place, SpecTable, TensorRef
+from pytriton_lite.ipc.region import ClientSegment
 from pytriton_lite.scheduling.ticket import Ticket
 
 logger = logging.getLogger(__name__)
@@ -223,6 +224,9 @@ class Peer:
         parcels: list[Parcel] = []
         try:
             for tensor in response.outputs:
+                if tensor.home is not None and isinstance(tensor.home[0], ClientSegment):
+                    # A copy: a process that maps what a client may shorten can be killed by it.
+                    tensor = Tensor(tensor.name, tensor.datatype, tensor.shape, tensor.content())
                 spec = self._specs.encode(tensor.name, tensor.datatype, tensor.shape)
                 if tensor.nbytes <= INLINE_BYTES:
                     messages.put_inline(parts, spec, tensor.data)

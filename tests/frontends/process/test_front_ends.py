@@ -589,6 +589,40 @@ def test_a_region_that_was_registered_through_one_connection_is_used_through_ano
             shared_memory.destroy_shared_memory_region(region)
 
 
+HANDS_BACK = """
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [pb_utils.InferenceResponse([pb_utils.get_input_tensor_by_name(r, "SAME")]) for r in requests]
+"""
+HANDS_BACK_CONFIG = ECHO_CONFIG.replace("IN", "SAME", 1).replace("OUT", "SAME")
+
+
+def test_a_front_end_maps_no_region_of_a_client_that_an_output_lies_in(tmp_path: Path) -> None:
+    """Whoever maps one is killed when its client makes it shorter."""
+    from tritonclient.utils import shared_memory
+
+    write_model(tmp_path, "echo", ECHO, ECHO_CONFIG)
+    write_model(tmp_path, "hands_back", HANDS_BACK, HANDS_BACK_CONFIG)
+    with serving(tmp_path, "--allow-client-shm=true") as server, clients(server, 1) as (client,):
+        values = np.arange(10_000, dtype=np.int32)
+        key = f"/front_end_same_{os.getpid()}"
+        region = shared_memory.create_shared_memory_region("same", key, values.nbytes)
+        try:
+            shared_memory.set_shared_memory_region(region, [values])
+            register = {"key": key, "offset": 0, "byte_size": values.nbytes}
+            assert client.post("/v2/systemsharedmemory/region/same/register", register) == (200, None)
+            place = {"shared_memory_region": "same", "shared_memory_byte_size": values.nbytes}
+            request = {"inputs": [{"name": "SAME", "datatype": "INT32", "shape": [10_000], "parameters": place}]}
+            status, answer = client.post("/v2/models/hands_back/infer", request)
+            assert (status, answer["outputs"][0]["data"]) == (200, values.tolist())
+            for pid in front_end_pids(server):
+                assert key not in Path(f"/proc/{pid}/maps").read_text()
+        finally:
+            shared_memory.destroy_shared_memory_region(region)
+
+
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
