@@ -180,13 +180,18 @@ class _UntilLost:
 
     __slots__ = ("_on_large", "_transport", "close", "is_closing", "written")
 
-    def __init__(self, transport: asyncio.Transport, on_large: Callable[[int], None]) -> None:
-        """*on_large* hears of every piece of an answer that is `LARGE_ANSWER` or more, in bytes."""
+    def __init__(
+        self, transport: asyncio.Transport, on_large: Callable[[int], None], close: Callable[[], None]
+    ) -> None:
+        """*on_large* hears of every piece of an answer that is `LARGE_ANSWER` or more, in bytes.
+
+        *close* is called behind an answer that is the connection's last.
+        """
         self.written = 0
         """Bytes of answers."""
         self._on_large = on_large
         self._transport = transport
-        self.close = transport.close
+        self.close = close
         self.is_closing = transport.is_closing
 
     def write(self, data: bytes) -> None:
@@ -533,6 +538,8 @@ class ListenerProtocol(HttpToolsProtocol):
         """Has the transport, until the end of a body."""
         self.refusal: _Refused | None = None
         """The refusal that is to be written behind the answers that are due."""
+        self._closes_behind_body = False
+        """The last answer is written, and our side ended, but not all of its request's body has come."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
@@ -540,7 +547,7 @@ class ListenerProtocol(HttpToolsProtocol):
             self._tls = _TlsPieces(transport)
             self.transport = transport = cast("asyncio.Transport", self._tls)
         self.flow = _Flow(transport, self._resume_reading)
-        self.answers = _UntilLost(transport, self.note_large_answer)
+        self.answers = _UntilLost(transport, self.note_large_answer, self._close_answered)
         self._timer = self.loop.call_later(self._limits.head_timeout_s, self._on_head_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -603,8 +610,9 @@ class ListenerProtocol(HttpToolsProtocol):
         return bool(self.pipeline) or (self.running is not None and not self.running.response_complete)
 
     def is_between_requests(self) -> bool:
-        """Whether everything that has come was answered, and nothing of another request is there."""
-        return not self._is_in_head and not self._rest and not self.is_answer_due()
+        """Whether everything that has come was answered, and nothing of another request, or of a refused body, is to come."""
+        is_coming = self._is_in_head or self._rest or self._closes_behind_body
+        return not is_coming and not self.is_answer_due()
 
     # ------------------------------------------------------------------------------------------ in
 
@@ -802,6 +810,10 @@ class ListenerProtocol(HttpToolsProtocol):
         self._is_in_fields = self._is_in_body = False
         if not self.parser.should_upgrade():
             super().on_message_complete()
+            if self._closes_behind_body:
+                self.is_refused = True  # what is behind the body has been told that nobody takes it
+                self.transport.close()
+                return
             # uvicorn stops reading while the application has much to take. Nothing more of that can come, and who does not
             # read does not hear that the client has gone.
             self.flow.resume_reading()
@@ -952,6 +964,27 @@ class ListenerProtocol(HttpToolsProtocol):
         else:
             self.transport.close()
 
+    def _close_answered(self) -> None:
+        """Close behind an answer, and behind the body that it does not wait for: see `_send_refusal`.
+
+        The body is dropped as it comes, as that of a connection which is kept; the stall watch ends one that does not come.
+        """
+        cycle = self.running
+        is_early = self._is_in_body and cycle is self.cycle and cycle.more_body
+        if not is_early or self.transport.is_closing() or not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self._closes_behind_body = True
+        try:
+            self.transport.write_eof()
+        except OSError:  # the client has gone, and asyncio has not noticed yet
+            self.transport.abort()
+        if self.server_state.closing:
+            self._close_later()
+
+    def _close_later(self) -> None:
+        self._timer = self.loop.call_later(_LINGER_S, self.transport.close)
+
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -1021,7 +1054,9 @@ class ListenerProtocol(HttpToolsProtocol):
             return
         if not self.is_between_requests():
             self.begin_drain()
-            if self._is_in_head:
+            if self._closes_behind_body:
+                self._close_later()
+            elif self._is_in_head:
                 self._stop_timer()
                 self._give_up_head_later()
         elif not _has_unread(self.transport):

@@ -264,6 +264,56 @@ def test_a_refusal_is_read_by_a_client_that_goes_on_sending(with_peer: WithPeer)
     with_peer(scenario, SMALL)
 
 
+REFUSED_BODY = b"POST / HTTP/1.%b\r\nHost: h\r\nContent-Length: 8000000\r\n%b\r\n"
+
+
+async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer without a look at the body."""
+    await send({"type": "http.response.start", "status": 404, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"no"})
+
+
+class Refusing:
+    """A connection to a listener of `refuse`."""
+
+    async def __aenter__(self) -> Peer:
+        self.listener = await start_listener(refuse, host="127.0.0.1", port=0, reuse_port=False, name="HTTPService")
+        reader, self._writer = await asyncio.open_connection("127.0.0.1", self.listener.port)
+        return Peer(App(), self.listener, reader, self._writer)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._writer.close()
+        assert await self.listener.close_gracefully(60)
+
+
+@pytest.mark.parametrize("head", [REFUSED_BODY % (b"1", b"Connection: close\r\n"), REFUSED_BODY % (b"0", b"")])
+def test_an_early_answer_is_read_by_a_client_that_goes_on_sending_to_a_connection_that_closes(
+    with_peer: WithPeer, head: bytes
+) -> None:
+    async def scenario(_: Peer) -> None:
+        async with Refusing() as peer:
+            await peer.send(head, *[bytes(100_000)] * 80)
+            assert await peer.answer() == (404, b"no")
+            assert await peer.reader.read() == b""
+
+    with_peer(scenario)
+
+
+def test_a_listener_that_closes_does_not_wait_for_a_body_that_was_refused(
+    with_peer: WithPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LINGER_S", 0.05)
+
+    async def scenario(_: Peer) -> None:
+        async with Refusing() as peer:
+            await peer.send(REFUSED_BODY % (b"1", b"Connection: close\r\n"))
+            assert await peer.answer() == (404, b"no")
+            assert await peer.reader.read() == b""
+            assert await peer.listener.close_gracefully(20)
+
+    with_peer(scenario)
+
+
 # ---------------------------------------------------------------------------------------------------- time
 
 
