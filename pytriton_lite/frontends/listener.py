@@ -548,7 +548,11 @@ class ListenerProtocol(HttpToolsProtocol):
             self.transport = transport = cast("asyncio.Transport", self._tls)
         self.flow = _Flow(transport, self._resume_reading)
         self.answers = _UntilLost(transport, self.note_large_answer, self._close_answered)
-        self._timer = self.loop.call_later(self._limits.head_timeout_s, self._on_head_timeout)
+        if self.server_state.closing:  # its handshake took longer than the listener waits for
+            self.server_state.drained.clear()
+            self._give_up_head_later()
+        else:
+            self._timer = self.loop.call_later(self._limits.head_timeout_s, self._on_head_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.server_state.resets.discard(self.transport)

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from pytriton_lite.frontends import accepting
 from pytriton_lite.frontends import listener as module
 from pytriton_lite.frontends.addresses import ListenError
 from pytriton_lite.frontends.listener import (
@@ -558,6 +559,35 @@ def test_tls_does_not_wait_for_clients_that_do_not_look_at_their_sockets(
         assert await peer.listener.close_gracefully(20)  # loops would wait for 30 s
         assert (await asyncio.to_thread(pooled.read)).endswith(b"\r\n\r\n0")
         pooled.close()
+
+    with_peer(scenario, tls=RenewedContext(certificates.options(), "http/1.1"))
+
+
+def test_a_client_whose_handshake_ends_late_and_which_asks_nothing_does_not_hold_up_the_end(
+    with_peer: WithPeer, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LINGER_S", 0.05)
+    monkeypatch.setattr(accepting, "_HANDSHAKE_S", 0.05)
+
+    async def scenario(peer: Peer) -> None:
+        peer.app.held = True
+        asks = await OverTls.connect(peer, certificates)
+        await asks.send(START + b"\r\n")
+        await peer.app.entered.wait()
+        late = socket.create_connection(("127.0.0.1", peer.listener.port))
+        closing = asyncio.create_task(peer.listener.close_gracefully(20))
+        while not peer.listener._state.closing:  # noqa: ASYNC110  # it waits for the handshake no longer
+            await asyncio.sleep(0)
+        reader, writer = await asyncio.open_connection(
+            sock=late, ssl=certificates.client_context(), server_hostname="127.0.0.1"
+        )
+        peer.app.let_go.set()
+        assert await asks.answer() == (200, b"0")
+        assert await reader.read() == b""
+        writer.close()
+        peer.writer.close()
+        await asks.close()
+        assert await closing
 
     with_peer(scenario, tls=RenewedContext(certificates.options(), "http/1.1"))
 
