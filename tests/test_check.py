@@ -321,6 +321,41 @@ def test_a_version_has_a_file_that_its_backend_needs(tmp_path: Path, backend: st
     assert not any(finding.is_error for finding in check(tmp_path, rules=rules))
 
 
+@pytest.mark.parametrize(
+    ("backend", "files", "safe"),
+    [
+        ("sklearn", ["model.joblib"], "*.skops"),
+        ("sklearn", ["model.skops"], ""),
+        ("pytorch", ["model.pt2"], "*.pt"),
+        ("pytorch", ["model.pt"], ""),
+        ("transformers", ["config.json", "pytorch_model.bin"], "*.safetensors"),
+        ("transformers", ["config.json", "pytorch_model.bin", "model.safetensors"], ""),
+        ("onnxruntime", ["model.onnx"], ""),
+    ],
+)
+def test_a_file_that_serve_refuses_as_a_pickle_is_a_warning_that_names_the_flag(
+    tmp_path: Path, backend: str, files: list[str], safe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_model(tmp_path, "a", config=f'backend: "{backend}"') / "1"
+    for file in files:
+        (folder / file).touch()
+    flag = f"--backend-config={backend},allow-pickle=true"
+    said = f"{folder}: warning: no {safe} is here: where the model is a pickle, it is refused without {flag}"
+    cli.main(["check", str(tmp_path)])
+    assert (said in capsys.readouterr().out) is bool(safe)
+    cli.main(["check", str(tmp_path), flag])
+    assert "pickle" not in capsys.readouterr().out
+
+
+def test_of_several_files_the_one_that_the_configuration_names_is_looked_at(tmp_path: Path) -> None:
+    config = 'backend: "sklearn" default_model_filename: "old.pkl"'
+    folder = write_model(tmp_path, "a", config=config) / "1"
+    for name in ("model.skops", "old.pkl"):
+        (folder / name).touch()
+    found = check(tmp_path, rules=Rules(backends=Backends(None).folders()))
+    assert any("no *.skops is here" in text for text in said(found))
+
+
 BACKEND = """
     raise SystemExit("it is not to be run")
     import helper

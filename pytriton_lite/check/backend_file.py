@@ -14,12 +14,19 @@ from pytriton_lite.config.complete import BACKEND_FILE
 _FILES = "MODEL_FILES"
 """The tuple of texts in which a backend names the files that it looks for in a version's directory; it needs one of them."""
 
+_SAFE_FILES = "SAFE_FILES"
+"""The same for patterns of files without code in them. Where it has one, the backend takes others with `ALLOW_PICKLE` alone."""
+
+ALLOW_PICKLE = "allow-pickle"
+"""The key of ``--backend-config`` with which the operator trusts files that are code."""
+
 
 @dataclass(frozen=True)
 class BackendFile:
-    """``files`` is empty where the backend does not say; ``not_installed`` are modules that it cannot do without."""
+    """What a backend says of itself; empty where it does not. ``not_installed`` are modules that it cannot do without."""
 
     files: tuple[str, ...] = ()
+    safe_files: tuple[str, ...] = ()
     not_installed: tuple[str, ...] = ()
 
 
@@ -31,12 +38,12 @@ def read_backend_file(folder: Path) -> BackendFile:
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return BackendFile()
     missing = [name for name in dict.fromkeys(_imports(tree.body)) if not _is_installed(name, folder)]
-    return BackendFile(_files(tree), tuple(missing))
+    return BackendFile(_texts(tree, _FILES), _texts(tree, _SAFE_FILES), tuple(missing))
 
 
-def _files(tree: ast.Module) -> tuple[str, ...]:
+def _texts(tree: ast.Module, variable: str) -> tuple[str, ...]:
     for node in tree.body:
-        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [_FILES]:
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [variable]:
             names = node.value.elts if isinstance(node.value, ast.Tuple) else []
             return tuple(str(name.value) for name in names if isinstance(name, ast.Constant))
     return ()

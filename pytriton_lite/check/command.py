@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from pytriton_lite.check.backend_file import ALLOW_PICKLE
 from pytriton_lite.check.findings import Finding, Severity, summary
 from pytriton_lite.check.repositories import Rules, check
 from pytriton_lite.commands import Arguments, Command, Words, own_option
 from pytriton_lite.core.errors import InferenceError
-from pytriton_lite.engine.workers.backends import Backends
+from pytriton_lite.engine.workers.backends import Backend, Backends
 from pytriton_lite.ipc import device
 from pytriton_lite.logs import is_for_people
 from pytriton_lite.remote.url import RemoteUrl
@@ -29,6 +30,7 @@ _OF_SERVE = (
     "strict-model-config",
     "model-namespacing",
     "backend-directory",
+    "backend-config",
     "allow-requirements",
     "rate-limit",
     "rate-limit-resource",
@@ -106,16 +108,23 @@ def _teller() -> Callable[[Finding], None]:
 
 
 def _check(places: Sequence[Path | RemoteUrl], settings: Settings) -> tuple[list[Finding], int]:
+    backends = Backends(settings.backend_directory.resolve(), settings.backend_settings)
+    folders = backends.folders()
     rules = Rules(
         config_name=settings.model_config_name,
         strict_config=settings.disable_auto_complete_config,
         namespacing=settings.model_namespacing,
         allow_requirements=settings.allow_requirements,
-        backends=Backends(settings.backend_directory.resolve()).folders(),
+        backends=folders,
+        allowing_pickles=[name for name in folders if _allows_pickles(backends.find(name, folders))],
         gpu_ids=device.visible_device_ids(),
         resources=settings.rate_limit_resource if settings.rate_limit is not RateLimitMode.OFF else None,
     )
     return check([place for place in places if isinstance(place, Path)], rules)
+
+
+def _allows_pickles(backend: Backend | None) -> bool:
+    return backend is not None and backend.settings.get(ALLOW_PICKLE, "").lower() in ("true", "1")
 
 
 def _check_remote(settings: Settings, urls: Sequence[RemoteUrl]) -> tuple[list[Finding], int]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pytriton_lite.check.backend_file import BackendFile, read_backend_file
+from pytriton_lite.check.backend_file import ALLOW_PICKLE, BackendFile, read_backend_file
 from pytriton_lite.check.findings import Finding, Severity
 from pytriton_lite.check.model_file import Problem, read_model_file
 from pytriton_lite.check.places import Place, place_of, places_of_all
@@ -69,6 +69,8 @@ class Rules:
     namespacing: bool = False
     allow_requirements: bool = False
     backends: Mapping[str, Path] = field(default_factory=dict)
+    allowing_pickles: Collection[str] = ()
+    """The backends that may read files that are code."""
     gpu_ids: Sequence[int] = ()
     resources: Sequence[ResourceSize] | None = None
     """What the rate limiter has to give, as for `RateLimiter`; None without one."""
@@ -295,7 +297,7 @@ def _check_code(model: _Model, message: model_config_pb.ModelConfig, rules: Rule
         return False
     if message.backend in rules.backends:
         folder = rules.backends[message.backend]
-        _check_files_of_backend(model, message, read_backend_file(folder))
+        _check_files_of_backend(model, message, read_backend_file(folder), rules)
         return read_model_file(folder / BACKEND_FILE).completes
     if message.backend != PYTHON:
         return True
@@ -321,17 +323,35 @@ def _check_code_of(model: _Model, message: model_config_pb.ModelConfig, version:
     return read.completes
 
 
-def _check_files_of_backend(model: _Model, message: model_config_pb.ModelConfig, backend: BackendFile) -> None:
+def _check_files_of_backend(
+    model: _Model, message: model_config_pb.ModelConfig, backend: BackendFile, rules: Rules
+) -> None:
     names = [name for name in (message.default_model_filename, *backend.files) if name]
     for version in model.versions if backend.files else ():
         directory = model.directory.path / str(version)
         if not any((directory / name).exists() for name in names):
             expected = " or ".join(dict.fromkeys(names))
             model.add_about(directory, f"model file of backend '{message.backend}' not found, expected {expected}")
+        elif message.backend not in rules.allowing_pickles:
+            _check_for_pickles(model, message, directory, backend.safe_files)
     for name in () if _has_own_python(message) else backend.not_installed:
         model.add(
             f"backend '{message.backend}' imports {name}, which is not installed here",
             "backend",
+            severity=Severity.WARNING,
+        )
+
+
+def _check_for_pickles(
+    model: _Model, message: model_config_pb.ModelConfig, directory: Path, safe_files: Sequence[str]
+) -> None:
+    named = directory / message.default_model_filename
+    files = [named] if named.is_file() else list(directory.iterdir())
+    if safe_files and not any(file.match(pattern) for pattern in safe_files for file in files):
+        model.add_about(
+            directory,
+            f"no {' or '.join(safe_files)} is here: where the model is a pickle, it is refused without "
+            f"--backend-config={message.backend},{ALLOW_PICKLE}=true",
             severity=Severity.WARNING,
         )
 

@@ -31,6 +31,9 @@ Config = dict[str, Any]
 MODEL_FILES = ("model.pt", "model.pt2")
 """Names that a model's file may have; ``pytriton-lite check`` reads them, too."""
 
+SAFE_FILES = ("*.pt",)
+"""What is no code, for ``pytriton-lite check``: TorchScript is read by PyTorch's own interpreter, model.pt2 by unpickling."""
+
 _TYPES = {
     "TYPE_BOOL": torch.bool,
     "TYPE_UINT8": torch.uint8,

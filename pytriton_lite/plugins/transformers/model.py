@@ -24,6 +24,9 @@ Config = dict[str, Any]
 MODEL_FILES = ("config.json",)
 """What a folder of a model has for certain; ``pytriton-lite check`` reads it, too."""
 
+SAFE_FILES = ("*.safetensors",)
+"""Weights that are no code; ``pytriton-lite check`` reads it, too."""
+
 _CLASSIFICATION = "text-classification"
 _EMBEDDING = "feature-extraction"
 _GENERATION = "text-generation"
@@ -56,9 +59,9 @@ class Folder:
         if self.pooling not in ("mean", "cls"):
             raise self.refusal(f"pooling '{self.pooling}' is not known, expected 'mean' or 'cls'")
         self.allows_pickle = BACKEND_SETTINGS.get("allow-pickle", "false").lower() in ("true", "1")
-        if not self.allows_pickle and not any(self.path.glob("*.safetensors")):
+        if not self.allows_pickle and not any(self.path.glob(SAFE_FILES[0])):
             raise self.refusal(
-                f"no *.safetensors is in '{self.path}'. Other weights are pickles, which are code: write it anew with "
+                f"no {SAFE_FILES[0]} is in '{self.path}'. Other weights are pickles, which are code: write it anew with "
                 "save_pretrained, or allow it, if you know who has made it: --backend-config=transformers,allow-pickle=true"
             )
 

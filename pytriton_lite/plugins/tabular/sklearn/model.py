@@ -25,6 +25,8 @@ except ImportError as error:
 BACKEND_SETTINGS: Mapping[str, str] = globals().get("BACKEND_SETTINGS", {})
 
 MODEL_FILES = ("model.skops", "model.joblib", "model.pkl", "model.pickle")
+SAFE_FILES = ("*.skops",)
+"""What is no code; ``pytriton-lite check`` reads it, too."""
 
 _FEATURES = "features"
 _TEXT = "text"
@@ -108,7 +110,7 @@ def _dense(found: Any) -> Any:
 def _read(place: Place) -> Predictor:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", InconsistentVersionWarning)
-        estimator = _skops(place) if place.path.suffix == ".skops" else _pickle(place)
+        estimator = _skops(place) if place.path.match(SAFE_FILES[0]) else _pickle(place)
     for warning in caught:
         if isinstance(warning.message, InconsistentVersionWarning):
             pb_utils.Logger.log_warn(
