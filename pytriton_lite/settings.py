@@ -591,7 +591,7 @@ class Settings:
             Kind("<path>", _parse_repository),
             "Directory of models; the same as a REPOSITORY argument. A model that is found in two of them is unavailable. "
             "Or s3://bucket/path, s3://host:port/bucket/path, gs://bucket/path, as://account/container/path, "
-            "https://host/path, or an archive on a web server; see --remote-cache-directory.",
+            "https://host/path, hf://owner/name, or an archive on a web server; see --remote-cache-directory.",
             repeatable=True,
             aliases=(
                 Alias(
@@ -1087,7 +1087,8 @@ class Settings:
         metadata=_option(
             Group.METRICS,
             BOOL,
-            "Export metrics of the GPUs, read through NVML: pytriton-lite[gpu]. Not if TRITON_SERVER_CPU_ONLY is set.",
+            "Export metrics of the GPUs, read through NVML: pip install 'pytriton-lite[gpu]'. Not if TRITON_SERVER_CPU_ONLY is "
+            "set.",
         ),
     )
     allow_cpu_metrics: bool = field(

@@ -265,7 +265,7 @@ REFUSED = [
     (
         "model-store",
         "hdfs://host/a",
-        "expected a directory, or a URL that begins with s3://, gs://, as://, az://, https://",
+        "expected a directory, or a URL that begins with s3://, gs://, as://, az://, https://, hf://",
     ),
     ("backend-config", "foo", "--backend-config option format is '<backend name>,<setting>=<value>'. Got foo"),
     ("backend-config", "python,foo", "option format is '<backend name>,<setting>=<value>'. Got python,foo"),

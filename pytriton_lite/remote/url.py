@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 from pytriton_lite import doors
 
 SCHEMES = ("s3://", "gs://", "as://", "az://", "https://")
+"""What is read here. Others are those of `doors.REPOSITORY_SOURCES`, ``hf://`` among them."""
 
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz")
 
@@ -89,9 +90,11 @@ def parse_remote_url(text: str) -> RemoteUrl:
             return _bucket("as", account.removesuffix(_AZURE_HOST), below)
         if scheme in ("http", "https"):
             return _http(text)
-        if scheme in doors.names(doors.REPOSITORY_SOURCES):
+        installed = doors.names(doors.REPOSITORY_SOURCES)
+        if scheme in installed:
             return RemoteUrl(scheme, f"{scheme}://{_clean(rest)}", _clean(rest))
-        raise ValueError(f"expected a directory, or a URL that begins with {', '.join(SCHEMES)}")
+        known = dict.fromkeys((*SCHEMES, *(f"{name}://" for name in installed)))
+        raise ValueError(f"expected a directory, or a URL that begins with {', '.join(known)}")
     except ValueError as error:
         raise ValueError(f"{error}. Got {redact(text)}") from None
 

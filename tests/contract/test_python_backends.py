@@ -206,7 +206,7 @@ def test_the_onnxruntime_backend_says_what_to_install(server: RunningServer) -> 
     (reason,) = [row["reason"] for row in rows if row["name"] == "graph"]
     assert reason == (
         "Unavailable: backend 'onnxruntime' cannot import onnxruntime (No module named 'onnxruntime'): pip install "
-        "pytriton-lite[onnxruntime]"
+        "'pytriton-lite[onnxruntime]'"
     )
 
 

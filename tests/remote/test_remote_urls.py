@@ -50,7 +50,10 @@ def test_a_url_says_where_and_what(text: str, shown: str, endpoint: str, path: s
         ("as://account", "the name of a bucket or container is missing"),
         ("as://account/container?sv=SECRET", "credentials come from the environment. Got as://account/container?***"),
         ("s3://KEY:SECRET@bucket/a", "credentials come from the environment. Got s3://***@bucket/a"),
-        ("hdfs://host/a", "expected a directory, or a URL that begins with s3://, gs://, as://, az://, https://"),
+        (
+            "hdfs://host/a",
+            "expected a directory, or a URL that begins with s3://, gs://, as://, az://, https://, hf://",
+        ),
         (
             "http://h.example/models",
             "models are code, and http:// lets anybody on the way change it; expected https://",

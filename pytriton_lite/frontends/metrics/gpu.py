@@ -191,7 +191,7 @@ def find_gpus(
         nvml = (load or _import_nvml)()
         nvml.nvmlInit()
     except Exception as error:  # of a module that we know nothing of before it is there
-        logger.debug("no GPU metrics: NVML cannot be used (install pytriton-lite[gpu]): %s", error)
+        logger.debug("no GPU metrics: NVML cannot be used (pip install 'pytriton-lite[gpu]'): %s", error)
         return None
     devices = dict(found for uuid in visible if (found := _open(nvml, uuid)) is not None)
     return Gpus(nvml, devices) if devices else None

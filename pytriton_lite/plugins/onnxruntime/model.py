@@ -27,7 +27,7 @@ try:
 except ImportError as error:
     raise InferenceError(
         ErrorCode.UNAVAILABLE,
-        f"backend 'onnxruntime' cannot import onnxruntime ({error}): pip install pytriton-lite[onnxruntime]",
+        f"backend 'onnxruntime' cannot import onnxruntime ({error}): pip install 'pytriton-lite[onnxruntime]'",
     ) from None
 
 BACKEND_SETTINGS: Mapping[str, str] = globals().get("BACKEND_SETTINGS", {})
