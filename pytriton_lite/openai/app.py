@@ -101,6 +101,7 @@ class OpenAiApp:
             await self._send_failure(exchange, of_engine(error))
         except Disconnected:
             error_text = CLIENT_GONE
+            self._observe_any_model(exchange)
         except Exception:
             error_text = BUG
             logger.exception("%s %s failed inside the server", scope["method"], scope["path"])
@@ -110,11 +111,15 @@ class OpenAiApp:
             if exchange.timeline is not None:
                 exchange.timeline.finish(error_text)
 
-    @staticmethod
-    async def _send_failure(exchange: Exchange, error: ApiError) -> None:
-        if exchange.scope["path"] in _ROUTES and exchange.scope["method"] == "POST":
-            exchange.observe("")  # where it is not known yet what model is asked
+    async def _send_failure(self, exchange: Exchange, error: ApiError) -> None:
+        self._observe_any_model(exchange)
         await exchange.send_failure(error)
+
+    @staticmethod
+    def _observe_any_model(exchange: Exchange) -> None:
+        """Begin the timeline of a request that ends before it is known what model it asks."""
+        if exchange.scope["path"] in _ROUTES and exchange.scope["method"] == "POST":
+            exchange.observe("")
 
     def _check_key(self, exchange: Exchange) -> None:
         """Raises ApiError where keys are asked for, and the request has none of them. How long it takes tells nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -129,6 +130,18 @@ def test_requests_have_a_line_of_the_access_log_each(
     assert "scribe" in served and "200" in served and "completions" in served
     assert [line for line in lines if "nobody" in line and "404" in line]
     assert [line for line in lines if "/v1/models/scribe" in line]
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_body_has_a_line(tmp_path: Path) -> None:
+    write_model(tmp_path, "scribe", SCRIBE, COMPLETION_CONFIG)
+    with RunningServer(tmp_path, flags=("--access-log=true", "--log-format=json", "--frontends=0")) as server:
+        with socket.create_connection(("127.0.0.1", server.http_port)) as client:
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 100\r\n\r\n"
+            client.sendall(head)
+            assert client.recv(100).startswith(b"HTTP/1.1 100")  # whoever answers the request has begun to read it
+            client.sendall(b'{"model":')
+        line = json.loads(server.wait_for_log(r'.*"method":"completions".*').group())
+    assert (line["status"], line["error"]) == (499, "the client went away")
 
 
 # ------------------------------------------------------------------------------------------- metrics
