@@ -130,6 +130,7 @@ class WorkerVersion(ServedVersion):
         self._leaving: dict[Instance, asyncio.Task[None]] = {}
         """Instances that are not wanted any more, until they have ended."""
         self._past_restarts = 0
+        self._past_host_bytes = 0
         self._adopting = asyncio.Lock()
         self._adoption: asyncio.Task[list[Instance]] | None = None
         self._adoption_is_void = False
@@ -187,7 +188,7 @@ class WorkerVersion(ServedVersion):
     @property
     def worker_host_bytes(self) -> int:
         """See `ServedVersion.worker_host_bytes`."""
-        return sum([one.host_bytes for one in (*self._instances, *self._leaving)])
+        return self._past_host_bytes + sum([one.host_bytes for one in (*self._instances, *self._leaving)])
 
     @property
     def shared_memory(self) -> list[SharedMemory]:
@@ -328,6 +329,7 @@ class WorkerVersion(ServedVersion):
         """*instance* has ended. Nothing happens where that was known."""
         if self._plans.pop(instance, None) is not None:
             self._past_restarts += instance.keeper.restarts
+            self._past_host_bytes += instance.host_bytes
             if self._grants is not None and instance.claim is not None:
                 self._grants.unregister(instance.claim)
 

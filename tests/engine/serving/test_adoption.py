@@ -12,6 +12,7 @@ import pytest
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.states import VersionState
 from pytriton_lite.engine.cache.local import LocalCache
+from pytriton_lite.ipc.messages import CONTROL_HOST_BYTES
 from tests.engine.version_kit import World, kill, name_in, wait_until
 
 ONE = "instance_group { count: 1 }"
@@ -240,5 +241,21 @@ def test_restarts_of_workers_stay_counted_when_their_instance_has_gone(tmp_path:
         await kill(model.instance("m_0_0"))
         await wait_until(lambda: model.instance("m_0_0").is_ready)
         assert model.served.statistics.worker_restarts == 2
+
+    play(tmp_path, scenario)
+
+
+def test_bytes_that_an_instance_has_copied_stay_counted_when_it_has_gone(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        model = await world.load(TWO)
+        for name, nbytes in (("m_0_0", 32), ("m_0_1", 64)):
+            worker = model.instance(name).worker
+            assert worker is not None
+            worker._control[CONTROL_HOST_BYTES] = nbytes  # as the worker does where there is a device
+        assert model.served.worker_host_bytes == 96
+        await model.adopt(ONE)
+        assert model.served.worker_host_bytes == 96
+        await model.wait_gone()
+        assert model.served.worker_host_bytes == 96
 
     play(tmp_path, scenario)
