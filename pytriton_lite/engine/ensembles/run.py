@@ -593,13 +593,17 @@ class EnsembleRun:
         """A response, or the end in its place."""
         statistics = self._ensemble.statistics
         now_ns = self._ensemble.now_ns()
-        if statistics.first_response is not None and not self._responses:
-            statistics.first_response.observe((now_ns - self._accepted_ns) // 1_000_000)
+        self._observe_first_response(now_ns)
         if statistics.is_decoupled:
             statistics.streamed += kind is ResponseKind.SUCCESS
             statistics.add_response(self._responses, kind, now_ns - self._responded_ns, 0)
         self._responded_ns = now_ns
         self._responses += 1
+
+    def _observe_first_response(self, now_ns: int) -> None:
+        histogram = self._ensemble.statistics.first_response
+        if histogram is not None and not self._responses:
+            histogram.observe((now_ns - self._accepted_ns) // 1_000_000)
 
     # ------------------------------------------------------------------------------------------ end
 
@@ -684,9 +688,12 @@ class EnsembleRun:
 
     def _count(self, response: InferenceResponse | None) -> None:
         statistics = self._ensemble.statistics
-        total_ns = self._ensemble.now_ns() - self._accepted_ns
+        now_ns = self._ensemble.now_ns()
+        total_ns = now_ns - self._accepted_ns
         if self._failure is not None:
-            if not self._is_cancelled:
+            if self._is_cancelled:
+                self._observe_first_response(now_ns)
+            else:
                 self._note_response(ResponseKind.FAIL)
             reason = FailureReason.CANCELED if self._is_cancelled else FailureReason.OTHER
             statistics.add_failure(reason, total_ns)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from pytriton_lite.core import dtypes
+from pytriton_lite.core.custom_metrics import Histogram
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import SEQUENCE_END, InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Tensor
@@ -521,6 +522,19 @@ async def test_a_cancelled_request_holds_its_versions_until_the_running_step_has
     assert ensemble.statistics.failures[FailureReason.CANCELED] == 1
     assert ensemble.statistics.cancellations == 1
     assert ensemble.under_way == 0
+
+
+@in_loop
+async def test_a_cancelled_request_is_one_of_those_whose_first_responses_are_observed(world: World) -> None:
+    """As it is one of any other model."""
+    ensemble = world.ensemble(*CHAIN)
+    histogram = ensemble.statistics.first_response = Histogram((100.0,))
+    _, opened = stream(ensemble)
+    await turns()
+    opened.cancel()
+    world.a.last.answer()
+    await turns()
+    assert histogram.cumulative()[-1] == 1
 
 
 @in_loop
