@@ -79,7 +79,7 @@ def _numbers(value: object, wanted: np.dtype[Any]) -> Array:
     if wanted.kind == "b":
         is_either = np.isin(found, (0, 1))
         if not is_either.all():
-            raise ValueError(f"expected True and False or 1 and 0, got {found[~is_either].flat[0]!r:.40}")
+            raise ValueError(f"expected True and False or 1 and 0, got {found[~is_either].flat[0]!s:.40}")
         return found.astype(wanted)
     if found.dtype.kind == "O":  # with None in it, of which numpy makes NaN
         found = np.array([float(element) for element in found.flat]).reshape(found.shape)
@@ -104,7 +104,7 @@ def _whole_numbers(value: object, found: Array, wanted: np.dtype[Any]) -> Array:
     for element in given.flat:
         number = int(element)
         if number != element:
-            raise ValueError(f"{element!r:.40} is no whole number")
+            raise ValueError(f"{element!s:.40} is no whole number")
         if not limits.min <= number <= limits.max:
             raise OverflowError(f"{number} is out of range")
         numbers.append(number)

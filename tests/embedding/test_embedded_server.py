@@ -150,7 +150,7 @@ def test_large_tensors_come_back_whole_and_hold_nothing_of_the_models(server: Se
         ({"TABLE": [["1"]]}, ErrorCode.INVALID_ARG, "no array of INT64 can be made of it: expected numbers, got <U1"),
         ({"WORDS": [2**64 - 1, -1]}, ErrorCode.INVALID_ARG, "no array of UINT64 can be made of it: -1 is out of range"),
         ({"FLAGS": ["false"]}, ErrorCode.INVALID_ARG, "no array of BOOL can be made of it: expected numbers"),
-        ({"FLAGS": [0, 2]}, ErrorCode.INVALID_ARG, "no array of BOOL .*: expected True and False or 1 and 0, got .*2"),
+        ({"FLAGS": [0, 2]}, ErrorCode.INVALID_ARG, "no array of BOOL .*: expected True and False or 1 and 0, got 2"),
         ({"TEXTS": ["a", None]}, ErrorCode.INVALID_ARG, "no array of BYTES .*: expected str or bytes, got NoneType"),
         ({"TEXTS": ["a\ud800"]}, ErrorCode.INVALID_ARG, "input 'TEXTS': a text is no UTF-8"),
         ({"OTHER": [1]}, ErrorCode.INVALID_ARG, "unexpected inference input 'OTHER'"),
