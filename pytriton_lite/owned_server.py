@@ -6,6 +6,7 @@ owner                             server
   its own end    ── no more ────▶   ends, as after SIGTERM
 
 The channel is a socket pair. The server has its end as standard input, because that comes through shells, sudo and the like.
+It has a session of its own: Ctrl-C is for the owner, which may have a debugger that takes it and goes on.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ def start(
         group=user,
         extra_groups=None if user is None else [],
         bufsize=bufsize,
+        start_new_session=True,
     )
 
 

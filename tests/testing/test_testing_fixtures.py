@@ -132,6 +132,22 @@ def test_a_server_ends_with_the_process_that_has_started_it_whatever_ends_that(t
             assert select.select([server], [], [], 60)[0], "it serves nobody"
 
 
+def test_ctrl_c_that_its_owner_takes_leaves_a_server_as_it_is(tmp_path: Path) -> None:
+    """A debugger does, at its prompt."""
+    code = (
+        "import os, signal, urllib.request\nfrom pytriton_lite.testing import RunningServer\n"
+        "taken = []\nsignal.signal(signal.SIGINT, lambda number, frame: taken.append(number))\n"
+        f"with RunningServer({str(tmp_path)!r}, flags=['--log-verbose=1']) as server:\n"
+        "    os.killpg(0, signal.SIGINT)\n"  # as a terminal does, to all of them
+        "    ready = urllib.request.urlopen(f'http://{server.http_url}/v2/health/ready')\n"
+        "    print(taken, ready.status, server.stop(), 'Signal (2)' in server.log)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True, timeout=60
+    )
+    assert done.stdout == "[2] 200 0 False\n"
+
+
 @pytest.mark.parametrize("flag", ["--allow-metrics=false", "--allow-grpc=false", "--log-info=false"])
 def test_a_server_is_up_when_it_serves_whatever_it_says(tmp_path: Path, flag: str) -> None:
     with (
