@@ -156,3 +156,5 @@ def connect(target: Target, context: ssl.SSLContext | None, timeout_s: float = C
     except OSError as error:
         reason = error.strerror or str(error) or type(error).__name__
         raise Unreachable(f"no connection to {target.url}: {reason}") from None
+    except UnicodeError:  # two dots in a row, for instance
+        raise Unreachable(f"no connection to {target.url}: '{target.host}' is no name of a host") from None

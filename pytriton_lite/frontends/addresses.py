@@ -148,6 +148,8 @@ async def bind_socket(loop: asyncio.AbstractEventLoop, host: str, port: int, *, 
         found = await loop.getaddrinfo(bare, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise ListenError(f"address '{host}' cannot be resolved: {error.strerror}") from error
+    except UnicodeError as error:  # two dots in a row, for instance
+        raise ListenError(f"address '{host}' cannot be resolved: it is no name of a host") from error
     family, kind, protocol, _, address = found[0]
     unbound = socket.socket(family, kind, protocol)
     if reuse_port:

@@ -153,6 +153,8 @@ def test_an_address_that_is_none_is_an_error() -> None:
     async def scenario() -> None:
         with pytest.raises(ListenError, match=r"^address '256\.0\.0\.1' cannot be resolved: "):
             await start_listener(hello, host="256.0.0.1", port=0, reuse_port=False, name="x")
+        with pytest.raises(ListenError, match=r"^address 'a\.\.b' cannot be resolved: it is no name of a host$"):
+            await start_listener(hello, host="a..b", port=0, reuse_port=False, name="x")
         with pytest.raises(ListenError, match=r"^Socket '192\.0\.2\.1:0' cannot be bound: "):
             await start_listener(hello, host="192.0.2.1", port=0, reuse_port=False, name="x")
 

@@ -236,6 +236,12 @@ def test_nobody_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == f"error: no connection to http://127.0.0.1:{port}: Connection refused\n"
 
 
+def test_an_address_that_is_none_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for protocol in ("http", "grpc"):
+        assert main(["infer", "add_sub", "-i", protocol, "-u", "a..b:8000"]) == 1
+        assert capsys.readouterr().err.endswith("a..b:8000: 'a..b' is no name of a host\n")
+
+
 # Many requests ------------------------------------------------------------------------------------------------------
 
 
