@@ -16,8 +16,8 @@ from pytriton_lite.worker import foreground
 _NEVER_S = 7 * 24 * 3600
 """A deadline that nobody waits for."""
 
-PATIENCE = (f"--backend-config=python,ready-timeout-seconds={_NEVER_S}", f"--exit-timeout-secs={_NEVER_S}")
-"""Options that let a worker stand at a breakpoint, in ``initialize`` and while the server stops, for as long as it takes."""
+PATIENCE = {"backend-config": f"python,ready-timeout-seconds={_NEVER_S}", "exit-timeout-secs": f"{_NEVER_S}"}
+"""Options by flag: with them a worker may stand at a breakpoint, in ``initialize`` and while the server stops, for ever."""
 
 
 def debug(model: str, arguments: Sequence[str], *, server: str) -> int:

@@ -568,20 +568,29 @@ def _tune(arguments: Arguments, name: str, levels: Sequence[Level], steadiness: 
     for path in _files(arguments):
         _check_writable(path)
     threshold_ms = arguments.value(_THRESHOLD)
-    before = signal.signal(signal.SIGTERM, _exit)
+    # What is ignored, under nohup for instance, stays so.
+    before = {number: handler for number in _ENDING if (handler := signal.getsignal(number)) is not signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, _exit)
     try:
         outcome = tune.run(arguments, name, measured, threshold_ms=threshold_ms, percentile=steadiness.percentile)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     if arguments.value(_JSON) != "-":
         tune.show(outcome, threshold_ms=threshold_ms)
     _write_json(arguments, tune.document(outcome))
     return 0 if outcome.best is not None else 1
 
 
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that end --tune; the other one may follow at once."""
+
+
 def _exit(number: int, frame: object) -> None:
     """End as the handler of a signal, with all that is to be closed: the server of --tune, and its copy of a repository."""
-    signal.signal(number, signal.SIG_IGN)
+    for ending in _ENDING:
+        signal.signal(ending, signal.SIG_IGN)
     raise SystemExit(128 + number)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pytriton_lite import debug
 from pytriton_lite.cli import serve
 from pytriton_lite.cli.table import SERVER_OF_DEBUG
-from pytriton_lite.commands import Arguments, Command, Words
+from pytriton_lite.commands import Arguments, Command, Given, Words
 from pytriton_lite.settings import BY_FLAG, UsageError
 
 _LOOPBACK = "127.0.0.1"
@@ -19,7 +19,16 @@ _LOOPBACK = "127.0.0.1"
 def run(arguments: Arguments) -> int:
     """Serve one model, and run it here. Options that were given come last, and so rank higher. Raises UsageError."""
     folder = _folder_of(arguments)
-    words = [*serve.only_model(folder), *_listen_here(arguments), *debug.PATIENCE, *_as_typed(arguments)]
+    # What is typed of an option that can be given again takes the place of all that the environment says of it.
+    replaced = [
+        entry for entry in arguments.inherited if entry.option.repeatable and entry.option.flag in debug.PATIENCE
+    ]
+    words = [
+        *serve.only_model(folder),
+        *_listen_here(arguments),
+        *_patience(),
+        *_as_typed((*replaced, *arguments.typed)),
+    ]
     settings = serve.parse(words, arguments.environ).settings  # so that a mistake is told before anything is started
     if settings is not None and settings.watch:
         raise UsageError("error: debug runs one model in this terminal to its end; --watch goes with serve")
@@ -61,10 +70,14 @@ def _listen_here(arguments: Arguments) -> list[str]:
     ]
 
 
-def _as_typed(arguments: Arguments) -> list[str]:
+def _patience() -> list[str]:
+    return [f"--{flag}={text}" for flag, text in debug.PATIENCE.items()]
+
+
+def _as_typed(given: Iterable[Given]) -> list[str]:
     return [
         f"--{entry.option.flag}={entry.text}" if entry.option.kind.takes_argument else f"--{entry.option.flag}"
-        for entry in arguments.typed
+        for entry in given
     ]
 
 

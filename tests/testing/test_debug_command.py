@@ -158,6 +158,15 @@ def test_the_server_listens_on_the_loopback_and_warns_of_nothing_that_it_chose(t
     assert not re.search(r"^W", screen, re.MULTILINE)
 
 
+def test_what_the_environment_says_of_backends_holds_beside_what_debug_itself_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTRITON_LITE_BACKEND_CONFIG", "python,frobnicate=1")
+    with Debugging(write_model(tmp_path, "stops", STOPS_IN_EXECUTE, CONFIG)) as command:
+        command.until("frobnicate")
+        command.wait_ready()
+
+
 def test_leaving_the_debugger_fails_the_request_and_the_model_serves_on(tmp_path: Path) -> None:
     with Debugging(write_model(tmp_path, "stops", STOPS_IN_EXECUTE, CONFIG)) as command:
         command.wait_ready()
