@@ -46,9 +46,9 @@ class InferenceRequest:
     ``output_windows`` says which outputs go into shared memory of the client, and where; ``classes`` of which outputs only so
     many of the largest elements are wanted (the classification extension). None where there are no such outputs. ``timeline``
     is there for a request that is traced or logged. ``on_device`` says whether an input, or the place of an output, is memory
-    of a device; ``device_outputs``, where it is not None, which outputs may stay on one. ``origin`` is `Origin.CLIENT` unless
-    the engine made it itself. ``packed`` has the inputs as another process has sent them, where one has and all of them are
-    small.
+    of a device; ``region_text_bytes``, how much was read of clients' shared memory for its BYTES inputs; ``device_outputs``,
+    where it is not None, which outputs may stay on one. ``origin`` is `Origin.CLIENT` unless the engine made it itself.
+    ``packed`` has the inputs as another process has sent them, where one has and all of them are small.
     """
 
     __slots__ = (
@@ -63,6 +63,7 @@ class InferenceRequest:
         "packed",
         "parameters",
         "priority",
+        "region_text_bytes",
         "request_id",
         "requested_outputs",
         "sequence_flags",
@@ -104,6 +105,7 @@ class InferenceRequest:
         self.classes = classes
         self.origin = origin
         self.on_device = False
+        self.region_text_bytes = 0
         self.device_outputs: DevicePlaces | None = None
         self.timeline: Timeline | None = None
 

@@ -43,6 +43,9 @@ CudaOpener = Callable[[bytes, int, int], Awaitable[DeviceSegment]]
 _SHM_FOLDER = "/dev/shm"
 _TRITON_PREFIX = "triton_python_backend_shm_region_"
 _UINT64_MAX = (1 << 64) - 1
+_MOST_TEXT_BYTES = 64 << 20
+"""Of the texts of one request that are read here, as many as a body of HTTP has by default: the loop does nothing else then.
+Pages that their client has never touched take as long, and cost it nothing."""
 _DISABLED = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
 
 
@@ -246,7 +249,17 @@ class Regions:
         offset: int,
         byte_size: int,
     ) -> None:
-        """Give *request* the input that is `tensor`. Raises InferenceError as that does."""
+        """Give *request* the input that is `tensor`.
+
+        Raises InferenceError as that does, and for texts where those of the request are too much to be read.
+        """
+        if datatype is dtypes.BYTES and byte_size > 0:
+            request.region_text_bytes += byte_size
+            if request.region_text_bytes > _MOST_TEXT_BYTES:
+                raise InferenceError(
+                    ErrorCode.INVALID_ARG,
+                    f"input '{name}': BYTES inputs in shared memory may have {_MOST_TEXT_BYTES} bytes in one request",
+                )
         tensor = self.tensor(name, datatype, shape, region=region, offset=offset, byte_size=byte_size)
         request.inputs.append(tensor)
         request.on_device = request.on_device or is_on_device(tensor)

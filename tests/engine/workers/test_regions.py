@@ -17,7 +17,10 @@ from pathlib import Path
 import pytest
 
 from pytriton_lite.core import dtypes
+from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.request import InferenceRequest
+from pytriton_lite.engine.workers import regions as module
 from pytriton_lite.engine.workers.regions import RegionLimits, Regions
 from pytriton_lite.ipc.device_segment import DeviceSegment, is_on_device
 from pytriton_lite.ipc.segment import DEFAULT_PREFIX
@@ -392,6 +395,30 @@ def test_a_segment_of_many_bytes_that_are_not_there_costs_nothing(regions: Regio
     os.truncate(SHM / key, 1 << 40)
     regions.register_system("r", key, 1 << 39, 1 << 39)
     assert regions.window("r", (1 << 39) - 1, 1).offset == (1 << 40) - 1
+
+
+def test_texts_of_a_request_that_would_be_read_for_long_are_refused_before(
+    regions: Regions, make_segment: MakeSegment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other tensors are not read here, whatever their size."""
+    monkeypatch.setattr(module, "_MOST_TEXT_BYTES", 10_000)
+    key = make_segment(0)
+    os.truncate(SHM / key, 1 << 40)
+    regions.register_system("r", key, 0, 1 << 40)
+
+    def add(request: InferenceRequest, name: str, datatype: DataType, byte_size: int) -> None:
+        regions.add_input(request, name, datatype, (1,), region="r", offset=0, byte_size=byte_size)
+
+    request = InferenceRequest("m", None)
+    add(request, "NUMBERS", dtypes.FP32, 1 << 40)
+    add(request, "A", dtypes.BYTES, 6_000)
+    add(request, "B", dtypes.BYTES, 4_000)
+    assert refusal(add, request, "C", dtypes.BYTES, 1) == (
+        ErrorCode.INVALID_ARG,
+        "input 'C': BYTES inputs in shared memory may have 10000 bytes in one request",
+    )
+    another = InferenceRequest("m", None)
+    assert refusal(add, another, "A", dtypes.BYTES, 1 << 39)[0] is ErrorCode.INVALID_ARG
 
 
 # ---------------------------------------------------------------------------------------------------- CUDA
