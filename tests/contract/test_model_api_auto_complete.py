@@ -453,3 +453,11 @@ def test_a_method_that_does_not_return_meets_the_deadline(tmp_path: Path) -> Non
             "within 1 s."
         )
         wait_until(lambda: server.worker_pids("waits") == [])
+
+
+def test_a_process_whose_end_takes_a_moment_ends_by_itself(tmp_path: Path) -> None:
+    lasts = "import atexit, time\natexit.register(print, 'it has ended', flush=True)\natexit.register(time.sleep, 1)"
+    write_model(tmp_path, "lasts", completing(lasts), CONFIG)
+    with RunningServer(tmp_path) as server:
+        assert re.search(r"it has ended.*lasts_auto_complete", server.log)
+        assert "did not end by itself" not in server.log

@@ -505,7 +505,7 @@ async def run_task(start: ModelStart, workers: WorkerSettings, spawner: Spawner)
             raise InferenceError(ErrorCode.INTERNAL, text) from error
         stack.callback(process.kill)
         answer = await process._reach_goal()
-        await process._wait_exit(_EXIT_GRACE_S, "the process did not end by itself, killing it")
+        await process._wait_exit(_END_S, "the process did not end by itself, killing it")
         return messages.read_completed(memoryview(answer))
 
 
