@@ -2,15 +2,24 @@
 
 A door is the name of a group of entry points; behind each name of it is an object that the door says how to use. Nothing is
 looked up, let alone imported, before somebody asks for a name, so what nobody uses costs nothing. What comes with the server
-enters in the same way.
+enters in the same way, and keeps its names: a stranger of the same name is passed over, with a warning.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+logger = logging.getLogger(__name__)
+
+_OURS = "pytriton_lite."
 
 RESPONSE_CACHES = "pytriton_lite.response_caches"
 """``--cache-config NAME,…``: a `engine.cache.response_cache.MakeCache`."""
@@ -34,14 +43,15 @@ def folders(door: str) -> dict[str, Path]:
     from importlib.util import find_spec
 
     found: dict[str, Path] = {}
-    for entry in entry_points(group=door):
+    for entry in _chosen(door, entry_points(group=door)).values():
         top, _, rest = entry.module.partition(".")
         # Not of the whole name: that would import what stands before its last dot.
         spec = find_spec(top)
         for place in (spec.submodule_search_locations or ()) if spec is not None else ():
             folder = Path(place, *rest.split(".")) if rest else Path(place)
             if folder.is_dir():
-                found.setdefault(entry.name, folder)
+                found[entry.name] = folder
+                break
     return found
 
 
@@ -59,7 +69,7 @@ def load(door: str, name: str) -> Any:
     """
     from importlib.metadata import entry_points
 
-    found = next(iter(entry_points(group=door, name=name)), None)
+    found = _chosen(door, entry_points(group=door, name=name)).get(name)
     if found is None:
         return None
     try:
@@ -68,3 +78,14 @@ def load(door: str, name: str) -> Any:
         raise InferenceError(
             ErrorCode.UNAVAILABLE, f"the plug-in '{name}' ({door}: {found.value}) cannot be imported: {error}"
         ) from error
+
+
+def _chosen(door: str, entries: Iterable[EntryPoint]) -> dict[str, EntryPoint]:
+    """One of *entries* for each name: the server's own, or the first that was found."""
+    chosen: dict[str, EntryPoint] = {}
+    for entry in sorted(entries, key=lambda entry: not entry.module.startswith(_OURS)):
+        kept = chosen.setdefault(entry.name, entry)
+        if kept.value != entry.value:
+            text = "the plug-in '%s' (%s: %s) is not used: %s has that name"
+            logger.warning(text, entry.name, door, entry.value, kept.value)
+    return chosen

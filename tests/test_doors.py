@@ -1,0 +1,51 @@
+"""Packages that want the same name behind a door."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytriton_lite import doors
+
+
+@pytest.fixture
+def strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the path, with two packages: names of the server's own, and one that both have."""
+    for package in ("first", "second"):
+        about = tmp_path / f"{package}-1.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        (about / "entry_points.txt").write_text(
+            f"[{doors.REPOSITORY_SOURCES}]\nhf = {package}:source\nboth = {package}:source\n"
+            f"[{doors.BACKENDS}]\nonnxruntime = {package}\n{package} = {package}\n"
+        )
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("def source(): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_what_comes_with_the_server_keeps_its_name(strangers: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert doors.load(doors.REPOSITORY_SOURCES, "hf").__module__ == "pytriton_lite.plugins.hub.source"
+    text = f"the plug-in 'hf' ({doors.REPOSITORY_SOURCES}: first:source) is not used: pytriton_lite.plugins.hub.source:"
+    assert text in caplog.text
+
+
+def test_a_backend_of_the_server_keeps_its_name(strangers: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = doors.folders(doors.BACKENDS)
+    assert found["onnxruntime"].parts[-2:] == ("plugins", "onnxruntime")
+    assert (found["first"], found["second"]) == (strangers / "first", strangers / "second")
+    assert "the plug-in 'onnxruntime'" in caplog.text
+
+
+def test_of_two_strangers_the_first_one_is_used(strangers: Path, caplog: pytest.LogCaptureFixture) -> None:
+    used = doors.load(doors.REPOSITORY_SOURCES, "both").__module__
+    (passed_over,) = {"first", "second"} - {used}
+    assert f"{passed_over}:source) is not used: {used}:source has that name" in caplog.text
+
+
+def test_names_of_one_alone_are_told_without_a_warning(strangers: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert doors.load(doors.REPOSITORY_SOURCES, "s3") is not None
+    assert {"s3", "both"} <= set(doors.names(doors.REPOSITORY_SOURCES))
+    assert caplog.text == ""
