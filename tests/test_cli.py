@@ -394,6 +394,15 @@ def test_what_the_output_cannot_show_is_escaped(tmp_path: Path, encoding: str, a
     assert f"/{accent}/config.pbtxt" in told and r"m\udcff" in told and "/z/config.pbtxt" in told
 
 
+def test_the_output_may_have_been_replaced_under_python(tmp_path: Path) -> None:
+    code = "import os, sys; from pytriton_lite.cli import main; os.dup2(2, 1); sys.exit(main(['--version']))"
+    with (tmp_path / "file").open("w") as file:
+        ended = subprocess.run(
+            [sys.executable, "-c", code], stdout=file, stderr=subprocess.PIPE, timeout=60, cwd=PROJECT
+        )
+    assert (ended.returncode, ended.stderr.split()[0]) == (0, b"pytriton-lite")
+
+
 @pytest.mark.parametrize("argv", [["check"], ["debug"], []])
 def test_a_file_that_cannot_be_looked_at_is_told_in_a_line(argv: list[str]) -> None:
     command = [sys.executable, "-m", "pytriton_lite", *argv, "x" * 300]

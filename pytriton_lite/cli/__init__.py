@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pytriton_lite import __version__, owned_server
@@ -74,8 +75,10 @@ def _open_streams() -> None:
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", closefd=False)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # As Python does for stderr: names of files may be any bytes, and a locale may know few characters.
-        sys.stdout.reconfigure(errors="backslashreplace")
+        # As Python does for stderr: names of files may be any bytes, and a locale may know few characters. A stream whose
+        # descriptor was replaced under it, by what makes a daemon for instance, may not know where it is, and stays as it was.
+        with suppress(OSError):
+            sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _drop_output() -> None:
