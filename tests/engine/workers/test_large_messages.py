@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from pytriton_lite.core.errors import ErrorCode
+from pytriton_lite.core.pace import Pace
 from pytriton_lite.engine.serving.calls import OpenCalls, WorkerServices
 from pytriton_lite.engine.workers import instance as instance_module
 from pytriton_lite.engine.workers import wire
@@ -31,7 +32,7 @@ def test_batches_are_split_over_messages_and_one_that_is_too_large_comes_back(mo
         worker = HostileWorker()
         instance = Instance(
             START, settings_of(WAIT_S), cast(Any, Config()), cast(InstanceOwner, Owner()), cast(Any, worker), cast(Any, None),
-            partial(OpenCalls, cast(WorkerServices, Services())),
+            partial(OpenCalls, cast(WorkerServices, Services())), pace=Pace(),
         )  # fmt: skip
         await instance.keeper.start()
         before = instance.wire.memory.live_slots
