@@ -110,9 +110,7 @@ def _load_image(spec: TensorSpec, path: Path) -> np.ndarray[Any, Any]:
             pixels = np.asarray(picture)
     except UnidentifiedImageError:
         raise ClientError(f"input '{spec.name}': {path} is no image that Pillow knows") from None
-    except (
-        Exception
-    ) as error:  # besides OSError Pillow raises SyntaxError, ValueError, DecompressionBombError and others
+    except Exception as error:  # beside OSError: SyntaxError, ValueError, DecompressionBombError and others
         raise ClientError(f"input '{spec.name}': {path}: {error}") from None
     if len(dims) == 3:
         pixels = pixels.reshape(*pixels.shape[:2], channels if channels == 1 else 3)
@@ -214,9 +212,10 @@ def _with_datatype(spec: TensorSpec, array: np.ndarray[Any, Any]) -> np.ndarray[
     if array.dtype.kind not in "biuf":
         raise ClientError(f"input '{spec.name}': expected {spec.datatype.name} values, got {_kind(array)}")
     if spec.datatype is dtypes.BF16:
-        bits = np.ascontiguousarray(array.astype(np.float32)).view(np.uint32).astype(np.uint64)
+        floats = _floats(spec, array, np.dtype(np.float32))
+        bits = np.ascontiguousarray(floats).view(np.uint32).astype(np.uint64)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # to the nearest, ties to even
-        rounded = np.where(np.isnan(array.astype(np.float32)), 0x7FC0, rounded)
+        rounded = np.where(np.isnan(floats), 0x7FC0, rounded)
         halves: np.ndarray[Any, Any] = rounded.astype(np.uint16).reshape(array.shape)
         return halves
     wanted = np.dtype(spec.datatype.numpy)
@@ -224,8 +223,16 @@ def _with_datatype(spec: TensorSpec, array: np.ndarray[Any, Any]) -> np.ndarray[
         _check_range(spec, array, wanted)
     elif wanted.kind == "b" and not bool(np.isin(array, (0, 1)).all()):
         raise ClientError(f"input '{spec.name}': expected BOOL values, true and false or 1 and 0")
+    return _floats(spec, array, wanted) if wanted.kind == "f" else array.astype(wanted)
+
+
+def _floats(spec: TensorSpec, array: np.ndarray[Any, Any], wanted: np.dtype[Any]) -> np.ndarray[Any, Any]:
     with np.errstate(over="ignore"):
-        return array.astype(wanted)
+        floats = array.astype(wanted)
+    lost = array[np.isinf(floats) & np.isfinite(array)]
+    if lost.size:
+        raise ClientError(f"input '{spec.name}': {lost[0]} is too large for {spec.datatype.name}")
+    return floats
 
 
 def _kind(array: np.ndarray[Any, Any]) -> str:

@@ -67,6 +67,8 @@ def test_a_text_is_the_tensor_that_it_can_be_meant_as(wanted: TensorSpec, text: 
         (spec(dtypes.FP32, 2), "1.5,null", "null"),
         (spec(dtypes.INT32, 2), "1.5,null", "null"),
         (spec(dtypes.FP64, 1), "1" + "0" * 400, "too large for FP64"),
+        (spec(dtypes.FP16, 2), "1,70000", "70000 is too large for FP16"),
+        (spec(dtypes.BF16, 1), "1e39", "is too large for BF16"),
         (spec(dtypes.UINT64, 2), "-1,18446744073709551615", "-1 is no UINT64, expected 0 to 18446744073709551615"),
         (spec(dtypes.UINT64, 1), "18446744073709551616", "18446744073709551616 is no UINT64"),
         (spec(dtypes.INT64, 2), "9223372036854775808,1.0", "9223372036854775808 is no INT64"),
