@@ -25,6 +25,7 @@ from pytriton_lite.openai.options import OpenAiOptions
 from pytriton_lite.openai.rerank import rerank
 from pytriton_lite.openai.responses import responses
 from pytriton_lite.openai.transcriptions import transcriptions
+from tests.engine.store_scenarios import until
 from tests.openai_routes.exchanges import Client, Engine
 from tests.openai_routes.openai_models import (
     AGENT_CONFIG,
@@ -65,12 +66,6 @@ def _no_collections() -> Iterator[None]:
 def kept() -> list[object]:
     """Requests to the engine that somebody has, and members of bodies."""
     return [one for one in gc.get_objects() if isinstance(one, (InferenceRequest, Members))]
-
-
-async def until_kept(those: list[object]) -> None:
-    # The thread in which a body was read lets go of it after it has told the loop.
-    while kept() != those:
-        await asyncio.sleep(0)
 
 
 def answers(request: InferenceRequest) -> list[Tensor]:
@@ -118,7 +113,8 @@ def test_a_body_counts_until_the_engine_has_the_request_and_is_kept_no_longer(
         busy.may_begin.set()
         await engine.asked.wait()
         assert engine.receive_budget.taken == 0
-        await asyncio.wait_for(until_kept(of_others), 20)
+        # The thread in which the body was read lets go of it after it has told the loop.
+        await until(lambda: kept() == of_others)
         engine.may_answer.set()
         await answering
         assert client.answer
