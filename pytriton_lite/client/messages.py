@@ -11,6 +11,7 @@ import numpy as np
 
 from pytriton_lite.client.errors import ForeignAnswer
 from pytriton_lite.core import bytes_tensor, dtypes
+from pytriton_lite.core.arrays import decoded
 from pytriton_lite.core.tensor import Tensor, element_count, format_shape
 
 Parameter = bool | int | float | str
@@ -83,12 +84,7 @@ def array_of(tensor: Tensor) -> np.ndarray[Any, Any]:
     """The elements; objects of `bytes` for BYTES, FP32 for BF16. Raises ForeignAnswer where the data do not fit the shape."""
     data = tensor.content()
     try:
-        if tensor.datatype is dtypes.BYTES:
-            return bytes_tensor.decode_array(data, tensor.shape)
-        if tensor.datatype is dtypes.BF16:
-            halves = np.frombuffer(data, np.uint16).astype(np.uint32)
-            return (halves << 16).view(np.float32).reshape(tensor.shape)
-        return np.frombuffer(data, tensor.datatype.numpy).reshape(tensor.shape)
+        return decoded(data, tensor.datatype, tensor.shape)
     except Exception as error:
         raise ForeignAnswer(
             f"output '{tensor.name}': {len(data)} bytes are no {tensor.datatype.name} of shape {format_shape(tensor.shape)} "

@@ -1,4 +1,4 @@
-"""Tensors of the engine as arrays of numpy, and back."""
+"""Tensors as arrays of numpy, and back."""
 
 from __future__ import annotations
 
@@ -118,19 +118,30 @@ def array_of(tensor: Tensor) -> Array:
     """
     data = tensor.content()
     try:
-        if tensor.datatype is dtypes.BYTES:
-            return bytes_tensor.decode_array(data, tensor.shape)
-        if tensor.datatype is dtypes.BF16:
-            halves = np.frombuffer(data, np.uint16).astype(np.uint32)
-            return (halves << 16).view(np.float32).reshape(tensor.shape)
-        # Not as views: the memory is the model's, which wants it back for its next answers.
-        array: Array = np.frombuffer(data, tensor.datatype.numpy).reshape(tensor.shape).copy()
+        array = decoded(data, tensor.datatype, tensor.shape)
+        if tensor.datatype not in (dtypes.BYTES, dtypes.BF16):
+            # Not as a view: the memory is the model's, which wants it back for its next answers.
+            array = array.copy()
     except Exception as error:
         text = (
             f"output '{tensor.name}': {len(data)} bytes are no {tensor.datatype.name} of {list(tensor.shape)}: {error}"
         )
         raise InferenceError(ErrorCode.INTERNAL, text) from None
     return array
+
+
+def decoded(data: bytes | bytearray | memoryview, datatype: dtypes.DataType, shape: tuple[int, ...]) -> Array:
+    """The elements that *data* of a tensor have: objects of bytes for BYTES, FP32 for BF16, and else a view of *data*.
+
+    Raises an exception of any kind where they do not fit *shape*.
+    """
+    if datatype is dtypes.BYTES:
+        return bytes_tensor.decode_array(data, shape)
+    if datatype is dtypes.BF16:
+        halves = np.frombuffer(data, np.uint16).astype(np.uint32)
+        return (halves << 16).view(np.float32).reshape(shape)
+    elements: Array = np.frombuffer(data, datatype.numpy).reshape(shape)
+    return elements
 
 
 def arrays_of(tensors: Iterable[Tensor]) -> dict[str, Array]:
