@@ -49,7 +49,7 @@ _QUEUEING = (
     "default_queue_policy",
     "priority_queue_policy",
 )
-"""Of a dynamic batcher: what it does for single requests, too."""
+"""Fields of `dynamic_batching` that have an effect although no requests are batched."""
 _OPTIMIZATION_ON = ("input_pinned_memory", "output_pinned_memory")  # the default is true, unlike everybody else's
 
 

@@ -11,9 +11,10 @@ _AT_A_TIME_NS = 2_000_000
 
 
 class Pauses:
-    """Those of one answer, whose work begins when this is made. *clock* is monotonic nanoseconds."""
+    """The pauses in the work for one answer, which begins when this is made."""
 
     def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        """*clock* counts nanoseconds."""
         self._clock = clock
         self._begun_ns = clock()
 

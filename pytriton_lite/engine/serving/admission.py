@@ -24,7 +24,7 @@ _OBJECT_BYTES = 8
 """Size of one element of an object array, which BYTES tensors become."""
 
 _SHOWN_CHARACTERS = 64
-"""Of the name of a parameter that is too long."""
+"""How much of the name of a parameter an error shows."""
 
 _MOST_FORMS = 512
 """Forms of inputs that are remembered at a time."""

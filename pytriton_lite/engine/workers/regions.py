@@ -44,8 +44,8 @@ _SHM_FOLDER = "/dev/shm"
 _TRITON_PREFIX = "triton_python_backend_shm_region_"
 _UINT64_MAX = (1 << 64) - 1
 _MOST_TEXT_BYTES = 64 << 20
-"""Of the texts of one request that are read here, as many as a body of HTTP has by default: the loop does nothing else then.
-Pages that their client has never touched take as long, and cost it nothing."""
+"""How many bytes of BYTES inputs one request may have in regions, as many as a body of HTTP by default: they are read in the
+loop, which does nothing else then. Pages that their client has never touched take as long, and cost it nothing."""
 _DISABLED = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
 
 

@@ -36,7 +36,7 @@ Version = tuple[str, str, int]
 """Namespace, name and number of a model version."""
 
 Quantiles = Mapping[Version, Mapping[Quantile, LatencyQuantiles]]
-"""Those of versions that have summaries."""
+"""Quantiles of latencies by version, for the versions that have summaries."""
 
 
 def version_of(row: ModelStatistics) -> Version:
