@@ -1146,10 +1146,11 @@ def test_calls_of_a_coroutine_run_side_by_side(server: RunningServer, tmp_path: 
 def test_a_model_may_have_many_calls_open_and_no_more(server: RunningServer, tmp_path: Path) -> None:
     """One that starts calls without end hears of it, and does not fill the server; the others are answered."""
     gate = tmp_path / "open"
+    os.mkfifo(gate)  # whoever reads it waits for somebody who writes, and takes no processor meanwhile from the calls
     told = ask(
         server,
         f"""
-        held = asyncio.ensure_future(to("callee", "while not os.path.exists({str(gate)!r}): pass\\nanswer(0)").async_exec())
+        held = asyncio.ensure_future(to("callee", "open({str(gate)!r}).close(); answer(0)").async_exec())
         calls = [held, *(asyncio.ensure_future(to("callee", "answer(0)").async_exec()) for _ in range(17_000))]
         for refused in itertools.islice(asyncio.as_completed(calls), len(calls) - {MOST_OPEN}):
             await refused  # all of them: a call that the server reads when some have been answered is not refused
