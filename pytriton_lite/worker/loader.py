@@ -62,6 +62,8 @@ def give(make_model: Callable[[], Any]) -> None:
 def import_model(files: ModelFiles) -> ModuleType:
     """Import the model's file as ``<version>.<stem>``, so that ``from . import helper`` works, or its backend's as ``model``.
 
+    An ``__init__.py`` beside the model's file runs first.
+
     A backend's module has ``BACKEND_SETTINGS``, a dict of texts, from its first line on. Triton's has not.
     Raises InferenceError(INTERNAL) for a file that cannot be one; whatever the file itself raises passes through.
     """
@@ -77,14 +79,22 @@ def import_model(files: ModelFiles) -> ModuleType:
         return _import_file("model", files.path, BACKEND_SETTINGS=dict(files.backend_settings))
     # Appended, so that an installed module wins over one of the same name beside the model, as on Triton.
     sys.path.extend([str(files.version_dir), str(files.model_dir), BACKEND_DIRECTORY])
-    package = ModuleType(str(files.version))
-    package.__path__ = [str(files.version_dir)]
-    sys.modules[package.__name__] = package
+    _import_package(str(files.version), files.version_dir)
     return _import_file(f"{files.version}.{files.path.stem}", files.path)
 
 
-def _import_file(name: str, path: Path, **names: object) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
+def _import_package(name: str, folder: Path) -> None:
+    """Make *folder* package *name*; its ``__init__.py`` runs if there is one."""
+    if (folder / "__init__.py").is_file():
+        _import_file(name, folder / "__init__.py", [str(folder)])
+    else:
+        sys.modules[name] = package = ModuleType(name)
+        package.__path__ = [str(folder)]
+
+
+def _import_file(name: str, path: Path, folders: list[str] | None = None, **names: object) -> ModuleType:
+    """Import *path* as module *name*, or as a package whose submodules are in *folders*."""
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=folders)
     assert spec is not None and spec.loader is not None, "a .py file always has a loader"
     module = importlib.util.module_from_spec(spec)
     vars(module).update(names)

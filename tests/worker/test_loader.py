@@ -57,6 +57,14 @@ def test_helpers_of_version_and_model_directory_are_found(tmp_path: Path) -> Non
     assert import_model(ModelFiles(tmp_path, 1, "model.py")).words == ("a", "b", "top")
 
 
+def test_the_init_file_of_a_version_directory_runs_before_the_model(tmp_path: Path) -> None:
+    write(tmp_path / "1" / "__init__.py", "from .helper import word\nnames = [__name__, __package__]")
+    write(tmp_path / "1" / "helper.py", "word = 'here'")
+    write(tmp_path / "1" / "model.py", "from . import names, word")
+    module = import_model(ModelFiles(tmp_path, 1, "model.py"))
+    assert (module.names, module.word) == (["1", "1"], "here")
+
+
 def test_an_installed_module_wins_over_one_beside_the_model(tmp_path: Path) -> None:
     """Model API, 1.2: the directories are appended, version first."""
     write(tmp_path / "1" / "colorsys.py", "raise AssertionError('taken from beside the model')")
