@@ -9,7 +9,7 @@ client's end                                        engine
 
 A ticket has one state (`core.states.RequestState`), one receiver and one owner at a time. The receiver hears of every
 response in order, the last time with ``is_final``, and nothing after that. It never hears anything before the call that
-made the ticket has returned, nor after `Ticket.cancel`.
+made the ticket has returned, nor after `Ticket.cancel`; after `Ticket.withdraw` it does.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ class Ticket:
     @property
     def is_over(self) -> bool:
         """Whether nothing that happens now would be heard."""
-        return self.is_cancelled or self.state is RequestState.ENDED
+        return self.state is RequestState.ENDED or (self.is_cancelled and self._receiver is None)
 
     @property
     def unread(self) -> int:
@@ -270,17 +270,14 @@ class Ticket:
 
     def cancel(self) -> None:
         """Give up the responses: a queued request is dropped, a model that asks sees ``is_cancelled``."""
-        if not self.is_over:
-            self._receiver = None
-            self._give_up()
+        self._receiver = None
+        self.withdraw()
         self.is_cancelled = True  # also behind the end: its last response may still be on its way to a device
 
     def withdraw(self) -> None:
-        """`cancel`, but the receiver hears the end: for who must know when nothing runs any more."""
-        if not self.is_over:
-            self._give_up()
-
-    def _give_up(self) -> None:
+        """`cancel`, but the receiver hears what still comes and the end. It need not call `consumed` any more."""
+        if self.is_cancelled or self.state is RequestState.ENDED:
+            return
         self.is_cancelled = True
         if self.unread:
             self.consumed(self.unread)
@@ -314,11 +311,9 @@ class Ticket:
             # They refer to us: memory of the answer would wait for a collection.
             self.owner = _NOBODY
             self._receiver = self.on_queued = None
-        elif self.is_cancelled:
-            receiver = None  # it hears of nothing but the end
+        if response is not None and (receiver is None or self.is_cancelled):
+            self.consumed()  # no model waits for who reads
         if receiver is None:
-            if response is not None:  # nobody reads, so nothing waits
-                self.consumed()
             return
         try:
             receiver.on_response(response, is_final=is_final)

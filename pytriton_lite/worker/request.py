@@ -317,8 +317,13 @@ class InferenceRequest:
             except RuntimeError:
                 pass  # the loop was closed, so nobody awaits it
 
+        def on_done(done: asyncio.Future[Any]) -> None:
+            if done.cancelled():
+                call.is_discarded = True
+                call.abandon()
+
         call.notify(on_first_response)
-        future.add_done_callback(lambda done: call.abandon() if done.cancelled() else None)
+        future.add_done_callback(on_done)
         return future
 
 

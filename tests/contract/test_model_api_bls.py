@@ -1080,31 +1080,69 @@ def test_a_call_returns_with_the_first_response(server: RunningServer, tmp_path:
 
 def test_cancelling_an_iterator_cancels_the_callees_request(server: RunningServer, tmp_path: Path) -> None:
     """model_api.md row 129."""
-    with gates(tmp_path, 1) as (gate,):
-        script = f"""
-            sender = request.get_response_sender()
-            before = [request.is_cancelled(), sender.is_cancelled()]
-            sender.send(Response([text("OUT", "0")]))
-            hold({gate.path!r})
-            print("cancelled:", before, [request.is_cancelled(), sender.is_cancelled()], flush=True)
-            sender.send(Response([text("OUT", "1")]))
-            sender.send(flags=FINAL)
-        """
-        told = ask(
-            server,
-            f"""
-            responses = to("streams", {script!r}).exec(decoupled=True)
-            first = told(next(responses))
-            responses.cancel()
-            rest = [told(r) for r in responses]
-            responses.cancel()
-            answer([first, rest])
-            """,
-        )
-        gate.open()
-    assert told[0] == 0
-    assert [element[0] for element in told[1]] == ["CANCELLED"]
+    script = """
+        sender = request.get_response_sender()
+        before = [request.is_cancelled(), sender.is_cancelled()]
+        sender.send(Response([text("OUT", "0")]))
+        while not request.is_cancelled():
+            pass
+        print("cancelled:", before, [request.is_cancelled(), sender.is_cancelled()], flush=True)
+        sender.send(Response(error=pb_utils.TritonError("as you wish", pb_utils.TritonError.CANCELLED)), FINAL)
+    """
+    told = ask(
+        server,
+        f"""
+        responses = to("streams", {script!r}).exec(decoupled=True)
+        first = told(next(responses))
+        responses.cancel()
+        rest = [told(r) for r in responses]
+        responses.cancel()
+        answer([first, rest])
+        """,
+    )
+    assert told == [0, [["CANCELLED", "as you wish"]]]
     server.wait_for_log(re.escape("cancelled: [False, False] [True, True]"))
+
+
+def test_a_caller_that_cancels_hears_what_the_callee_sends_all_the_same(server: RunningServer) -> None:
+    script = """
+        sender = request.get_response_sender()
+        sender.send(Response([text("OUT", "0")]))
+        while not request.is_cancelled():
+            pass
+        for value in range(1, 100):
+            sender.send(Response([text("OUT", str(value))]))
+        sender.send(flags=FINAL)
+    """
+    told = ask(
+        server,
+        f"""
+        responses = to("streams", {script!r}).exec(decoupled=True)
+        responses.cancel()
+        answer([told(r) for r in responses])
+        """,
+    )
+    assert told == [*range(100), None]
+
+
+def test_a_cancelled_call_that_waits_for_its_caller_ends_with_an_error(server: RunningServer) -> None:
+    """The only instance of 'caller' waits for the end of a call whose callee calls 'caller'."""
+    script = """
+        sender = request.get_response_sender()
+        sender.send(Response([text("OUT", "0")]))
+        while not request.is_cancelled():
+            pass
+        sender.send(Response([text("OUT", json.dumps(told(to("caller", "answer(0)").exec())))]), FINAL)
+    """
+    told = ask(
+        server,
+        f"""
+        responses = to("streams", {script!r}).exec(decoupled=True)
+        responses.cancel()
+        answer([told(r) for r in responses])
+        """,
+    )
+    assert "waits for itself" in str(told), told
 
 
 def test_cancelling_after_the_end_does_nothing(server: RunningServer) -> None:

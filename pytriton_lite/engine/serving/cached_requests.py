@@ -220,10 +220,10 @@ class CachedRequests(NotQueued):
         self, ticket: Ticket, wanted: InferenceRequest, sought: _Sought, response: Outcome | None
     ) -> Outcome | None:
         """Keep what was executed for *ticket*, and make of it what its request *wanted*."""
-        if ticket.is_cancelled or not isinstance(response, InferenceResponse):
+        if not isinstance(response, InferenceResponse):
             self._miss(sought, None)
             return response
-        self._miss(sought, response)
+        self._miss(sought, None if ticket.is_cancelled else response)
         try:
             return self._arrange(wanted, response)
         except InferenceError as error:

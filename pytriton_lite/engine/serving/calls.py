@@ -129,7 +129,7 @@ class OpenCalls(OpenQuestions):
         elif kind == Kind.ABANDON:
             call = self._calls.get(messages.read_abandon(body))
             if call is not None:
-                call.abandon()
+                call.withdraw()
         else:
             super().on_frame(kind, body)
 
@@ -253,22 +253,28 @@ class _Call:
         return self.ticket is not None and self.ticket.unread > 0
 
     def on_response(self, response: CallOutcome, *, is_final: bool) -> None:
+        is_cancelled = self.ticket is not None and self.ticket.is_cancelled
+        if is_cancelled and isinstance(response, InferenceError) and not response.message:  # no model has begun with it
+            response = InferenceError(response.code, "the request was cancelled by its caller")
         if is_final and self.timeline is not None:
             self.timeline.finish(response.message if isinstance(response, InferenceError) else "")
         self._calls.reply(self._number, response, is_final=is_final)
 
     def taken(self, count: int) -> None:
         """Take note that *count* responses have arrived at the caller."""
-        if self.ticket is not None and count > self._taken:
+        if self.ticket is not None and count > self._taken and not self.ticket.is_cancelled:
             self.ticket.consumed(count - self._taken)
             self._taken = count
 
+    def withdraw(self) -> None:
+        """Tell the callee that nobody waits any more. What it says all the same, its end at least, reaches the caller."""
+        if self.ticket is not None:
+            self.ticket.withdraw()
+
     def abandon(self) -> None:
-        """Cancel the request: nobody waits any more. The caller still hears an end."""
-        if self.ticket is not None and not self.ticket.is_over:
+        """Cancel the request of a caller that is gone."""
+        if self.ticket is not None:
             self.ticket.cancel()
-            error = InferenceError(ErrorCode.CANCELLED, "the request was cancelled by its caller")
-            self._calls.reply(self._number, error, is_final=True)
         if self.timeline is not None:
             self.timeline.finish("the request was cancelled by its caller")
 
