@@ -78,8 +78,9 @@ def import_model(files: ModelFiles) -> ModuleType:
         sys.path.extend([str(files.backend_dir), BACKEND_DIRECTORY])
         return _import_file("model", files.path, BACKEND_SETTINGS=dict(files.backend_settings))
     # Appended, so that an installed module wins over one of the same name beside the model, as on Triton.
-    sys.path.extend([str(files.version_dir), str(files.model_dir), BACKEND_DIRECTORY])
-    _import_package(str(files.version), files.version_dir)
+    folder = files.path.parent  # below the version's, where the file's name says so
+    sys.path.extend(dict.fromkeys([str(folder), str(files.version_dir), str(files.model_dir), BACKEND_DIRECTORY]))
+    _import_package(str(files.version), folder)
     return _import_file(f"{files.version}.{files.path.stem}", files.path)
 
 

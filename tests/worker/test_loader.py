@@ -65,6 +65,21 @@ def test_the_init_file_of_a_version_directory_runs_before_the_model(tmp_path: Pa
     assert (module.names, module.word) == (["1", "1"], "here")
 
 
+def test_helpers_beside_a_file_in_a_folder_of_the_version_are_found(tmp_path: Path) -> None:
+    write(tmp_path / "1" / "src" / "helper_beside.py", "word = 'beside'")
+    write(tmp_path / "1" / "helper_of_version.py", "word = 'version'")
+    write(
+        tmp_path / "1" / "src" / "model.py",
+        """
+        import helper_of_version
+        import helper_beside
+        from . import helper_beside as relative
+        words = helper_beside.word, relative.word, helper_of_version.word
+        """,
+    )
+    assert import_model(ModelFiles(tmp_path, 1, "src/model.py")).words == ("beside", "beside", "version")
+
+
 def test_an_installed_module_wins_over_one_beside_the_model(tmp_path: Path) -> None:
     """Model API, 1.2: the directories are appended, version first."""
     write(tmp_path / "1" / "colorsys.py", "raise AssertionError('taken from beside the model')")
