@@ -22,6 +22,7 @@ from pytriton_lite.core.errors import BUG, ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse, ResponseReceiver
 from pytriton_lite.core.states import REQUEST_TRANSITIONS, RequestState, move
 from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.scheduling.ordering import AnswerOrder
 from pytriton_lite.scheduling.rate_limit import Claim
 
 logger = logging.getLogger(__name__)
@@ -162,6 +163,7 @@ class Ticket:
         "is_null",
         "on_queued",
         "on_times",
+        "order",
         "owner",
         "request",
         "shape_key",
@@ -213,6 +215,8 @@ class Ticket:
         """Take what the model says of implicit state in its answer; None where it has none."""
 
         # For whoever answers it.
+        self.order: AnswerOrder | None = None
+        """Where its answer waits for those of earlier requests; None where it waits for nobody's."""
         self.batch: Batch | None = None
         """The batch in which a worker has it; None where none has."""
         self.index = 0

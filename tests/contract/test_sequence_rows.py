@@ -138,6 +138,7 @@ MODELS = {
     "hasty": sequences(LONG + direct(100_000, 0.5)),
     "oldest": sequences(LONG + f"oldest {{ preferred_batch_size: [ 2 ] max_queue_delay_microseconds: {HOUR_US} }}"),
     "candidates": sequences(LONG + "oldest { max_candidate_sequences: 2 }"),
+    "ordered_two": sequences(LONG + "oldest { preserve_ordering: true }", beside="instance_group { count: 2 }"),
     "slots": sequences(LONG, rows=2, beside="instance_group { count: 2 }"),
     "single": sequences(LONG, rows=1),
     "single_oldest": sequences(LONG + "oldest { max_candidate_sequences: 1 }", rows=1),
@@ -481,6 +482,16 @@ def test_row_82_a_sequence_beyond_the_candidates_waits_until_one_ends(traffic_to
     assert traffic.ask("b", 2, "E").status == 200
     assert batch(third) == ["c"]
     ended(traffic, 1)
+
+
+def test_the_order_of_answers_is_that_of_one_instance(traffic_to: Open) -> None:
+    """Each instance has a batcher of its own (4.5), so a slow sequence holds nobody back on another instance."""
+    traffic = traffic_to("ordered_two")
+    slow = traffic.hold("slow", 1, "SE")
+    assert batch(traffic.begin("quick", 2, "SE")) == ["quick"]
+    assert not slow.done()
+    traffic.open_gates()
+    assert batch(slow) == ["slow"]
 
 
 # ---------------------------------------------------------------------------------------------- backlog and time

@@ -24,6 +24,7 @@ from pytriton_lite.core.tensor import PackedTensors
 from pytriton_lite.core.timeline import Clock, Timeline
 from pytriton_lite.engine.counting.statistics import FailureReason, ModelStatistics, ResponseKind
 from pytriton_lite.engine.counting.unanswered import Unanswered, UnansweredLimits, UnansweredTotal
+from pytriton_lite.engine.serving.places import Batches
 from pytriton_lite.engine.workers.instance import Instance, Sent
 from pytriton_lite.engine.workers.wire import ExecutionOutcome, response_of
 from pytriton_lite.ipc.messages import BatchResult, Fate
@@ -54,18 +55,20 @@ class Answers:
         unanswered: Unanswered | None = None,
         preserve_ordering: bool = False,
         is_decoupled: bool = False,
-        reports_releases: bool = False,
+        keeps_sequences: bool = False,
         clock: Clock,
     ) -> None:
-        """*reports_releases*: *listener* wants to hear `AnswersListener.released`.
+        """*keeps_sequences*: requests are bound to instances, and *listener* wants to hear `AnswersListener.released`.
 
         *clock* must be the one that workers read, CLOCK_MONOTONIC: their times are compared with it.
         """
         self._statistics = statistics
         self._listener = listener
-        self._order = AnswerOrder() if preserve_ordering else None
+        self._preserves_ordering = preserve_ordering
+        self._orders: dict[Instance | None, AnswerOrder] = {}
+        """By instance where requests are bound to them, so that nobody waits for another one; else there is one, of None."""
         self._is_decoupled = is_decoupled
-        self._reports_releases = reports_releases
+        self._keeps_sequences = keeps_sequences
         self._clock = clock
         self._unanswered = (
             Unanswered(statistics.name, UnansweredTotal(UnansweredLimits())) if unanswered is None else unanswered
@@ -88,28 +91,41 @@ class Answers:
         if nbytes is not None:
             self._unanswered.give_back(ticket.request, nbytes)
 
-    def taken(self, batches: Iterable[Sequence[Ticket]]) -> None:
+    def taken(self, batches: Batches) -> None:
         """The requests of *batches* leave the queue now: their answers leave in this order."""
-        if self._order is not None:
-            for tickets in batches:
-                self._order.taken([ticket for ticket in tickets if _is_in_order(ticket)])
+        if self._preserves_ordering:
+            for instance, tickets in batches:
+                order = self._order_of(instance if self._keeps_sequences else None)
+                waiting = [ticket for ticket in tickets if _is_in_order(ticket)]
+                for ticket in waiting:
+                    ticket.order = order
+                order.taken(waiting)
 
-    def back_in_queue(self, tickets: Iterable[Ticket]) -> None:
+    def _order_of(self, instance: Instance | None) -> AnswerOrder:
+        return self._orders.setdefault(instance, AnswerOrder())
+
+    def forget(self, instance: Instance) -> None:
+        """*instance* has ended, and so has everything that it had."""
+        self._orders.pop(instance, None)
+
+    def back_in_queue(self, tickets: Sequence[Ticket]) -> None:
         """*tickets*, which had left it, are in the queue again, and take their places when they are taken again."""
         for ticket in tickets:
             ticket.leave_batch()
             ticket.move(RequestState.QUEUED)
-        if self._order is not None:
-            self._order.put_back([ticket for ticket in tickets if _is_in_order(ticket)])
+        for ticket in tickets:
+            if ticket.order is not None:
+                ticket.order.put_back([ticket])
+                ticket.order = None
 
     def in_order(self, deliver: Callable[[], None]) -> None:
         """Call *deliver*, which answers a request that needed no execution, behind the answers to those taken before."""
-        if self._order is None:
+        if not self._preserves_ordering:
             deliver()
         else:
-            place = object()
-            self._order.taken([place])
-            self._order.finished(place, deliver)
+            order, place = self._order_of(None), object()
+            order.taken([place])
+            order.finished(place, deliver)
 
     # ------------------------------------------------------------------------------------------ what workers say
 
@@ -206,11 +222,11 @@ class Answers:
             ticket.credited_from = ticket.delivered
         if sent.is_final:
             ticket.leave_batch()
-        if self._order is None or not _is_in_order(ticket):
+        if ticket.order is None:
             self._pass_on(ticket, sent)
         else:
-            self._pass_on_in_order(self._order, ticket, sent)
-        if sent.is_final and self._reports_releases:
+            self._pass_on_in_order(ticket.order, ticket, sent)
+        if sent.is_final and self._keeps_sequences:
             self._listener.released(ticket)
 
     def _pass_on(self, ticket: Ticket, sent: Sent) -> None:
@@ -308,13 +324,13 @@ class Answers:
         if ticket.is_null:
             ticket.move(RequestState.ENDED)
             return
-        if self._reports_releases:
+        if self._keeps_sequences:
             self._listener.released(ticket)
-        if self._order is None or not _is_in_order(ticket):
+        if ticket.order is None:
             self.resolve(ticket, outcome)
         else:
             ticket.move(RequestState.ANSWERED)
-            self._order.finished(ticket, functools.partial(self.resolve, ticket, outcome))
+            ticket.order.finished(ticket, functools.partial(self.resolve, ticket, outcome))
 
     def resolve(self, ticket: Ticket, outcome: Outcome) -> None:
         """*ticket*, which no worker has, ends with *outcome*."""
@@ -357,9 +373,9 @@ class Answers:
             ticket.leave_batch()
             ticket.held = None
             self._statistics.add_failure(FailureReason.OTHER, now_ns - ticket.accepted_ns)
-            if self._order is not None and self._order.has_place(ticket):
+            if ticket.order is not None and ticket.order.has_place(ticket):
                 ticket.move(RequestState.ANSWERED)
-                self._order.finished(ticket, functools.partial(self.resolve, ticket, error))
+                ticket.order.finished(ticket, functools.partial(self.resolve, ticket, error))
             else:
                 self.resolve(ticket, error)
 

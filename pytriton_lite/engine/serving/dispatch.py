@@ -94,7 +94,7 @@ class Dispatcher:
             unanswered=unanswered,
             preserve_ordering=preserve_ordering,
             is_decoupled=is_decoupled,
-            reports_releases=self._keeps_sequences,
+            keeps_sequences=self._keeps_sequences,
             clock=clock,
         )
         self._places: Places
@@ -155,6 +155,7 @@ class Dispatcher:
             try:
                 self._scheduler.remove_place(instance)
                 self._places.forget(instance)
+                self._answers.forget(instance)
             finally:
                 if not left.done():  # whoever waited was cancelled
                     left.set_result(None)
@@ -373,7 +374,7 @@ class Dispatcher:
             check_ns = self._timer_ns if check_ns is None else min(check_ns, self._timer_ns)
         self._check_again_at(check_ns, now_ns)
         batches = cast("Batches", decision.batches)  # places are the instances that were given
-        self._answers.taken(tickets for _, tickets in batches)
+        self._answers.taken(batches)
         return batches
 
     def with_work(self, free: Sequence[Instance]) -> Sequence[Instance]:
