@@ -78,6 +78,9 @@ class Scheduler(Protocol):
     def drain(self) -> list[Ticket]:
         """Take everything that waits out of the queue, because nobody will serve it."""
 
+    def expect_nothing(self, now_ns: int) -> None:
+        """Take note that nobody will enqueue anything more: what waits for another request waits in vain."""
+
     def decide(self, now_ns: int, *, free: Sequence[Place], ahead: Sequence[Place] = ()) -> Decision:
         """Fill the *free* places, and then those *ahead*, behind executing batches; a place is there once for each batch.
 
@@ -129,6 +132,9 @@ class SharedQueue:
 
     def place_of(self, ticket: Ticket) -> Place | None:
         return None
+
+    def expect_nothing(self, now_ns: int) -> None:
+        pass
 
     def released(self, ticket: Ticket, now_ns: int) -> None:
         pass

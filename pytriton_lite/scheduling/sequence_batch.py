@@ -285,6 +285,15 @@ class SequenceBatchScheduler:
             self._backlog.remove(sequence)
         return drained
 
+    def expect_nothing(self, now_ns: int) -> None:
+        """Close every sequence, so that none that is silent keeps a slot from the backlog. Iterations of a request go on."""
+        if self._is_iterative:
+            return
+        for sequence in list(self._open.values()):
+            self._close(sequence)
+            self._leave_if_over(sequence)
+        self._seat_waiting(now_ns)
+
     # ------------------------------------------------------------------------------------------ out
 
     def decide(self, now_ns: int, *, free: SequenceOf[Place], ahead: SequenceOf[Place] = ()) -> Decision:

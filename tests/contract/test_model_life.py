@@ -144,6 +144,22 @@ def test_unloading_lets_requests_end_and_takes_no_more(server: RunningServer, re
     assert is_ready(server), server.post("/v2/repository/index").json
 
 
+def test_a_sequence_that_waits_for_a_slot_gets_it_when_its_model_is_unloaded(
+    server: RunningServer, repository: Path, tmp_path: Path
+) -> None:
+    """Nobody can go on with the one that has it: the slot would be its until it was silent for an hour."""
+    hour = "sequence_batching { max_sequence_idle_microseconds: 3600000000 }"
+    write_recording(repository, "sequences", f"max_batch_size: 1 {hour}")
+    must_load(server, "sequences")
+    with Traffic(server, "sequences", tmp_path) as traffic:
+        begun = traffic.send("begun", parameters={"sequence_id": 1, "sequence_start": True})
+        assert traffic.report(begun)["ids"] == ["begun"]
+        waiting = traffic.queue("waiting", parameters={"sequence_id": 2, "sequence_start": True})
+        assert unload(server, "sequences").status == 200
+        assert traffic.report(waiting)["ids"] == ["waiting"]
+    wait_unloaded(server, "sequences")
+
+
 def test_a_load_during_an_unload_starts_a_new_generation_beside_the_old_one(
     server: RunningServer, repository: Path, tmp_path: Path
 ) -> None:

@@ -194,6 +194,35 @@ def test_who_waits_gets_no_slot_of_an_instance_that_executes_for_an_idle_sequenc
     assert world.where["c"] == world.where["b"]
 
 
+@both
+def test_where_nobody_comes_any_more_all_that_waits_is_executed_in_order(strategy: str) -> None:
+    scheduler = scheduler_for(strategy, max_batch_size=1)
+    for name, sequence, flags in (("a1", 1, "S"), ("a2", 1, ""), ("b1", 2, "S"), ("b2", 2, ""), ("c1", 3, "SE")):
+        scheduler.enqueue(make_ticket(name, sequence, flags), 0)
+    (first,) = decide(scheduler, 0, free=[0]).batches
+    scheduler.expect_nothing(1)
+    executed: list[str] = []
+    batches = [first]
+    while batches:
+        (batch,) = batches
+        executed += names_of(batch)
+        scheduler.released(batch[0], 2)
+        decision = decide(scheduler, 2, free=[0])
+        batches = decision.batches
+    assert executed == ["a1", "a2", "b1", "b2", "c1"]
+    assert (len(scheduler), scheduler.is_vacant(0), decision.next_check_ns) == (0, True, None)
+
+
+@both
+def test_iterations_go_on_where_nobody_comes_any_more(strategy: str) -> None:
+    scheduler = scheduler_for("iterative_sequence: true " + strategy, max_batch_size=1)
+    scheduler.enqueue(make_ticket("a", 1, "S"), 0)
+    ((ticket,),) = decide(scheduler, 0, free=[0]).batches
+    scheduler.expect_nothing(1)
+    scheduler.rescheduled(ticket, 2)
+    assert decide(scheduler, 2, free=[0]).batches == [[ticket]]
+
+
 # ---------------------------------------------------------------------------------------------- dying workers
 
 LOST = (

@@ -192,6 +192,12 @@ class Dispatcher:
     def is_empty(self) -> bool:
         return not (len(self._scheduler) or self._failing) and all(instance.is_empty for instance in self.everybody)
 
+    @recovering
+    def expect_nothing(self) -> None:
+        """Nobody submits anything more."""
+        self._scheduler.expect_nothing(self._clock())
+        self.turn_soon()
+
     async def wait_drained(self) -> None:
         """Return when nothing is queued or in flight."""
         while not self.is_empty:

@@ -522,6 +522,7 @@ class WorkerVersion(ServedVersion):
 
     async def _wait_drained(self) -> None:
         await self._wait_let_go()
+        self._dispatcher.expect_nothing()
         await self._dispatcher.wait_drained()
 
     # ------------------------------------------------------------------------------------------ what instances report
