@@ -14,7 +14,9 @@ import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 from tests.contract.scripted_model import (
+    CONFIG,
     DECOUPLED,
+    SCRIPT_CODE,
     WAIT_S,
     Gate,
     Stream,
@@ -25,7 +27,7 @@ from tests.contract.scripted_model import (
     value_of,
     write_script_model,
 )
-from tests.harness import Reply, RunningServer
+from tests.harness import Reply, RunningServer, write_model
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +38,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     write_script_model(repository, "overlapping", EXECUTE_CONCURRENCY="3")
     write_script_model(repository, "cancelling", EXECUTE_CONCURRENCY="2", CANCEL_COROUTINES="yes")
     write_script_model(repository, "cancelling_stream", DECOUPLED, CANCEL_COROUTINES="yes")
+    rows = CONFIG + "max_batch_size: 2 sequence_batching { max_sequence_idle_microseconds: 3600000000 }\n"
+    folder = write_script_model(repository, "cancelling_rows", rows, CANCEL_COROUTINES="yes")
+    # Its script is that of the last row, since the first may be empty.
+    write_model(
+        repository, folder.name, SCRIPT_CODE.replace('by_name(requests[0], "IN")', 'by_name(requests[-1], "IN")')
+    )
     with RunningServer(repository) as running:
         yield running
 
@@ -403,6 +411,28 @@ def test_a_coroutine_whose_client_is_gone_is_cancelled(server: RunningServer) ->
     page = urllib.request.urlopen(server.metrics_url).read().decode()
     assert re.findall(counted, page, re.MULTILINE) == ["CANCELED"]
     assert "execute function was cancelled" not in server.log
+
+
+def test_a_coroutine_is_cancelled_that_has_null_requests_beside_those_whose_clients_are_gone(
+    server: RunningServer,
+) -> None:
+    """CANCEL_COROUTINES: nobody waits for a row that is there to keep the others in their places."""
+    model = "cancelling_rows"
+    with Gate() as gate, Gate() as tells, grpc.insecure_channel(server.grpc_url) as channel:
+        infer = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer
+        begun = "return [response(len(requests)) for _ in requests]"
+        for sequence in (1, 2):
+            infer(
+                request_message(model, begun, batches=True, sequence_id=sequence, sequence_start=True), timeout=WAIT_S
+            )
+        code = CANCELLED.format(gate=gate.port, tells=tells.port)
+        call = infer.future(request_message(model, code, batches=True, sequence_id=2), timeout=WAIT_S)
+        gate.wait()
+        gate.open()
+        call.cancel()
+        assert tells.told() == ["cancelled", True]
+        ended = request_message(model, begun, batches=True, sequence_id=2, sequence_end=True)
+        assert infer(ended, timeout=WAIT_S).raw_output_contents[0][4:] == b"2"
 
 
 def test_a_decoupled_coroutine_whose_client_is_gone_is_cancelled(server: RunningServer) -> None:

@@ -312,6 +312,11 @@ class Instance:
         batch = ticket.batch
         if batch is not None and self.worker is not None:
             self.worker.send_cancel(batch.number, ticket.index)
+            if all(mate.is_over or mate.is_null for mate in batch.tickets):
+                # Nobody waits for a null request either, and the model might look for somebody who does.
+                for mate in batch.tickets:
+                    if mate.is_null:
+                        self.worker.send_cancel(batch.number, mate.index)
 
     def credit(self, batch: Batch, ticket: Ticket) -> None:
         """Tell the worker how many responses to *ticket* in *batch* have been passed on, at the end of this turn."""
