@@ -164,7 +164,8 @@ def plan_ensemble(
     for written in message.ensemble_scheduling.step:
         written.model_namespace = namespaces.get(written.model_name, "")
     labels = {**_inherited_labels(config.ensemble, models, producers, config.outputs), **config.labels}
-    served = replace(config.with_message(message), labels=labels)
+    keeps_sequences = any(model.keeps_sequences for model in models)
+    served = replace(config.with_message(message), labels=labels, keeps_sequences=keeps_sequences)
     return EnsemblePlan(served, steps, producers)
 
 

@@ -212,6 +212,9 @@ class ModelConfig:
     initial_states: Mapping[str, bytes] = field(default_factory=dict)
     """What states of sequences begin with that do not begin with zeros, by the names of their inputs; there once
     `check_for_load` has returned it."""
+    keeps_sequences: bool = False
+    """Whether an answer may depend on the requests of its sequence before: of an ensemble, once it is planned, whether a step's
+    may. An iterative request is a sequence of its own."""
     chat_template: ChatTemplate | None = None
     """What makes prompts of chats, of a model that needs it; there once `check_for_load` has returned it."""
 
@@ -247,6 +250,7 @@ class ModelConfig:
             else None,
             warm_up=samples_from_message(message.model_warmup),
             without_effect=effects.without_effect(message),
+            keeps_sequences=message.HasField("sequence_batching") and not message.sequence_batching.iterative_sequence,
         )
 
     def with_message(self, message: model_config_pb.ModelConfig) -> ModelConfig:
@@ -274,7 +278,7 @@ class ModelConfig:
     @property
     def uses_response_cache(self) -> bool:
         """Whether its answers may be kept, where the server has a response cache."""
-        return self.message.response_cache.enable and not self.decoupled
+        return self.message.response_cache.enable and not (self.decoupled or self.keeps_sequences)
 
     @property
     def execute_concurrency(self) -> int:

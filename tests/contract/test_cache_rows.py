@@ -137,6 +137,7 @@ COUNTING_MODELS = {
     "shared": config(),
     "batching": config("2", CACHED + " max_batch_size: 4 dynamic_batching { }"),
     "uncached": config(more=""),
+    "sequences": config(more="sequence_batching { max_sequence_idle_microseconds: 3600000000 }"),
     "step_one": config(more=""),
     "step_two": config(more=""),
 }
@@ -151,6 +152,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(repository, "asks", ASKS, config(more=""))
     (repository / "asks" / "labels.txt").write_text("")
     write_model(repository, "ensemble", config=ENSEMBLE)
+    write_model(repository, "of_sequences", config=ENSEMBLE.replace("step_two", "sequences"))
+    write_model(repository, "around", config=ENSEMBLE.replace("step_two", "of_sequences"))
     write_recording(repository, "held", CACHED)
     write_recording(repository, "ordered", f"{CACHED} {ORDERED} instance_group {{ count: 2 }}")
     one = 'input { name: "IN" data_type: TYPE_STRING dims: [ -1 ] } output { name: "OUT" data_type: TYPE_STRING dims: [ -1 ] }'
@@ -297,6 +300,20 @@ def test_row_139_no_step_of_an_ensemble_that_is_found_is_executed(server: Runnin
     assert server.post("/v2/repository/models/step_two/load").status == 200
     assert count(ask(server, "ensemble", [2.0])) == 1
     assert count(ask(server, "ensemble", [1.0, 2.0])) == 2
+
+
+@pytest.mark.parametrize("ensemble", ["of_sequences", "around"])
+def test_an_ensemble_whose_steps_keep_sequences_is_not_cached(server: RunningServer, ensemble: str) -> None:
+    """What is answered depends on the requests before, and one that is not executed is missing in its sequence."""
+    flags = [{"sequence_start": True}, {}, {"sequence_end": True}]
+    replies = [ask(server, ensemble, [7.0], parameters={"sequence_id": 5, **given}) for given in flags]
+    first = count(replies[0])
+    assert [count(reply) for reply in replies] == [first, first + 1, first + 2]
+    assert ask(server, ensemble, [7.0], parameters={"sequence_id": 5}).status == 400
+    assert statistics(server, ensemble)["inference_stats"]["cache_miss"]["count"] == 0
+    server.wait_for_log(
+        f"ensemble '{ensemble}' version 1: response_cache has no effect, because a step is decoupled or keeps sequences"
+    )
 
 
 def test_a_model_that_is_not_cached_is_executed(server: RunningServer) -> None:

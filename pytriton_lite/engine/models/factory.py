@@ -214,9 +214,15 @@ class VersionFactory:
 
     def equip(self, served: ServedVersion, directory: Path) -> None:
         """Give a generation that is to be loaded what one that can only be seen has no use for."""
-        # An ensemble may be decoupled although its configuration did not say so, and is not cached then.
-        if self._cache is not None and served.config.uses_response_cache:
-            served.use_cache(self._cache.space(served.config, served.version, directory))
+        config = served.config
+        if self._cache is not None and config.uses_response_cache:
+            served.use_cache(self._cache.space(config, served.version, directory))
+        elif self._cache is not None and config.message.response_cache.enable:
+            logger.warning(
+                "ensemble '%s' version %d: response_cache has no effect, because a step is decoupled or keeps sequences",
+                config.name,
+                served.version,
+            )
         if self._devices is not None:
             served.use_devices(self._devices)
 
