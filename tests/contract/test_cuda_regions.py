@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -89,6 +90,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(path, "cached", ADD_ONE, CONFIG.format("FP32", "response_cache { enable: true }"))
     write_model(path, "texts", SAME, CONFIG.format("STRING", ""))
     write_model(path, "repeat", REPEAT, CONFIG.format("FP32", "model_transaction_policy { decoupled: true }"))
+    write_model(path, "sequences", ADD_ONE, CONFIG.format("FP32", "sequence_batching { }"))
     write_model(path, "twice", config=ENSEMBLE)
     (path / "twice" / "1").mkdir(exist_ok=True)
     return path
@@ -223,6 +225,30 @@ def test_responses_of_a_stream_reach_their_region_in_order(server: RunningServer
     assert len(seen) == 3
     assert seen == sorted(seen)
     assert np.frombuffer(place.get(4 * SMALL), np.float32).tolist() == [3.0] * SMALL
+
+
+def test_requests_of_a_sequence_keep_their_order_wherever_their_inputs_are(
+    server: RunningServer, device: Device
+) -> None:
+    """One in a region takes its time until it is on the host; those behind it, with theirs in the body, do not overtake it."""
+    memory = ClientMemory(device, 4 * LARGE)
+    memory.put(np.zeros(LARGE, np.float32))
+    heard: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+    kit = CLIENTS["grpc"]
+    far, near = kit.InferInput("IN", [LARGE], "FP32"), kit.InferInput("IN", [1], "FP32")
+    far.set_shared_memory("in", 4 * LARGE)
+    near.set_data_from_numpy(np.zeros(1, np.float32))
+    with client_of(server, "grpc") as client:
+        register(client, "in", memory)
+        client.start_stream(lambda result, error: heard.put((result, error)))
+        for name, given in (("start", far), ("next", near), ("end", near)):
+            told = {"sequence_start": name == "start", "sequence_end": name == "end"}
+            client.async_stream_infer("sequences", [given], request_id=name, sequence_id=5, **told)
+        answers = [heard.get(timeout=60) for _ in range(3)]
+        client.stop_stream()
+        client.unregister_cuda_shared_memory()
+    assert [str(error) for _, error in answers if error is not None] == []
+    assert [result.get_response().id for result, _ in answers] == ["start", "next", "end"]
 
 
 # ---------------------------------------------------------------------------------------------- bad input

@@ -7,7 +7,8 @@ infer ─▶ inputs on a device? ── helper reads them ──▶ cache, queue
 
 What is between sees nothing of devices. Inputs are read before anything else happens, so what is executed is what they were
 when the request came. A request that waits for them is not queued yet: it holds the version, counts as waiting, and may be
-cancelled. Responses wait for their outputs in order; a response is passed on when its outputs are where they belong.
+cancelled. Requests of its sequence that come behind it wait with it, wherever their inputs are: they keep their order.
+Responses wait for their outputs in order; a response is passed on when its outputs are where they belong.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.errors import InferenceError
@@ -61,15 +62,28 @@ class DeviceStaging(NotQueued):
     def begin(self, ticket: Ticket) -> None:
         """Have the inputs read that are on a device, then go on. Raises InferenceError where too much waits already."""
         request = ticket.request
-        if not any(map(self._must_be_read, request.inputs)):
+        before = self._before(request)
+        if not before and not any(map(self._must_be_read, request.inputs)):
             self._go_on(ticket)
             return
-        self._wait_for(ticket, self._read(request), self._on_read)
+        self._wait_for(ticket, self._read(request, before), self._on_read)
 
-    async def _read(self, request: InferenceRequest) -> list[Tensor]:
-        return [
+    def has_before(self, request: InferenceRequest) -> bool:
+        """Whether requests of its sequence are here, so that *request* is to `begin` here, wherever its inputs are."""
+        return bool(self._under_way and self._before(request))
+
+    def _before(self, request: InferenceRequest) -> list[asyncio.Task[Any]]:
+        own = request.correlation_id
+        return [task for ticket, task in self._under_way.items() if own and ticket.request.correlation_id == own]
+
+    async def _read(self, request: InferenceRequest, before: list[asyncio.Task[Any]]) -> list[Tensor]:
+        """The inputs, when they are on the host and what is under way *before* has ended."""
+        inputs = [
             await self._on_host(tensor, request) if self._must_be_read(tensor) else tensor for tensor in request.inputs
         ]
+        if before:
+            await asyncio.wait(before)
+        return inputs
 
     def _must_be_read(self, tensor: Tensor) -> bool:
         is_for_host = tensor.datatype is dtypes.BYTES or not self._version.takes_device_inputs

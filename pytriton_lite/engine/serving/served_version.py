@@ -133,7 +133,8 @@ class ServedVersion(ABC):
         """Enqueue a request that was checked. Raises InferenceError for one that cannot be taken now."""
         accepted_ns = self._clock()
         self._accept(request, batch_size, accepted_ns)
-        if request.on_device:
+        staging = self._staging
+        if request.on_device or (staging is not None and staging.has_before(request)):
             return self._take_staged(request, receiver, batch_size, shape_key, caller, accepted_ns)
         ticket = Ticket(
             request,
@@ -159,7 +160,7 @@ class ServedVersion(ABC):
         caller: Caller | None,
         accepted_ns: int,
     ) -> Ticket:
-        """`_take` for a request with tensors on a device, which are copied to the host and from there."""
+        """`_take` for a request with tensors on a device, which are copied to the host and from there, or behind one."""
         staging = self._staging
         if staging is None:
             raise InferenceError(

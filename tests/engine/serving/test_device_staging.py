@@ -146,6 +146,35 @@ async def test_a_request_begins_when_all_of_its_inputs_are_on_the_host() -> None
 
 
 @in_loop
+async def test_requests_of_a_sequence_go_on_in_the_order_in_which_they_came() -> None:
+    """Also behind one that has been cancelled, and one that fails."""
+    version = Version()
+    tickets = [ticket_of(on_device("A"), on_device("B")), *(ticket_of(on_device()) for _ in range(3))]
+    host, other = ticket_of(Tensor("IN", dtypes.FP32, (1,), b"host")), ticket_of(on_device())
+    for ticket in (*tickets, host):
+        ticket.request.correlation_id = 5
+    other.request.correlation_id = "5"
+    assert not version.staging.has_before(host.request)
+    for ticket in (*tickets, host, other):
+        version.staging.begin(ticket)
+    assert version.staging.has_before(host.request)
+    await version.helpers.answer()
+    assert version.begun == [other]
+    asked = version.helpers.asked
+    _, third, fourth = (answer for *_, answer in asked[1:4])
+    tickets[1].cancel()
+    third.set_exception(InferenceError(ErrorCode.INTERNAL, "gone"))
+    fourth.set_result(None)
+    await turns()
+    assert version.begun == [other]
+    asked[0][3].set_result(None)
+    await version.helpers.answer()
+    await turns()
+    assert version.begun == [other, tickets[0], tickets[3], host]
+    assert (version.holders, version.staging.has_before(host.request)) == (0, False)
+
+
+@in_loop
 async def test_where_inputs_may_stay_only_texts_are_read() -> None:
     version = Version(takes_device_inputs=True)
     staying = on_device("A")
