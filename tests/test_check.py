@@ -530,6 +530,64 @@ def test_a_sample_without_a_batch_size_is_a_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("written", "text", "hint"),
+    [
+        (
+            "dynamic_batching { default_queue_policy { allow_timeout_override: true } }",
+            "allow_timeout_override without default_timeout_microseconds has no effect",
+            "a request's timeout counts where it is shorter than the default",
+        ),
+        (
+            "dynamic_batching { priority_levels: 1 default_priority_level: 1 "
+            "priority_queue_policy { key: 1 value { allow_timeout_override: true } } }",
+            "allow_timeout_override without default_timeout_microseconds has no effect",
+            "a request's timeout counts where it is shorter than the default",
+        ),
+        (
+            "dynamic_batching { priority_queue_policy { key: 1 value { max_queue_size: 1 } } }",
+            "priority_queue_policy without priority_levels has no effect",
+            "",
+        ),
+        (
+            "dynamic_batching { default_priority_level: 1 }",
+            "default_priority_level without priority_levels has no effect",
+            "",
+        ),
+        (
+            "sequence_batching { direct { max_queue_delay_microseconds: 1 } }",
+            "max_queue_delay_microseconds without minimum_slot_utilization has no effect",
+            "a batch waits, at most for the delay, until so many of its rows are taken",
+        ),
+        (
+            "sequence_batching { direct { minimum_slot_utilization: 0.5 } }",
+            "minimum_slot_utilization without max_queue_delay_microseconds has no effect",
+            "a batch waits, at most for the delay, until so many of its rows are taken",
+        ),
+    ],
+)
+def test_what_does_nothing_without_something_else_is_a_warning(
+    tmp_path: Path, written: str, text: str, hint: str
+) -> None:
+    write_model(tmp_path, "a", CODE, MODEL + "max_batch_size: 2\n" + written)
+    (finding,) = check(tmp_path)
+    assert (finding.severity, finding.text, finding.hint, finding.line) == (Severity.WARNING, text, hint, 5)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "dynamic_batching { default_queue_policy { allow_timeout_override: true default_timeout_microseconds: 1 } }",
+        "dynamic_batching { priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 1 value { } } }",
+        "sequence_batching { direct { max_queue_delay_microseconds: 1 minimum_slot_utilization: 0.5 } }",
+        "sequence_batching { oldest { max_queue_delay_microseconds: 1 } }",
+    ],
+)
+def test_what_has_all_that_it_needs_is_no_warning(tmp_path: Path, written: str) -> None:
+    write_model(tmp_path, "a", CODE, MODEL + "max_batch_size: 2\n" + written)
+    assert check(tmp_path) == []
+
+
+@pytest.mark.parametrize(
     ("written", "is_told"),
     [
         ("dynamic_batching { }", True),

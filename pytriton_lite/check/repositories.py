@@ -13,7 +13,7 @@ from pytriton_lite.check.findings import Finding, Severity
 from pytriton_lite.check.model_file import Problem, read_model_file
 from pytriton_lite.check.places import Place, place_of, places_of_all
 from pytriton_lite.config.complete import BACKEND_FILE, PYTHON
-from pytriton_lite.config.effects import NO_TENSORS, NOT_BATCHED, batches_nothing, skipped_samples, without_effect
+from pytriton_lite.config.effects import NO_TENSORS, NOT_BATCHED, batches_nothing, in_vain, without_effect
 from pytriton_lite.config.ensemble import EnsembleStep
 from pytriton_lite.config.ensemble_plan import plan_ensemble
 from pytriton_lite.config.errors import BrokenRule, cannot_open
@@ -250,7 +250,7 @@ def _warn(model: _Model, written: model_config_pb.ModelConfig, message: model_co
     for path in without_effect(message):
         for where, _ in places_of_all(path, model.places):
             model.add(f"field '{where}' has no effect for Python models", where, severity=Severity.WARNING)
-    for where, text in skipped_samples(message):
+    for where, text in in_vain(message):
         model.add(text, where, severity=Severity.WARNING)
     config = ModelConfig.from_message(message)
     for family in config.unknown_metric_families:

@@ -61,11 +61,30 @@ def batches_nothing(message: model_config_pb.ModelConfig) -> bool:
     return not any(_is_set(batching, name) for name in _QUEUEING)
 
 
-def skipped_samples(message: model_config_pb.ModelConfig) -> Iterator[tuple[str, str]]:
-    """The path of each warm-up sample of no requests, and what is said of it; Triton skips them, too."""
+def in_vain(message: model_config_pb.ModelConfig) -> Iterator[tuple[str, str]]:
+    """The path of what does nothing because something else is missing, and what is said of it; nor does it in Triton."""
     for at, sample in enumerate(message.model_warmup):
         if not sample.batch_size:
             yield f"model_warmup[{at}]", f"warmup sample '{sample.name}' has no batch_size and is skipped"
+    batching, direct = message.dynamic_batching, message.sequence_batching.direct
+    policies = {"default_queue_policy": batching.default_queue_policy}
+    for level, policy in sorted(batching.priority_queue_policy.items()):
+        policies[f'priority_queue_policy["{level}"]'] = policy
+    for name, policy in policies.items():
+        if policy.allow_timeout_override and not policy.default_timeout_microseconds:
+            yield f"dynamic_batching.{name}", _lone("allow_timeout_override", "default_timeout_microseconds")
+    if not batching.priority_levels:
+        for field in ("default_priority_level", "priority_queue_policy"):
+            if _is_set(batching, field):
+                yield f"dynamic_batching.{field}", _lone(field, "priority_levels")
+    waits = ("max_queue_delay_microseconds", "minimum_slot_utilization")
+    for field, other in (waits, waits[::-1]):
+        if _is_set(direct, field) and not _is_set(direct, other):
+            yield f"sequence_batching.direct.{field}", _lone(field, other)
+
+
+def _lone(field: str, other: str) -> str:
+    return f"{field} without {other} has no effect"
 
 
 def without_effect(message: model_config_pb.ModelConfig) -> tuple[str, ...]:

@@ -194,6 +194,11 @@ _TABLE: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = tup
         (r"^unknown (source input|target output) name", "it must be declared among the model's tensors"),
         (r"^batch input data type", "the server writes whole numbers as INT32 or FP32"),
         (r"^label file path", "labels lie in the model's directory, and the path is relative to it"),
+        (r"^allow_timeout_override without", "a request's timeout counts where it is shorter than the default"),
+        (
+            r"^(max_queue_delay_microseconds|minimum_slot_utilization) without",
+            "a batch waits, at most for the delay, until so many of its rows are taken",
+        ),
         (r"^warmup sample '.*' has no batch_size and is skipped$", "write batch_size: 1"),
         (r"^dynamic_batching without max_batch_size", "give the model a max_batch_size and a batch dimension"),
         (

@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
-from pytriton_lite.config.effects import NO_TENSORS, NOT_BATCHED, batches_nothing, skipped_samples
+from pytriton_lite.config.effects import NO_TENSORS, NOT_BATCHED, batches_nothing, in_vain
 from pytriton_lite.config.ensemble_plan import EnsemblePlan, plan_ensemble
 from pytriton_lite.config.hints import MEANINGLESS, hint_for, misspelt_parameter
 from pytriton_lite.config.model_config import ModelConfig
@@ -426,8 +426,9 @@ def _report_completed(model: ModelId, config: ModelConfig) -> None:
 def _report_fields(model: ModelId, config: ModelConfig) -> None:
     for path in config.without_effect:
         logger.warning("model '%s': field '%s' has no effect for Python models", model, path)
-    for _, text in skipped_samples(config.message):
-        logger.warning("model '%s': %s (%s)", model, text, hint_for(text))
+    for _, text in in_vain(config.message):
+        hint = hint_for(text)
+        logger.warning("model '%s': %s%s", model, text, f" ({hint})" if hint else "")
     for key in sorted(config.parameters):
         near = misspelt_parameter(key)
         if near:
