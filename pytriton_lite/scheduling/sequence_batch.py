@@ -203,7 +203,11 @@ class SequenceBatchScheduler:
         sequence, slot = self._let_go(ticket)
         if not sequence.is_open:
             self._go_on(slot, now_ns)
-            raise start_missing(self._model, ticket.request)
+            error = start_missing(self._model, ticket.request)
+            text = (
+                "; it had ended, since an iteration and the wait for it took longer than max_sequence_idle_microseconds"
+            )
+            raise InferenceError(error.code, f"{error.message}{text}, {self._idle_limit_ns // 1000}")
         ticket.request.sequence_flags = 0
         ticket.enqueued_ns = now_ns
         sequence.waiting.appendleft(ticket)

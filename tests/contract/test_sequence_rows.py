@@ -663,8 +663,11 @@ def test_row_98_requests_beyond_the_slots_wait_until_one_is_done(traffic_to: Ope
 
 
 def test_row_101_a_pause_longer_than_the_idle_limit_cuts_the_sequence(traffic_to: Open) -> None:
+    """Row 101. Its client has done nothing wrong, and hears what the matter is."""
     reply = traffic_to("again_silent").send("a", **rounds(3)).result(30)
-    assert refusal(reply) == start_missing(1, "again_silent")
+    status, text = start_missing(1, "again_silent")
+    why = "it had ended, since an iteration and the wait for it took longer than max_sequence_idle_microseconds, 1"
+    assert refusal(reply) == (status, f"{text}; {why}")
 
 
 def test_row_103_requests_that_have_ended_leave_no_failures(server: RunningServer, traffic_to: Open) -> None:

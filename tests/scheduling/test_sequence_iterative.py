@@ -94,7 +94,9 @@ def test_a_pause_longer_than_the_idle_limit_cuts_the_sequence(strategy: str) -> 
     )
     world.send("a", 0).run()
     assert len(world.executions) == 2
-    assert world.failed == {"a": start_error(1)}
+    (failure,) = world.failed.items()
+    why = "it had ended, since an iteration and the wait for it took longer than max_sequence_idle_microseconds, 500000"
+    assert failure == ("a", f"{start_error(1)}; {why}")
 
 
 @both
