@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytriton_lite.repository.index import ModelDirectory, is_version
-from pytriton_lite.repository.walk import walk
+from pytriton_lite.repository.walk import newest_link_ns, walk
 
 _BYTECODE_FOLDER = "__pycache__"
 _BYTECODE_SUFFIX = ".pyc"
@@ -58,7 +58,7 @@ def change_times(
     config_entry, config_folder = _CONFIGURATIONS
     if config_name and os.path.exists(model.path / config_folder / f"{config_name}.pbtxt"):
         config_entry = config_folder
-    shared_ns = max(_link_time_ns(model.repository), _link_time_ns(model.path))
+    shared_ns = _link_time_ns(model.path)
     config_ns = 0
     of_versions: dict[str, int] = {}
     for found in walk(model.path, is_passed_over):
@@ -83,8 +83,8 @@ def _mtime_ns(path: Path) -> int:
 
 
 def _link_time_ns(path: Path) -> int:
-    """When the link was made: what it leads to may be older, and another than before. 0 where it is none."""
+    """`newest_link_ns`, and 0 for what is not there."""
     try:
-        return os.lstat(path).st_mtime_ns if os.path.islink(path) else 0
+        return newest_link_ns(path)
     except OSError:
         return 0

@@ -11,6 +11,7 @@ import pytest
 
 from pytriton_lite.repository.changes import ChangeTimes, change_times
 from pytriton_lite.repository.index import read_model_directory
+from pytriton_lite.repository.walk import newest_link_ns
 from tests.harness import PROJECT
 
 OLD_NS = 1_000_000_000
@@ -126,17 +127,42 @@ def test_a_version_that_leads_to_older_files_than_before_has_changed(model: Path
     assert times(model) == ChangeTimes(NEW_NS, {1: OLD_NS, 2: OLD_NS, 3: NEW_NS}, NEW_NS)
 
 
-@pytest.mark.parametrize("part", ["repository", "repository/m"])
+@pytest.mark.parametrize(
+    ("links", "newest"),
+    [
+        pytest.param({"repository": "."}, "repository", id="the repository"),
+        pytest.param({"repository/m": "../m"}, "repository/m", id="the model"),
+        pytest.param({"current": ".", "repository": "current/"}, "current", id="what the repository's leads through"),
+        pytest.param({"current": ".", "repository/m": "../current/m"}, "current", id="what the model's leads through"),
+    ],
+)
 def test_all_versions_have_changed_where_the_way_to_them_leads_elsewhere(
-    model: Path, tmp_path: Path, part: str
+    model: Path, tmp_path: Path, links: dict[str, str], newest: str
 ) -> None:
-    (tmp_path / "repository").mkdir()
-    if part == "repository":
-        (tmp_path / "repository").rmdir()
-        link(tmp_path / "repository", tmp_path, NEW_NS)
-    else:
-        link(tmp_path / "repository/m", model, NEW_NS)
+    for path, target in links.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        link(tmp_path / path, Path(target), NEW_NS if path == newest else OLD_NS)
     assert times(tmp_path / "repository/m") == ChangeTimes(NEW_NS, {1: NEW_NS, 2: NEW_NS}, NEW_NS)
+
+
+def test_all_versions_have_changed_where_the_repository_lies_elsewhere_than_before(model: Path, tmp_path: Path) -> None:
+    """Releases are such folders, and a link says which one counts."""
+    link(tmp_path / "current", tmp_path.parent, NEW_NS)
+    repository = tmp_path / "current" / tmp_path.name
+    assert times(repository / "m") == ChangeTimes(NEW_NS, {1: NEW_NS, 2: NEW_NS}, NEW_NS)
+
+
+def test_a_version_has_changed_where_what_its_link_leads_through_leads_elsewhere(model: Path, tmp_path: Path) -> None:
+    link(tmp_path / "current", tmp_path, NEW_NS)
+    link(model / "3", Path("../current/m/1"), OLD_NS)
+    assert times(model) == ChangeTimes(NEW_NS, {1: OLD_NS, 2: OLD_NS, 3: NEW_NS}, NEW_NS)
+
+
+def test_a_way_of_links_that_leads_round_comes_to_an_end(tmp_path: Path) -> None:
+    link(tmp_path / "a", Path("b"), OLD_NS)
+    link(tmp_path / "b", Path("a"), OLD_NS)
+    with pytest.raises(OSError, match="symbolic links"):
+        newest_link_ns(tmp_path / "a" / "m")
 
 
 def test_links_that_lead_round_come_to_an_end(model: Path) -> None:
