@@ -25,10 +25,10 @@ _METRIC_TAG = re.compile(r"(?!_)[a-zA-Z0-9_]*", re.ASCII)
 def broken_backend(
     message: model_config_pb.ModelConfig, model_dir: Path, backends: Mapping[str, Path]
 ) -> Iterator[BrokenRule]:
-    """A backend other than ``python`` and *backends*, a runtime other than ``model.py`` (section 4.1)."""
+    """A backend other than ``python`` and *backends*, a runtime that is not what runs the backend anyway (section 4.1)."""
     if message.platform == ENSEMBLE:
         return
-    if message.runtime not in ("", BACKEND_FILE):
+    if message.runtime not in ("", BACKEND_FILE, f"libtriton_{message.backend}.so"):
         yield invalid(
             f"unable to find backend library '{message.runtime}' for model '{message.name}', searched: '{model_dir}' ",
             "runtime",

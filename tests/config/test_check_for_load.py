@@ -169,6 +169,7 @@ def test_broken_rule_of_a_tensor(load: Load, text: str, message: str) -> None:
         ),
         pytest.param(PYTHON + 'metric_tags { key: "1team" value: "b" }', id="row 82"),
         pytest.param(PYTHON + 'runtime: "model.py"', id="the runtime of a Python model"),
+        pytest.param(PYTHON + 'runtime: "libtriton_python.so"', id="the library that Triton takes by itself"),
         pytest.param(parameter("FORCE_CPU_ONLY_INPUT_TENSORS", "yes"), id="inputs on the CPU"),
         pytest.param(parameter("FORCE_CPU_ONLY_INPUT_TENSORS", "no"), id="inputs anywhere"),
     ],
