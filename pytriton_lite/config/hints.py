@@ -55,8 +55,23 @@ def _no_field(found: re.Match[str]) -> str:
     return f"its fields are {', '.join(descriptor.fields_by_name)}" if len(descriptor.fields) <= _FEW else ""
 
 
+_TYPES_ELSEWHERE = {
+    "BYTES": dtypes.BYTES,
+    "OBJECT": dtypes.BYTES,
+    "HALF": dtypes.FP16,
+    "FLOAT": dtypes.FP32,
+    "DOUBLE": dtypes.FP64,
+    "INT": dtypes.INT32,
+    "LONG": dtypes.INT64,
+}
+"""Data types by names of the protocol, numpy and torch, which look like none of a configuration, or like a wrong one."""
+
+
 def _unknown_value(found: re.Match[str]) -> str:
     value, name = found.groups()
+    meant = _TYPES_ELSEWHERE.get(value.upper().removeprefix("TYPE_"))
+    if name == "data_type" and meant is not None:
+        return f"did you mean {meant.config_name}?"
     known = {
         known
         for _, field in _fields(model_config_pb.ModelConfig.DESCRIPTOR, "")
