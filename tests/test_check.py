@@ -274,6 +274,13 @@ def test_what_is_no_file_in_the_place_of_a_configuration_is_to_be_one(tmp_path: 
     (finding,) = check(tmp_path)
     assert (finding.text.rpartition(": ")[2], finding.hint) == ("it is no regular file", "put a text file there")
     (folder / "config.pbtxt").unlink()
+    (folder / "config.pbtxt").symlink_to("nowhere")
+    (finding,) = check(tmp_path)
+    assert (finding.text.rpartition(": ")[2], finding.hint) == (
+        "it is a link that leads nowhere",
+        "put a text file there",
+    )
+    (folder / "config.pbtxt").unlink()
     (finding,) = check(tmp_path, rules=Rules(strict_config=True))
     assert finding.hint == "write it, or serve without --disable-auto-complete-config"
 

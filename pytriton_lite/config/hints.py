@@ -250,7 +250,7 @@ _TABLE: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = tup
             "write it, or serve without --disable-auto-complete-config",
         ),
         (r"^failed to open text file for read .*: No such file", "the file that the configuration names must be there"),
-        (r"^failed to open text file for read .*: (?:Is a directory|it is no regular file)", "put a text file there"),
+        (r"^failed to open text file for read .*: (?:Is a directory|it is )", "put a text file there"),
         (
             r"^Failed to get the canonical path",
             "the environment must be there; $$TRITON_MODEL_DIRECTORY is the model's own",

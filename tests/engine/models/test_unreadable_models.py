@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import tritonclient.grpc
@@ -26,6 +27,22 @@ def test_a_parse_error_is_told_with_file_line_and_column(tmp_path: Path) -> None
     with RunningServer(tmp_path, flags=("--exit-on-error=false",)) as server:
         assert f"{folder / 'config.pbtxt'}:2:1: " in server.log
         assert "max_batch_sice" in server.log
+
+
+def test_a_configuration_whose_link_leads_nowhere_for_a_while_changes_nothing(tmp_path: Path) -> None:
+    """As in Triton 2.51, which refuses the load."""
+    shutil.copytree(MODEL_REPOSITORY / "add_sub", tmp_path / "add_sub")
+    config = tmp_path / "add_sub" / "config.pbtxt"
+    text = config.read_text()
+    with RunningServer(tmp_path, flags=("--model-control-mode=explicit", "--load-model=add_sub")) as server:
+        before = server.get("/v2/models/add_sub/config").json
+        config.unlink()
+        config.symlink_to("not_there_yet.pbtxt")
+        assert server.post("/v2/repository/models/add_sub/load").status == 500
+        server.wait_for_log(f"failed to open text file for read {config}: it is a link that leads nowhere")
+        assert server.get("/v2/models/add_sub/config").json == before
+        (tmp_path / "add_sub" / "not_there_yet.pbtxt").write_text(text)
+        assert server.post("/v2/repository/models/add_sub/load").status == 200
 
 
 def test_a_directory_whose_name_is_not_utf8_is_passed_over_and_the_others_serve(tmp_path: Path) -> None:
