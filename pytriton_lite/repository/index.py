@@ -14,6 +14,8 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 
 # The last two are pytest's, of tests that lie in the model's folder; Triton warns of them.
 _NO_VERSIONS = frozenset({"warmup", "initial_state", "configs", "__pycache__", ".pytest_cache"})
+_NO_MODELS = frozenset({"lost+found", "__pycache__"})
+"""What appears by itself beside models: at the root of a volume with ext2 to ext4, and beside tests and other code."""
 _LARGEST_VERSION = (1 << 63) - 1
 
 
@@ -102,7 +104,9 @@ def list_models(roots: Sequence[Path], *, namespaces: Mapping[Path, str] | None 
             unreadable[root] = _cannot_open(root, error)
             continue
         for name in names:
-            if name.startswith("."):
+            if name in _NO_MODELS:
+                notices.append(Notice(logging.INFO, f"skipping directory '{name}' of model repository {root}"))
+            elif name.startswith("."):
                 # Triton takes it for a model without a version, and a .git makes it fail to start.
                 notices.append(Notice(logging.INFO, f"skipping hidden directory '{name}' of model repository {root}"))
             elif not is_utf8(name):
@@ -141,7 +145,9 @@ def merge_scans(scans: Mapping[Path, Scan], unreadable: Mapping[Path, str]) -> S
 
 def is_model_name(name: str) -> bool:
     """Whether a directory of a repository can be a model called so; what clients send can lead elsewhere."""
-    return bool(name) and not name.startswith(".") and "/" not in name and "\0" not in name and is_utf8(name)
+    if not name or name.startswith(".") or name in _NO_MODELS:
+        return False
+    return "/" not in name and "\0" not in name and is_utf8(name)
 
 
 def is_version(entry: str) -> bool:

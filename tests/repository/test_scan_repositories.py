@@ -94,6 +94,14 @@ def test_hidden_directories_are_no_models_and_the_log_says_so(tmp_path: Path) ->
     assert scan.notices == (Notice(logging.INFO, f"skipping hidden directory '.git' of model repository {tmp_path}"),)
 
 
+@pytest.mark.parametrize("name", ["lost+found", "__pycache__"])
+def test_what_appears_by_itself_beside_models_is_none(tmp_path: Path, name: str) -> None:
+    make(tmp_path, name, "m/1")
+    scan = scan_repositories([tmp_path])
+    assert (names(scan), find_model([tmp_path], name)) == (["m"], [])
+    assert texts(scan.notices) == [f"skipping directory '{name}' of model repository {tmp_path}"]
+
+
 def test_directories_whose_names_are_not_utf8_are_no_models_and_no_versions(tmp_path: Path) -> None:
     strange = os.fsdecode(b"m\xff")
     make(tmp_path, f"{strange}/1", f"m/{strange}")
