@@ -74,8 +74,8 @@ class _Call:
         """What waits for the peer's windows, in pieces of at most one frame."""
         self.ends = False
         """The client has said all."""
-        self.body = b""
-        """Of a message that is not complete."""
+        self.body = bytearray()
+        """Of a message that is not complete. It grows in place: a large one comes in thousands of frames."""
         self.received = 0
         """Bytes of data that its window has not got back."""
 
@@ -235,7 +235,10 @@ class GrpcWire:
             call.received = 0
         if flags & _PADDED:
             begin, end = _unpadded(data, flags & _PADDED, begin, end)
-        body = call.body + data[begin:end] if call.body else data[begin:end]
+        is_begun = bool(call.body)
+        if is_begun:
+            call.body += memoryview(data)[begin:end]
+        body = call.body if is_begun else data[begin:end]
         at, size = 0, len(body)
         while size - at >= 5:
             behind = at + 5 + int.from_bytes(body[at + 1 : at + 5], "big")
@@ -243,9 +246,12 @@ class GrpcWire:
                 break
             if body[at]:
                 raise ForeignAnswer("the server has compressed a message, which it was not asked for")
-            events.append(Message(stream, body[at + 5 : behind]))
+            events.append(Message(stream, bytes(body[at + 5 : behind])))
             at = behind
-        call.body = body[at:]
+        if is_begun:
+            del call.body[:at]
+        else:
+            call.body += body[at:]
         if flags & _END_STREAM:
             del self._calls[stream]
             events.append(CallEnd(stream, 2, "the server has ended a call without a status"))

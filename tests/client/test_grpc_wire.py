@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 
 import hpack
 import pytest
@@ -59,6 +60,27 @@ def test_answers_are_the_same_in_pieces_of_any_size(size: int) -> None:
     for at in range(0, len(data), size):
         events += wire.receive(data[at : at + size])
     assert events == [event for stream in streams for event in (Message(stream, b"answer"), CallEnd(stream, 0, ""))]
+
+
+def test_a_large_answer_is_not_copied_for_each_of_its_frames() -> None:
+    wire = started()
+    stream = wire.call("/s/M", b"x")
+    wire.receive(frame(HEADERS, 4, stream, OPENING))
+    data = message(bytes(4 << 20))
+    events: list[Event] = []
+    allocated = 0
+    tracemalloc.start()
+    try:
+        for at in range(0, len(data), 16_384):
+            piece = frame(DATA, 0, stream, data[at : at + 16_384])
+            before = tracemalloc.get_traced_memory()[0]
+            tracemalloc.reset_peak()
+            events += wire.receive(piece)
+            allocated += tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert events == [Message(stream, bytes(4 << 20))]
+    assert allocated < 8 * len(data)
 
 
 def test_the_fields_of_later_calls_refer_to_those_of_the_first() -> None:
