@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -317,6 +318,19 @@ class GrpcClient(_Connected):
     def _unary(self, method: str, message: Any) -> bytes:
         return self._call(method, message.SerializeToString())
 
+    def _is_usable(self, connection: socket.socket) -> bool:
+        """Whether the server takes another call: since the last one it may have closed, or said that it will."""
+        connection.settimeout(0)
+        try:
+            while received := connection.recv(_RECEIVE_BYTES):
+                self._wire.receive(received)
+            return False
+        except (BlockingIOError, ssl.SSLWantReadError):
+            connection.settimeout(self._timeout_s)
+            return not self._wire.is_closing
+        except (OSError, ForeignAnswer):
+            return False
+
     def _call(self, method: str, message: bytes) -> bytes:
         answers = list(self._messages(method, message))
         if len(answers) != 1:
@@ -325,7 +339,7 @@ class GrpcClient(_Connected):
 
     def _messages(self, method: str, message: bytes) -> Iterator[bytes]:
         """The messages of one call. Raises Refused behind them where it ends with another status than OK."""
-        if self._wire.is_closing:
+        if self._socket is not None and not self._is_usable(self._socket):
             self.close()
         is_fresh = self._socket is None
         connection = self._open()

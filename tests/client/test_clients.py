@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -185,6 +185,65 @@ def test_a_server_that_closes_without_an_answer_is_told(protocol: Protocol) -> N
         pytest.raises(Unreachable, match="clos"),
     ):
         client.extensions()
+
+
+class Relay:
+    """A port that leads to *server*, as a proxy's does. It closes with its context."""
+
+    def __init__(self, server: str) -> None:
+        host, _, port = server.rpartition("/")[2].rpartition(":")
+        self._server = (host, int(port))
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self._ends: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                ends = self._listening.accept()[0], socket.create_connection(self._server)
+            except OSError:
+                return
+            self._ends += ends
+            for source, sink in (ends, ends[::-1]):
+                self._threads.append(threading.Thread(target=self._pump, args=(source, sink)))
+                self._threads[-1].start()
+
+    @staticmethod
+    def _pump(source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data)
+
+    def cut(self) -> None:
+        """Close every connection."""
+        ends, self._ends = self._ends, []
+        for end in ends:
+            end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def __enter__(self) -> Relay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        self.cut()
+        for thread in self._threads:
+            thread.join()
+
+
+def test_a_connection_that_was_closed_while_it_was_idle_is_opened_again(target: Target) -> None:
+    with (
+        Relay(target.authority) as relay,
+        open_client(parse_target(f"127.0.0.1:{relay.port}", target.protocol)) as client,
+    ):
+        assert client.metadata("echo_fp32").name == "echo_fp32"
+        relay.cut()
+        assert client.statistics("echo_fp32") is not None
+        relay.cut()
+        assert len(client.infer(floats(1000)).outputs[0].content()) == 4000
 
 
 def test_a_page_that_is_no_v2_server_is_told() -> None:
