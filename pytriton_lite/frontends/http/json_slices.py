@@ -303,9 +303,7 @@ class _Splitter:
             end = index + int(ends[0]) if len(ends) else len(places)
             next_object = np.searchsorted(objects, index)
             if next_object < len(objects) and objects[next_object] < end:
-                if self._array_start < at:
-                    raise TooComplex("an array of more than 64 KiB with objects in it")
-                self._array_start = -1
+                self._leave_array()  # it may have begun in an earlier piece, of which its parts have to be counted
                 continue
             stop = int(places[end]) + 1 if end < len(places) else len(found)
             self._array_containers += int((kinds[index:end] == _OPEN).sum())
