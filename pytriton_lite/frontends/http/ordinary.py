@@ -281,7 +281,7 @@ class OrdinaryRequests:
         request, forms = reading.whole(body)
         self._forms = forms
         if document:
-            self._templates.keep(document, request, forms)
+            self._templates.keep(document, request, forms, len(body) - json_bytes)
         return request
 
     # ------------------------------------------------------------------------------------------ out

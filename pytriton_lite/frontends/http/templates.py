@@ -304,8 +304,11 @@ class Templates:
             return None
         return template.request(model_name, version, request_id, body, at), template.forms
 
-    def keep(self, document: bytes, request: InferenceRequest, forms: OutputForms) -> None:
-        """Remember a decoded request, if it is of the kind that repeats. What a region is, may change."""
+    def keep(self, document: bytes, request: InferenceRequest, forms: OutputForms, binary_bytes: int) -> None:
+        """Remember a decoded request, if it is of the kind that repeats. *binary_bytes* were behind *document*.
+
+        All its tensors lie there: what is in a region may change, and what is in *document* was read from there.
+        """
         request_id, rest = _without_id(document)
         if len(rest) > _LONGEST or request.output_windows is not None:
             return
@@ -314,9 +317,12 @@ class Templates:
             return
         if not all(type(tensor.data) is memoryview for tensor in request.inputs):
             return
+        template = Template(request, forms, has_id_cut=request_id is not None)
+        if template.nbytes != binary_bytes:
+            return
         if len(self._by_rest) >= _MOST:
             self._by_rest.clear()
-        self._by_rest[rest] = Template(request, forms, has_id_cut=request_id is not None)
+        self._by_rest[rest] = template
 
 
 def _without_id(document: bytes) -> tuple[str | None, bytes]:

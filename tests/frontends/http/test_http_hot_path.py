@@ -871,7 +871,7 @@ def test_a_template_gives_the_request_that_decoding_gives(
             regions=NO_REGIONS,
         )
         known = templates.read(text, "m", 3, text + data)
-        templates.keep(text, decoded, forms)
+        templates.keep(text, decoded, forms, 32)
         if known is None:
             continue
         request, known_forms = known
@@ -917,7 +917,7 @@ def with_id(request_id: str, rest: bytes, blank: str = "") -> bytes:
 def test_an_id_at_the_beginning_does_not_defeat_a_template(blank: str) -> None:
     templates = Templates()
     rest = document()[1:]
-    templates.keep(with_id("first", rest, blank), *decoded(with_id("first", rest, blank)))
+    templates.keep(with_id("first", rest, blank), *decoded(with_id("first", rest, blank)), 32)
     known = read(templates, with_id("a ~!#[]{}9", rest, blank))
     assert known is not None and known[0].request_id == "a ~!#[]{}9"
     known = read(templates, with_id("", rest, blank))
@@ -928,7 +928,7 @@ def test_an_id_at_the_beginning_does_not_defeat_a_template(blank: str) -> None:
 def test_an_id_that_reads_otherwise_than_it_is_written_is_decoded(written: str) -> None:
     templates = Templates()
     rest = document()[1:]
-    templates.keep(with_id("plain", rest), *decoded(with_id("plain", rest)))
+    templates.keep(with_id("plain", rest), *decoded(with_id("plain", rest)), 32)
     assert read(templates, with_id(written, rest)) is None
 
 
@@ -939,7 +939,7 @@ def test_of_several_ids_the_last_counts_with_a_template_too() -> None:
         text = with_id(first, rest)
         known = read(templates, text)
         request, forms = decoded(text) if known is None else known
-        templates.keep(text, request, forms)
+        templates.keep(text, request, forms, 32)
         assert request.request_id == "last"
 
 
@@ -951,7 +951,7 @@ def test_an_id_whose_name_is_written_with_an_escape_counts_with_a_template_too(l
         text = with_id(first, rest)
         known = read(templates, text)
         request, forms = decoded(text) if known is None else known
-        templates.keep(text, request, forms)
+        templates.keep(text, request, forms, 32)
         assert request.request_id == last
 
 
@@ -991,7 +991,7 @@ def test_what_is_no_json_is_refused_though_it_is_a_part_of_what_was_seen() -> No
 def test_a_template_keeps_no_tensor() -> None:
     templates = Templates()
     data = bytearray(32)
-    templates.keep(document(), *decoded(document(), data))
+    templates.keep(document(), *decoded(document(), data), 32)
     data.clear()  # raises BufferError where a view of it is left
 
 
@@ -1094,14 +1094,25 @@ def test_a_shape_that_no_message_can_say_is_refused_for_what_the_model_wants(sha
     in_session(scenario)
 
 
-def test_documents_with_json_tensors_are_not_remembered() -> None:
-    templates = Templates()
-    text = json.dumps({"inputs": [{"name": "A", "shape": [1], "datatype": "FP32", "data": [1]}]}).encode()
-    request, forms = codec.decode(
-        text, model_name="m", version=None, available=0, binary=memoryview(b""), max_input_size=100, regions=NO_REGIONS
+@pytest.mark.parametrize("has_binary", [False, True])
+def test_documents_with_json_tensors_are_not_remembered(has_binary: bool) -> None:
+    entries = json.loads(document())["inputs"]
+    data = {"name": "INPUT0", "shape": [4], "datatype": "FP32", "data": [1, 2, 3, 4]}
+    text = json.dumps({"inputs": [data, entries[1] if has_binary else data | {"name": "INPUT1"}]}).encode()
+    tail = vector(1, 1, 1, 1) if has_binary else b""
+    whole = message_of(text, tail, b"").replace(
+        b"%d\r\n\r\n" % (len(text) + 32), b"%d\r\n\r\n" % (len(text) + len(tail))
     )
-    templates.keep(text, request, forms)
-    assert read(templates, text, b"") is None
+
+    async def scenario(session: Session) -> None:
+        for _ in range(2):
+            session.send(whole)
+            assert (await session.reply())[0] == 200
+            session.send(message_of(text, vector(9, 9, 9, 9), vector(9, 9, 9, 9)))
+            status, _, answer = await session.reply()
+            assert (status, answer["error"]) == (400, "unexpected additional input data for model 'add_sub'")
+
+    in_session(scenario)
 
 
 class OverloadedServer(FakeServer):
