@@ -154,7 +154,8 @@ def _with_cors(app: AsgiApp, origins: tuple[str, ...]) -> AsgiApp:
         allow_origins=origins,
         allow_methods=("GET", "POST"),
         allow_headers=("*",),
-        expose_headers=("Inference-Header-Content-Length", "Content-Encoding"),
+        # Those that clients act upon; a page reads no other but a few of the fetch standard's.
+        expose_headers=("Inference-Header-Content-Length", "Content-Encoding", "Retry-After", "X-Request-Id"),
     )
     answer: AsgiApp = with_cors
     return answer
