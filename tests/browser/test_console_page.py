@@ -15,7 +15,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.conftest import OpenPage
-from tests.harness import RunningServer, free_ports, tensor
+from tests.harness import RunningServer, free_ports, tensor, write_model
 
 SIZES = (360, 768, 1280)
 PAGES = {
@@ -24,6 +24,21 @@ PAGES = {
     "server-log": "/#/log", "docs": "/docs",
 }  # fmt: skip
 ONE_MODEL = ("--model-control-mode=explicit", "--load-model=add_sub")
+ECHO = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            arrays = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
+            outputs = [np.where(array == 0, np.nan, array).astype(array.dtype) for array in arrays]
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("text", output)]) for output in outputs]
+"""
+ECHO_CONFIG = """
+    backend: "python"
+    input [ { name: "IN" data_type: TYPE_%s dims: [ 2 ] } ]
+    output [ { name: "text" data_type: TYPE_%s dims: [ 2 ] } ]
+"""
 ANSWERED_BADLY = "Failed to load resource: the server responded with a status of"
 """What Chromium itself logs of an answer that is an error."""
 
@@ -151,6 +166,53 @@ def test_integers_that_no_double_holds_come_back_as_they_are(server: RunningServ
     type_values(page, "B", "1")
     send(page)
     expect(answer(page).locator('[data-output="Q"] pre')).to_have_text("[[9007199254740993]]")
+
+
+def choose_route(page: Page, route: str) -> None:
+    page.get_by_text("Version, route, id and parameters").click()
+    page.get_by_label("Route").select_option(route)
+
+
+@pytest.mark.parametrize("route", ["infer", "generate", "generate_stream"])
+def test_numbers_that_json_has_not_are_shown_as_they_are(
+    server: RunningServer, open_page: OpenPage, route: str
+) -> None:
+    page = open_page(url(server, "/#/models/add_sub"))
+    type_values(page, "INPUT0", "1e39, -1e39, 1, 2")
+    type_values(page, "INPUT1", "1e39, 1, 1, 2")
+    choose_route(page, route)
+    send(page)
+    expect(answer(page)).to_contain_text("[Infinity, -Infinity, 2, 4]")
+    expect(answer(page)).to_contain_text("[NaN, -Infinity, 0, 0]")
+
+
+def test_a_half_precision_number_that_is_none_is_shown_as_it_is(open_page: OpenPage, tmp_path: Path) -> None:
+    write_model(tmp_path, "echo", ECHO, ECHO_CONFIG % ("FP16", "FP16"))
+    with RunningServer(tmp_path) as running:
+        page = open_page(url(running, "/#/models/echo"))
+        type_values(page, "IN", "0, 1e9")
+        send(page)
+        expect(answer(page).locator('[data-output="text"] pre')).to_have_text("[NaN, Infinity]")
+
+
+def test_generate_shows_integers_that_no_double_holds_as_they_are(server: RunningServer, open_page: OpenPage) -> None:
+    page = open_page(url(server, "/#/models/divide"))
+    type_values(page, "A", "9007199254740993")
+    type_values(page, "B", "1")
+    choose_route(page, "generate")
+    send(page)
+    expect(answer(page).locator("dd pre")).to_have_text("9007199254740993")
+
+
+def test_an_answer_is_shown_whole_whatever_its_outputs_are_called(open_page: OpenPage, tmp_path: Path) -> None:
+    write_model(tmp_path, "echo", ECHO, ECHO_CONFIG % ("FP32", "FP32"))
+    with RunningServer(tmp_path) as running:
+        page = open_page(url(running, "/#/models/echo"))
+        type_values(page, "IN", "1, 2")
+        choose_route(page, "generate")
+        send(page)
+        answer(page).get_by_text("Document").click()
+        expect(answer(page).locator("details pre")).to_contain_text('"model_name": "echo"')
 
 
 def test_an_image_file_is_sent_as_pixels_and_an_image_comes_back(

@@ -4,7 +4,7 @@ import { LostError, address, connection, errorOf, get, send } from "./api.js";
 import { h, newId, setText } from "./dom.js";
 import { bytes, milliseconds } from "./format.js";
 import { watchConnection } from "./notices.js";
-import { toJson } from "./tensors.js";
+import { fromJson, toJson } from "./tensors.js";
 
 const FIRST = "served models";
 const MOST_SHOWN = 50_000;
@@ -130,7 +130,7 @@ function schemasOf(operation) {
 function pretty(text) {
   let shown = text;
   try {
-    shown = JSON.stringify(JSON.parse(text), null, 2);
+    shown = JSON.stringify(fromJson(text), null, 2);
   } catch {
     // A stream, say.
   }

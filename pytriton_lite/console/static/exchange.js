@@ -74,7 +74,7 @@ export async function generate(request, signal) {
   });
   if (!response.ok) throw await errorOf(response);
   const text = await response.text();
-  return { status: response.status, bytes: text.length, document: JSON.parse(text) };
+  return { status: response.status, bytes: text.length, document: fromJson(text) };
 }
 
 /** The next piece of a stream. Raises LostError where the server goes in the middle of it, AbortError where *signal* was used. */
@@ -103,7 +103,7 @@ export async function generateStream(request, onEvent, signal) {
     const events = (rest + value).split("\n\n");
     rest = events.pop();
     for (const event of events) {
-      if (event.startsWith("data: ")) onEvent(JSON.parse(event.slice(6)));
+      if (event.startsWith("data: ")) onEvent(fromJson(event.slice(6)));
     }
   }
   return { status: response.status };

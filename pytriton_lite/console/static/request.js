@@ -7,7 +7,7 @@ import { bytes, count, joinedTexts, milliseconds } from "./format.js";
 import { picture } from "./images.js";
 import { inputControls } from "./inputs.js";
 import { curl, pythonGrpc, pythonHttp } from "./snippets.js";
-import { nested } from "./tensors.js";
+import { nested, toJson } from "./tensors.js";
 
 const MOST_SHOWN = 200;
 const MOST_EVENTS = 1000;
@@ -156,7 +156,7 @@ export function requestForm({ metadata, config, about }) {
   function show(result, parts, took) {
     setText(status, `Answered in ${took}, ${bytes(result.bytes)}`);
     put(answer, parts(result), h("details", {}, h("summary", {}, "Document"),
-      h("pre", { tabindex: "0" }, cut(JSON.stringify(result.document, (key, value) => value?.text ?? value, 2)))));
+      h("pre", { tabindex: "0" }, cut(JSON.stringify(result.document, null, 2)))));
   }
 
   async function stream(request, began) {
@@ -193,13 +193,13 @@ export function requestForm({ metadata, config, about }) {
     if (members.error !== undefined) return h("li", {}, time, " ", h("span", { class: "error" }, members.error));
     const { model_name: name, model_version: number, ...rest } = members;
     return h("li", { title: `${name}, version ${number}` }, time, " ", Object.entries(rest).map(([key, value]) =>
-      h("span", { class: "member" }, h("code", {}, key), " ", cut(typeof value === "string" ? value : JSON.stringify(value)))));
+      h("span", { class: "member" }, h("code", {}, key), " ", cut(typeof value === "string" ? value : toJson(value)))));
   }
 
   function membersOf({ document }) {
     const { model_name: name, model_version: number, ...rest } = document;
     return [h("p", { class: "muted" }, `${name}, version ${number}`), h("dl", {}, Object.entries(rest).map(([key, value]) =>
-      [h("dt", {}, h("code", {}, key)), h("dd", {}, h("pre", { tabindex: "0" }, cut(typeof value === "string" ? value : JSON.stringify(value))))]))];
+      [h("dt", {}, h("code", {}, key)), h("dd", {}, h("pre", { tabindex: "0" }, cut(typeof value === "string" ? value : toJson(value))))]))];
   }
 
   function tensorsOf({ document, outputs }) {

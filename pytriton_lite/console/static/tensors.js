@@ -16,6 +16,11 @@ export class Raw {
   toString() {
     return this.text;
   }
+
+  /** The nearest that JSON.stringify can write. */
+  toJSON() {
+    return this.text;
+  }
 }
 
 /** JSON.stringify, with Raw. */
@@ -30,11 +35,21 @@ export function toJson(value, indent = "") {
   return JSON.stringify(value);
 }
 
-/** JSON.parse, in which integers that no double holds become Raw, where the browser can tell. */
+const BESIDE_JSON = /"[^"\\]*(?:\\.[^"\\]*)*"|NaN|-?Infinity/g;
+const MARK = "\0"; // in front of a text, which models hardly ever have
+
+/**
+ * JSON.parse, in which these become Raw: numbers that are not finite, which the server writes although JSON has none, and integers
+ * that no double holds, where the browser can tell.
+ */
 export function fromJson(text) {
-  if (!/"U?INT64"/.test(text)) return JSON.parse(text);
-  return JSON.parse(text, (key, value, context) =>
-    Number.isInteger(value) && !Number.isSafeInteger(value) && context?.source ? new Raw(context.source) : value);
+  const isBeside = /NaN|Infinity/.test(text);
+  if (!isBeside && !/[^\d.]\d{16}/.test(text)) return JSON.parse(text);
+  const marked = isBeside ? text.replace(BESIDE_JSON, (token) => (token.startsWith('"') ? token : `"\\u0000${token}"`)) : text;
+  return JSON.parse(marked, (key, value, context) => {
+    if (isBeside && typeof value === "string" && value.startsWith(MARK)) return new Raw(value.slice(1));
+    return Number.isInteger(value) && !Number.isSafeInteger(value) && context?.source ? new Raw(context.source) : value;
+  });
 }
 
 export function isReal(datatype) {
@@ -172,7 +187,7 @@ export function fromBytes(datatype, bytes) {
 /** Flat elements as a nested text, cut after *most* of them. */
 export function nested(elements, shape, most) {
   const shown = elements.slice(0, most);
-  const write = (element) => (element instanceof Raw ? element.text : JSON.stringify(element) ?? String(element));
+  const write = (element) => (typeof element === "number" ? String(element) : toJson(element));
   let at = 0;
   function level(depth) {
     if (depth === shape.length) {
