@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -24,7 +25,10 @@ _FORMATTER = logging.Formatter()
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One record. ``number`` grows with each record of the process; ``time_ms`` is of the wall clock."""
+    """One record. ``time_ms`` is of the wall clock.
+
+    ``number`` grows with each record, and from a server to the next one in its place.
+    """
 
     number: int
     time_ms: int
@@ -58,7 +62,8 @@ class RecentLines(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self._number = 0
+        # In microseconds, none of which brings two lines. A page may have seen lines of an earlier server, and not its end.
+        self._number = time.time_ns() // 1000
         self._server = _Ring()
         self._errors = _Ring()
         self._models: OrderedDict[str, _Ring] = OrderedDict()

@@ -64,13 +64,28 @@ def test_only_what_is_new_is_told_to_who_says_what_he_has_seen(lines: RecentLine
     assert [line.text for line in lines.of_model("m", seen)] == ["two"]
 
 
+def test_what_a_server_says_is_new_to_who_has_seen_lines_of_the_one_before_it(
+    lines: RecentLines, logger: logging.Logger
+) -> None:
+    for _ in range(3):
+        logger.error("earlier")
+    logger.removeHandler(lines)
+    next_one = RecentLines()
+    logger.addHandler(next_one)
+    logger.error("later")
+    seen = lines.errors()[-1].number
+    assert (
+        [line.text for line in next_one.errors(seen)] == [line.text for line in next_one.of_server(seen)] == ["later"]
+    )
+
+
 def test_what_the_server_says_of_a_model_is_among_its_lines(lines: RecentLines, logger: logging.Logger) -> None:
     logger.info("loading: add:1")
     logger.info("printed", extra={"model": "add"})
     logger.error("failed to load 'add' version 1: Internal: boom")
     logger.error("failed to load 'add_sub' version 1: Internal: boom")
     assert [line.text[:11] for line in lines.of_model("add")] == ["loading: ad", "printed", "failed to l"]
-    assert len(lines.of_model("add", after=2)) == 1
+    assert len(lines.of_model("add", after=lines.of_model("add")[1].number)) == 1
 
 
 def test_a_table_stands_below_its_title(lines: RecentLines, logger: logging.Logger) -> None:
