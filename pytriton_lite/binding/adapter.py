@@ -20,7 +20,7 @@ import numpy as np
 from pytriton_lite.binding import decorators
 from pytriton_lite.binding.decorators import Outputs, named
 from pytriton_lite.binding.request import Array, Request
-from pytriton_lite.binding.specification import CURRENT, Specification
+from pytriton_lite.binding.specification import CURRENT, Specification, is_class
 from pytriton_lite.core import dtypes
 from pytriton_lite.worker import pb_utils
 from pytriton_lite.worker.request import InferenceRequest
@@ -55,7 +55,7 @@ class BoundModel:
         found = _NUMBER.search(args["model_instance_name"])
         function = functions[int(found[1]) % len(functions) if found is not None else 0]
         CURRENT.set(self._specification)
-        self._function = function() if inspect.isclass(function) else function
+        self._function = function() if is_class(function) else function
         self._call = (
             self._function if self._specification.takes_requests else _by_name(self._function, self._specification)
         )
@@ -63,7 +63,7 @@ class BoundModel:
     def finalize(self) -> None:
         """Let an object that was made here finish."""
         finalize = getattr(self._function, "finalize", None)
-        if callable(finalize) and any(map(inspect.isclass, self._specification.functions)):
+        if callable(finalize) and any(map(is_class, self._specification.functions)):
             finalize()
 
     # ------------------------------------------------------------------------------------------ execute

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import inspect
 import json
 import typing
@@ -324,13 +325,18 @@ def specify(function: object, said: Said, *, takes_requests: bool = False) -> Sp
         if not callable(one):
             raise TypeError(f"a model is a function, a class or a callable object, not {type(one).__name__}: {one!r}")
     first = functions[0]
-    said = said.over(getattr(first, SPECIFICATION, Said()))
-    if said.name is None and getattr(first, "__name__", "") == "<lambda>":
+    whole = _without_partials(first)
+    said = said.over(getattr(first, SPECIFICATION, getattr(whole, SPECIFICATION, Said())))
+    if said.name is None and getattr(whole, "__name__", "") == "<lambda>":
         raise ValueError("a lambda has no name for its model: say name=…")
-    name = str(said.name if said.name is not None else getattr(first, "__name__", type(first).__name__))
+    name = str(said.name if said.name is not None else getattr(whole, "__name__", type(whole).__name__))
     _check_name(name)
     called = _called(first)
-    takes_requests = takes_requests or getattr(called, TAKES_REQUESTS, False) or _first_parameter(called) == "requests"
+    takes_requests = (
+        takes_requests
+        or getattr(_without_partials(called), TAKES_REQUESTS, False)
+        or _first_parameter(called) == "requests"
+    )
     inputs = _named(said.inputs if said.inputs is not None else _annotated_inputs(called, name), "INPUT", name)
     outputs = _named(said.outputs if said.outputs is not None else _annotated_outputs(called, name), "OUTPUT", name)
     if not takes_requests:
@@ -393,13 +399,30 @@ def _check_name(name: str) -> None:
         )
 
 
+def _without_partials(function: Any) -> Any:
+    """What ``functools.partial`` was given, however often, or *function* itself."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def is_class(function: object) -> bool:
+    """Whether each worker makes an object of it: a class, or a partial of one, which has arguments for its ``__init__``."""
+    return inspect.isclass(_without_partials(function))
+
+
 def _called(function: Any) -> Callable[..., Any]:
     """What is called for a request: the function itself, or ``__call__`` of an object or of what a class makes."""
-    if inspect.isclass(function):
-        if "__call__" not in dir(function):
-            raise TypeError(f"class {function.__name__} has no __call__, which would be its model")
-        return typing.cast("Callable[..., Any]", getattr(function, "__call__"))  # noqa: B004, B009
-    if inspect.isroutine(function) or inspect.isfunction(inspect.unwrap(function)):
+    if is_class(function):
+        made = _without_partials(function)
+        if "__call__" not in dir(made):
+            raise TypeError(f"class {made.__name__} has no __call__, which would be its model")
+        return typing.cast("Callable[..., Any]", getattr(made, "__call__"))  # noqa: B004, B009
+    if (
+        inspect.isroutine(function)
+        or isinstance(function, functools.partial)
+        or inspect.isfunction(inspect.unwrap(function))
+    ):
         return typing.cast("Callable[..., Any]", function)
     return typing.cast("Callable[..., Any]", getattr(function, "__call__"))  # noqa: B004, B009
 
@@ -417,13 +440,20 @@ def _first_parameter(called: Callable[..., Any]) -> str:
     return found[0].name if found else ""
 
 
+def _innermost(called: Callable[..., Any]) -> Callable[..., Any]:
+    """What was written: *called* without its decorators and partials."""
+    while (inner := inspect.unwrap(_without_partials(called))) is not called:
+        called = inner
+    return called
+
+
 def _is_generator(called: Callable[..., Any]) -> bool:
-    inner = inspect.unwrap(called)
+    inner = _innermost(called)
     return inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner)
 
 
 def _hints(called: Callable[..., Any], name: str) -> dict[str, Any]:
-    inner = inspect.unwrap(called)
+    inner = _innermost(called)
     inner = getattr(inner, "__func__", inner)
     raw = dict(getattr(inner, "__annotations__", {}))
     if not any(isinstance(value, str) for value in raw.values()):
@@ -455,7 +485,10 @@ def _tensor_in(annotation: object) -> Tensor | None:
 def _annotated_inputs(called: Callable[..., Any], name: str) -> list[Tensor]:
     hints = _hints(called, name)
     found: list[Tensor] = []
+    given = called.keywords if isinstance(called, functools.partial) else {}
     for parameter in _parameters(inspect.unwrap(called)):
+        if parameter.name in given:
+            continue
         tensor = _tensor_in(hints.get(parameter.name))
         if tensor is None:
             if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):

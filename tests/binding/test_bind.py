@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -311,6 +312,35 @@ def test_a_class_that_cannot_be_made_is_not_bound(server: Server) -> None:
         server.bind(Broken, inputs=[ROWS], outputs=[SUMS])
     with pytest.raises(ValueError, match="no model 'Broken' is bound"):
         server.unbind("Broken")
+
+
+class Added:
+    def __init__(self, more: float) -> None:
+        self.more = more
+
+    def __call__(self, x: Any) -> Any:
+        return x + self.more
+
+    def finalize(self) -> None:
+        print("finalized")
+
+
+def counted(x: Any, times: int) -> Any:
+    for _ in range(times):
+        yield x
+
+
+def test_partials_are_functions_and_classes_with_some_of_their_arguments(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="pytriton_lite")
+    server.bind(partial(Added, 3), inputs=[ROWS], outputs=[Tensor((-1,), np.float32, "y")])
+    server.bind(partial(counted, times=3), inputs=[ROWS], outputs=[Tensor((-1,), np.float32, "y")])
+    assert server.infer("Added", {"x": [1]})["y"].tolist() == [4]
+    assert [answer["y"].tolist() for answer in server.stream("counted", {"x": [1]})] == [[1]] * 3
+    server.unbind("counted")
+    server.unbind("Added")
+    until(lambda: "finalized" in caplog.text)
 
 
 def test_one_function_for_each_instance(server: Server) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
 import pytest
 
+from pytriton_lite.binding.decorators import batch
 from pytriton_lite.binding.specification import (
     DynamicBatcher,
     QueuePolicy,
@@ -105,6 +107,33 @@ def test_generators_are_decoupled_and_requests_are_told_by_their_name() -> None:
     for one in (Callable, Callable()):
         made = specify(one, said())
         assert made.takes_requests and made.decoupled and made.name == "Callable"
+
+
+def test_a_partial_is_what_it_was_made_of() -> None:
+    @model(max_batch_size=2)
+    def scaled(x: Tensor((1,), np.float32), *, by: float) -> Tensor((1,), np.float32, "y"):  # type: ignore[valid-type]
+        return x * by
+
+    @batch
+    def stream(x: Any, by: float) -> Any:
+        yield x * by
+
+    class Weights:
+        def __init__(self, by: float) -> None: ...
+
+        def __call__(self, x: Any) -> Any: ...
+
+    made = specify(partial(scaled, by=2), Said())
+    assert (made.name, made.max_batch_size, made.decoupled) == ("scaled", 2, False)
+    assert [tensor.name for tensor in (*made.inputs, *made.outputs)] == ["x", "y"]
+    made = specify(partial(partial(stream, 5), by=2), said())
+    assert made.takes_requests and made.decoupled and made.name == "stream"
+    assert specify(partial(lambda weights, requests: requests, 5), said(name="m")).takes_requests
+    assert specify(partial(Weights, by=2), said()).name == "Weights"
+    with pytest.raises(ValueError, match="a lambda has no name for its model"):
+        specify(partial(lambda x, by: x, by=2), said())
+    with pytest.raises(TypeError, match="parameter 'by' of model 'm' is none of its inputs"):
+        specify(partial(lambda x, by, more: x, more=2), said(name="m"))
 
 
 def test_one_function_for_each_instance() -> None:
