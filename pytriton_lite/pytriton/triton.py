@@ -340,6 +340,10 @@ class Triton:
         """Whether it was started, and not stopped."""
         return self._is_connected
 
+    def get_access_token(self) -> str | None:
+        """The token that restricted endpoints want; None where none is restricted, and none was given."""
+        return self._security.access_token
+
     @property
     def server(self) -> Server:
         """The server itself, for what PyTriton has no name for. Not PyTriton's."""

@@ -183,7 +183,7 @@ def test_what_is_restricted_wants_the_token(triton: Triton) -> None:
     client = tritonclient.http.InferenceServerClient(f"127.0.0.1:{triton.server.http_port}")
     with pytest.raises(Exception, match="triton-access-token"):
         client.get_inference_statistics()
-    token = triton._security.access_token
+    token = triton.get_access_token()
     assert client.get_inference_statistics(headers={"triton-access-token": token})["model_stats"]
     client.close()
     grpc = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{triton.server.grpc_port}")
