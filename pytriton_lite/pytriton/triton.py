@@ -390,10 +390,12 @@ def _options(config: TritonConfig, security: TritonSecurityConfig) -> dict[str, 
         del options[name]
     for listener in ("http", "grpc"):
         options.setdefault(f"{listener}_address", "0.0.0.0")
-    if security.restricted_endpoints:
-        group = f"{','.join(security.restricted_endpoints)}:{TRITON_ACCESS_HEADER}={security.access_token}"
-        if "http_restricted_api" not in options:
-            options["http_restricted_api"] = [group]
-        if "grpc_restricted_protocol" not in options:
-            options["grpc_restricted_protocol"] = [group]
+    for name in ("http_restricted_api", "grpc_restricted_protocol"):
+        given = options.get(name, ())
+        own = [given] if isinstance(given, str) else list(given)
+        # An endpoint has one key: that of the configuration, which names it itself.
+        named = {endpoint for group in own for endpoint in group.partition(":")[0].split(",")}
+        left = [endpoint for endpoint in security.restricted_endpoints or () if endpoint not in named]
+        if left:
+            options[name] = [*own, f"{','.join(left)}:{TRITON_ACCESS_HEADER}={security.access_token}"]
     return options

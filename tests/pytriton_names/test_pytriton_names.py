@@ -192,6 +192,19 @@ def test_what_is_restricted_wants_the_token(triton: Triton) -> None:
     grpc.close()
 
 
+def test_what_the_configuration_restricts_itself_opens_nothing_else() -> None:
+    config = TritonConfig(**ANY_PORTS, http_restricted_api="inference,logging:own-key=secret")
+    with Triton(config=config, security_config=TritonSecurityConfig(access_token="known")) as triton:
+        client = tritonclient.http.InferenceServerClient(f"127.0.0.1:{triton.server.http_port}")
+        with pytest.raises(Exception, match="triton-access-token"):
+            client.get_inference_statistics()
+        assert client.get_inference_statistics(headers={"triton-access-token": "known"}) == {"model_stats": []}
+        with pytest.raises(Exception, match="own-key"):
+            client.get_log_settings(headers={"triton-access-token": "known"})
+        assert client.get_log_settings(headers={"own-key": "secret"})
+        client.close()
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
