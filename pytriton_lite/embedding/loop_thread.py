@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 Answer = TypeVar("Answer")
 
-_LOOK_S = 1.0
-"""How often who waits looks whether the thread is still there, which ends at a server's stop."""
+LOOK_S = 1.0
+"""How often who waits looks whether the thread is still there, which ends at a server's stop, and whether a signal has come."""
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -112,7 +112,7 @@ class LoopThread:
             raise
         try:
             while True:
-                left_s = _LOOK_S if end_s is None else min(_LOOK_S, max(end_s - time.monotonic(), 0))
+                left_s = LOOK_S if end_s is None else min(LOOK_S, max(end_s - time.monotonic(), 0))
                 try:
                     return done.get(timeout=left_s).result()
                 except queue.Empty:

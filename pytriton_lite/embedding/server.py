@@ -10,6 +10,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -21,7 +22,7 @@ from pytriton_lite.binding.specification import DynamicBatcher, Said, Specificat
 from pytriton_lite.binding.template import Template
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import ParameterValue
-from pytriton_lite.embedding.loop_thread import LoopThread
+from pytriton_lite.embedding.loop_thread import LOOK_S, LoopThread
 from pytriton_lite.embedding.options import read_options, writes_log
 from pytriton_lite.embedding.requests import AsyncStream, Box, Calls, Response, SingleCall, Stream, Wanted, fulfiller
 from pytriton_lite.embedding.transports import GrpcMethods, HttpApplication, OpenWork, outcome
@@ -283,12 +284,20 @@ class Server:
         Without *timeout_s* Ctrl-C ends the wait, too, which is False then: the server serves until it is stopped, as by the end
         of its ``with``. With *timeout_s* KeyboardInterrupt passes through, out of the loop that such a call stands in.
         """
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
         try:
             if not self._has_stopped:
                 self._running()
-            item = self._ended.get(timeout=None if timeout_s is None else max(timeout_s, 0.0))
-        except queue.Empty:
-            return False
+            while True:
+                left_s = LOOK_S if end_s is None else min(LOOK_S, max(end_s - time.monotonic(), 0.0))
+                try:
+                    item = self._ended.get(timeout=left_s)
+                    break
+                except queue.Empty:
+                    # Python calls handlers of signals here. One that came when this had begun to wait and did not sleep yet, or
+                    # to another thread, wakes nobody.
+                    if end_s is not None and time.monotonic() >= end_s:
+                        return False
         except KeyboardInterrupt:
             if timeout_s is not None:
                 raise

@@ -682,6 +682,28 @@ def test_ctrl_c_passes_through_a_wait_that_has_an_end(repository: Path) -> None:
         assert server.is_running
 
 
+def test_a_signal_ends_the_wait_although_the_system_gives_it_to_another_thread(repository: Path) -> None:
+    """So does one that comes when the wait has begun and its thread does not sleep yet: neither wakes it."""
+    main = threading.get_ident()
+    stat = Path(f"/proc/self/task/{threading.get_native_id()}/stat")
+
+    def waits() -> bool:
+        is_there = sys._current_frames()[main].f_code is Server.wait.__code__
+        return is_there and stat.read_text().rpartition(")")[2].split()[0] == "S"
+
+    def take_the_signal() -> None:
+        until(waits)
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+
+    with Server(repository, load_model="echo") as server:
+        before = signal.signal(signal.SIGUSR1, lambda *_: server.stop())
+        taking = threading.Thread(target=take_the_signal)
+        taking.start()
+        assert server.wait()
+        taking.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
 def test_a_signals_handler_ends_the_start_that_it_interrupts(tmp_path: Path) -> None:
     begun = write_model(tmp_path, "late", LOADS_ON, "") / "1" / "begun"
     before, processes = set(threading.enumerate()), children()
