@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, KeysView, ValuesView
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,3 +60,7 @@ class Request:
     def items(self) -> ItemsView[str, Array]:
         """Names and inputs."""
         return self.data.items()
+
+    def traced_span(self, span_name: str) -> AbstractContextManager[None]:
+        """A block without a span of its own, as ``span`` is None: for functions that were written for PyTriton."""
+        return nullcontext()

@@ -61,7 +61,8 @@ def add_sub(**inputs: np.ndarray) -> Any:
 def scaled(requests: list[Request]) -> Any:
     answers = []
     for request in requests:
-        (a,) = request.values()
+        with request.traced_span("scale"):
+            (a,) = request.values()
         factor = float(request.parameters["header_factor"]) * float(request.parameters["parameter_factor"])
         answers.append(Response({"OUTPUT_1": (a * factor).astype(np.float32)}))
     return answers
