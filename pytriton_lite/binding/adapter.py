@@ -21,7 +21,7 @@ from pytriton_lite.binding import decorators
 from pytriton_lite.binding.decorators import Outputs, named
 from pytriton_lite.binding.request import Array, Request
 from pytriton_lite.binding.specification import CURRENT, Specification, is_class
-from pytriton_lite.core import dtypes
+from pytriton_lite.core import arrays, dtypes
 from pytriton_lite.worker import pb_utils
 from pytriton_lite.worker.request import InferenceRequest
 from pytriton_lite.worker.response import InferenceResponse
@@ -175,9 +175,14 @@ class BoundModel:
     def _response(self, request: Request, outputs: Any) -> InferenceResponse:
         if not isinstance(outputs, decorators.PLAIN):
             outputs = getattr(outputs, "data", outputs)  # a `Response` of PyTriton's has them there
-        return InferenceResponse(
-            [pb_utils.Tensor(name, self._checked(name, array, request)) for name, array in self._all(outputs).items()]
-        )
+        return InferenceResponse([self._tensor(name, array, request) for name, array in self._all(outputs).items()])
+
+    def _tensor(self, name: str, array: Any, request: Request) -> pb_utils.Tensor:
+        array = self._checked(name, array, request)
+        if array.dtype == np.float32 and self._outputs[name].datatype is dtypes.BF16:
+            made = arrays.tensor_of(name, array, dtypes.BF16)
+            return pb_utils.Tensor._of_request(name, made.datatype, made.shape, None, made.content)
+        return pb_utils.Tensor(name, array)
 
     def _all(self, data: Any) -> Outputs:
         name = self._specification.name
@@ -214,7 +219,7 @@ class BoundModel:
         tensor = self._outputs[name]
         wanted = tensor.datatype
         found = dtypes.from_numpy(array.dtype)
-        if found is not wanted and not (wanted is dtypes.BF16 and array.dtype.name == "bfloat16"):
+        if found is not wanted and not (wanted is dtypes.BF16 and found is dtypes.FP32):  # numpy has no BF16
             told = found.name if found is not None else str(array.dtype)
             raise ValueError(f"{self._where(name)} is {told}, and is declared as {wanted.name}")
         if len(dims) != len(tensor.shape) or any(want not in (-1, dim) for want, dim in zip(tensor.shape, dims)):
@@ -241,12 +246,19 @@ def _only(result: Any) -> Any:
 def _request_of(request: InferenceRequest) -> Request:
     parameters = request._parameters
     return Request(
-        {tensor._name: tensor.as_numpy() for tensor in request._inputs},
+        {tensor._name: _array_of(tensor) for tensor in request._inputs},
         json.loads(parameters) if parameters and parameters != "{}" else {},
         None,
         list(_in_order(request._requested_outputs)),
         request._request_id,
     )
+
+
+def _array_of(tensor: pb_utils.Tensor) -> Array:
+    """Its elements; FP32 for BF16, which numpy has not."""
+    if tensor._datatype is dtypes.BF16:
+        return arrays.decoded(tensor._buffer(), dtypes.BF16, tuple(tensor._shape))
+    return tensor.as_numpy()
 
 
 @functools.lru_cache(maxsize=1024)

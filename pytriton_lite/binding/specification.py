@@ -440,7 +440,7 @@ def _first_parameter(called: Callable[..., Any]) -> str:
     return found[0].name if found else ""
 
 
-def _innermost(called: Callable[..., Any]) -> Callable[..., Any]:
+def _innermost(called: Any) -> Any:
     """What was written: *called* without its decorators and partials."""
     while (inner := inspect.unwrap(_without_partials(called))) is not called:
         called = inner

@@ -343,6 +343,25 @@ def test_partials_are_functions_and_classes_with_some_of_their_arguments(
     until(lambda: "finalized" in caplog.text)
 
 
+@pytest.mark.parametrize("rows", [2, 5000])  # in the message, and in memory of its own
+def test_a_function_has_fp32_for_bf16(server: Server, rows: int) -> None:
+    def halved(x: Any) -> Any:
+        assert x.dtype == np.float32
+        return x / 2
+
+    given = np.full((rows, 2), 3, np.float32)
+    for name, dtype in (("to", np.float32), ("fro", "BF16")):
+        inputs, outputs = [Tensor((2,), dtype, "x")], [Tensor((2,), "BF16", "y")]
+        server.bind(halved, name=name, inputs=inputs, outputs=outputs, max_batch_size=8192)
+        assert (server.infer(name, {"x": given})["y"] == 1.5).all()
+    with contextlib.closing(tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http_port}")) as client:
+        tensor = tritonclient.http.InferInput("x", [rows, 2], "FP32")
+        tensor.set_data_from_numpy(given)
+        assert client.infer("to", [tensor]).get_output("y")["datatype"] == "BF16"
+    for name in ("to", "fro"):
+        server.unbind(name)
+
+
 def test_one_function_for_each_instance(server: Server) -> None:
     functions = [lambda x: x + 1, lambda x: x + 2]
     server.bind(functions, name="several", inputs=[ROWS], outputs=[Tensor((-1,), np.float32, "y")])
