@@ -75,8 +75,8 @@ def decode_response(headers: Mapping[str, str], body: bytes) -> InferResponse:
         document = orjson.loads(header)
         outputs = []
         at = 0
-        for entry in document.get("outputs", []):
-            size = entry.get("parameters", {}).get("binary_data_size")
+        for entry in document.get("outputs") or ():
+            size = (entry.get("parameters") or {}).get("binary_data_size")
             datatype = _datatype(entry["datatype"])
             shape = tuple(map(int, entry["shape"]))
             if size is None:
@@ -85,13 +85,14 @@ def decode_response(headers: Mapping[str, str], body: bytes) -> InferResponse:
                 outputs.append(Tensor(entry["name"], datatype, shape, rest[at : at + size]))
                 at += size
         return InferResponse(
-            str(document.get("model_name", "")),
-            str(document.get("model_version", "")),
-            str(document.get("id", "")),
+            # Where there is nothing to say, KServe's own server has null.
+            str(document.get("model_name") or ""),
+            str(document.get("model_version") or ""),
+            str(document.get("id") or ""),
             outputs,
-            document.get("parameters", {}),
+            document.get("parameters") or {},
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ForeignAnswer(f"the answer is no inference response ({error!r}): {header[:80]!r}") from None
 
 
@@ -101,7 +102,7 @@ def decode_metadata(document: Any) -> ModelMetadata:
         return ModelMetadata(
             document["name"],
             tuple(map(str, document.get("versions") or ())),
-            document.get("platform", ""),
+            document.get("platform") or "",
             tuple(map(_spec, document.get("inputs") or ())),
             tuple(map(_spec, document.get("outputs") or ())),
         )
@@ -130,7 +131,7 @@ def _datatype(name: str) -> dtypes.DataType:
 
 def _from_json(name: str, datatype: dtypes.DataType, shape: tuple[int, ...], data: Any) -> Tensor:
     if datatype is dtypes.BYTES:
-        array = np.empty(len(data), dtype=object)
-        array[:] = [element.encode() if isinstance(element, str) else bytes(element) for element in data]
+        array = np.array(data, dtype=object).ravel()  # the protocol lets lists be nested as the shape is
+        array[:] = [element.encode() for element in array]
         return make_tensor(name, datatype, array.reshape(shape))
     return make_tensor(name, datatype, np.array(data, datatype.numpy).reshape(shape))

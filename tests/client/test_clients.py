@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pytriton_lite.client.clients import open_client
+from pytriton_lite.client.clients import HttpClient, open_client
 from pytriton_lite.client.errors import ClientError, ForeignAnswer, Refused, Unreachable
 from pytriton_lite.client.messages import InferRequest, array_of, make_tensor
 from pytriton_lite.client.target import Protocol, Target, parse_target
@@ -254,6 +254,38 @@ def test_a_page_that_is_no_v2_server_is_told() -> None:
         pytest.raises(ForeignAnswer, match="no JSON"),
     ):
         client.extensions()
+
+
+def answered(document: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(document), document)
+
+
+def test_nulls_and_nested_lists_are_answers_of_the_protocol_too() -> None:
+    document = (
+        b'{"model_name": "m", "model_version": null, "id": null, "parameters": null, "outputs": ['
+        b'{"name": "A", "shape": [2], "datatype": "INT32", "parameters": null, "data": [1, 2]},'
+        b'{"name": "B", "shape": [2, 1], "datatype": "BYTES", "parameters": null, "data": [["x"], ["yz"]]}]}'
+    )
+    with answering(answered(document)) as port:
+        target = parse_target(f"127.0.0.1:{port}", Protocol.HTTP)
+        with HttpClient(target, is_binary=False) as client:
+            response = client.infer(InferRequest("m", []))
+    assert (response.version, response.id, response.parameters) == ("", "", {})
+    assert [array_of(tensor).tolist() for tensor in response.outputs] == [[1, 2], [[b"x"], [b"yz"]]]
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        b'{"name": "A", "shape": [1], "datatype": "INT8", "data": [300]}',
+        b'{"name": "A", "shape": [1], "datatype": "BYTES", "data": [3]}',
+    ],
+)
+def test_elements_that_are_none_of_their_data_type_are_told(output: bytes) -> None:
+    with answering(answered(b'{"outputs": [%s]}' % output)) as port:
+        target = parse_target(f"127.0.0.1:{port}", Protocol.HTTP)
+        with HttpClient(target, is_binary=False) as client, pytest.raises(ForeignAnswer, match="no inference response"):
+            client.infer(InferRequest("m", []))
 
 
 def test_a_silent_server_is_not_waited_for_longer_than_asked() -> None:
