@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pytriton_lite.client.errors import ClientError
 from pytriton_lite.client.messages import InferRequest, ModelMetadata, Parameter, TensorSpec, read_json
@@ -26,22 +24,26 @@ def read_rows(path: str) -> tuple[Iterator[Row | ClientError], int | None]:
     """
     if Path(path).suffix.lower() in (".parquet", ".pq"):
         return _parquet_rows(path)
-    return _json_lines(path), _count_lines(path)
-
-
-def _count_lines(path: str) -> int | None:
-    if path == "-":
-        return None
     try:
-        with open(path, "rb") as file:
-            return sum(1 for line in file if line.strip())
+        # Not sys.stdin: the end of Python waits for whoever reads from that, and a thread may do so for ever.
+        file = open(0 if path == "-" else path, "rb", closefd=path != "-")  # noqa: SIM115  # its rows close it
     except OSError as error:
         raise ClientError(f"cannot read {path}: {error.strerror or error}") from None
+    return _json_lines(path, file), _count_lines(file)
 
 
-def _json_lines(path: str) -> Iterator[Row | ClientError]:
-    with ExitStack() as stack:
-        file = sys.stdin.buffer if path == "-" else stack.enter_context(open(path, "rb"))
+def _count_lines(file: BinaryIO) -> int | None:
+    """The number of requests from here to the end of *file*; None for a pipe, which can be read but once."""
+    if not file.seekable():
+        return None
+    begin = file.tell()
+    count = sum(1 for line in file if line.strip())
+    file.seek(begin)
+    return count
+
+
+def _json_lines(path: str, file: BinaryIO) -> Iterator[Row | ClientError]:
+    with file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue

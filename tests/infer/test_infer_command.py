@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -305,6 +306,16 @@ def test_requests_may_come_from_stdin_and_go_as_a_table(server: RunningServer, t
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["#0 x", 'LOUD  BYTES  [1,1]  "A"', "#1", 'LOUD  BYTES  [1,1]  "B"']
+
+
+def test_requests_may_come_from_a_pipe_that_has_a_name(terminal: Terminal) -> None:
+    """As of a shell's ``<(…)``."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as pipe:
+        pipe.write('{"TEXT": "a"}\n')
+    typed = terminal.infer("shout", "--file", f"/dev/fd/{reading}")
+    os.close(reading)
+    assert [document["outputs"][0]["data"] for document in typed.documents] == [["A"]]
 
 
 def test_parquet_has_a_request_in_each_row(terminal: Terminal, tmp_path: Path) -> None:
