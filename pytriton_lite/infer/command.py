@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 import time
@@ -10,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 
@@ -225,7 +227,16 @@ class _Asking:
             thread.join()
 
 
+def _refuse_own_output(source: str, output: str) -> None:
+    """Refuse to write the answers into the file that the requests come from. Raises ClientError."""
+    with suppress(OSError):  # one of them is not there, which whoever opens it tells
+        if Path(output).is_file() and os.path.samestat(os.stat(0 if source == "-" else source), os.stat(output)):
+            raise ClientError(f"-o {output}: the requests come from that file; write the answers to another one")
+
+
 def _infer_many(arguments: Arguments, target: Target, metadata: ModelMetadata) -> int:
+    if arguments.value(_OUTPUT) is not None:
+        _refuse_own_output(arguments.value(_FILE), arguments.value(_OUTPUT))
     asking = _Asking(arguments, target, metadata)
     rows, total = requests.read_rows(arguments.value(_FILE))
     writer = results.open_writer(_format(arguments, "jsonl"), arguments.value(_OUTPUT), is_single=False)

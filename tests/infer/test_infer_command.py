@@ -308,6 +308,36 @@ def test_requests_may_come_from_stdin_and_go_as_a_table(server: RunningServer, t
     assert done.stdout.splitlines() == ["#0 x", 'LOUD  BYTES  [1,1]  "A"', "#1", 'LOUD  BYTES  [1,1]  "B"']
 
 
+def test_answers_do_not_take_the_place_of_their_requests(server: RunningServer, tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text('{"TEXT": "a"}\n')
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(path)
+    for source in (str(path), "-"):
+        with path.open() as stdin:
+            done = subprocess.run(
+                [
+                    sys.executable,
+                    "-m",
+                    "pytriton_lite",
+                    "infer",
+                    "shout",
+                    "-u",
+                    server.http_url,
+                    "--file",
+                    source,
+                    "-o",
+                    link,
+                ],
+                stdin=stdin,
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+        assert (done.returncode, path.read_text()) == (1, '{"TEXT": "a"}\n')
+        assert "the requests come from that file" in done.stderr
+
+
 def test_requests_may_come_from_a_pipe_that_has_a_name(terminal: Terminal) -> None:
     """As of a shell's ``<(…)``."""
     reading, writing = os.pipe()
