@@ -7,7 +7,6 @@ import os
 import re
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -192,8 +191,9 @@ class _Asking:
             answer.put(row)
             return answer
         if len(self._threads) < self._arguments.value(_CONCURRENCY):
-            self._threads.append(Thread(target=self._serve, name=f"infer_{len(self._threads)}", daemon=True))
-            self._threads[-1].start()
+            thread = Thread(target=self._serve, name=f"infer_{len(self._threads)}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
         self._asked.put((row, answer))
         return answer
 
@@ -206,6 +206,7 @@ class _Asking:
                 answer.put(self._responses(client, row))
             except Exception as error:
                 answer.put(error)
+        self._asked.put(None)  # for the next thread
         if client is not None:
             client.close()
 
@@ -221,10 +222,38 @@ class _Asking:
         with suppress(Empty):
             while True:
                 self._asked.get_nowait()
-        for _ in self._threads:
-            self._asked.put(None)
-        for thread in self._threads:
+        self._asked.put(None)
+        for thread in list(self._threads):
             thread.join()
+
+
+_Coming = SimpleQueue["tuple[requests.Row | ClientError, _Answer] | Exception | None"]
+"""Where requests come, each with the place of its answer, behind the last one None, or why there are no more."""
+
+
+def _read(
+    rows: Iterator[requests.Row | ClientError], asking: _Asking, at_a_time: int
+) -> tuple[_Coming, SimpleQueue[None]]:
+    """Have *rows* read and asked by a thread, so that answers are written while the next row is waited for.
+
+    At most *at_a_time* of them are ahead of who takes them, and puts something into the second queue for each.
+    """
+    coming: _Coming = SimpleQueue()
+    room: SimpleQueue[None] = SimpleQueue()
+    for _ in range(at_a_time):
+        room.put(None)
+
+    def read() -> None:
+        try:
+            for row in rows:
+                room.get()
+                coming.put((row, asking.ask(row)))
+            coming.put(None)
+        except Exception as error:
+            coming.put(error)
+
+    Thread(target=read, name="infer_rows", daemon=True).start()
+    return coming, room
 
 
 def _refuse_own_output(source: str, output: str) -> None:
@@ -244,14 +273,15 @@ def _infer_many(arguments: Arguments, target: Target, metadata: ModelMetadata) -
     done = failed = 0
     first_error = ""
     began = time.perf_counter()
-    waiting: deque[tuple[requests.Row | ClientError, _Answer]] = deque()
+    # Twice as many as are under way: results leave in order, and one slow answer is not to stop the others.
+    coming, room = _read(rows, asking, 2 * arguments.value(_CONCURRENCY))
     try:
-
-        def take_first() -> None:
-            nonlocal done, failed, first_error
-            row, coming = waiting.popleft()
+        while (item := coming.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            row, place = item
             try:
-                answer = coming.get()
+                answer = place.get()
                 if isinstance(answer, Exception):
                     raise answer
                 writer.add(done, answer)
@@ -262,19 +292,12 @@ def _infer_many(arguments: Arguments, target: Target, metadata: ModelMetadata) -
                 first_error = first_error or f"request {done}: {error}"
                 if isinstance(error, Unreachable):
                     raise
+            room.put(None)
             done += 1
             rate = done / (time.perf_counter() - began)
             of_all = f" of {total:,}" if total is not None else ""
             errors = f", {failed:,} failed" if failed else ""
             progress.show(f"{done:,}{of_all} answered{errors}, {rate:,.0f}/s", done / total if total else None)
-
-        for row in rows:
-            waiting.append((row, asking.ask(row)))
-            # Twice as many as are under way: results leave in order, and one slow answer is not to stop the others.
-            if len(waiting) >= 2 * arguments.value(_CONCURRENCY):
-                take_first()
-        while waiting:
-            take_first()
         asking.close()
     except Exception:
         asking.close()

@@ -308,6 +308,21 @@ def test_requests_may_come_from_stdin_and_go_as_a_table(server: RunningServer, t
     assert done.stdout.splitlines() == ["#0 x", 'LOUD  BYTES  [1,1]  "A"', "#1", 'LOUD  BYTES  [1,1]  "B"']
 
 
+def test_an_answer_does_not_wait_for_the_next_request(server: RunningServer) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "pytriton_lite", "infer", "shout", "-u", server.http_url, "--file=-"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        for text in ("a", "b"):
+            process.stdin.write(json.dumps({"TEXT": text}).encode() + b"\n")
+            process.stdin.flush()
+            assert json.loads(process.stdout.readline())["outputs"][0]["data"] == [text.upper()]
+        process.stdin.close()
+        assert process.wait() == 0
+
+
 def test_answers_do_not_take_the_place_of_their_requests(server: RunningServer, tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     path.write_text('{"TEXT": "a"}\n')
@@ -393,7 +408,7 @@ def test_ctrl_c_ends_it_without_a_traceback(server: RunningServer, tmp_path: Pat
         stderr=subprocess.PIPE,
     ) as process:
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-        process.stdin.write(b'{"TEXT": "a"}\n' * 4)
+        process.stdin.write(b'{"TEXT": "a"}\n')
         process.stdin.flush()
         assert b'"A"' in process.stdout.readline()
         process.send_signal(signal.SIGINT)
