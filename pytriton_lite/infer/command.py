@@ -352,11 +352,15 @@ def _example_value(spec: TensorSpec) -> str:
 def run(arguments: Arguments) -> int:
     """Ask the server, print the answer; the exit status. Raises ClientError."""
     model, words = _model_and_values(arguments)
+    is_single = arguments.value(_FILE) is None
+    for option in (_CONCURRENCY,) if is_single else (_SHAPE, _REQUEST_ID):
+        if option.field in arguments.values:
+            raise ClientError(f"--{option.flag} is for {'--file' if is_single else 'one request, and --file has many'}")
     version = arguments.value(command_line.MODEL_VERSION)
     target = command_line.target_of(arguments)
     with open_client(target, timeout_s=arguments.value(command_line.TIMEOUT)) as client:
         metadata = find_model(client, model, version)
-        if arguments.value(_FILE) is None:
+        if is_single:
             if not words and metadata.inputs:
                 print(_describe(metadata, target, is_decoupled=bool(client.is_decoupled(metadata.name, version))))
                 return 0
