@@ -73,6 +73,8 @@ def parse_target(
     """
     text = f"localhost:{DEFAULT_PORTS[protocol]}" if url is None else url
     if text.startswith("unix:"):
+        if ca_file is not None or not verifies:
+            raise ClientError(f"-u {text}: --cacert and --insecure are for TLS, which Unix sockets are asked without")
         path = text.removeprefix("unix:")
         path = "/" + path.lstrip("/") if path.startswith("//") else path
         return Target(protocol, path, 0, headers=headers)
@@ -86,6 +88,10 @@ def parse_target(
         port = parts.port
     except ValueError:
         raise ClientError(f"-u {text}: the port is no number from 0 to 65535") from None
+    if parts.username is not None:
+        raise ClientError("-u: a name and a password are not taken from a URL; say -H 'Authorization: Basic …'")
+    if parts.query or parts.fragment:
+        raise ClientError(f"-u {text}: what stands behind the path has no meaning, expected HOST:PORT[/PREFIX]")
     if not parts.hostname:
         raise ClientError(f"-u {text}: expected HOST:PORT, as in localhost:{DEFAULT_PORTS[protocol]}")
     uses_tls = parts.scheme.endswith("s")

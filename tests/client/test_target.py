@@ -36,6 +36,8 @@ def test_a_url_may_be_short(url: str | None, protocol: Protocol, shown: str) -> 
         ("http://", Protocol.HTTP, "expected HOST:PORT"),
         ("grpc://host:1/prefix", Protocol.GRPC, "gRPC has no paths"),
         ("http://[::1", Protocol.HTTP, "-u"),
+        ("https://me:secret@host", Protocol.HTTP, "-H 'Authorization"),
+        ("https://host/triton?key=1", Protocol.HTTP, "behind the path"),
     ],
 )
 def test_what_is_no_url_is_refused(url: str, protocol: Protocol, says: str) -> None:
@@ -46,3 +48,5 @@ def test_what_is_no_url_is_refused(url: str, protocol: Protocol, says: str) -> N
 def test_options_of_tls_without_tls_are_refused() -> None:
     with pytest.raises(ClientError, match="https://host:1"):
         parse_target("host:1", Protocol.HTTP, verifies=False)
+    with pytest.raises(ClientError, match="Unix sockets"):
+        parse_target("unix:/run/triton.sock", Protocol.HTTP, verifies=False)
