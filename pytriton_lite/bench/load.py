@@ -44,7 +44,7 @@ class Load:
         self._callers: list[Caller] = []
         self._is_open = order.level.pace is Pace.RATE
         self._next = order.part * len(plan.prepared) // order.parts
-        self._idle: list[Caller] = []
+        self._idle: deque[Caller] = deque()
         self._late: deque[int] = deque()
         self._sequences: dict[Caller, Sequence_] = {}
         self._maker = (
@@ -85,7 +85,7 @@ class Load:
         if self._is_open:
             gap_ns = 1e9 * self._order.parts / self._order.level.value
             due += round(gap_ns * self._order.part / self._order.parts)  # processes take turns
-            self._idle = list(self._callers)
+            self._idle.extend(self._callers)
         else:
             for caller in self._callers:
                 self._begin(caller, time.monotonic_ns())
@@ -154,7 +154,10 @@ class Load:
 
     def _send_due(self, due_ns: int) -> None:
         if self._idle:
-            self._begin(self._idle.pop(), due_ns)
+            # Sequences take turns, so that all go on: one that stood still would be given up by the server. Else the connection
+            # that was used last is the best.
+            caller = self._idle.popleft() if self._maker is not None else self._idle.pop()
+            self._begin(caller, due_ns)
         elif len(self._callers) < self._most_connections():
             self._begin(self._add_caller(), due_ns)
         elif len(self._late) < _MOST_LATE:

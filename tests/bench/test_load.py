@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from pytriton_lite.bench.calls import Plan, Prepared
+from pytriton_lite.bench.input_data import Row
 from pytriton_lite.bench.load import Load
 from pytriton_lite.bench.orders import Order, Window
-from pytriton_lite.bench.settings import Distribution, Level, Pace, Traffic
+from pytriton_lite.bench.settings import Distribution, Level, Pace, Sequences, Traffic
 from pytriton_lite.client.errors import ClientError
 from pytriton_lite.client.target import Protocol, parse_target
 
@@ -31,7 +32,8 @@ class Scripted:
         self._threads: list[threading.Thread] = []
         self._open: list[socket.socket] = []
         self.under_way = self.most_under_way = 0
-        self.ids: set[str] = set()
+        self.ids: list[str] = []
+        """Of the requests, in the order in which they came."""
         self._accepting = threading.Thread(target=self._accept, daemon=True)
         self._accepting.start()
 
@@ -67,7 +69,7 @@ class Scripted:
             try:
                 while data := connection.recv(65536):
                     received += data
-                    while (found := re.search(rb"id=(bench-\d+-)\.", received)) is not None:
+                    while (found := re.search(rb'"id":"(bench-[\d-]+)"', received)) is not None:
                         received = received[found.end() :]
                         body = self._answered(found[1].decode())
                         if not body:
@@ -78,7 +80,7 @@ class Scripted:
 
     def _answered(self, name: str) -> bytes:
         with self._lock:
-            self.ids.add(name)
+            self.ids.append(name)
             self.under_way += 1
             self.most_under_way = max(self.most_under_way, self.under_way)
         try:
@@ -104,7 +106,7 @@ def scripted(answer: Callable[[str], bytes] = ok) -> Iterator[Scripted]:
 def plan(server: Scripted, *, different: int = 16, **traffic: Any) -> Plan:
     target = parse_target(f"127.0.0.1:{server.port}", Protocol.HTTP)
     prepared = [
-        Prepared(f"POST / HTTP/1.1\r\n\r\nid=bench-{number}-.".encode(), f"bench-{number}-".encode())
+        Prepared(f'POST / HTTP/1.1\r\n\r\n{{"id":"bench-{number}-"}}'.encode(), f"bench-{number}-".encode())
         for number in range(different)
     ]
     return Plan(Traffic(target, "m", **traffic), prepared, checks_ids=True)
@@ -135,7 +137,7 @@ def test_a_closed_loop_keeps_so_many_requests_under_way_and_they_differ() -> Non
         windows = run(plan(server), Level(Pace.CONCURRENCY, 3), lambda windows: answered(windows) > 200)
         assert server.most_under_way <= 3
         assert failed(windows) == 0
-        assert len(server.ids) == 16
+        assert len(set(server.ids)) == 16
 
 
 @pytest.mark.parametrize(("part", "callers"), [(0, 2), (1, 1)])
@@ -190,6 +192,17 @@ def test_an_open_loop_takes_another_connection_where_all_are_busy() -> None:
         windows = run(plan(server, max_connections=8), Level(Pace.RATE, 200, Distribution.POISSON), until)
         assert server.most_under_way == 8
         assert failed(windows) == 0
+
+
+def test_sequences_take_turns_in_an_open_loop() -> None:
+    sequences = Sequences(count=3, length=100, variation_percent=0, first_id=1, end_id=None)
+    with scripted() as server:
+        target = parse_target(f"127.0.0.1:{server.port}", Protocol.HTTP)
+        to_be_sent = Plan(Traffic(target, "m", sequences=sequences), streams=[[Row(())]], checks_ids=True)
+        windows = run(to_be_sent, Level(Pace.RATE, 50), lambda windows: answered(windows) > 12)
+        assert failed(windows) == 0
+    of_sequences = [name.split("-")[1] for name in server.ids[:12]]
+    assert min(of_sequences.count(sequence) for sequence in ("1", "2", "3")) > 1
 
 
 def test_an_answer_to_another_request_is_an_error() -> None:
