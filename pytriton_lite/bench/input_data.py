@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pytriton_lite.client import values
 from pytriton_lite.client.errors import ClientError
 from pytriton_lite.client.messages import ModelMetadata, TensorSpec, make_tensor, read_json, same_count
 from pytriton_lite.core import bytes_tensor, dtypes
@@ -248,16 +249,10 @@ class _Document:
                 f"--input-data {self._path}: {place}: {len(flat)} values do not fill shape {format_shape(shape)}"
             )
         try:
-            if spec.datatype is dtypes.BYTES:
-                if not all(isinstance(element, str) for element in flat):
-                    raise ValueError("expected strings")
-                return Tensor(spec.name, spec.datatype, tuple(shape), bytes_tensor.encode(flat))
-            array = np.array(flat, np.float32 if spec.datatype is dtypes.BF16 else spec.datatype.numpy).reshape(shape)
-            if spec.datatype is dtypes.BF16:
-                array = (array.view(np.uint32) >> 16).astype(np.uint16)
-            return make_tensor(spec.name, spec.datatype, array)
-        except (ValueError, TypeError, OverflowError) as error:
-            raise ClientError(f"--input-data {self._path}: {place}: no {spec.datatype.name}: {error}") from None
+            return values.from_values(spec, flat, shape)
+        except ClientError as error:
+            text = str(error).removeprefix(f"input '{spec.name}': ")
+            raise ClientError(f"--input-data {self._path}: {place}: {text}") from None
 
     def _open_shape(self, spec: TensorSpec, count: int, place: str) -> tuple[int, ...]:
         if (self._options.shapes or {}).get(spec.name) is None and spec.shape.count(-1) == 1:

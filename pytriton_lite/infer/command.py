@@ -14,7 +14,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 
-from pytriton_lite.client import command_line
+from pytriton_lite.client import command_line, values
 from pytriton_lite.client.clients import Client, find_model, open_client
 from pytriton_lite.client.command_line import Progress
 from pytriton_lite.client.errors import ClientError, Unreachable
@@ -23,7 +23,7 @@ from pytriton_lite.client.target import DEFAULT_PORTS, Protocol, Target
 from pytriton_lite.commands import Arguments, Command, Words, own_option
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.tensor import Tensor
-from pytriton_lite.infer import requests, results, values
+from pytriton_lite.infer import requests, results
 from pytriton_lite.settings import Kind
 
 _SHAPE = own_option(

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from pytriton_lite.client import values
 from pytriton_lite.client.errors import ClientError
 from pytriton_lite.client.messages import InferRequest, ModelMetadata, Parameter, TensorSpec, read_json
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.tensor import Tensor
-from pytriton_lite.infer import values
 
 _PARQUET_ROWS = 256
 

@@ -10,8 +10,8 @@ import pytest
 
 from pytriton_lite.client.errors import ClientError
 from pytriton_lite.client.messages import TensorSpec, array_of
+from pytriton_lite.client.values import from_values, read_text
 from pytriton_lite.core import dtypes
-from pytriton_lite.infer.values import from_values, read_text
 
 
 def spec(datatype: dtypes.DataType, *shape: int) -> TensorSpec:
