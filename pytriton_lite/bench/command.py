@@ -301,6 +301,11 @@ class _Model:
         return bool(self.metadata.inputs) and all(spec.shape[:1] == (-1,) for spec in self.metadata.inputs)
 
     @property
+    def optional_inputs(self) -> frozenset[str]:
+        """Names of the inputs that a request may lack."""
+        return frozenset(str(entry.get("name")) for entry in self._config.get("input") or () if entry.get("optional"))
+
+    @property
     def is_decoupled(self) -> bool:
         return bool((self._config.get("model_transaction_policy") or {}).get("decoupled"))
 
@@ -478,7 +483,8 @@ def _prepare(
     """The target with what it is sent, the plan, and how many different requests that has. Raises ClientError."""
     model = _Model(client, name, arguments.value(command_line.MODEL_VERSION))
     traffic = _traffic(arguments, client, target, model, levels)
-    streams = input_data.make_streams(model.metadata, batches=model.batches, options=_data_options(arguments))
+    options = dataclasses.replace(_data_options(arguments), optional=model.optional_inputs)
+    streams = input_data.make_streams(model.metadata, batches=model.batches, options=options)
     plan = calls.make_plan(traffic, streams, batches=model.batches)
     different = len(plan.prepared) or sum(map(len, plan.streams))
     return traffic, _first_look(client, traffic, plan, streams, model), different

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ class DataOptions:
     shapes: Mapping[str, tuple[int, ...]] | None = None
     string_length: int = 128
     string_data: str | None = None
+    optional: Collection[str] = ()
+    """Inputs that the rows of a file may lack."""
     seed: int = 0
 
     @property
@@ -227,7 +229,8 @@ class _Document:
                     f"--input-data {self._path}: {place}: model '{self._model}' has no tensor '{name}'; it has "
                     f"{', '.join(specs)}"
                 )
-        if needs_all and (missing := [name for name in specs if name not in row]):
+        needed = [name for name in specs if name not in self._options.optional] if needs_all else []
+        if missing := [name for name in needed if name not in row]:
             raise ClientError(f"--input-data {self._path}: {place} lacks '{missing[0]}'")
         return tuple(self._tensor(specs[name], value, f"{place}.{name}") for name, value in row.items())
 
@@ -309,8 +312,11 @@ def batched(rows: Sequence[Row], at: int, size: int, *, batches: bool) -> Row:
 
 def _joined(members: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     joined = []
+    by_name = [{tensor.name: tensor for tensor in member} for member in members]
+    if any(member.keys() != by_name[0].keys() for member in by_name):
+        raise ClientError("rows of one batch have different tensors; use -b 1, or rows of the same tensors")
     for position, first in enumerate(members[0]):
-        parts = [{tensor.name: tensor for tensor in member}[first.name] for member in members]
+        parts = [member[first.name] for member in by_name]
         if any(part.shape != first.shape for part in parts):
             raise ClientError(
                 f"'{first.name}': rows of one batch have different shapes; use -b 1, or rows of one shape"

@@ -114,6 +114,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("repository")
     write_model(folder, "counter", COUNTER, COUNTER_CONFIG)
     write_model(folder, "negate", NEGATE, NEGATE_CONFIG)
+    optional = 'input [{ name: "MORE" data_type: TYPE_INT32 dims: [-1] optional: true }]'
+    write_model(folder, "negate_optional", NEGATE, NEGATE_CONFIG + optional)
     write_model(folder, "false", FALSE, NEGATE_CONFIG)
     write_model(folder, "falters", FALTERS, FALTERS_CONFIG)
     (folder / "add_sub").symlink_to(MODEL_REPOSITORY / "add_sub")
@@ -206,6 +208,17 @@ def test_batches_have_so_many_rows(terminal: Terminal) -> None:
     assert level["inferences_per_s"] == pytest.approx(4 * level["requests_per_s"], rel=0.01)
     assert level["server"]["inferences"] == 4 * level["server"]["successes"]
     assert "inferences/s" in terminal.bench("-m", "negate", "--shape=IN:3", "-b", "4", "--input-data=zero")
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_rows_may_lack_optional_inputs(terminal: Terminal, tmp_path: Path, protocol: str) -> None:
+    data = tmp_path / "data.json"
+    data.write_text(json.dumps({"data": [{"IN": [1]}, {"IN": [2], "MORE": [3]}]}))
+    words = ("-m", "negate_optional", "--input-data", str(data))
+    (level,) = terminal.levels(*words, protocol=protocol)
+    assert level["answered"] > 0 and level["failed"] == 0
+    terminal.bench(*words, "-b", "2", protocol=protocol, status=1)
+    assert "rows of one batch have different tensors" in terminal.err
 
 
 def test_a_decoupled_model_is_asked_in_streams_and_every_response_counted(terminal: Terminal, tmp_path: Path) -> None:
