@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import struct
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -236,14 +237,17 @@ class _Document:
 
     def _tensor(self, spec: TensorSpec, value: Any, place: str) -> Tensor:
         content, shape = value, None
-        if isinstance(value, dict) and "content" in value:
-            content, shape = value["content"], value.get("shape")
+        if isinstance(value, dict):
+            content, shape = value.get("content", value), value.get("shape")
         if shape is not None and not (
             isinstance(shape, list) and all(isinstance(dim, int) and dim >= 0 for dim in shape)
         ):
             raise ClientError(f'--input-data {self._path}: {place}: "shape" is to be a list of lengths, got {shape}')
-        if isinstance(content, dict) and set(content) == {"b64"}:
-            return self._from_base64(spec, content["b64"], shape, place)
+        if isinstance(content, dict) and "b64" in content:
+            data = self._from_base64(content["b64"], place)
+            if spec.datatype is not dtypes.BYTES:
+                return self._of_bytes(spec, data, shape, place)
+            content = self._strings(data, place)
         flat = _flat(content)
         if shape is None:
             shape = list(self._open_shape(spec, len(flat), place))
@@ -267,21 +271,29 @@ class _Document:
         except ClientError as error:
             raise ClientError(f"--input-data {self._path}: {place}: {error}") from None
 
-    def _from_base64(self, spec: TensorSpec, text: Any, shape: Any, place: str) -> Tensor:
+    def _from_base64(self, text: Any, place: str) -> bytes:
         try:
-            content = base64.b64decode(text, validate=True)
+            return base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError, TypeError) as error:
             raise ClientError(f'--input-data {self._path}: {place}: "b64" is no base64: {error}') from None
-        if spec.datatype is dtypes.BYTES:
-            content = bytes_tensor.encode([content])
-            return Tensor(spec.name, spec.datatype, tuple(shape or [1] * len(spec.shape)), content)
-        final = tuple(shape) if shape is not None else _shape(spec, self._options)
-        if len(content) != spec.datatype.itemsize * element_count(final):
+
+    def _strings(self, data: bytes, place: str) -> list[bytes]:
+        try:
+            return bytes_tensor.decode_list(data)
+        except struct.error:
             raise ClientError(
-                f"--input-data {self._path}: {place}: {len(content)} bytes, expected "
+                f'--input-data {self._path}: {place}: "b64" has to have each string behind its length in four bytes; a string '
+                'without that is [{"b64": …}], an element of a list'
+            ) from None
+
+    def _of_bytes(self, spec: TensorSpec, data: bytes, shape: Any, place: str) -> Tensor:
+        final = tuple(self._open_shape(spec, len(data) // spec.datatype.itemsize, place) if shape is None else shape)
+        if len(data) != spec.datatype.itemsize * element_count(final):
+            raise ClientError(
+                f"--input-data {self._path}: {place}: {len(data)} bytes, expected "
                 f"{spec.datatype.itemsize * element_count(final)} for {spec.datatype.name} {format_shape(final)}"
             )
-        return Tensor(spec.name, spec.datatype, final, content)
+        return Tensor(spec.name, spec.datatype, final, data)
 
 
 def _flat(content: Any) -> list[Any]:

@@ -84,14 +84,25 @@ def test_rows_are_lists_objects_with_a_shape_and_base64(tmp_path: Path) -> None:
         {"A": [1, 2], "B": [3]},
         {"A": {"content": [3, 4], "shape": [2]}, "B": {"content": [[4]]}},
         {"A": {"b64": raw}, "B": 5},
+        {"A": {"b64": raw, "shape": [2]}, "B": {"content": {"b64": "Bg=="}, "shape": [1]}},
     ]
     (rows,) = read(tmp_path, {"data": data})
-    assert [values(row) for row in rows] == [[[1, 2], [3]], [[3, 4], [4]], [[5, 6], [5]]]
+    assert [values(row) for row in rows] == [[[1, 2], [3]], [[3, 4], [4]], [[5, 6], [5]], [[5, 6], [6]]]
 
 
 def test_strings_are_texts_or_base64(tmp_path: Path) -> None:
-    (rows,) = read(tmp_path, {"data": [{"T": ["ä"]}, {"T": {"b64": "AP8="}}]}, TEXTS)
-    assert [values(row) for row in rows] == [[["ä".encode()]], [[b"\0\xff"]]]
+    data = [{"T": ["ä"]}, {"T": [{"b64": "AP8="}]}, {"T": {"b64": base64.b64encode(b"\2\0\0\0\0\xff").decode()}}]
+    (rows,) = read(tmp_path, {"data": data}, TEXTS)
+    assert [values(row) for row in rows] == [[["ä".encode()]], [[b"\0\xff"]], [[b"\0\xff"]]]
+
+
+def test_base64_of_strings_has_their_lengths_as_perf_analyzers_files_have_them(tmp_path: Path) -> None:
+    metadata = model(TensorSpec("T", dtypes.BYTES, (-1,)))
+    text = base64.b64encode(b"\1\0\0\0a\2\0\0\0bc").decode()
+    (rows,) = read(tmp_path, {"data": [{"T": {"b64": text}}, {"T": {"b64": text, "shape": [2]}}]}, metadata)
+    assert [values(row) for row in rows] == [[[b"a", b"bc"]]] * 2
+    with pytest.raises(ClientError, match=r"a string without that is \[{\"b64\": …}\]"):
+        read(tmp_path, {"data": [{"T": {"b64": "AP8="}}]}, metadata)
 
 
 def test_numbers_of_bfloat16_are_the_upper_halves_of_floats(tmp_path: Path) -> None:
