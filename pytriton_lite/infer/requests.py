@@ -119,7 +119,8 @@ def _parameters(given: Any) -> Mapping[str, Parameter]:
 def _tensor(metadata: ModelMetadata, specs: Mapping[str, TensorSpec], entry: Any) -> Tensor:
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or "data" not in entry:
         raise ClientError('each of "inputs" is to be an object with "name", "shape", "datatype" and "data"')
-    spec = specs.get(entry["name"])
+    # Where a server tells no inputs of a model, as MLServer may, a tensor is what its entry says.
+    spec = specs.get(entry["name"]) if specs else TensorSpec(entry["name"], dtypes.INVALID, ())
     if spec is None:
         raise ClientError(unknown_input(metadata, entry["name"]))
     datatype = entry.get("datatype", spec.datatype.name)
