@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -120,10 +121,18 @@ def response_json(response: InferResponse) -> dict[str, Any]:
     return document
 
 
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
 def read_json(text: str | bytes) -> Any:
     """Any JSON document. Raises ValueError with the place of the mistake."""
     try:
-        return json.loads(text)
+        document = json.loads(text)
+        if _SURROGATE.search(text if isinstance(text, str) else text.decode()):
+            json.dumps(document, ensure_ascii=False).encode()
+        return document
+    except UnicodeEncodeError:
+        raise ValueError("no JSON: a string has one half of a surrogate pair") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"no JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
     except UnicodeDecodeError as error:

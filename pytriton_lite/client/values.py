@@ -186,7 +186,7 @@ def _objects(spec: TensorSpec, values: Any) -> np.ndarray[Any, Any]:
 
 def _element(spec: TensorSpec, value: Any) -> bytes:
     if isinstance(value, str):
-        return value.encode()
+        return value.encode(errors="surrogateescape")  # bytes of the command line that are no UTF-8
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     if isinstance(value, Mapping) and set(value) == {_BASE64} and isinstance(value[_BASE64], str):

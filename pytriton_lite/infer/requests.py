@@ -83,12 +83,20 @@ def make_request(metadata: ModelMetadata, row: Row, version: str) -> InferReques
     if "inputs" in row and "inputs" not in specs:
         return _from_document(metadata, specs, row, version)
     given = dict(row)
-    request_id = "" if "id" in specs else given.pop("id", "")
+    request_id = None if "id" in specs else given.pop("id", None)
     for name in given:
         if name not in specs:
             raise ClientError(unknown_input(metadata, name))
     inputs = [values.from_values(specs[name], value) for name, value in given.items() if value is not None]
-    return InferRequest(metadata.name, inputs, version, str(request_id or ""))
+    return InferRequest(metadata.name, inputs, version, _id(request_id))
+
+
+def _id(given: Any) -> str:
+    if given is None or isinstance(given, str):
+        return given or ""
+    if isinstance(given, int) and not isinstance(given, bool):
+        return str(given)
+    raise ClientError(f'"id" is to be a string or a whole number, got {type(given).__name__}')
 
 
 def unknown_input(metadata: ModelMetadata, name: str) -> str:
@@ -102,10 +110,11 @@ def _from_document(metadata: ModelMetadata, specs: Mapping[str, TensorSpec], row
     if not isinstance(entries, list):
         raise ClientError('"inputs" is to be a list of tensors, or the name of none')
     inputs = [_tensor(metadata, specs, entry) for entry in entries]
-    outputs = [str(entry.get("name", "")) for entry in row.get("outputs") or () if isinstance(entry, dict)]
-    return InferRequest(
-        metadata.name, inputs, version, str(row.get("id") or ""), outputs, _parameters(row.get("parameters"))
-    )
+    outputs = row.get("outputs") or []
+    if not isinstance(outputs, list) or not all(isinstance(entry, dict) for entry in outputs):
+        raise ClientError('"outputs" is to be a list of objects')
+    names = [str(entry.get("name", "")) for entry in outputs]
+    return InferRequest(metadata.name, inputs, version, _id(row.get("id")), names, _parameters(row.get("parameters")))
 
 
 def _parameters(given: Any) -> Mapping[str, Parameter]:
@@ -113,6 +122,9 @@ def _parameters(given: Any) -> Mapping[str, Parameter]:
         return {}
     if not isinstance(given, dict) or not all(isinstance(value, (bool, int, float, str)) for value in given.values()):
         raise ClientError('"parameters" is to be an object of numbers, strings and booleans')
+    for name, value in given.items():
+        if isinstance(value, int) and not -1 << 63 <= value < 1 << 63:
+            raise ClientError(f"parameter '{name}': an integer has 64 bits, got {value}")
     return given
 
 
@@ -124,7 +136,7 @@ def _tensor(metadata: ModelMetadata, specs: Mapping[str, TensorSpec], entry: Any
     if spec is None:
         raise ClientError(unknown_input(metadata, entry["name"]))
     datatype = entry.get("datatype", spec.datatype.name)
-    if datatype not in dtypes.BY_NAME:
+    if not isinstance(datatype, str) or datatype not in dtypes.BY_NAME:
         raise ClientError(f"input '{spec.name}': unknown data type '{datatype}'")
     shape = entry.get("shape")
     if shape is not None and not (isinstance(shape, list) and all(isinstance(dim, int) and dim >= 0 for dim in shape)):

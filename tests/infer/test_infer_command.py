@@ -281,7 +281,7 @@ def test_a_row_that_is_wrong_is_told_and_the_others_go_on(terminal: Terminal, tm
     path = lines(
         tmp_path / "r.jsonl",
         {"TEXT": "fine"}, {"TEXT": "bad", "id": "b"}, "{broken", {"TXT": "x"}, "[1]", {"TEXT": 5}, {"TEXT": [["fine"]]},
-        "[" * 100_000,
+        "[" * 100_000, r'{"TEXT": "\ud83d"}', r'{"TEXT": "\ud83d\ude00"}', {"TEXT": "a", "id": [1]},
     )  # fmt: skip
     typed = terminal.infer("shout", "--file", path)
     assert typed.status == 1
@@ -294,9 +294,12 @@ def test_a_row_that_is_wrong_is_told_and_the_others_go_on(terminal: Terminal, tm
         "input 'TEXT': expected strings, got int '5'",
         "",
         f"{path}:8: no JSON: lists or objects are nested too deeply",
+        f"{path}:9: no JSON: a string has one half of a surrogate pair",
+        "",
+        '"id" is to be a string or a whole number, got list',
     ]
     assert typed.documents[1]["id"] == "b"
-    assert typed.err == "error: 6 of 8 requests failed, the first: request 1: I will not shout that\n"
+    assert typed.err == "error: 8 of 11 requests failed, the first: request 1: I will not shout that\n"
 
 
 def test_requests_may_come_from_stdin_and_go_as_a_table(server: RunningServer, tmp_path: Path) -> None:
