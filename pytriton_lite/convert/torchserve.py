@@ -35,6 +35,7 @@ KNOWN: Mapping[str, frozenset[str]] = {
 """What runtimes/torchserve_model.py.template has of the package ``ts``."""
 
 _MAX_BYTES = 64 << 30
+_MAX_SETTINGS = 1 << 20
 
 
 def convert_archive(path: Path, *, name: str = "") -> Conversion:
@@ -173,8 +174,13 @@ def _keep_settings(conversion: Conversion, settings: Mapping[str, Any]) -> None:
         dates.append(value.isoformat())
         return dates[-1]
 
+    kept = ""
     try:
-        kept = json.dumps(settings, indent=2, default=as_text)
+        for piece in json.JSONEncoder(indent=2, default=as_text).iterencode(settings):
+            kept += piece
+            # A few lines of YAML whose aliases refer to each other may be more than any memory has.
+            if len(kept) > _MAX_SETTINGS:
+                raise ValueError(f"they are more than {_MAX_SETTINGS:,} characters")
     except (TypeError, ValueError, RecursionError) as error:
         raise ConversionError(f"the settings of the archive cannot be kept as JSON: {error}") from None
     conversion.files = {**conversion.files, "model_yaml_config.json": kept.encode()}

@@ -219,6 +219,16 @@ def test_settings_that_json_has_nothing_for_are_told(tmp_path: Path, value: str)
         convert_archive(greetings(tmp_path, settings=f"handler: {value}"))
 
 
+def test_settings_that_grow_by_their_aliases_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
+    lines += [
+        f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]" for before, name in zip("abcde", "bcdef", strict=True)
+    ]
+    with pytest.raises(ConversionError, match="more than 1,048,576 characters"):
+        convert_archive(greetings(tmp_path, settings="\n".join(lines)))
+
+
 def test_dates_of_the_settings_are_texts_and_a_note_says_so(tmp_path: Path) -> None:
     pytest.importorskip("yaml")
     conversion = convert_archive(greetings(tmp_path, settings="handler: {trained: 2026-11-24}"))
