@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from pytriton_lite import __version__
-from pytriton_lite.bench.measuring import Figures, Result
+from pytriton_lite.bench.measuring import Figures, Result, is_behind
 from pytriton_lite.bench.settings import Pace, Steadiness, Traffic
 from pytriton_lite.client.clients import Statistics
 from pytriton_lite.client.command_line import table
@@ -97,7 +97,7 @@ def notes(result: Result, steadiness: Steadiness) -> list[str]:
             f"{name}: the load generator was at its limit ({result.processes} process{'es' if result.processes > 1 else ''}, "
             f"the busiest at {figures.sender_share:.0%} of a core): the server may do more"
         )
-    if result.level.pace is Pace.RATE and figures.requests_per_s < 0.98 * result.level.value and figures.answered:
+    if figures.answered and is_behind(result.level, figures):
         found.append(
             f"{name}: {figures.requests_per_s:,.0f} of {result.level.value:,.0f} requests/s were answered; "
             f"{result.waiting:,} waited for their turn in the end, and their latencies count from when they were due"

@@ -13,7 +13,7 @@ from pytriton_lite.bench.fleet import together
 from pytriton_lite.bench.measuring import Figures, Result, figures_of, is_steady, measure, summary
 from pytriton_lite.bench.orders import Window
 from pytriton_lite.bench.report import notes
-from pytriton_lite.bench.settings import Level, Pace, Steadiness, Traffic
+from pytriton_lite.bench.settings import Distribution, Level, Pace, Steadiness, Traffic
 from pytriton_lite.client.clients import Statistics
 from pytriton_lite.client.target import Protocol, parse_target
 
@@ -92,11 +92,14 @@ class Told:
         return Statistics(next(self._counts), *[0] * 9)
 
 
-def told(trials: list[list[Window]], counts: list[int], *, processes: int | None = 1) -> Result:
+FULL = Level(Pace.CONCURRENCY, 64)
+
+
+def told(trials: list[list[Window]], counts: list[int], *, processes: int | None = 1, level: Level = FULL) -> Result:
     traffic = Traffic(parse_target("127.0.0.1:1", Protocol.HTTP), "m")
     fake = cast(Any, Told(trials, counts))
     return measure(
-        fake, fake, Level(Pace.CONCURRENCY, 64), traffic, Steadiness(),
+        fake, fake, level, traffic, Steadiness(),
         processes=processes, on_window=lambda figures, number: None, on_tick=lambda: None,
     )  # fmt: skip
 
@@ -111,6 +114,21 @@ def test_a_server_that_counts_anew_has_no_figures_and_a_line_says_so() -> None:
     assert notes(reloaded, Steadiness()) == [
         "concurrency 64: the model was loaded anew meanwhile, so the server's own figures say nothing"
     ]
+
+
+@pytest.mark.parametrize(
+    ("level", "answers", "is_told"),
+    [
+        (Level(Pace.RATE, 100, Distribution.POISSON), 95, False),
+        (Level(Pace.RATE, 100, Distribution.POISSON), 70, True),
+        (Level(Pace.RATE, 100), 95, True),
+        (Level(Pace.RATE, 4), 3, False),  # one falls into the next window
+        (Level(Pace.RATE, 4), 2, True),
+    ],
+)
+def test_fewer_answers_than_the_rate_are_told_unless_it_is_chance(level: Level, answers: int, is_told: bool) -> None:
+    found = notes(told([[window([10] * answers)] * 3], [0, 3 * answers], level=level), Steadiness())
+    assert [note for note in found if "requests/s were answered" in note] == found[: int(is_told)]
 
 
 def test_wrong_answers_to_more_processes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
