@@ -21,6 +21,13 @@ class Protocol(str, Enum):
     GRPC = "grpc"
 
 
+_OWN_HEADERS = frozenset(
+    {
+        "accept-encoding", "connection", "content-encoding", "content-length", "content-type", "expect",
+        "inference-header-content-length", "te", "transfer-encoding", "upgrade",
+    }
+)  # fmt: skip
+
 DEFAULT_PORTS = {Protocol.HTTP: 8000, Protocol.GRPC: 8001}
 
 
@@ -40,10 +47,16 @@ class Target:
     verifies: bool = True
     headers: tuple[tuple[str, str], ...] = field(default=())
     """Sent with every request. Names are in small letters."""
+    virtual_host: str = ""
+    """The host that requests name where it is not the one that is connected to, as an ingress wants it."""
 
     @property
     def authority(self) -> str:
         """Host and port as a request names them."""
+        return self.virtual_host or self._address
+
+    @property
+    def _address(self) -> str:
         if not self.port:
             return "localhost"
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -55,7 +68,7 @@ class Target:
         if not self.port:
             return f"unix:{self.host}"
         scheme = self.protocol.value + ("s" if self.uses_tls else "")
-        return f"{scheme}://{self.authority}{self.prefix}"
+        return f"{scheme}://{self._address}{self.prefix}"
 
 
 def parse_target(
@@ -69,15 +82,19 @@ def parse_target(
     """The target that *url* names.
 
     It is ``HOST[:PORT]``, ``http[s]://HOST[:PORT][/PREFIX]``, ``grpc[s]://HOST[:PORT]`` or ``unix:PATH``; None is this
-    machine at the protocol's usual port. Raises ClientError.
+    machine at the protocol's usual port. A header ``host`` is the target's `virtual_host`. Raises ClientError.
     """
+    virtual_host = dict(headers).get("host", "")
+    headers = tuple((name, value) for name, value in headers if name != "host")
+    if own := [name for name, _ in headers if name in _OWN_HEADERS]:
+        raise ClientError(f"-H {own[0]}: this header follows from what is sent, and cannot be given")
     text = f"localhost:{DEFAULT_PORTS[protocol]}" if url is None else url
     if text.startswith("unix:"):
         if ca_file is not None or not verifies:
             raise ClientError(f"-u {text}: --cacert and --insecure are for TLS, which Unix sockets are asked without")
         path = text.removeprefix("unix:")
         path = "/" + path.lstrip("/") if path.startswith("//") else path
-        return Target(protocol, path, 0, headers=headers)
+        return Target(protocol, path, 0, headers=headers, virtual_host=virtual_host)
     parts = _split(text, protocol)
     schemes = {protocol.value, protocol.value + "s"} | ({"http", "https"} if protocol is Protocol.GRPC else set())
     if parts.scheme not in schemes:
@@ -111,6 +128,7 @@ def parse_target(
         ca_file,
         verifies,
         headers,
+        virtual_host,
     )
 
 

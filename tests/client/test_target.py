@@ -45,6 +45,18 @@ def test_what_is_no_url_is_refused(url: str, protocol: Protocol, says: str) -> N
         parse_target(url, protocol)
 
 
+@pytest.mark.parametrize("url", ["10.0.0.7:8080", "unix:/run/triton.sock"])
+def test_a_host_among_the_headers_is_the_one_that_requests_name(url: str) -> None:
+    target = parse_target(url, Protocol.HTTP, headers=(("host", "model.example.org"), ("x", "y")))
+    assert (target.authority, target.headers) == ("model.example.org", (("x", "y"),))
+    assert url in target.url
+
+
+def test_a_header_that_the_client_writes_is_refused() -> None:
+    with pytest.raises(ClientError, match="-H content-type"):
+        parse_target(None, Protocol.GRPC, headers=(("content-type", "application/json"),))
+
+
 def test_options_of_tls_without_tls_are_refused() -> None:
     with pytest.raises(ClientError, match="https://host:1"):
         parse_target("host:1", Protocol.HTTP, verifies=False)

@@ -226,6 +226,12 @@ def test_what_is_wrong_is_one_line_and_an_exit_status(terminal: Terminal, words:
     assert typed.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_the_host_of_a_header_takes_the_place_of_the_address(terminal: Terminal, protocol: str) -> None:
+    typed = terminal.infer("shout", "TEXT=a", "-H", "Host: model.example.org", protocol=protocol)
+    assert (typed.status, typed.err) == (0, "")
+
+
 def test_options_that_are_none_end_with_the_reason(terminal: Terminal) -> None:
     for words, says in ((["--bogus"], "unrecognized option '--bogus'"), (["-i", "soap"], "expected one of http, grpc")):
         typed = terminal.infer("add_sub", *words)
