@@ -26,6 +26,7 @@ from sklearn.decomposition import PCA  # noqa: E402  # after the check that it i
 from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer  # noqa: E402
 from sklearn.kernel_ridge import KernelRidge  # noqa: E402
 from sklearn.linear_model import LinearRegression, LogisticRegression  # noqa: E402
+from sklearn.multioutput import MultiOutputClassifier  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler  # noqa: E402
 
@@ -121,6 +122,20 @@ def test_a_configuration_of_one_line_is_completed_from_the_file(load: Any, estim
 def test_probabilities_are_those_of_the_estimator(load: Any) -> None:
     with load("sklearn", "model.skops", skops_of(CLASSIFIER)) as model:
         assert np.array_equal(model.infer({"features": X})["probabilities"], CLASSIFIER.predict_proba(X))
+
+
+def test_probabilities_of_several_targets_stay_with_their_rows(load: Any) -> None:
+    targets = MultiOutputClassifier(LogisticRegression()).fit(X, np.stack([LABELS, Y > 6], axis=1))
+    with load("sklearn", "model.skops", skops_of(targets)) as model:
+        assert io(model) == [FEATURES, ("prediction", "INT64", [2]), ("probabilities", "FP64", [4])]
+        # As many rows as targets, in one request and in two that come together.
+        first, second = (
+            outcome.response for outcome in model.execute([Request({"features": X[at : at + 1]}) for at in (0, 1)])
+        )
+        found = model.infer({"features": X[:2]})["probabilities"]
+    expected = np.hstack(targets.predict_proba(X[:2]))
+    assert np.allclose(found, expected)
+    assert np.allclose(np.concatenate([first["probabilities"], second["probabilities"]]), expected)
 
 
 def test_no_configuration_is_needed_where_the_name_says_the_backend(tmp_path: Path) -> None:

@@ -68,8 +68,7 @@ class _Estimator(Predictor):
                 f"autofill failed for model '{self._model}': its outputs cannot be found by a row of zeros "
                 f"({type(error).__name__}: {error}); give input and output in its configuration",
             ) from None
-        # Several targets have several arrays of probabilities, which are no table.
-        return [Column.of(name, rows) for name, rows in found.items() if not isinstance(rows, list)]
+        return [Column.of(name, rows) for name, rows in found.items()]
 
     def check(self, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         known = [name for name, method in _METHODS.items() if hasattr(self._estimator, method)]
@@ -89,7 +88,7 @@ class _Estimator(Predictor):
         with warnings.catch_warnings():
             # It was fitted with names, which one matrix has not.
             warnings.filterwarnings("ignore", message="X does not have valid feature names")
-            return {name: _dense(getattr(self._estimator, _METHODS[name])(table)) for name in wanted}
+            return {name: _by_row(getattr(self._estimator, _METHODS[name])(table)) for name in wanted}
 
     def _table(self, columns: Mapping[str, Any]) -> Any:
         if self._by_name:
@@ -102,8 +101,13 @@ class _Estimator(Predictor):
         return array
 
 
-def _dense(found: Any) -> Any:
-    """*found* as a tensor can have it: encoders and vectorisers give sparse matrices."""
+def _by_row(found: Any) -> Any:
+    """*found* with a row for each that was asked.
+
+    Encoders and vectorisers give sparse matrices, and classifiers of several targets a list with an array for each target.
+    """
+    if isinstance(found, list):
+        return np.hstack(found)
     return found.toarray() if hasattr(found, "toarray") else found
 
 
