@@ -95,6 +95,21 @@ def write_sum(repository: Path, name: str, config: str = "") -> None:
     )
 
 
+def write_total(repository: Path, name: str, shape: list[Any], batching: str) -> None:
+    """The sum of all that a sequence has said, TOTAL, which is its state."""
+    ends = '{ input_name: "BEFORE" output_name: "AFTER" data_type: TYPE_FP32 dims: 1 }'
+    write_onnx(
+        repository,
+        name,
+        [helper.make_node("Add", ["X", "BEFORE"], ["AFTER"]), helper.make_node("Identity", ["AFTER"], ["TOTAL"])],
+        inputs=[("X", FLOAT, shape), ("BEFORE", FLOAT, shape)],
+        outputs=[("TOTAL", FLOAT, shape), ("AFTER", FLOAT, shape)],
+        config=f"""backend: "onnxruntime" {ONE_INSTANCE} {batching}
+            input {{ name: "X" data_type: TYPE_FP32 dims: 1 }} output {{ name: "TOTAL" data_type: TYPE_FP32 dims: 1 }}
+            sequence_batching {{ state [ {ends} ] }}""",
+    )
+
+
 def write_models(repository: Path) -> None:
     write_double(repository, "double", ["batch", 2])
     write_double(repository, "fixed", [3])
@@ -128,6 +143,8 @@ def write_models(repository: Path) -> None:
         + 'input [{ name: "X" data_type: TYPE_FP32 dims: 2 }, { name: "C" data_type: TYPE_FP32 dims: 2 optional: true }]'
         'output { name: "Y" data_type: TYPE_FP32 dims: 2 }',
     )
+    write_total(repository, "total", [1], "")
+    write_total(repository, "total_of_batches", ["batch", 1], "max_batch_size: 8")
     write_onnx(
         repository,
         "reshape",
@@ -185,6 +202,11 @@ REFUSED = {
         'input [{ name: "X" data_type: TYPE_FP32 dims: 2 }, { name: "V" data_type: TYPE_FP32 dims: 2 }]'
         'output { name: "Y" data_type: TYPE_FP32 dims: 2 }',
         "Invalid argument: unable to load model 'wrong_count', configuration expects 2 inputs, model provides 1",
+    ),
+    "wrong_state": (
+        'input { name: "X" data_type: TYPE_FP32 dims: 2 } sequence_batching { state [ '
+        '{ input_name: "BEFORE" output_name: "Y" data_type: TYPE_FP32 dims: 2 } ] }',
+        "Invalid argument: unable to load model 'wrong_state', configuration expects 2 inputs, model provides 1",
     ),
     "wrong_mode": (
         'parameters { key: "execution_mode" value { string_value: "5" } }',
@@ -361,6 +383,14 @@ def test_an_optional_input_has_the_value_of_the_graph_when_it_is_left_out(server
     x, c = tensor("X", "FP32", [2], [1, 2]), tensor("C", "FP32", [2], [5, 5])
     assert outputs(server.infer("optional", [x]))["Y"] == ([2], [11.0, 22.0])
     assert outputs(server.infer("optional", [x, c]))["Y"] == ([2], [6.0, 7.0])
+
+
+@pytest.mark.parametrize(("model", "shape"), [("total", [1]), ("total_of_batches", [1, 1])])
+def test_a_sequence_sees_the_state_that_it_left(server: RunningServer, model: str, shape: list[int]) -> None:
+    for at, total in ((1, 1.0), (2, 3.0), (3, 6.0)):
+        sequence = {"sequence_id": 7, "sequence_start": at == 1, "sequence_end": at == 3}
+        reply = server.infer(model, [tensor("X", "FP32", shape, [at])], parameters=sequence)
+        assert outputs(reply) == {"TOTAL": (shape, [total])}
 
 
 def test_what_onnx_runtime_refuses_is_the_error_of_the_request(server: RunningServer) -> None:

@@ -162,6 +162,7 @@ class TritonPythonModel:
             if tensor.data_type == "TYPE_STRING"
         }
         self._scalars = {name for name, tensor in self._graph.inputs.items() if not tensor.dims}
+        self._new_states = [state["output_name"] for state in _states(config)]
 
     def execute(self, requests: list[Any]) -> list[Any]:
         if self._can_batch:
@@ -180,9 +181,9 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse(output_tensors=outputs) for outputs in results]
 
     def _run(self, requests: list[Any]) -> list[list[Any]]:
-        """The outputs of each request: those that it asked for. Raises InferenceError, for all of them."""
+        """The outputs of each request: those that it asked for, and its state. Raises InferenceError, for all of them."""
         feed = self._feed(requests)
-        wanted = [request.requested_output_names() for request in requests]
+        wanted = [list(dict.fromkeys([*request.requested_output_names(), *self._new_states])) for request in requests]
         names = list(dict.fromkeys(name for names in wanted for name in names))
         try:
             arrays = self._graph.session.run(names, feed, self._run_options)
@@ -301,7 +302,8 @@ def _add(add: Callable[[dict[str, Any]], None], signatures: Mapping[str, Signatu
 
 def _check_inputs(config: Config, graph: Graph) -> None:
     model = config["name"]
-    required = sum(not tensor["optional"] for tensor in config["input"]) + len(_controls(config))
+    states = _states(config)
+    required = sum(not tensor["optional"] for tensor in config["input"]) + len(_controls(config)) + len(states)
     if required != len(graph.inputs):
         raise InferenceError(
             ErrorCode.INVALID_ARG,
@@ -322,16 +324,25 @@ def _check_inputs(config: Config, graph: Graph) -> None:
                 f"unable to load model '{model}': allow_ragged_batch of input '{name}' is not supported by this backend",
             )
         _check_tensor(config, "input", tensor, known)
+    for state in states:
+        _check_tensor(config, "input", {**state, "name": state["input_name"]}, graph.inputs)
 
 
 def _check_outputs(config: Config, graph: Graph) -> None:
-    for tensor in config["output"]:
+    states = [{**state, "name": state["output_name"]} for state in _states(config)]
+    for tensor in (*config["output"], *states):
         _check_tensor(config, "output", tensor, graph.outputs)
 
 
 def _controls(config: Config) -> list[str]:
     """The inputs that a sequence batcher adds."""
     return [control["name"] for control in config.get("sequence_batching", {}).get("control_input", [])]
+
+
+def _states(config: Config) -> list[dict[str, Any]]:
+    """The tensors that the sequence batcher keeps between two requests of a sequence."""
+    states: list[dict[str, Any]] = config.get("sequence_batching", {}).get("state", [])
+    return states
 
 
 def _check_tensor(config: Config, what: str, tensor: dict[str, Any], known: Mapping[str, Signature]) -> None:
