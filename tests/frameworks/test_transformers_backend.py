@@ -97,6 +97,54 @@ def test_embeddings_are_pooled_as_the_folder_says(tmp_path: Path) -> None:
     assert np.allclose(found, (first / first.norm(dim=1, keepdim=True)).numpy(), atol=1e-5)
 
 
+TRANSFORMER = "sentence_transformers.models.Transformer"
+
+
+def write_modules(version: Path, pooling: dict[str, Any], *modules: str) -> None:
+    (version / "1_Pooling").mkdir()
+    (version / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    (version / "modules.json").write_text(json.dumps([{"type": module} for module in modules]))
+
+
+@pytest.mark.parametrize(
+    "pooling", [{"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}, {"pooling_mode": "cls"}]
+)
+def test_the_first_token_is_taken_in_both_forms_in_which_folders_say_it(
+    tmp_path: Path, pooling: dict[str, Any]
+) -> None:
+    made = embedder()
+    tokenizer = write(tmp_path, made)
+    write_modules(tmp_path / "m" / "1", pooling, TRANSFORMER, "sentence_transformers.base.modules.pooling.Pooling")
+    with ModelUnderTest(tmp_path / "m") as model, torch.no_grad():
+        states = made(**tokenizer(TEXTS, padding=True, return_tensors="pt")).last_hidden_state
+        assert np.allclose(model.infer(texts(*TEXTS))["embedding"], states[:, 0].numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "module", "text"),
+    [
+        (
+            {"pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True},
+            "Normalize",
+            "pooling 'lasttoken' is not",
+        ),
+        (
+            {"pooling_mode": ["cls", "mean"]},
+            "Normalize",
+            "pooling 'cls and mean' is not known, expected 'mean' or 'cls'",
+        ),
+        ({"pooling_mode_mean_tokens": True}, "Dense", "modules.json has a module 'Dense', which is not served"),
+    ],
+)
+def test_embeddings_that_would_be_others_than_the_folder_says_are_refused(
+    tmp_path: Path, pooling: dict[str, Any], module: str, text: str
+) -> None:
+    write(tmp_path, embedder())
+    write_modules(tmp_path / "m" / "1", pooling, TRANSFORMER, f"sentence_transformers.models.{module}")
+    with pytest.raises(InferenceError, match=text):
+        ModelUnderTest(tmp_path / "m")
+
+
 def test_a_server_generates_by_the_parameters_of_the_request(tmp_path: Path) -> None:
     made = generator()
     tokenizer = write(tmp_path, made)
@@ -124,6 +172,10 @@ def test_a_server_generates_by_the_parameters_of_the_request(tmp_path: Path) -> 
     [
         ('parameters { key: "task" value { string_value: "summarization" } }', "task 'summarization' is not served"),
         ('parameters { key: "pooling" value { string_value: "max" } }', "pooling 'max' is not known"),
+        (
+            'parameters { key: "normalize" value { string_value: "true" } }',
+            "normalize 'true' is not known, expected 'yes'",
+        ),
         (
             'max_batch_size: 1 output { name: "y" data_type: TYPE_FP32 dims: 1 }',
             "it has no output 'y', expected embedding",

@@ -32,6 +32,10 @@ _EMBEDDING = "feature-extraction"
 _GENERATION = "text-generation"
 _TASKS = (_CLASSIFICATION, _EMBEDDING, _GENERATION)
 
+_MODULES = ("Transformer", "Pooling", "Normalize", "Dropout")
+"""Modules of sentence-transformers that are done here; the last does nothing when it does not learn."""
+_MODE = "pooling_mode_"
+
 _MAX_BATCH_SIZE = 32
 _NEW_TOKENS = 64
 """Tokens that are generated at most, where neither the folder nor the request says otherwise."""
@@ -54,10 +58,19 @@ class Folder:
         self.task = parameters.get("task") or self._task()
         if self.task not in _TASKS:
             raise self.refusal(f"task '{self.task}' is not served, expected {', '.join(_TASKS)}")
+        modules = self._modules()
         self.pooling = parameters.get("pooling") or self._pooling()
-        self.normalizes = parameters.get("normalize", "yes" if self._has_module("Normalize") else "no") == "yes"
-        if self.pooling not in ("mean", "cls"):
-            raise self.refusal(f"pooling '{self.pooling}' is not known, expected 'mean' or 'cls'")
+        normalize = parameters.get("normalize") or ("yes" if "Normalize" in modules else "no")
+        if normalize not in ("yes", "no"):
+            raise self.refusal(f"normalize '{normalize}' is not known, expected 'yes' or 'no'")
+        self.normalizes = normalize == "yes"
+        if self.task == _EMBEDDING:
+            if self.pooling not in ("mean", "cls"):
+                raise self.refusal(f"pooling '{self.pooling}' is not known, expected 'mean' or 'cls'")
+            for module in modules:
+                if module not in _MODULES:
+                    known = ", ".join(_MODULES)
+                    raise self.refusal(f"modules.json has a module '{module}', which is not served, only {known} are")
         self.allows_pickle = BACKEND_SETTINGS.get("allow-pickle", "false").lower() in ("true", "1")
         if not self.allows_pickle and not any(self.path.glob(SAFE_FILES[0])):
             raise self.refusal(
@@ -82,19 +95,22 @@ class Folder:
         )
 
     def _pooling(self) -> str:
-        """As sentence-transformers writes it; the mean elsewhere."""
+        """As sentence-transformers writes it: a truth for each mode, in newer versions the mode itself. The mean elsewhere."""
         try:
             pooling = json.loads((self.path / "1_Pooling" / "config.json").read_text())
         except (OSError, ValueError):
             return "mean"
-        return "cls" if pooling.get("pooling_mode_cls_token") else "mean"
+        said = [key.removeprefix(_MODE) for key, is_on in pooling.items() if is_on and key.startswith(_MODE)]
+        modes = pooling.get("pooling_mode") or [mode.removesuffix("s").removesuffix("_token") for mode in said]
+        return modes if isinstance(modes, str) else " and ".join(modes) or "mean"
 
-    def _has_module(self, name: str) -> bool:
+    def _modules(self) -> list[str]:
+        """What sentence-transformers does with a text, one after another; nothing elsewhere."""
         try:
             modules = json.loads((self.path / "modules.json").read_text())
         except (OSError, ValueError):
-            return False
-        return any(module.get("type", "").endswith(name) for module in modules)
+            return []
+        return [module.get("type", "").rpartition(".")[2] for module in modules]
 
     def outputs(self) -> list[tuple[str, str, int]]:
         """(name, type, size)"""
