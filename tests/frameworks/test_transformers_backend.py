@@ -21,14 +21,14 @@ SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "i
 TEXTS = ["a good day", "bad", "a night", "good good good"]
 
 
-def save(folder: Path, model: Any) -> Any:
+def save(folder: Path, model: Any, longest: int | None = 32) -> Any:
     """Write *model* with a tokenizer; the tokenizer."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]", eos_token="[SEP]", model_max_length=32
+        tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]", eos_token="[SEP]", model_max_length=longest
     )
     folder.mkdir(parents=True, exist_ok=True)
     model.eval().save_pretrained(folder)
@@ -53,9 +53,9 @@ def generator() -> Any:
     return transformers.GPT2LMHeadModel(config)
 
 
-def write(repository: Path, model: Any, config: str = "") -> Any:
+def write(repository: Path, model: Any, config: str = "", **options: Any) -> Any:
     folder = write_model(repository, "m", config=f'backend: "transformers"\n{config}')
-    return save(folder / "1", model)
+    return save(folder / "1", model, **options)
 
 
 def texts(*given: str) -> dict[str, Any]:
@@ -95,6 +95,43 @@ def test_embeddings_are_pooled_as_the_folder_says(tmp_path: Path) -> None:
         found = model.infer(texts(*TEXTS))["embedding"]
     first = states[:, 0]
     assert np.allclose(found, (first / first.norm(dim=1, keepdim=True)).numpy(), atol=1e-5)
+
+
+def bert() -> Any:
+    return transformers.BertModel(transformers.BertConfig(vocab_size=len(WORDS), max_position_embeddings=8, **SMALL))
+
+
+def roberta() -> Any:
+    """Its positions begin behind that of the padding, so that there are eight of them, too."""
+    config = transformers.RobertaConfig(vocab_size=len(WORDS), max_position_embeddings=9, pad_token_id=0, **SMALL)
+    return transformers.RobertaModel(config)
+
+
+@pytest.mark.parametrize(("made", "most"), [(bert, 8), (roberta, 8), (embedder, 5)])
+def test_texts_are_cut_to_what_the_model_takes_where_its_tokenizer_knows_no_limit(
+    tmp_path: Path, made: Any, most: int
+) -> None:
+    write(tmp_path, made(), longest=None)
+    if most == 5:
+        (tmp_path / "m" / "1" / "sentence_bert_config.json").write_text('{"max_seq_length": 5}')
+    with ModelUnderTest(tmp_path / "m") as model:
+        words = ["a", "good", "bad", "day", "night", "good", "a", "bad", "day", "good"]
+        whole, cut, shorter = model.infer(texts(" ".join(words), " ".join(words[:most]), " ".join(words[: most - 1])))[
+            "embedding"
+        ]
+        assert np.allclose(whole, cut, atol=1e-5)
+        assert not np.allclose(whole, shorter, atol=1e-5)
+
+
+def test_the_end_of_a_prompt_is_kept_and_room_for_what_is_generated(tmp_path: Path) -> None:
+    write(tmp_path, generator(), longest=None)
+    prompt = ["good", *["a", "bad"] * 30]
+    with ModelUnderTest(tmp_path / "m") as model:
+        long, end = (
+            model.execute([Request(texts(" ".join(words)), parameters={"max_new_tokens": 14})])[0].response
+            for words in (prompt, prompt[-50:])
+        )
+        assert long["generated_text"].tolist() == end["generated_text"].tolist()
 
 
 TRANSFORMER = "sentence_transformers.models.Transformer"

@@ -36,6 +36,9 @@ _MODULES = ("Transformer", "Pooling", "Normalize", "Dropout")
 """Modules of sentence-transformers that are done here; the last does nothing when it does not learn."""
 _MODE = "pooling_mode_"
 
+_NO_LIMIT = 1 << 30
+"""Tokens that nothing has: what a tokenizer says that knows no limit is more."""
+
 _MAX_BATCH_SIZE = 32
 _NEW_TOKENS = 64
 """Tokens that are generated at most, where neither the folder nor the request says otherwise."""
@@ -112,6 +115,15 @@ class Folder:
             return []
         return [module.get("type", "").rpartition(".")[2] for module in modules]
 
+    @property
+    def longest(self) -> int:
+        """Tokens at which sentence-transformers cuts a text off."""
+        try:
+            most = json.loads((self.path / "sentence_bert_config.json").read_text()).get("max_seq_length")
+        except (OSError, ValueError):
+            return _NO_LIMIT
+        return most if isinstance(most, int) else _NO_LIMIT
+
     def outputs(self) -> list[tuple[str, str, int]]:
         """(name, type, size)"""
         if self.task == _CLASSIFICATION:
@@ -180,7 +192,10 @@ class TritonPythonModel:
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
         if folder.task == _GENERATION:
-            self._tokenizer.padding_side = "left"  # what is generated follows the text itself
+            # What is generated follows the text itself, the end of it where it is too long.
+            self._tokenizer.padding_side = self._tokenizer.truncation_side = "left"
+        self._longest = min(self._tokenizer.model_max_length, folder.longest)
+        self._positions = _positions(self._model)
         self._labels = {int(key): value for key, value in (self._model.config.id2label or {}).items()}
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
@@ -232,8 +247,12 @@ class TritonPythonModel:
             return self._embed(texts)
         return self._generate(texts, _generation(request.parameters()))
 
-    def _encode(self, texts: list[str]) -> Any:
-        return self._tokenizer(texts, padding=True, truncation=True, return_tensors="pt").to(self._device)
+    def _encode(self, texts: list[str], *, new_tokens: int = 0) -> Any:
+        """The tokens of *texts*, cut so that the model has positions for them, and for *new_tokens* behind them."""
+        room = self._positions - new_tokens
+        longest = min(self._longest, room if room > 0 else self._positions)
+        options = {"truncation": True, "max_length": longest} if longest < _NO_LIMIT else {}
+        return self._tokenizer(texts, padding=True, return_tensors="pt", **options).to(self._device)
 
     def _classify(self, texts: list[str]) -> dict[str, Any]:
         logits = self._model(**self._encode(texts)).logits.float()
@@ -260,11 +279,22 @@ class TritonPythonModel:
         return {"embedding": pooled.cpu().numpy()}
 
     def _generate(self, texts: list[str], options: Mapping[str, Any]) -> dict[str, Any]:
-        encoded = self._encode(texts)
+        encoded = self._encode(texts, new_tokens=options["max_new_tokens"])
         encoded.pop("token_type_ids", None)
         made = self._model.generate(**encoded, pad_token_id=self._tokenizer.pad_token_id, **options)
         new = self._tokenizer.batch_decode(made[:, encoded["input_ids"].shape[1] :], skip_special_tokens=True)
         return {"generated_text": np.array([text.encode() for text in new], object).reshape(-1, 1)}
+
+
+def _positions(model: Any) -> int:
+    """Tokens for which *model* has positions, as its configuration says; those of RoBERTa begin behind that of the padding."""
+    count = getattr(model.config, "max_position_embeddings", None)
+    if not isinstance(count, int) or count < 1:
+        return _NO_LIMIT
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            return count - int(module.padding_idx) - 1
+    return count
 
 
 def _generation(text: str) -> dict[str, Any]:
