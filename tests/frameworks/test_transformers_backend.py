@@ -134,6 +134,26 @@ def test_the_end_of_a_prompt_is_kept_and_room_for_what_is_generated(tmp_path: Pa
         assert long["generated_text"].tolist() == end["generated_text"].tolist()
 
 
+def test_a_classifier_that_is_a_decoder_takes_several_texts_at_a_time(tmp_path: Path) -> None:
+    config = transformers.GPT2Config(
+        vocab_size=len(WORDS), n_embd=16, n_layer=1, n_head=2, eos_token_id=3, num_labels=2
+    )
+    made = transformers.GPT2ForSequenceClassification(config)
+    tokenizer = write(tmp_path, made)
+    with ModelUnderTest(tmp_path / "m") as model, torch.no_grad():
+        alone = [made(**tokenizer(text, return_tensors="pt")).logits.softmax(-1)[0].numpy() for text in TEXTS]
+        assert np.allclose(model.infer(texts(*TEXTS))["probabilities"], alone, atol=1e-5)
+
+
+def test_the_score_of_a_regression_is_the_number_that_the_model_gives(tmp_path: Path) -> None:
+    config = transformers.BertConfig(vocab_size=len(WORDS), num_labels=1, problem_type="regression", **SMALL)
+    made = transformers.BertForSequenceClassification(config)
+    tokenizer = write(tmp_path, made)
+    with ModelUnderTest(tmp_path / "m") as model, torch.no_grad():
+        numbers = made(**tokenizer(TEXTS, padding=True, return_tensors="pt")).logits.numpy()
+        assert np.allclose(model.infer(texts(*TEXTS))["score"], numbers, atol=1e-5)
+
+
 TRANSFORMER = "sentence_transformers.models.Transformer"
 
 

@@ -191,6 +191,8 @@ class TritonPythonModel:
         self._model.eval().to(self._device)
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
+        if self._model.config.pad_token_id is None:
+            self._model.config.pad_token_id = self._tokenizer.pad_token_id  # a classifier of a decoder looks for it
         if folder.task == _GENERATION:
             # What is generated follows the text itself, the end of it where it is too long.
             self._tokenizer.padding_side = self._tokenizer.truncation_side = "left"
@@ -256,8 +258,14 @@ class TritonPythonModel:
 
     def _classify(self, texts: list[str]) -> dict[str, Any]:
         logits = self._model(**self._encode(texts)).logits.float()
-        is_multi = self._model.config.problem_type == "multi_label_classification" or logits.shape[1] == 1
-        probabilities = (logits.sigmoid() if is_multi else logits.softmax(-1)).cpu().numpy()
+        kind = self._model.config.problem_type
+        if kind == "regression":
+            scores = logits
+        elif kind == "multi_label_classification" or logits.shape[1] == 1:
+            scores = logits.sigmoid()
+        else:
+            scores = logits.softmax(-1)
+        probabilities = scores.cpu().numpy()
         best = probabilities.argmax(axis=1)
         labels = [self._labels.get(int(each), str(each)).encode() for each in best]
         return {
