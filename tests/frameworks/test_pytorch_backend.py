@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import pytest
@@ -118,6 +119,42 @@ def test_an_exported_program_is_code_and_is_completed_where_it_is_allowed(tmp_pa
         assert np.allclose(found["OUTPUT__0"], expected(given)[0], atol=1e-5)
         assert np.allclose(found["OUTPUT__1"], expected(given)[1])
         assert server.get("/v2/models/m/config").json["max_batch_size"] == 4
+
+
+class Scaled(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]
+    def forward(self, x: torch.Tensor, scale: Optional[torch.Tensor] = None) -> torch.Tensor:  # noqa: UP045  # TorchScript
+        return x if scale is None else x * scale
+
+
+OPTIONAL = """max_batch_size: 8
+    input [ { name: "x" data_type: TYPE_BF16 dims: 3 }, { name: "scale" data_type: TYPE_BF16 dims: 1 optional: true } ]
+    output { name: "y" data_type: TYPE_BF16 dims: 3 }"""
+
+
+def test_bf16_passes_and_an_optional_argument_may_be_left_out(tmp_path: Path) -> None:
+    torch.jit.script(Scaled()).save(str(write(tmp_path, "m", OPTIONAL) / "model.pt"))
+    x, scale = torch.ones(1, 3, dtype=torch.bfloat16), torch.full((1, 1), 2.5, dtype=torch.bfloat16)
+    with RunningServer(tmp_path) as server:
+        for given in ({"x": x}, {"x": x, "scale": scale}):
+            parts = [each.view(torch.uint8).numpy().tobytes() for each in given.values()]
+            inputs = [
+                {
+                    "name": name,
+                    "datatype": "BF16",
+                    "shape": list(each.shape),
+                    "parameters": {"binary_data_size": len(part)},
+                }
+                for (name, each), part in zip(given.items(), parts)
+            ]
+            head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
+            length = {"Inference-Header-Content-Length": str(len(head))}
+            reply = server.post("/v2/models/m/infer", b"".join([head, *parts]), length)
+            assert reply.status == 200, reply.body
+            returned = reply.body[int(reply.headers["inference-header-content-length"]) :]
+            assert (
+                torch.frombuffer(bytearray(returned), dtype=torch.bfloat16).tolist()
+                == [given.get("scale", x)[0, 0]] * 3
+            )
 
 
 def test_what_pytorch_raises_is_the_error_of_its_request(tmp_path: Path) -> None:

@@ -109,7 +109,11 @@ class TritonPythonModel:
 
     def _run(self, requests: Sequence[Any]) -> list[Any]:
         given = [{tensor.name(): tensor for tensor in request.inputs()} for request in requests]
-        arguments = [self._together([tensors[name] for tensors in given]) for name in self._inputs]
+        arguments = [
+            # An optional input that nobody has given; where some have, each request runs alone in the end.
+            self._together([tensors[name] for tensors in given]) if any(name in tensors for tensors in given) else None
+            for name in self._inputs
+        ]
         returned = self._module(*arguments)
         results = list(returned) if isinstance(returned, (tuple, list)) else [returned]
         if len(results) < len(self._outputs):
@@ -129,14 +133,15 @@ class TritonPythonModel:
 
     def _together(self, tensors: Sequence[Any]) -> Any:
         # A copy: what came in may be read-only, and PyTorch has no such tensors.
-        arrays = [torch.from_numpy(tensor.as_numpy().copy()).to(self._device) for tensor in tensors]
+        arrays = [torch.from_dlpack(tensor).clone().to(self._device) for tensor in tensors]
         return arrays[0] if len(arrays) == 1 else torch.cat(arrays)
 
     @staticmethod
     def _response(request: Any, results: Mapping[str, Any]) -> Any:
         wanted = request.requested_output_names()
+        # By DLPack, as above: numpy has no BF16.
         tensors = [
-            pb_utils.Tensor(name, result.cpu().contiguous().numpy())
+            pb_utils.Tensor.from_dlpack(name, result.cpu().contiguous())
             for name, result in results.items()
             if name in wanted
         ]
