@@ -724,7 +724,10 @@ class Server:
                 self._sweeping.cancel()
                 await asyncio.wait({self._sweeping})
             if self._cache is not None:
-                await self._cache.close()
+                try:
+                    await self._cache.close()
+                except Exception:  # a plug-in's
+                    logger.exception("the response cache could not be closed")
             # No executor's thread: an interpreter that is about to end has none any more, and a server may end with it.
             try:
                 await in_daemon_thread(self.tracer.close)

@@ -27,7 +27,7 @@ from pytriton_lite.remote.source import (
     SourceError,
     SourceTools,
 )
-from pytriton_lite.remote.url import RemoteUrl
+from pytriton_lite.remote.url import RemoteUrl, redact
 from pytriton_lite.repository.index import ModelDirectory, is_model_name
 from pytriton_lite.repository.refreshed import Refreshed
 
@@ -164,19 +164,20 @@ class _Repository:
         self._view = view
         try:
             self._source = open_source(url, SourceTools(environ, downloads, view.staging, closing.is_set))
-        except (ValueError, SourceError) as error:
+        except Exception as error:
             self.copy.close()
-            raise InferenceError(ErrorCode.INVALID_ARG, f"model repository '{url}': {error}") from None
+            text = str(error) if isinstance(error, ValueError) else self._said(error)
+            raise InferenceError(ErrorCode.INVALID_ARG, f"model repository '{url}': {text}") from None
 
     def show(self) -> list[str]:
         # Nobody who wants to see the names waits until large files have come: what has gone is then seen the next time.
         is_alone = self._turn.acquire(blocking=False)
         try:
             self._show(is_alone)
-        except (SourceError, OSError) as error:
-            return [self._unreadable(error)]
         except Closing:
             return []
+        except Exception as error:
+            return [self._unreadable(self._said(error))]
         finally:
             if is_alone:
                 self._turn.release()
@@ -212,10 +213,10 @@ class _Repository:
                         for path, file in model.files.items()
                     }
                 )
-        except (SourceError, OSError) as error:
-            result.repositories.append(self._unreadable(error))
         except Closing:
             result.repositories.append(self._unreadable("the server is stopping"))
+        except Exception as error:
+            result.repositories.append(self._unreadable(self._said(error)))
 
     def refresh_model(self, name: str) -> None:
         try:
@@ -227,26 +228,38 @@ class _Repository:
                     self._update(name, model, self._fetch(name, model))
                 files = model.files if model is not None else {}
                 self._cache.sweep({content_key(name, path, file.identity) for path, file in files.items()}, model=name)
-        except (SourceError, OSError) as error:
-            raise PollError(self._unreadable(error)) from None
+        except PollError:
+            raise
         except Closing:
             raise PollError("the server is stopping") from None
+        except Exception as error:
+            raise PollError(self._unreadable(self._said(error))) from None
 
     def interrupt(self) -> None:
-        self._source.interrupt()
+        try:
+            self._source.interrupt()
+        except Exception as error:
+            logger.info("interrupting %s: %s", self._url, self._said(error))
 
     def close(self) -> None:
         self.copy.close()
         try:
             self._source.close()
-        except SourceError as error:
-            logger.info("closing %s: %s", self._url, error)
+        except Exception as error:
+            logger.info("closing %s: %s", self._url, self._said(error))
 
     def _locked(self) -> contextlib.AbstractContextManager[None]:
         return self._cache.locked(lambda: self._closing.wait(_LOCK_CHECK_S))
 
-    def _unreadable(self, error: object) -> str:
-        return f"failed to poll model repository '{self._url}': {error}"
+    def _unreadable(self, why: str) -> str:
+        return f"failed to poll model repository '{self._url}': {why}"
+
+    def _said(self, error: Exception) -> str:
+        """The text of *error*. What no source should raise is logged: it may be a plug-in's, and must harm nothing else."""
+        if isinstance(error, (SourceError, OSError)):
+            return str(error)
+        logger.error("the source of model repository '%s' failed", self._url, exc_info=error)
+        return redact(f"{type(error).__name__}: {error}")
 
     # ------------------------------------------------------------------------------------------ one model
 
@@ -286,8 +299,10 @@ class _Repository:
         try:
             contents = {path: future.result() for path, future in fetching.items()}
             has_changed = self.copy.update(name, model, contents)
-        except (SourceError, OSError) as error:
-            why = _why(error) if isinstance(error, OSError) else error
+        except Closing:
+            raise
+        except Exception as error:
+            why = _why(error) if isinstance(error, OSError) else self._said(error)
             raise PollError(f"cannot copy model '{name}' of {self._url}: {why}") from None
         if has_changed:
             logger.info(

@@ -109,6 +109,9 @@ class Space(CacheSpace):
     def __init__(self, name):
         self.name = name
 
+    def begin_load(self):
+        fail(self.name, "begin_load")
+
     def lookup(self, digest):
         fail(self.name, "lookup")
 
@@ -116,12 +119,15 @@ class Space(CacheSpace):
         fail(self.name, "insert")
 
     def drop(self):
-        pass
+        fail(self.name, "drop")
 
 
 class Cache(ResponseCache):
     def space(self, config, version, directory):
         return Space(config.name)
+
+    async def close(self):
+        fail("close", "close")
 
 
 def make_cache(options, environ):
@@ -162,25 +168,34 @@ class Sink:
     def finish(self):
         pass
 """
-PLACES = ("lookup", "insert", "begin", "on_accepted", "on_response", "end", "record")
+PLACES = ("begin_load", "lookup", "insert", "begin", "on_accepted", "on_response", "end", "record")
+
+
+def write_entry_points(site: Path, name: str, entries: str, code: str) -> None:
+    """A package of one module, as it lies there when it is installed."""
+    about = site / f"{name}-1.0.dist-info"
+    about.mkdir(parents=True)
+    (site / f"{name}.py").write_text(code)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(entries)
 
 
 @pytest.fixture(scope="module")
-def harmed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server with a plug-in that raises wherever it may, each time for the model of that name."""
-    site, repository = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("models")
-    about = site / "faulty-1.0.dist-info"
-    about.mkdir()
-    (site / "faulty.py").write_text(FAULTY)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(
-        "[pytriton_lite.response_caches]\nfaulty = faulty:make_cache\n"
-        "[pytriton_lite.trace_sinks]\nfaulty = faulty:Sink\n"
-    )
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a plug-in that raises wherever it may, each time for the model of that name."""
+    site = tmp_path_factory.mktemp("site")
+    entries = "[pytriton_lite.response_caches]\nfaulty = faulty:make_cache\n[pytriton_lite.trace_sinks]\nfaulty = faulty:Sink\n"
+    write_entry_points(site, "faulty", entries, FAULTY)
+    return site
+
+
+@pytest.fixture(scope="module")
+def harmed(faulty: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    repository = tmp_path_factory.mktemp("models")
     for place in PLACES:
         write_model(repository, place, COUNTING, CONFIG + "response_cache { enable: true }")
     flags = ("--cache-config=faulty,unused=1", "--trace-config=mode=faulty", "--trace-config=level=TIMESTAMPS")
-    with RunningServer(repository, flags=flags, environ={"PYTHONPATH": str(site)}) as running:
+    with RunningServer(repository, flags=flags, environ={"PYTHONPATH": str(faulty)}) as running:
         yield running
 
 
@@ -189,6 +204,71 @@ def test_a_plug_in_that_raises_harms_no_request(harmed: RunningServer, place: st
     assert values(harmed, place, 1, 2) == [1, 1]
     assert values(harmed, place, 1, 2) == [2, 2]
     harmed.wait_for_log(f"a bug of {place}")
+
+
+def test_a_cache_that_cannot_forget_or_be_closed_holds_up_neither_an_unload_nor_the_end(
+    faulty: Path, tmp_path: Path
+) -> None:
+    write_model(tmp_path, "drop", COUNTING, CONFIG + "response_cache { enable: true }")
+    flags = ("--cache-config=faulty,unused=1", "--model-control-mode=explicit", "--load-model=drop")
+    with RunningServer(tmp_path, flags=flags, environ={"PYTHONPATH": str(faulty)}) as server:
+        assert server.post("/v2/repository/models/drop/unload").status == 200
+        server.wait_for_log("successfully unloaded 'drop'")
+        assert "a bug of drop" in server.log
+        assert server.get("/v2/health/ready").status == 200
+        assert server.stop() == 0
+        assert "a bug of close" in server.log
+
+
+SOURCE = """
+import os
+from pathlib import Path
+
+
+class Source:
+    def __init__(self, url, tools):
+        self.folder = Path("/", url.path)
+        if (self.folder / "broken").exists():
+            raise KeyError("a bug at the beginning")
+
+    def check(self):
+        if (self.folder / "broken").exists():
+            raise KeyError("a bug of the source")
+
+    def names(self):
+        self.check()
+        return []
+
+    def models(self):
+        self.check()
+        return {}
+
+    def model(self, name):
+        self.check()
+
+    def interrupt(self):
+        self.check()
+
+    def close(self):
+        self.check()
+"""
+
+
+def test_a_source_that_raises_keeps_no_other_repository_from_being_followed(tmp_path: Path) -> None:
+    site, there, here = tmp_path / "site", tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    here.mkdir()
+    write_entry_points(site, "raising", "[pytriton_lite.repository_sources]\nraising = raising:Source\n", SOURCE)
+    flags = (f"--model-repository=raising:/{there}", "--model-control-mode=poll", "--repository-poll-secs=1")
+    environ = {"PYTHONPATH": str(site), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with RunningServer(here, flags=flags, environ=environ) as server:
+        (there / "broken").touch()
+        server.wait_for_log("failed to poll model repository 'raising://.*': KeyError: 'a bug of the source'")
+        write_model(here, "late", COUNTING, CONFIG)
+        server.wait_for_log("successfully loaded 'late'")
+        assert server.stop() == 0
+    with pytest.raises(AssertionError, match=r"model repository 'raising://.*': KeyError: 'a bug at the beginning'"):
+        RunningServer(here, flags=flags, environ=environ).__enter__()
 
 
 def test_what_nothing_brings_is_refused_with_what_there_is(installed: Path, tmp_path: Path) -> None:

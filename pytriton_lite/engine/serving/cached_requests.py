@@ -12,7 +12,7 @@ the client writes meanwhile.
 Large inputs are hashed in a thread, and a cache on another machine takes its time; everything else happens at once. A request
 that waits for either is not queued yet: it holds the version, and may be cancelled.
 
-A cache may be a plug-in: one that raises has not found what it was asked for, or has not kept it.
+A cache may be a plug-in: one that raises has not found what it was asked for, or has not kept it. Loads and unloads go on.
 """
 
 from __future__ import annotations
@@ -85,11 +85,17 @@ class CachedRequests(NotQueued):
         self._all_outputs = tuple(sorted(version.config.outputs_by_name))
 
     def begin_load(self) -> None:
-        self._space.begin_load()
+        try:
+            self._space.begin_load()
+        except Exception:
+            self._say_failed("begin a load")
 
     def drop(self) -> None:
         """Forget every answer, and keep none of those that are still to come."""
-        self._space.drop()
+        try:
+            self._space.drop()
+        except Exception:
+            self._say_failed("forget the responses")
 
     # ------------------------------------------------------------------------------------------ requests
 
