@@ -224,6 +224,28 @@ def test_a_server_generates_by_the_parameters_of_the_request(tmp_path: Path) -> 
         assert generate.json["generated_text"] == wanted
 
 
+def test_the_routes_of_openai_say_how_a_text_is_generated(tmp_path: Path) -> None:
+    torch.manual_seed(0)  # two samples of some other weights could be the same
+    made = generator()
+    declared = 'parameters { key: "OPENAI" value { string_value: "completion" } }'
+    tokenizer = write(tmp_path, made, declared)
+    with torch.no_grad():
+        given = tokenizer("a good", return_tensors="pt")
+        ids = made.generate(**given, max_new_tokens=5, do_sample=False, pad_token_id=0)
+    wanted = tokenizer.decode(ids[0, 2:], skip_special_tokens=True)
+    with RunningServer(tmp_path) as server:
+
+        def written(**members: Any) -> list[str]:
+            reply = server.post("/v1/completions", {"model": "m", "prompt": "a good", "max_tokens": 5, **members})
+            assert reply.status == 200, reply.body
+            return [choice["text"] for choice in reply.json["choices"]]
+
+        assert written() == written(temperature=0) == [wanted]
+        sampled = written(temperature=1.5, seed=3, n=2)
+        assert written(temperature=1.5, seed=3, n=2) == sampled
+        assert sampled[0] != sampled[1]
+
+
 @pytest.mark.parametrize(
     ("config", "text"),
     [

@@ -43,7 +43,9 @@ _MAX_BATCH_SIZE = 32
 _NEW_TOKENS = 64
 """Tokens that are generated at most, where neither the folder nor the request says otherwise."""
 
-_GENERATED = {"max_new_tokens": int, "temperature": float, "top_p": float, "top_k": int, "do_sample": bool}
+_GENERATED = {
+    "max_new_tokens": int, "temperature": float, "top_p": float, "top_k": int, "do_sample": bool, "seed": int,
+}  # fmt: skip
 """Parameters of a request for text-generation."""
 
 
@@ -247,7 +249,11 @@ class TritonPythonModel:
     def _other(self, texts: list[str], request: Any) -> dict[str, Any]:
         if self._folder.task == _EMBEDDING:
             return self._embed(texts)
-        return self._generate(texts, _generation(request.parameters()))
+        options = _generation(request.parameters())
+        seed = options.pop("seed", None)
+        if seed is not None:
+            self._torch.manual_seed(seed)
+        return self._generate(texts, options)
 
     def _encode(self, texts: list[str], *, new_tokens: int = 0) -> Any:
         """The tokens of *texts*, cut so that the model has positions for them, and for *new_tokens* behind them."""
@@ -308,6 +314,8 @@ def _positions(model: Any) -> int:
 def _generation(text: str) -> dict[str, Any]:
     """The options of generate in the parameters of a request. Raises InferenceError for one of another type."""
     given = json.loads(text) if text else {}
+    if "max_tokens" in given:  # its name in the routes of OpenAI's API
+        given.setdefault("max_new_tokens", given["max_tokens"])
     options: dict[str, Any] = {"max_new_tokens": _NEW_TOKENS, "do_sample": False}
     for name, kind in _GENERATED.items():
         if name in given:
@@ -318,7 +326,9 @@ def _generation(text: str) -> dict[str, Any]:
                 )
             options[name] = value
     if "do_sample" not in given and {"temperature", "top_p", "top_k"} & given.keys():
-        options["do_sample"] = True
+        options["do_sample"] = given.get("temperature") != 0
+    if not options["do_sample"] and given.get("temperature") == 0:
+        del options["temperature"]  # which clients say for the likeliest token each time, and the library refuses
     return options
 
 
