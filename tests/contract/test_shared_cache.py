@@ -128,7 +128,7 @@ def hits(server: RunningServer) -> int:
 
 
 def wait_keys(redis: Redis, number: int) -> None:
-    """What is kept is kept behind the answer."""
+    """What is kept is kept behind the answer. One of *number* keys says the generation."""
     wait_until(lambda: redis.ask("DBSIZE") == b":%d\r\n" % number)
 
 
@@ -139,7 +139,7 @@ def explicit(*more: str) -> tuple[str, ...]:
 def test_servers_of_the_same_files_share_their_answers(redis: Redis, repository: Path) -> None:
     with RunningServer(repository, flags=redis.flags) as one, RunningServer(repository, flags=redis.flags) as other:
         count(one, 5.0), count(one, 6.0)
-        wait_keys(redis, 2)
+        wait_keys(redis, 3)
         assert [count(other, value) for value in (6.0, 5.0, 7.0)] == [2, 1, 1]
         assert hits(other) == 2
         page = other.get(other.metrics_url).body.decode()
@@ -150,21 +150,33 @@ def test_servers_of_the_same_files_share_their_answers(redis: Redis, repository:
 def test_a_restart_finds_what_was_kept_and_a_reload_does_not(redis: Redis, repository: Path) -> None:
     with RunningServer(repository, flags=explicit(*redis.flags)) as server:
         count(server, 1.0)
-        wait_keys(redis, 1)
+        wait_keys(redis, 2)
     with RunningServer(repository, flags=explicit(*redis.flags)) as server:
         count(server, 1.0)
         assert hits(server) == 1
         server.post("/v2/repository/models/m/unload")
-        wait_keys(redis, 2)  # the generation is there, too
+        wait_keys(redis, 1)  # the generation has gone
         server.post("/v2/repository/models/m/load")
         count(server, 1.0)
         assert hits(server) == 0
 
 
+def test_a_load_finds_nothing_of_before_the_unload_though_redis_was_flushed(redis: Redis, repository: Path) -> None:
+    with RunningServer(repository, flags=explicit(*redis.flags)) as server:
+        for _ in range(3):
+            wait_until(lambda: count(server, 1.0) > 0 and hits(server) > 0)
+            server.post("/v2/repository/models/m/unload")
+            wait_until(lambda: "unloaded" in server.post("/v2/repository/index").json[0].get("reason", ""))
+            server.post("/v2/repository/models/m/load")
+            count(server, 1.0)
+            assert hits(server) == 0
+            redis.ask("FLUSHALL")
+
+
 def test_requests_are_executed_while_redis_is_gone(redis: Redis, repository: Path) -> None:
     with RunningServer(repository, flags=redis.flags) as server:
         assert count(server, 1.0) == 1
-        wait_keys(redis, 1)
+        wait_keys(redis, 2)
         assert count(server, 1.0) == 1
         redis.stop()
         assert [count(server, 1.0) for _ in range(3)] == [2, 3, 4]
@@ -179,7 +191,7 @@ def test_requests_are_executed_while_redis_stalls(redis: Redis, repository: Path
     """It keeps its connections and says nothing: one lookup waits for `socket_timeout`, and for a second none is made."""
     with RunningServer(repository, flags=redis.patient_flags(1_000)) as server:
         # On a busy machine a second may pass before Redis has kept it.
-        wait_until(lambda: count(server, 1.0) > 0 and redis.ask("DBSIZE") == b":1\r\n")
+        wait_until(lambda: count(server, 1.0) > 0 and redis.ask("DBSIZE") == b":2\r\n")
         redis.signal(signal.SIGSTOP)
         try:
             executed = count(server, 1.0)

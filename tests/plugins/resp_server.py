@@ -27,6 +27,11 @@ class RespServer:
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
 
+    @property
+    def entries(self) -> dict[bytes, bytes]:
+        """What is kept of requests."""
+        return {key: value for key, value in self.values.items() if not key.endswith(b":generation")}
+
     async def start(self, tls: ssl.SSLContext | None = None) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=tls)
         self.port = self._server.sockets[0].getsockname()[1]
@@ -71,12 +76,12 @@ class RespServer:
         if name == b"GET":
             value = self.values.get(arguments[0])
             return b"$-1\r\n" if value is None else b"$%d\r\n%s\r\n" % (len(value), value)
+        if name == b"SET" and b"NX" in arguments and arguments[0] in self.values:
+            return b"$-1\r\n"
         if name == b"SET":
             self.values[arguments[0]] = arguments[1]
-        if name == b"INCRBY":
-            number = int(self.values.get(arguments[0], b"0")) + 1
-            self.values[arguments[0]] = b"%d" % number
-            return b":%d\r\n" % number
+        if name == b"DEL":
+            return b":%d\r\n" % (self.values.pop(arguments[0], None) is not None)
         return b"+PONG\r\n" if name == b"PING" else b"+OK\r\n"
 
 

@@ -120,8 +120,9 @@ def test_what_was_kept_is_found_by_every_server_of_the_same_files(tmp_path: Path
 def test_a_key_names_the_model_and_its_version(tmp_path: Path) -> None:
     async def act(scene: Scene) -> None:
         await keep(scene, scene.space())
-        (key,) = scene.server.values
-        assert key.startswith(b"pytriton-lite:m:1:") and key.endswith(b":0:" + b"k".hex().encode())
+        ((key, generation),) = scene.server.values.items() - scene.server.entries.items()
+        assert list(scene.server.entries) == [key.replace(b"generation", generation) + b":" + b"k".hex().encode()]
+        assert key.startswith(b"pytriton-lite:m:1:")
 
     play(tmp_path, act)
 
@@ -211,6 +212,29 @@ def test_an_unload_leaves_nothing_for_a_load_of_the_same_files(tmp_path: Path) -
     play(tmp_path, act)
 
 
+def test_an_unload_leaves_nothing_though_redis_has_thrown_out_what_generation_it_is(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        for _ in range(3):
+            space = scene.space()
+            assert await find(space) is None
+            await keep(scene, space)
+            scene.server.values = scene.server.entries
+            space.drop()
+            await scene.settled()
+
+    play(tmp_path, act)
+
+
+def test_a_load_behind_another_servers_finds_what_that_keeps(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        first, second = scene.space(), scene.space()  # both ask before there is a generation
+        await scene.settled()
+        await keep(scene, first)
+        assert await find(second) == KEPT
+
+    play(tmp_path, act)
+
+
 def test_an_unload_leaves_nothing_also_where_it_came_before_anything_was_known(tmp_path: Path) -> None:
     async def act(scene: Scene) -> None:
         space = scene.space()
@@ -243,7 +267,7 @@ def test_what_is_no_entry_is_not_found_and_said_in_the_log(tmp_path: Path, caplo
     async def act(scene: Scene) -> None:
         space = scene.space()
         await keep(scene, space)
-        (key,) = scene.server.values
+        (key,) = scene.server.entries
         scene.server.values[key] = b"PTLR1???"
         assert await find(space) is None
 
@@ -450,7 +474,7 @@ def test_no_more_than_so_many_answers_wait_to_be_kept(tmp_path: Path) -> None:
         for at in range(100):
             space.insert(b"%d" % at, OUTPUTS)
         await scene.settled()
-        assert len([command for command in scene.server.commands if command[0] == b"SET"]) == 64
+        assert len(scene.server.entries) == 64
 
     play(tmp_path, act, wait_timeout=30_000)
 
@@ -460,7 +484,7 @@ def test_an_answer_larger_than_redis_takes_is_not_kept(tmp_path: Path) -> None:
         space = scene.space()
         space.insert(b"k", [Tensor("OUT", dtypes.UINT8, (512 << 20,), None, nbytes=512 << 20)])
         await scene.settled()
-        assert not scene.server.values
+        assert not scene.server.entries
 
     play(tmp_path, act)
 
@@ -525,7 +549,7 @@ def test_what_is_being_kept_when_the_server_ends_is_kept(tmp_path: Path) -> None
     async def scenario() -> None:
         async with scene_in(tmp_path) as scene:
             scene.space().insert(b"k", OUTPUTS)
-        assert len(scene.server.values) == 1
+        assert len(scene.server.entries) == 1
 
     asyncio.run(scenario())
 

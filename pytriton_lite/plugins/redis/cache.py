@@ -2,7 +2,8 @@
 
 * A key names model, version, what the model was loaded from (`_fingerprint`) and the request. So servers that serve the same
   files share entries, and neither a restart nor a reload finds those of other files. For a load of the same files there is the
-  *generation*, a number that Redis keeps for each fingerprint: a server reads it when it loads, and ``drop`` increases it.
+  *generation*, a text that Redis keeps for each fingerprint: a server reads it when it loads, or makes one up where there is
+  none, and ``drop`` deletes it. So nothing old is found either where Redis has thrown it out, as any entry.
 * Nothing here fails or delays a request for long. A lookup that Redis does not answer in time is a miss; the next second's
   are misses at once. An outage is said once when it begins and once when it is over. One for which no connection is free in
   time is a miss, too, and says nothing of Redis.
@@ -103,7 +104,7 @@ class RedisCache(ResponseCache):
         self._tasks: set[asyncio.Task[Any]] = set()
         self._inserts = 0
         self._doubtful: set[str] = set()
-        """Numbers that were to be increased, and perhaps were not."""
+        """Keys that were to be deleted, and perhaps were not."""
 
     async def open(self) -> None:
         """Ask for an answer. As in Triton a Redis that gives none fails the start: it is far more often misspelt than down."""
@@ -143,17 +144,23 @@ class RedisCache(ResponseCache):
         """Raises Unanswered."""
         await self._ask(lambda: self._client.set(key, value))
 
-    async def number(self, key: str) -> int:
-        """0 where there is none. Raises Unanswered, or ValueError for what is no number."""
+    async def text_of(self, key: str, new: str) -> str:
+        """The text that all servers read there: *new*, where there was none. Raises Unanswered."""
         if key in self._doubtful:
             raise Unanswered
-        return int(await self.get(key) or 0)
+        found = await self.get(key)
+        if found is None:
+            await self._ask(lambda: self._client.set(key, new, nx=True))
+            found = await self.get(key)  # another server may have been first
+        if found is None:
+            raise Unanswered
+        return found.decode("latin-1")
 
-    async def increase(self, key: str) -> None:
-        """Until Redis has done it, nobody here is told that number."""
+    async def delete(self, key: str) -> None:
+        """Until Redis has done it, nobody here is told what is there."""
         self._doubtful.add(key)
         with suppress(Unanswered):
-            await self._ask(lambda: self._client.incr(key))
+            await self._ask(lambda: self._client.delete(key))
             self._doubtful.discard(key)
 
     def begin_insert(self) -> bool:
@@ -232,11 +239,11 @@ class RedisSpace(CacheSpace):
         prefix = f"{_PREFIX}:{self._config.name}:{self._version}:{fingerprint}"
         # Where nobody knows which generation this is: one that nobody else has, so that nothing is shared. An ensemble's
         # answers depend on the files of other models.
-        generation = secrets.randbits(62)
+        generation = secrets.token_hex(8)
         self._generation_key = f"{prefix}:{_GENERATION}"
         if self._config.ensemble is None:
-            with suppress(Unanswered, ValueError):
-                generation = await self._cache.number(self._generation_key)
+            with suppress(Unanswered):
+                generation = await self._cache.text_of(self._generation_key, generation)
         return f"{prefix}:{generation}"
 
     def lookup(self, digest: bytes) -> asyncio.Future[Found] | None:
@@ -301,7 +308,7 @@ class RedisSpace(CacheSpace):
 
     async def _leave(self, prefix: asyncio.Task[str]) -> None:
         await prefix  # what still waits for it is going to be kept there
-        await self._cache.increase(self._generation_key)
+        await self._cache.delete(self._generation_key)
 
 
 # ---------------------------------------------------------------------------------------------- values
