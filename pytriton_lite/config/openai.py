@@ -418,6 +418,7 @@ def _default(field: Field, text: str) -> DefaultValue | None:
 # Chat templates -----------------------------------------------------------------------------------------------------
 
 TEMPLATE_FILE = "chat_template.jinja"
+TOOLS_TEMPLATE_FILE = "additional_chat_templates/tool_use.jinja"
 TOKENIZER_FILE = "tokenizer_config.json"
 _MOST_TEMPLATE_BYTES = 1 << 20
 _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
@@ -425,10 +426,14 @@ _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A Jinja2 template, and the tokens that it may name, by their names in tokenizer_config.json."""
+    """A Jinja2 template, and the tokens that it may name, by their names in tokenizer_config.json.
+
+    ``text_with_tools`` is what the model was trained with where it is given tools; None where that is the same.
+    """
 
     text: str
     tokens: Mapping[str, str]
+    text_with_tools: str | None = None
 
 
 def read_chat_template(model_dir: Path) -> ChatTemplate | None:
@@ -445,23 +450,24 @@ def read_chat_template(model_dir: Path) -> ChatTemplate | None:
             raise ValueError(f"{TOKENIZER_FILE} is no JSON: {error}") from None
         if not isinstance(settings, dict):
             raise ValueError(f"{TOKENIZER_FILE} is no JSON object")
-    text = _read_text(model_dir / TEMPLATE_FILE)
+    text, with_tools = _read_text(model_dir / TEMPLATE_FILE), _read_text(model_dir / TOOLS_TEMPLATE_FILE)
     if text is None:
-        text = _of_tokenizer(settings.get("chat_template"))
+        text, with_tools = _of_tokenizer(settings.get("chat_template"))
     if text is None:
         return None
-    return ChatTemplate(text, {name: _token(settings[name]) for name in _TOKENS if settings.get(name) is not None})
+    tokens = {name: _token(settings[name]) for name in _TOKENS if settings.get(name) is not None}
+    return ChatTemplate(text, tokens, with_tools)
 
 
-def _of_tokenizer(value: object) -> str | None:
-    """The template in ``chat_template``: a text, or the one named ``default`` of a list."""
+def _of_tokenizer(value: object) -> tuple[str | None, str | None]:
+    """The template in ``chat_template``, a text or the one named ``default`` of a list, and that of the list for tools."""
     if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        for named in value:
-            if isinstance(named, dict) and named.get("name") == "default" and isinstance(named.get("template"), str):
-                return str(named["template"])
-    raise ValueError(f"chat_template in {TOKENIZER_FILE} is neither a text nor a list with one named 'default'")
+        return value, None
+    listed = [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+    named = {each.get("name"): each.get("template") for each in listed if isinstance(each.get("template"), str)}
+    if "default" not in named:
+        raise ValueError(f"chat_template in {TOKENIZER_FILE} is neither a text nor a list with one named 'default'")
+    return named["default"], named.get("tool_use")
 
 
 def _token(value: object) -> str:
@@ -476,7 +482,7 @@ def _read_text(path: Path) -> str | None:
         return None
     except OSError as error:
         raise ValueError(f"{path.name} cannot be read: {error.strerror}") from None
-    if len(data) > _MOST_TEMPLATE_BYTES and path.name == TEMPLATE_FILE:
+    if len(data) > _MOST_TEMPLATE_BYTES and path.name != TOKENIZER_FILE:
         raise ValueError(f"{path.name} has {len(data)} bytes, expected at most {_MOST_TEMPLATE_BYTES}")
     try:
         return data.decode()

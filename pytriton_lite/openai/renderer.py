@@ -51,7 +51,7 @@ def main() -> None:
     if given is None:
         return
     try:
-        render = _compiled(given["template"], given["tokens"])
+        render = _compiled(given["template"], given["with_tools"], given["tokens"])
     except _Raised as error:
         _write(out, {"broken": str(error)})
         return
@@ -65,8 +65,11 @@ def main() -> None:
         _write(out, answer)
 
 
-def _compiled(template: str, tokens: Json) -> Callable[[Json], Iterator[str]]:
-    """What renders *template*, piece by piece. Raises _Raised where it is none, or Jinja2 is missing."""
+def _compiled(template: str, with_tools: str, tokens: Json) -> Callable[[Json], Iterator[str]]:
+    """What renders *template*, or the other where there are tools, piece by piece.
+
+    Raises _Raised where one is none, or Jinja2 is missing.
+    """
     try:
         import jinja2
         import jinja2.debug  # imports it when something goes wrong, and no file can be opened then
@@ -97,11 +100,11 @@ def _compiled(template: str, tokens: Json) -> Callable[[Json], Iterator[str]]:
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     try:
-        compiled = environment.from_string(template)
+        compiled, for_tools = environment.from_string(template), environment.from_string(with_tools)
     except jinja2.TemplateSyntaxError as error:
         raise _Raised(f"the chat template is none: line {error.lineno}: {error.message}") from None
     given = {**_ALWAYS_THERE, **tokens}
-    return lambda values: compiled.generate({**given, **values})
+    return lambda values: (for_tools if values.get("tools") else compiled).generate({**given, **values})
 
 
 def _to_json(value: object, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

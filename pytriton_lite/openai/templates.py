@@ -73,7 +73,9 @@ class _Renderer:
             start_new_session=True,
         )
         self._is_killed = False
-        answer = await self.ask(orjson.dumps({"template": template.text, "tokens": dict(template.tokens)}))
+        with_tools = template.text if template.text_with_tools is None else template.text_with_tools
+        given = {"template": template.text, "with_tools": with_tools, "tokens": dict(template.tokens)}
+        answer = await self.ask(orjson.dumps(given))
         if "broken" in answer:
             self.kill()
             raise InferenceError(ErrorCode.INTERNAL, str(answer["broken"]))

@@ -10,6 +10,7 @@ import pytest
 from pytriton_lite.config.openai import (
     INPUT_FIELDS,
     OUTPUT_FIELDS,
+    ChatTemplate,
     broken_openai,
     declaration_of,
     read_chat_template,
@@ -148,10 +149,22 @@ def test_a_template_is_found_where_its_authors_put_it(tmp_path: Path) -> None:
     )
     found = read_chat_template(tmp_path)
     assert found is not None and found.text == "two"
+    assert found.text_with_tools is None
     (tmp_path / "chat_template.jinja").write_text("three")
     found = read_chat_template(tmp_path)
     assert found is not None and found.text == "three"
     assert broken(config(*TEXTS, OPENAI="chat"), tmp_path) == []
+
+
+def test_a_template_for_tools_is_found_beside_the_other(tmp_path: Path) -> None:
+    both = [{"name": "default", "template": "one"}, {"name": "tool_use", "template": "two"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": both}))
+    assert read_chat_template(tmp_path) == ChatTemplate("one", {}, "two")
+    (tmp_path / "chat_template.jinja").write_text("three")
+    assert read_chat_template(tmp_path) == ChatTemplate("three", {})
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("four")
+    assert read_chat_template(tmp_path) == ChatTemplate("three", {}, "four")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from tests.harness import write_model
@@ -466,6 +467,9 @@ def write_openai_models(repository: Path) -> None:
     write_model(repository, "agent", AGENT, AGENT_CONFIG)
     echo = write_model(repository, "echo", ECHO, ECHO_CONFIG)
     (echo / "chat_template.jinja").write_text(CALLS_TEMPLATE)
+    several = write_model(repository, "several_templates", ECHO, ECHO_CONFIG)
+    templates = [{"name": "default", "template": TEMPLATE}, {"name": "tool_use", "template": CALLS_TEMPLATE}]
+    (several / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
     trained = write_model(repository, "trained", ECHO, ECHO_CONFIG)
     (trained / "chat_template.jinja").write_text(TRAINED_TEMPLATE)
     chooses = '  { name: "tool_choice" data_type: TYPE_STRING dims: [ 1 ] optional: true },\n'

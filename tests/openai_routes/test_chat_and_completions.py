@@ -253,6 +253,18 @@ def test_a_template_may_mark_what_the_model_wrote_and_ask_for_tools_where_there_
     assert reply.json["choices"][0]["message"]["content"] == prompt
 
 
+def test_tools_are_written_by_the_template_that_a_model_has_for_them(server: RunningServer) -> None:
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    for members, prompt in (
+        ({}, "<user> hello there\n<assistant>"),
+        ({"tools": tools}, "<tool weather><user>hello there"),
+        ({"tools": tools, "tool_choice": "none"}, "<user> hello there\n<assistant>"),
+    ):
+        reply = chat(server, "several_templates", HELLO, **members)
+        assert reply.status == 200, reply.body
+        assert reply.json["choices"][0]["message"]["content"] == prompt
+
+
 def called(arguments: object) -> list[dict[str, Any]]:
     """A conversation whose second message calls a tool with *arguments*."""
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
