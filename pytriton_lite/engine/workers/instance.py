@@ -21,7 +21,7 @@ from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.core.errors import ErrorCode, InferenceError, ProtocolError
 from pytriton_lite.core.pace import SLOW_NS, Pace
 from pytriton_lite.core.request import InferenceResponse
-from pytriton_lite.core.states import InstanceState
+from pytriton_lite.core.states import InstanceState, RequestState
 from pytriton_lite.engine.counting.statistics import SharedMemory
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.workers.asking import Asking, BeginAsking, CallOutcome, WorkerLink
@@ -312,7 +312,7 @@ class Instance:
         batch = ticket.batch
         if batch is not None and self.worker is not None:
             self.worker.send_cancel(batch.number, ticket.index)
-            if all(mate.is_over or mate.is_null for mate in batch.tickets):
+            if not any(map(_is_waited_for, batch.tickets)):
                 # Nobody waits for a null request either, and the model might look for somebody who does.
                 for mate in batch.tickets:
                     if mate.is_null:
@@ -606,3 +606,8 @@ class Instance:
     def on_room(self) -> None:
         """The worker is READY again."""
         self._owner.on_room(self)
+
+
+def _is_waited_for(ticket: Ticket) -> bool:
+    """Whether somebody waits for its answer: not where its caller has withdrawn it, who hears of the end all the same."""
+    return not (ticket.is_null or ticket.is_cancelled or ticket.state is RequestState.ENDED)
