@@ -264,6 +264,16 @@ def test_a_strict_server_wants_a_file_and_a_named_one_is_taken(tmp_path: Path) -
     assert (finding.file, finding.line) == (f"{folder}/configs/small.pbtxt", 1)
 
 
+@pytest.mark.parametrize("name", ["config.pbtxt.txt", "Config.pbtxt", "config.txt"])
+def test_a_configuration_under_a_wrong_name_is_named(tmp_path: Path, name: str) -> None:
+    (write_model(tmp_path, "a", CODE) / name).write_text(MODEL)
+    (tmp_path / "ensemble" / "1").mkdir(parents=True)
+    (tmp_path / "ensemble" / name).write_text('platform: "ensemble"')
+    findings = check(tmp_path)
+    assert [finding.severity for finding in findings] == [Severity.WARNING, Severity.ERROR]
+    assert {finding.hint for finding in findings} == {f"{name} is not read: its name must be config.pbtxt"}
+
+
 def test_what_is_no_file_in_the_place_of_a_configuration_is_to_be_one(tmp_path: Path) -> None:
     folder = write_model(tmp_path, "a", CODE)
     (folder / "config.pbtxt").mkdir()

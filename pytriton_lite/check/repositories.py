@@ -34,6 +34,7 @@ from pytriton_lite.config.warm_up import sample_tensors
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.engine.environments import check_environment
+from pytriton_lite.engine.models.load_failure import advice
 from pytriton_lite.engine.serving.admission import Admission
 from pytriton_lite.proto import model_config_pb
 from pytriton_lite.repository.dependencies import (
@@ -52,7 +53,7 @@ from pytriton_lite.repository.index import (
     list_models,
     scan_repositories,
 )
-from pytriton_lite.repository.mistakes import advice_on_model, advice_on_repository, is_model_folder
+from pytriton_lite.repository.mistakes import advice_on_repository, is_model_folder
 from pytriton_lite.repository.version_policy import missing_version_text, no_version_error, select_versions
 from pytriton_lite.scheduling.rate_limit import Claim, RateLimiter, ResourceSize
 
@@ -99,7 +100,7 @@ class _Model:
     def add(self, text: str, field: str = "", *, severity: Severity = Severity.ERROR, hint: str = "") -> None:
         """A finding about *field* of the configuration."""
         line, column = place_of(field, self.places)
-        hint = hint or hint_for(text)
+        hint = hint or advice(text, self.directory.path)
         self.findings.append(Finding(severity, self.directory.name, str(self.file), text, line, column, field, hint))
 
     def add_broken(self, broken: Iterable[BrokenRule], *, may_be_repaired: bool = False) -> bool:
@@ -286,8 +287,7 @@ def _select_versions(model: _Model, message: model_config_pb.ModelConfig) -> Non
             missing_version_text(message.name, version), "version_policy.specific.versions", severity=Severity.WARNING
         )
     if not selection.selected:
-        text = no_version_error(message.name).message
-        model.add(text, "version_policy", hint=advice_on_model(model.directory.path))
+        model.add(no_version_error(message.name).message, "version_policy")
     model.versions = selection.selected
 
 

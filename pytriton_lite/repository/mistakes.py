@@ -9,6 +9,9 @@ from pytriton_lite.repository.index import is_version
 _CONFIG = "config.pbtxt"
 _MODEL = "model.py"
 
+_CLOSE = 0.75
+"""How much alike two names must be for one to be a slip of the other; of difflib. An ending that an editor has added is one."""
+
 
 def is_model_folder(directory: Path) -> bool:
     """Whether *directory* is a model itself: it has a configuration, or a version with code, and no models in it."""
@@ -50,6 +53,18 @@ def advice_on_model(directory: Path) -> str:
     if (directory / _MODEL).is_file():
         return f"a version is a directory with a number: move {_MODEL} into {directory / '1'}"
     return ""
+
+
+def advice_on_configuration(directory: Path) -> str:
+    """What to do about a model without a configuration whose file has nearly the right name; "" where there is none."""
+    try:
+        names = [entry.name for entry in directory.iterdir() if entry.is_file()]
+    except OSError:
+        return ""
+    import difflib  # as above
+
+    near = difflib.get_close_matches(_CONFIG, names, n=1, cutoff=_CLOSE)
+    return f"{near[0]} is not read: its name must be {_CONFIG}" if near and _CONFIG not in names else ""
 
 
 def _directories(root: Path) -> list[Path]:

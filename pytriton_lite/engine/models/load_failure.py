@@ -14,12 +14,13 @@ from pathlib import Path
 
 from pytriton_lite.config.hints import hint_for
 from pytriton_lite.core.errors import ErrorCode
-from pytriton_lite.repository.mistakes import advice_on_model
+from pytriton_lite.repository.mistakes import advice_on_configuration, advice_on_model
 
 _FRAME = re.compile(r"  (?P<file>.+)\((?P<line>[0-9]+)\): (?P<function>.+)")
 _SYNTAX = re.compile(r"(?P<text>\w+: .*) \((?P<name>[^/]+\.py), line (?P<line>[0-9]+)\)", re.DOTALL)
 _AT = "\n\nAt:\n"
 _NO_VERSION = re.compile(r"^at least one version must be|^Invalid model name: Could not determine backend")
+_NO_CONFIGURATION = re.compile(r"^Invalid model name: Could not determine backend|^no input and no output is declared")
 _CODE = re.compile("^(?:" + "|".join(re.escape(code.label) for code in ErrorCode) + "): ")
 
 
@@ -86,6 +87,8 @@ def advice(error: str, directory: Path | None) -> str:
     # A configuration's error stands behind its place.
     plain = re.sub(r"^\S+\.pbtxt:[0-9]+:[0-9]+: ", "", error)
     seen = advice_on_model(directory) if directory is not None and _NO_VERSION.search(plain) else ""
+    if directory is not None and not seen and _NO_CONFIGURATION.search(plain):
+        seen = advice_on_configuration(directory)
     return seen or hint_for(plain)
 
 

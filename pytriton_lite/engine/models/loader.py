@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from pytriton_lite.config.effects import NO_TENSORS, NOT_BATCHED, batches_nothing, in_vain
@@ -198,7 +199,7 @@ class ModelLoader:
             self._generations.release(incomplete)
             incomplete.fail_load(error)
             return incomplete
-        _report_completed(polled.id, config)
+        _report_completed(polled.id, config, directory)
         fresh[version] = served = self._factory.make(
             config, version=version, directory=directory, namespace=polled.id.namespace, backend=backend
         )
@@ -415,10 +416,10 @@ def _is_unchanged(known: Known, polled: Polled, version: int) -> bool:
     )
 
 
-def _report_completed(model: ModelId, config: ModelConfig) -> None:
+def _report_completed(model: ModelId, config: ModelConfig, directory: Path) -> None:
     """Warn of what the model's own code could have put right."""
     if config.has_no_tensors:
-        logger.warning("model '%s': %s (%s)", model, NO_TENSORS, hint_for(NO_TENSORS))
+        logger.warning("model '%s': %s (%s)", model, NO_TENSORS, advice(NO_TENSORS, directory))
     if batches_nothing(config.message):
         logger.warning("model '%s': %s (%s)", model, NOT_BATCHED, hint_for(NOT_BATCHED))
 

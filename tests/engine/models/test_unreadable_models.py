@@ -29,6 +29,13 @@ def test_a_parse_error_is_told_with_file_line_and_column(tmp_path: Path) -> None
         assert "max_batch_sice" in server.log
 
 
+def test_a_configuration_under_a_wrong_name_is_named_in_the_log(tmp_path: Path) -> None:
+    shutil.copytree(MODEL_REPOSITORY / "add_sub", tmp_path / "add_sub")
+    (tmp_path / "add_sub" / "config.pbtxt").rename(tmp_path / "add_sub" / "config.pbtxt.txt")
+    with RunningServer(tmp_path) as server:
+        server.wait_for_log("is refused .config.pbtxt.txt is not read: its name must be config.pbtxt.")
+
+
 def test_a_configuration_whose_link_leads_nowhere_for_a_while_changes_nothing(tmp_path: Path) -> None:
     """As in Triton 2.51, which refuses the load."""
     shutil.copytree(MODEL_REPOSITORY / "add_sub", tmp_path / "add_sub")
