@@ -197,6 +197,17 @@ def test_a_damaged_archive_is_refused(damage: str, outside: Path, tmp_path: Path
         unpack(path, outside / "folder")
 
 
+def test_an_environment_that_was_packed_with_its_folder_is_told_so(outside: Path, tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "x.tar.gz",
+        entry("srv/venv/lib/python3.11/site-packages/other/bin/activate"),
+        entry("srv/venv/bin/activate"),
+        entry("srv/venv/bin/python", tarfile.SYMTYPE, "/usr/bin/python3"),
+    )
+    with pytest.raises(RefusedArchive, match="bin/activate is expected at its root, and lies in the folder 'srv/venv'"):
+        unpack(path, outside / "folder")
+
+
 def test_what_is_no_file_is_refused_and_not_waited_for(outside: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(RefusedArchive, match="it is neither a file nor a folder"):

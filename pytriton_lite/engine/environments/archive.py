@@ -36,6 +36,7 @@ DISK_SHARE = 0.9
 
 _MOST_LINKS_FOLLOWED = 40  # as Linux
 _ADDRESS_SPACE_BYTES = 2 << 30  # a header may claim any length, and tarfile reads it whole
+_SCRIPT = ("bin", "activate")
 _INTERPRETER = re.compile(r"bin/python[0-9.]*")
 
 _Damage: tuple[type[Exception], ...] = (tarfile.TarError, zlib.error, EOFError, ValueError, OverflowError, MemoryError)
@@ -117,6 +118,7 @@ class _Unpacking:
                 raise RefusedArchive(f"it has more than {MOST_ENTRIES} entries")
             self._take(entry)
         self._read_to_the_end()
+        self._check_root()
         for place, target in self._links.items():
             self._check_link(place, target)
         for place, target in self._links.items():
@@ -195,6 +197,13 @@ class _Unpacking:
             os.unlink(self._path(place))
             self._files.discard(place)
         self._links.pop(place, None)
+
+    def _check_root(self) -> None:
+        """Before the links: those of an environment that was packed with its folder seem to lead out of it."""
+        scripts = [place for place in (*self._files, *self._links) if place[-2:] == _SCRIPT]
+        if scripts and _SCRIPT not in scripts:
+            folder = "/".join(min(scripts, key=len)[:-2])
+            raise RefusedArchive(f"bin/activate is expected at its root, and lies in the folder '{folder}'")
 
     def _check_link(self, place: Parts, target: str) -> None:
         name = "/".join(place)
