@@ -169,7 +169,7 @@ class StandInCall(PendingCall):
                     self.responses.append(response)
 
     def abandon(self) -> None:
-        """The rest is not made; as from a server, the last response says that the call was cancelled."""
+        """The rest is not made; the last response says that the call was cancelled, as that of a model which looks does."""
         with self._lock:
             if not self.is_complete:
                 error = error_of(ErrorCode.CANCELLED, "the request was cancelled by its caller")
