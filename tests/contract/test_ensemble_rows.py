@@ -64,6 +64,9 @@ def write_ensembles(repository: Path) -> None:
     ensemble("batch_whole", ("whole", "IN0=X", "OUT0=Y"), more="max_batch_size: 4")
     ensemble("single_batch", ("batches", "IN0=X", "OUT0=Y"))
     ensemble("streams", ("decoupled", "IN0=X", "OUT0=T"), ("a", "IN0=T", "OUT0=Y"))
+    ensemble("streams_once", ("decoupled", "IN0=X", "OUT0=Y"))
+    ensemble("streams_again", ("decoupled", "IN0=X", "OUT0=T"), ("decoupled", "IN0=T", "OUT0=Y"))
+    ensemble("streams_inside", ("decoupled", "IN0=X", "OUT0=T"), ("streams_once", "X=T", "Y=Y"))
     ensemble("streams_on", ("decoupled", "IN0=X", "OUT0=T"), ("decoupled_too", "IN0=T", "OUT0=Y"))
     ensemble(
         "streams_pairs", ("decoupled", "IN0=X", "OUT0=T"), ("a", "IN0=X", "OUT0=U"), ("two", "IN0=T IN1=U", "OUT0=Y")
@@ -575,6 +578,16 @@ return plus(request, 1)"""
         wait_until(lambda: metric(server, "nv_inference_pending_request_count", "a") == 63)
         gate.open()
         assert len([value for value, _ in sent.result() if value is not None]) == 200
+
+
+@pytest.mark.parametrize("ensemble", ["streams_again", "streams_inside"])
+def test_a_decoupled_model_that_is_behind_itself_does_not_wait_for_itself(server: RunningServer, ensemble: str) -> None:
+    """Its only instance is free for what it has sent when it has sent everything."""
+    script = (
+        SENDS + "for _ in range(1 if request.inputs()[0].as_numpy()[0] else 100):\n    sender.send(plus(request, 1))\n"
+    )
+    found = streamed(server, ensemble, decoupled=script + "sender.send(flags=FINAL)")
+    assert [value for value, _ in found if value is not None] == [2] * 100
 
 
 def test_an_ensemble_that_is_decoupled_needs_a_stream(server: RunningServer) -> None:

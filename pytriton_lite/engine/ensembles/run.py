@@ -13,7 +13,8 @@ client  ◀── its ticket: responses ─────┘  └───── o
 * Steps begin when the loop is at its turn's end, never inside the callback that brought what they waited for: it may belong
   to the very queue that they enter.
 * An iteration is *closed* when everything in it has ended and the client has taken its response. Only then may the decoupled
-  step that opened it send another one, so that no more of them are open than that step's model may have unread.
+  step that opened it send another one, so that no more of them are open than that step's model may have unread. But where
+  the model of that step is needed inside of its own iterations, it might wait for itself, and may send as much as it likes.
 * After the first error no step begins any more; the client hears it when those that run have ended. Decoupled ones are told
   that nobody wants their responses. A cancelled request does the same.
 """
@@ -24,7 +25,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from functools import partial
 from typing import Protocol
@@ -55,6 +56,9 @@ class Step(Servable, Protocol):
     @property
     def takes_device_inputs(self) -> bool:
         """Whether its inputs may be in memory of a device."""
+
+    def executing(self) -> Collection[object]:
+        """The versions whose instances execute its requests."""
 
     def hold(self) -> None:
         """Stay able to serve until `release`."""
@@ -211,6 +215,8 @@ class EnsembleRun:
         self._loop = asyncio.get_running_loop()
         self._served: dict[int, Step] = {}
         """The versions of the steps that are needed, by the step's number; held until the end."""
+        self._unbounded: set[int] = set()
+        """The numbers of decoupled steps that are not held up by what becomes of their responses."""
         self._root: _Iteration | None = None
         """The iteration of the request itself."""
         self._calls: dict[_StepCall, None] = {}
@@ -260,6 +266,17 @@ class EnsembleRun:
                 served = self._ensemble.find(step)
                 served.hold()
                 self._served[step.number] = served
+        for number in self._route.steps:
+            if number is not None:
+                own = set(self._served[number].executing())
+                if any(own.intersection(self._served[step.number].executing()) for step in self._inside(number)):
+                    self._unbounded.add(number)
+
+    def _inside(self, number: int) -> Iterator[PlannedStep]:
+        """The steps that run for each response of the decoupled step *number*, those of iterations in its own among them."""
+        for step in self._route.steps.get(number, ()):
+            yield step
+            yield from self._inside(step.number)
 
     def _given(self, tensor: Tensor) -> EnsembleTensor:
         """An input of the request, in the shape in which the steps get it."""
@@ -492,6 +509,8 @@ class EnsembleRun:
             self._fail(self._framed(error))
             return
         iteration = _Iteration(self._route, call) if step.is_decoupled else call.iteration
+        if step.number in self._unbounded and call.ticket is not None:
+            call.ticket.consumed()
         is_batched = self._served[step.number].config.max_batch_size > 0
         given = {tensor.name: tensor for tensor in response.outputs}
         for name, ensemble_name in step.outputs.items():
@@ -511,7 +530,8 @@ class EnsembleRun:
         while iteration.around is not None and iteration in iteration.around.children and iteration.is_closed:
             del iteration.around.children[iteration]
             assert iteration.opened_by is not None and iteration.opened_by.ticket is not None
-            iteration.opened_by.ticket.consumed()
+            if iteration.opened_by.step.number not in self._unbounded:
+                iteration.opened_by.ticket.consumed()
             iteration = iteration.around
 
     def _add_times(self, input_ns: int, infer_ns: int, output_ns: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Protocol
 
@@ -211,6 +211,9 @@ class EnsembleVersion(ServedVersion):
             pending += [served for served in steps if isinstance(served, EnsembleVersion) and served not in found]
             found.update(dict.fromkeys(steps))
         return [served for served in found if not isinstance(served, EnsembleVersion)]
+
+    def executing(self) -> Collection[ServedVersion]:
+        return self._composing() or ()
 
     @property
     def is_recovering(self) -> bool:
