@@ -418,7 +418,7 @@ class Call:
         "is_filling",
         "is_received",
         "is_taking",
-        "is_watched",
+        "looks",
         "moved",
         "opening",
         "parsing",
@@ -439,8 +439,8 @@ class Call:
         """What the peer has still to send by its ``content-length``; None where it did not say."""
         self.moved = 0
         """Bytes of messages, in either direction, since the connection last looked for calls that stand still."""
-        self.is_watched = False
-        """Whether it was there when the connection looked."""
+        self.looks = 0
+        """How often in a row the connection has found that it is the peer's turn, and that this call stands still."""
         self.tiny_frames = 0
         """Tiny frames of data that have come of the message which is being received."""
         self.is_received = False
@@ -1107,7 +1107,7 @@ class StreamCall(Call):
             return None
         # A whole message has come: the next one has all the time, and frames, that one may take.
         self.moved = 0
-        self.is_watched = False
+        self.looks = 0
         self.tiny_frames = 0
         message: bytes | memoryview
         try:

@@ -45,6 +45,8 @@ MAX_FRAME_BYTES = 64 << 10
 _PART_BYTES = 4 << 10
 _WORK_BETWEEN_LOOKS = 8  # at the clock: two to four requests, which take a tenth of a slice
 _LEAST_MOVED_BYTES = 1 << 10  # of a message or an answer, between two looks for what stands still
+_MOST_LOOKS = 10
+"""Looks after which a call is ended that has stood still all the time, though others of its connection have not."""
 _PLACED_BYTES = 64 << 10
 """What is left of a message, at least, to be read into its place: below it two changes of protocol cost more than copies."""
 _READS_UNPLACED = 8
@@ -135,6 +137,8 @@ class Http2Connection:
         """The socket's, then."""
         self._placed_bytes = 0
         """What the transport has read into place while it was not our turn."""
+        self._came_bytes = 0
+        """Bytes of data that came since the connection last looked for what stands still."""
         self._has_read_frames = False
         """A frame has ended since the connection last looked for what stands still."""
         self._full_at_look: tuple[int, int] | None = None
@@ -528,6 +532,7 @@ class Http2Connection:
             self._sender.take_more(call)
 
     def _count_data(self, length: int) -> None:
+        self._came_bytes += length
         self._receive_window -= length
         if self._receive_window < CONNECTION_WINDOW // 2:
             if self._receive_window < 0:
@@ -775,16 +780,24 @@ class Http2Connection:
             if look[0] == resumed and look[1] > left - _LEAST_MOVED_BYTES:
                 self.abort()  # it would not read a GOAWAY, either
                 return
-        for call in list(self._streams.calls.values()):
+        calls = list(self._streams.calls.values())
+        # Calls of one connection share it: on a slow one each waits for its turn as long as the others' bytes take.
+        shared = _LEAST_MOVED_BYTES * len(calls)
+        is_busy_in, self._came_bytes = self._came_bytes >= shared, 0
+        is_busy_out, sender.left_bytes = sender.left_bytes >= shared, 0
+        for call in calls:
             is_unread = sender.is_waiting_for_peer(call)
             is_its_turn = is_unread or call.owes_data()
-            if is_its_turn and call.is_watched and call.moved < _LEAST_MOVED_BYTES:
-                if is_unread:
-                    self._reset(call, Http2Error.CANCEL)
-                else:
-                    call.end_stalled(timeout_s)
-            call.is_watched = is_its_turn
-            call.moved = 0
+            has_moved, call.moved = call.moved >= _LEAST_MOVED_BYTES, 0
+            may_wait = is_busy_out and sender.is_waiting_for_others(call) if is_unread else is_busy_in
+            if has_moved or not is_its_turn:
+                call.looks = int(is_its_turn)
+            elif call.looks == 0 or (may_wait and call.looks < _MOST_LOOKS):
+                call.looks += 1
+            elif is_unread:
+                self._reset(call, Http2Error.CANCEL)
+            else:
+                call.end_stalled(timeout_s)
 
     def _on_age(self) -> None:
         if self._is_leaving or self.state in (_DRAINING, _CLOSED):

@@ -73,6 +73,8 @@ class Sender:
         """`send_unsent` follows within this turn of the loop."""
         self._sent_bytes = 0
         """Bytes of answers that were given to the transport since `send_unsent` began last; at most about `_SENT_AT_ONCE`."""
+        self.left_bytes = 0
+        """Bytes of answers that had to wait and were sent, since the connection last set it to 0."""
         self.is_paused = False
         """The transport is full."""
         self.resumed = 0
@@ -273,6 +275,10 @@ class Sender:
         """Whether *call* can send nothing because the peer has opened no window."""
         return call in self._without_window or call in self._without_connection_window
 
+    def is_waiting_for_others(self, call: Call) -> bool:
+        """Whether *call* could send, were the window of all calls together not used up."""
+        return call in self._without_connection_window and self._initial_send_window + call.send_credit > 0
+
     def forget(self, call: Call) -> None:
         """No answer is sent, or no more of it."""
         self._unqueue(call)
@@ -394,6 +400,7 @@ class Sender:
                     self._wariness.answers += 1
             room -= length
             self._sent_bytes += length
+            self.left_bytes += length
             call.moved += length
             self.unread_answers -= length
             if self._held_back:

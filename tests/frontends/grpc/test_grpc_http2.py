@@ -1830,6 +1830,66 @@ class TestPeersThatStandStill:
             peer.send(frame(DATA, END_STREAM, 1))
             assert peer.answer(1).trailers["grpc-status"] == "0"
 
+    def test_message_that_waits_for_the_others_of_its_connection_is_taken(self, start: Started) -> None:
+        listener = start(stall_timeout_s=1.0)
+        body = prefixed(infer_message())
+        large = struct.pack(">BL", 0, 1 << 30)
+        with Http2Peer.connect(listener) as peer, Http2Peer.connect(listener) as clock:
+            self.half_a_message(clock)
+            clock.sock.settimeout(0.02)
+            peer.send(peer.headers(1, headers_of()), frame(DATA, 0, 1, large))
+            peer.send(peer.headers(3, headers_of()), frame(DATA, 0, 3, body[:9]))
+            is_over = False
+            while not is_over:
+                peer.send(frame(DATA, 0, 1, bytes(4096)))
+                try:
+                    clock.answer(1)
+                    is_over = True
+                except TimeoutError:
+                    pass
+            peer.send(frame(DATA, END_STREAM, 3, body[9:]))
+            assert peer.answer(3).trailers["grpc-status"] == "0"
+
+    def test_message_without_an_end_beside_one_that_goes_on_ends_at_last(self, impatient: Http2Listener) -> None:
+        with Http2Peer.connect(impatient) as peer:
+            peer.send(peer.headers(1, headers_of()), frame(DATA, 0, 1, struct.pack(">BL", 0, 1 << 30)))
+            self.half_a_message(peer, 3)
+            peer.sock.settimeout(0.01)
+            status = ""
+            while not status:
+                peer.send(frame(DATA, 0, 1, bytes(4096)))
+                try:
+                    status = peer.answer(3).trailers["grpc-status"]
+                except TimeoutError:
+                    pass
+            assert status == "4"
+
+    def test_answers_that_wait_for_each_other_reach_a_client_that_reads_slowly(self, start: Started) -> None:
+        listener = start(stall_timeout_s=1.0)
+        streams = range(1, 201, 2)
+        greeting = PREFACE + settings(initial_window_size=1 << 20)
+        with Http2Peer.connect(listener, greeting) as peer, Http2Peer.connect(listener) as clock:
+            for stream in streams:
+                peer.request(stream, infer_message(size=40_000))
+            self.half_a_message(clock)
+            clock.sock.settimeout(0.02)
+            is_over = False
+            while not is_over:
+                peer.send(window_update(0, 40_000))
+                try:
+                    clock.answer(1)
+                    is_over = True
+                except TimeoutError:
+                    pass
+            peer.send(window_update(0, 1 << 30))
+            ends: dict[int, int] = {}
+            for found in peer.frames():
+                if found.kind == RST_STREAM or (found.kind == HEADERS and found.flags & END_STREAM):
+                    ends[found.stream] = found.kind
+                    if len(ends) == len(streams):
+                        break
+            assert ends == dict.fromkeys(streams, HEADERS)
+
     def test_no_limit(self, start: Started, impatient: Http2Listener) -> None:
         with Http2Peer.connect(start(stall_timeout_s=0)) as peer:
             body = prefixed(infer_message())
