@@ -333,6 +333,22 @@ def test_the_code_of_a_request_runs(
     assert re.search(expected, run_code(language, code_of(page, language), tmp_path))
 
 
+def test_parameters_are_sent_as_they_were_typed(open_page: OpenPage, tmp_path: Path) -> None:
+    code = ECHO.replace("np.nan", "__import__('json').loads(requests[0].parameters())['seed'] % 10")
+    write_model(tmp_path, "echo", code, ECHO_CONFIG % ("FP32", "FP32"))
+    with RunningServer(tmp_path) as running:
+        page = open_page(url(running, "/#/models/echo"))
+        type_values(page, "IN", "0, 1")
+        page.get_by_text("Version, route, id and parameters").click()
+        page.get_by_label("Parameters, a JSON object").fill('{"seed": 9007199254740993}')
+        send(page)
+        expect(answer(page).locator('[data-output="text"] pre')).to_have_text("[3, 1]")
+        expect(page.locator("pre:visible").last).to_contain_text("9007199254740993")
+        page.get_by_label("Parameters, a JSON object").fill("9007199254740993")
+        send(page)
+        expect(page.get_by_role("alert")).to_have_text("Parameters: a JSON object was expected (no object)")
+
+
 @pytest.mark.parametrize("language", ["curl", "Python, HTTP", "Python, gRPC"])
 def test_the_code_of_a_stream_runs(server: RunningServer, open_page: OpenPage, tmp_path: Path, language: str) -> None:
     page = open_page(url(server, "/#/models/words"))

@@ -7,7 +7,7 @@ import { bytes, count, joinedTexts, milliseconds } from "./format.js";
 import { picture } from "./images.js";
 import { inputControls } from "./inputs.js";
 import { curl, pythonGrpc, pythonHttp } from "./snippets.js";
-import { nested, toJson } from "./tensors.js";
+import { fromJson, nested, toJson } from "./tensors.js";
 
 const MOST_SHOWN = 200;
 const MOST_EVENTS = 1000;
@@ -56,8 +56,8 @@ export function requestForm({ metadata, config, about }) {
 
   function readParameters() {
     if (!parameters.value.trim()) return {};
-    const found = JSON.parse(parameters.value);
-    if (found === null || typeof found !== "object" || Array.isArray(found)) throw new Error("no object");
+    const found = fromJson(parameters.value);
+    if (found?.constructor !== Object) throw new Error("no object");
     return found;
   }
 
