@@ -71,6 +71,7 @@ class _Begun(ForkedHere):
 def _become_template(name: str, control: socket.socket, make_model: Callable[[], Any]) -> None:
     """In the child: leave what is the program's behind, and be a fork server until there is nobody to fork for."""
     _let_go(control.fileno())
+    _forget_executors()
     prctl.name_thread(f"bound {name}")
     loader.give(make_model)
     bootstrap.ForkServer(control).serve()
@@ -90,6 +91,16 @@ def _let_go(control_fd: int) -> None:
                 os.dup2(0, fd, inheritable=False)  # which leads nowhere already
         except OSError:
             pass  # the one that has listed them
+
+
+def _forget_executors() -> None:
+    """Have the end of a worker wait for no thread of the program's executors, of which it may be the only one that is left.
+
+    A thread cannot wait for itself: what the model has left working would then not be waited for.
+    """
+    executors = sys.modules.get("concurrent.futures.thread")
+    if executors is not None:
+        executors._threads_queues.clear()
 
 
 class Template:

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -312,6 +313,33 @@ def test_a_class_that_cannot_be_made_is_not_bound(server: Server) -> None:
         server.bind(Broken, inputs=[ROWS], outputs=[SUMS])
     with pytest.raises(ValueError, match="no model 'Broken' is bound"):
         server.unbind("Broken")
+
+
+class LeavesWork:
+    def __call__(self, gate: Any) -> Any:
+        path = Path(gate[0].decode())
+
+        def work() -> None:
+            until(path.exists)
+            path.with_suffix(".done").touch()
+
+        self.executor = ThreadPoolExecutor()
+        self.executor.submit(work)
+        return np.array([os.getpid()])
+
+
+def test_what_a_model_has_left_working_is_waited_for_although_a_thread_of_an_executor_has_bound_it(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate, done = tmp_path / "gate", tmp_path / "gate.done"
+    with ThreadPoolExecutor() as executor:  # as `asyncio.to_thread` and `run_in_executor` have one
+        tensors = {"inputs": [Tensor((1,), bytes, "gate")], "outputs": [Tensor((1,), np.int64, "pid")]}
+        executor.submit(server.bind, LeavesWork, **tensors).result()
+    pid = int(server.infer("LeavesWork", {"gate": [str(gate)]})["pid"][0])
+    server.unbind("LeavesWork")
+    gate.touch()
+    until(lambda: not is_running(pid))
+    assert done.exists() and "cannot join current thread" not in caplog.text
 
 
 class Added:
