@@ -311,7 +311,8 @@ class Server:
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.stop()
+        if self._is_here:  # a process that was forked in the block leaves it, too, by sys.exit for instance
+            self.stop()
 
     async def __aenter__(self: Self) -> Self:
         return await self.astart()
@@ -319,7 +320,8 @@ class Server:
     async def __aexit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.astop()
+        if self._is_here:
+            await self.astop()
 
     @property
     def is_running(self) -> bool:
@@ -762,8 +764,13 @@ class Server:
         assert self._parts is not None
         return self._parts.engine
 
+    @property
+    def _is_here(self) -> bool:
+        """Whether it is of this process, and not of one from which this was forked."""
+        return os.getpid() == self._pid
+
     def _check_process(self) -> None:
-        if os.getpid() != self._pid:
+        if not self._is_here:
             raise RuntimeError(
                 "this Server is in another process, from which this one was forked: make one here, or ask it over HTTP or gRPC"
             )
@@ -821,7 +828,7 @@ def _stop_at_exit(server: Server) -> Callable[[], None]:
     """
 
     def stop() -> None:
-        if os.getpid() == server._pid:
+        if server._is_here:
             with contextlib.suppress(Exception):
                 server.stop()
 

@@ -901,6 +901,23 @@ def test_a_forked_process_is_told_that_the_server_is_elsewhere(server: Server) -
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
+def test_a_forked_process_leaves_the_block_as_it_wants(repository: Path) -> None:
+    with Server(repository, load_model="echo") as server:
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                with contextlib.ExitStack() as stack:
+                    stack.push(server)
+                    sys.exit(7)
+            except SystemExit as error:
+                status = int(str(error.code))
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        assert server.infer("echo", {"NUMBERS": [1]})["NUMBERS_OUT"].tolist() == [1]
+
+
 def test_its_own_log_is_written_while_it_runs(repository: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with Server(repository, load_model="echo", log_file=log, log_verbose=1):
