@@ -464,6 +464,7 @@ class Stream:
         found = self._come.get()
         if found is None:
             self._is_closed = True
+            self._come.put(None)  # for whoever else waits
             raise StopIteration
         self._credits.add(is_waiting=self._come.empty())
         if isinstance(found, InferenceError):
@@ -513,6 +514,7 @@ class AsyncStream:
         found = await self._come.get()
         if found is None:
             self._is_closed = True
+            self._come.put_nowait(None)  # for whoever else waits
             raise StopAsyncIteration
         self._credits.add(is_waiting=self._come.empty())
         if isinstance(found, InferenceError):

@@ -16,6 +16,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -464,6 +465,18 @@ def test_a_stream_that_no_coroutine_has_any_more_is_cancelled(server: Server, tm
     gc.collect()
     until(log.with_suffix(".cancelled").exists)
     until(lambda: server.waiting("count").unanswered == 0)
+
+
+def test_coroutines_that_share_a_stream_all_hear_of_its_end(server: Server) -> None:
+    async def ask() -> list[int]:
+        stream = server.astream("count", {"LIMIT": [20]})
+
+        async def take() -> list[int]:
+            return [int(response["N"][0]) async for response in stream]
+
+        return sorted(chain.from_iterable(await asyncio.gather(*(take() for _ in range(3)))))
+
+    assert asyncio.run(ask()) == list(range(20))
 
 
 def test_coroutines_iterate_over_streams(server: Server) -> None:
