@@ -12,7 +12,10 @@ def main() -> int:
             file=sys.stderr,
         )
         return 1
-    from pytriton_lite.cli import main as run
+    try:
+        from pytriton_lite.cli import main as run
+    except KeyboardInterrupt:
+        return 130  # as `run` does
 
     return run()
 

@@ -576,6 +576,19 @@ def test_windows_is_refused_before_anything_is_imported_that_it_lacks() -> None:
     )
 
 
+def test_ctrl_c_before_the_command_is_imported_ends_without_a_traceback() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'pytriton_lite.settings': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "from pytriton_lite.__main__ import main; sys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 # Letters ------------------------------------------------------------------------------------------------------------
 
 
