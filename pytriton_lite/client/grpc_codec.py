@@ -61,7 +61,7 @@ def decode_response(data: bytes) -> InferResponse:
     """The response in a ModelInferResponse. Raises ForeignAnswer."""
     try:
         return _response(pb.ModelInferResponse.FromString(data))
-    except (DecodeError, ValueError) as error:
+    except (DecodeError, ValueError, OverflowError) as error:
         raise ForeignAnswer(f"the answer is no inference response: {error}") from None
 
 
@@ -70,7 +70,7 @@ def decode_stream_response(data: bytes) -> InferResponse | str:
     try:
         message = pb.ModelStreamInferResponse.FromString(data)
         return message.error_message or _response(message.infer_response)
-    except (DecodeError, ValueError) as error:
+    except (DecodeError, ValueError, OverflowError) as error:
         raise ForeignAnswer(f"the answer is no inference response: {error}") from None
 
 

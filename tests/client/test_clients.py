@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pytriton_lite.client import grpc_codec
 from pytriton_lite.client.clients import HttpClient, open_client
 from pytriton_lite.client.errors import ClientError, ForeignAnswer, Refused, Unreachable
 from pytriton_lite.client.messages import InferRequest, array_of, make_tensor
 from pytriton_lite.client.target import Protocol, Target, parse_target
 from pytriton_lite.core import dtypes
+from pytriton_lite.proto import grpc_service_pb as pb
 from tests.certificates import Certificates
 from tests.harness import RunningServer, write_model
 
@@ -286,6 +288,14 @@ def test_elements_that_are_none_of_their_data_type_are_told(output: bytes) -> No
         target = parse_target(f"127.0.0.1:{port}", Protocol.HTTP)
         with HttpClient(target, is_binary=False) as client, pytest.raises(ForeignAnswer, match="no inference response"):
             client.infer(InferRequest("m", []))
+
+
+def test_numbers_in_a_message_that_are_none_of_their_data_type_are_told() -> None:
+    message = pb.ModelInferResponse(model_name="m")
+    output = message.outputs.add(name="A", datatype="INT8", shape=[1])
+    output.contents.int_contents.append(300)
+    with pytest.raises(ForeignAnswer, match="no inference response"):
+        grpc_codec.decode_response(message.SerializeToString())
 
 
 def test_a_silent_server_is_not_waited_for_longer_than_asked() -> None:
