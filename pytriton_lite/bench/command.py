@@ -237,6 +237,10 @@ def _data_options(arguments: Arguments) -> input_data.DataOptions:
     )
 
 
+def _int64(text: str) -> int:
+    return parse_integer(text, low=-1 << 63, high=INT64_MAX)
+
+
 def _request_parameters(arguments: Arguments) -> dict[str, Parameter]:
     found: dict[str, Parameter] = {}
     for text in arguments.value(_PARAMETER):
@@ -244,12 +248,12 @@ def _request_parameters(arguments: Arguments) -> dict[str, Parameter]:
             name, rest = text.split(":", 1)
             value, kind = rest.rsplit(":", 1)
             kinds: Mapping[str, Callable[[str], Parameter]] = {
-                "string": str, "int": int, "float": float, "bool": {"true": True, "false": False}.__getitem__,
+                "string": str, "int": _int64, "float": float, "bool": {"true": True, "false": False}.__getitem__,
             }  # fmt: skip
             found[name] = kinds[kind](value)
         except (ValueError, KeyError):
             raise ClientError(
-                f"--request-parameter {text}: expected NAME:VALUE:TYPE, of string, int, float or bool"
+                f"--request-parameter {text}: expected NAME:VALUE:TYPE, of string, int of 64 bits, float or bool"
             ) from None
     return found
 

@@ -372,6 +372,7 @@ def test_the_value_of_a_parameter_may_have_colons(terminal: Terminal) -> None:
         (["-m", "add_sub", "--request-parameter=a:b:c"], "expected NAME:VALUE:TYPE"),
         (["-m", "add_sub", "--request-parameter=a:string"], "expected NAME:VALUE:TYPE"),
         (["-m", "add_sub", "--request-parameter=priority:x:int"], "expected NAME:VALUE:TYPE"),
+        (["-m", "add_sub", f"--request-parameter=n:{1 << 70}:int"], "of string, int of 64 bits, float or bool"),
         (["-m", "counter", "--sequence-id-range=0"], "expected START:END"),
         (["-m", "counter", "--sequence-id-range=1:5", "--concurrency-range=1:5"], "these are 4 ids, and 5 sequences"),
         (["-m", "counter", "--sequence-id-range=1:4", "--request-rate-range=9"], "these are 3 ids, and 4 sequences"),
