@@ -17,7 +17,7 @@ SCHEMES = ("s3://", "gs://", "as://", "az://", "https://")
 
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz")
 
-_SCHEME = re.compile(r"([a-z][a-z0-9]*)://")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _S3_ENDPOINT = re.compile(
     r"(?:(?P<protocol>https?)://(?P<host>[0-9A-Za-z.-]+|\[[0-9A-Fa-f:.]+\])(?P<port>:[0-9]+)?"
     r"|(?P<plain>[0-9A-Za-z.-]+:[0-9]+|\[[0-9A-Fa-f:.]+\]:[0-9]+))/(?P<rest>.*)"

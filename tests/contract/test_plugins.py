@@ -271,6 +271,19 @@ def test_a_source_that_raises_keeps_no_other_repository_from_being_followed(tmp_
         RunningServer(here, flags=flags, environ=environ).__enter__()
 
 
+def test_names_of_plug_ins_may_have_capitals_and_hyphens(tmp_path: Path) -> None:
+    site, there, here = tmp_path / "site", tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    here.mkdir()
+    entries = "[pytriton_lite.repository_sources]\nAcme-store = named:Source\n[pytriton_lite.trace_sinks]\nAcme = named:Sink\n"
+    write_entry_points(site, "named", entries, SOURCE + FAULTY)
+    flags = (f"--model-repository=Acme-store:/{there}", "--trace-config=mode=Acme", "--trace-config=Acme,key=value")
+    environ = {"PYTHONPATH": str(site), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with RunningServer(here, flags=flags, environ=environ) as server:
+        settings = server.get("/v2/trace/setting").json
+        assert (settings["trace_mode"], settings["key"]) == ("Acme", "value")
+
+
 def test_what_nothing_brings_is_refused_with_what_there_is(installed: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytriton_lite", "serve", str(tmp_path), "--cache-config=acne,size=1"]
     environ = {"PYTHONPATH": str(installed), "PATH": ""}

@@ -151,11 +151,14 @@ def parse_level(text: str) -> TraceLevel | None:
 
 
 def parse_mode(text: str) -> str:
-    """The mode that *text* names, in lower case. Raises ValueError."""
+    """The mode that *text* names, as it is called, or in lower case. Raises ValueError."""
     mode = text.lower()
-    if mode not in (TRITON, OPENTELEMETRY) and mode not in _known_modes():
+    if mode in (TRITON, OPENTELEMETRY):
+        return mode
+    found = next((name for name in (text, mode) if name in _known_modes()), None)
+    if found is None:
         raise ValueError(_not_a_mode("trace mode", text))
-    return mode
+    return found
 
 
 def _known_modes() -> list[str]:
