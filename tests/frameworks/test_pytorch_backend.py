@@ -121,6 +121,26 @@ def test_an_exported_program_is_code_and_is_completed_where_it_is_allowed(tmp_pa
         assert server.get("/v2/models/m/config").json["max_batch_size"] == 4
 
 
+class Shifted(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]
+    def forward(
+        self,
+        x: torch.Tensor,
+        shift: Optional[torch.Tensor] = None,  # noqa: UP045  # TorchScript
+        scale: Optional[torch.Tensor] = None,  # noqa: UP045
+    ) -> torch.Tensor:
+        if shift is not None:
+            x = x + shift
+        return x if scale is None else x * scale
+
+
+def test_an_input_is_the_argument_of_its_name_though_one_before_it_is_left_out(tmp_path: Path) -> None:
+    config = BATCHED.partition("output")[0] + 'output { name: "y" data_type: TYPE_FP32 dims: 3 }'
+    torch.jit.script(Shifted()).save(str(write(tmp_path, "m", config) / "model.pt"))
+    with ModelUnderTest(tmp_path / "m") as model:
+        given = rows(2)
+        assert np.array_equal(model.infer(given)["y"], given["x"] * given["scale"])
+
+
 class Scaled(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]
     def forward(self, x: torch.Tensor, scale: Optional[torch.Tensor] = None) -> torch.Tensor:  # noqa: UP045  # TorchScript
         return x if scale is None else x * scale

@@ -90,6 +90,8 @@ class TritonPythonModel:
                     f"{', '.join(_TYPES)}",
                 )
         self._inputs = _ordered(self._model, "input", [tensor["name"] for tensor in config["input"]], arguments)
+        # Arguments that the configuration leaves out have their defaults: those behind them go by their names.
+        self._by_name = self._inputs != arguments and set(self._inputs) <= set(arguments)
         self._outputs = _ordered(self._model, "output", [tensor["name"] for tensor in config["output"]], [])
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
@@ -109,12 +111,14 @@ class TritonPythonModel:
 
     def _run(self, requests: Sequence[Any]) -> list[Any]:
         given = [{tensor.name(): tensor for tensor in request.inputs()} for request in requests]
-        arguments = [
+        arguments = {
             # An optional input that nobody has given; where some have, each request runs alone in the end.
-            self._together([tensors[name] for tensors in given]) if any(name in tensors for tensors in given) else None
+            name: self._together([tensors[name] for tensors in given])
+            if any(name in tensors for tensors in given)
+            else None
             for name in self._inputs
-        ]
-        returned = self._module(*arguments)
+        }
+        returned = self._module(**arguments) if self._by_name else self._module(*arguments.values())
         results = list(returned) if isinstance(returned, (tuple, list)) else [returned]
         if len(results) < len(self._outputs):
             raise InferenceError(
