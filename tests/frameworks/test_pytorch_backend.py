@@ -177,6 +177,27 @@ def test_bf16_passes_and_an_optional_argument_may_be_left_out(tmp_path: Path) ->
             )
 
 
+class Nested(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]
+    def forward(self, pair: Any, factor: int, *, shift: Any, unused: Any = None) -> Any:
+        return {"sum": (pair[0] + pair[1]) * factor, "shifted": pair[0] + shift}
+
+
+def test_an_exported_program_is_called_as_it_was_exported(tmp_path: Path) -> None:
+    first, second, shift = torch.rand(3, 2)  # what is the same tensor twice is exported as one
+    program = torch.export.export(Nested(), ([first, second], 3), {"shift": shift, "unused": None})
+    torch.export.save(program, write(tmp_path, "m", 'backend: "pytorch"') / "model.pt2")
+    lacking = 'backend: "pytorch" input { name: "pair_0" data_type: TYPE_FP32 dims: 2 }'
+    torch.export.save(program, write(tmp_path, "lacking", lacking) / "model.pt2")
+    flags = ("--backend-config=pytorch,allow-pickle=true", "--exit-on-error=false")
+    with RunningServer(tmp_path, flags=flags) as server:
+        values = {"pair_0": [1.0, 2.0], "pair_1": [3.0, 4.0], "shift": [5.0, 6.0]}
+        reply = server.infer("m", [tensor(name, "FP32", [2], data) for name, data in values.items()])
+        assert reply.status == 200, reply.body
+        assert [each["data"] for each in reply.json["outputs"]] == [[12.0, 18.0], [6.0, 8.0]]
+        text = "its configuration has 1 inputs, and 'model.pt2' takes 3: pair_0, pair_1, shift"
+        assert text in server.log
+
+
 def test_what_pytorch_raises_is_the_error_of_its_request(tmp_path: Path) -> None:
     scripted(
         write(tmp_path, "m", BATCHED.replace('dims: 3 }, { name: "scale"', 'dims: -1 }, { name: "scale"')) / "model.pt"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 
 try:
     import torch
+    import torch.utils._pytree as pytree
 except ImportError as error:
     raise InferenceError(
         ErrorCode.UNAVAILABLE, f"backend 'pytorch' cannot import torch ({error}): install PyTorch, as pytorch.org says"
@@ -77,11 +78,17 @@ class TritonPythonModel:
         path = _path(config)
         if path.suffix == ".pt2":
             program = _exported(self._model, path)
-            self._module = program.module().to(self._device)
-            arguments = list(program.graph_signature.user_inputs)
+            self._call = _caller(program, program.module().to(self._device))
+            arguments = _user_inputs(program)
+            if len(config["input"]) != len(arguments):
+                raise InferenceError(
+                    ErrorCode.INVALID_ARG,
+                    f"model '{self._model}': its configuration has {len(config['input'])} inputs, and '{path.name}' takes "
+                    f"{len(arguments)}: {', '.join(arguments)}",
+                )
         else:
-            self._module = _scripted(self._model, path, self._device)
-            arguments = [argument.name for argument in self._module.forward.schema.arguments[1:]]
+            self._call = module = _scripted(self._model, path, self._device)
+            arguments = [argument.name for argument in module.forward.schema.arguments[1:]]
         for tensor in (*config["input"], *config["output"]):
             if tensor["data_type"] not in _TYPES:
                 raise InferenceError(
@@ -118,7 +125,7 @@ class TritonPythonModel:
             else None
             for name in self._inputs
         }
-        returned = self._module(**arguments) if self._by_name else self._module(*arguments.values())
+        returned = self._call(**arguments) if self._by_name else self._call(*arguments.values())
         results = list(returned) if isinstance(returned, (tuple, list)) else [returned]
         if len(results) < len(self._outputs):
             raise InferenceError(
@@ -191,6 +198,25 @@ def _exported(model: str, path: Path) -> Any:
         raise InferenceError(ErrorCode.INVALID_ARG, text) from None
 
 
+def _user_inputs(program: Any) -> list[str]:
+    """Names of the tensors that *program* takes. Beside them it may have constants, which are no names."""
+    return [name for name in program.graph_signature.user_inputs if isinstance(name, str)]
+
+
+def _caller(program: Any, module: Any) -> Callable[..., list[Any]]:
+    """What calls *module* with the tensors of `_user_inputs` as it was exported: with names, lists and constants among them."""
+    inputs, spec = program.graph_signature.user_inputs, program.call_spec.in_spec
+
+    def call(*tensors: Any) -> list[Any]:
+        left = iter(tensors)
+        leaves = [next(left) if isinstance(each, str) else each for each in inputs]
+        arguments, named = pytree.tree_unflatten(leaves, spec)
+        found: list[Any] = pytree.tree_leaves(module(*arguments, **named))
+        return found
+
+    return call
+
+
 def _ordered(model: str, what: str, names: Sequence[str], arguments: Sequence[str]) -> list[str]:
     """The *names* of a configuration as they follow each other in a call. Raises InferenceError where that is not said."""
     indices = {name: int(found[1]) for name in names if (found := re.fullmatch(r".*__(\d+)", name))}
@@ -220,7 +246,7 @@ def _complete(completion: Any, config: Config, program: Any) -> None:
         -len(program.graph_signature.user_outputs) :
     ]
     ends = {
-        "input": [(name, values[name]) for name in program.graph_signature.user_inputs],
+        "input": [(name, values[name]) for name in _user_inputs(program)],
         "output": [(f"OUTPUT__{at}", node.meta["val"]) for at, node in enumerate(results)],
     }
     tensors = [value for known in ends.values() for _, value in known]
