@@ -40,16 +40,19 @@ class Bottleneck(Protocol):
     def ways_on(self) -> Ways:
         """Ways in which what waits here may get on."""
 
+    def lift(self) -> bool:
+        """Let what waits here get on all the same, as it waits for itself; False where that cannot be."""
+
 
 class Execution:
     """A batch that a worker has begun with."""
 
     __slots__ = ("needs", "tickets")
 
-    def __init__(self, tickets: Sequence[Ticket], needs: Sequence[Ticket]) -> None:
+    def __init__(self, tickets: Sequence[Ticket], needs: Sequence[Waited]) -> None:
         self.tickets = tickets
         self.needs = needs
-        """Calls of the model that must be answered before ``execute`` can return."""
+        """What must come true before ``execute`` can return: calls of the model are answered, or it may send more."""
 
 
 class Executor(Protocol):
@@ -165,6 +168,7 @@ class Ticket:
         "on_times",
         "order",
         "owner",
+        "reader",
         "request",
         "shape_key",
         "source",
@@ -235,6 +239,8 @@ class Ticket:
         """Makes of the last response what the receiver gets. Called also where nobody listens any more."""
         self.on_queued: Callable[[], None] | None = None
         """Called when it gets into a queue, if it is not at first, and now and then while it waits there."""
+        self.reader: Bottleneck | None = None
+        """What its unread responses wait for, if that may be an instance: the model may send more when they are read."""
 
     def __repr__(self) -> str:
         return f"Ticket({self.request.model_name!r}, {self.request.request_id!r}, {self.state.name})"
@@ -314,7 +320,7 @@ class Ticket:
             self.move(RequestState.ENDED)
             # They refer to us: memory of the answer would wait for a collection.
             self.owner = _NOBODY
-            self._receiver = self.on_queued = None
+            self._receiver = self.on_queued = self.reader = None
         if response is not None and (receiver is None or self.is_cancelled):
             self.consumed()  # no model waits for who reads
         if receiver is None:

@@ -68,6 +68,8 @@ def write_ensembles(repository: Path) -> None:
     ensemble("streams_again", ("decoupled", "IN0=X", "OUT0=T"), ("decoupled", "IN0=T", "OUT0=Y"))
     ensemble("streams_inside", ("decoupled", "IN0=X", "OUT0=T"), ("streams_once", "X=T", "Y=Y"))
     ensemble("streams_on", ("decoupled", "IN0=X", "OUT0=T"), ("decoupled_too", "IN0=T", "OUT0=Y"))
+    ensemble("streams_back", ("decoupled_too", "IN0=X", "OUT0=T"), ("decoupled", "IN0=T", "OUT0=Y"))
+    ensemble("streams_to_caller", ("decoupled", "IN0=X", "OUT0=T"), ("caller", "IN0=T", "OUT0=Y"))
     ensemble(
         "streams_pairs", ("decoupled", "IN0=X", "OUT0=T"), ("a", "IN0=X", "OUT0=U"), ("two", "IN0=T IN1=U", "OUT0=Y")
     )
@@ -586,8 +588,38 @@ def test_a_decoupled_model_that_is_behind_itself_does_not_wait_for_itself(server
     script = (
         SENDS + "for _ in range(1 if request.inputs()[0].as_numpy()[0] else 100):\n    sender.send(plus(request, 1))\n"
     )
-    found = streamed(server, ensemble, decoupled=script + "sender.send(flags=FINAL)")
+    for _ in range(2):  # the second one finds what was learnt from the first
+        found = streamed(server, ensemble, decoupled=script + "sender.send(flags=FINAL)")
+        assert [value for value, _ in found if value is not None] == [2] * 100
+
+
+HUNDRED = SENDS + "for _ in range(100):\n    sender.send(plus(request, 1))\nsender.send(flags=FINAL)"
+
+
+def test_a_decoupled_step_does_not_wait_for_a_model_that_calls_it(server: RunningServer) -> None:
+    """What waits for it is no step, but a call of one."""
+    calls = """given = pb_utils.Tensor("IN0", request.inputs()[0].as_numpy())
+call = pb_utils.InferenceRequest(model_name="decoupled", inputs=[given], requested_output_names=["OUT0"])
+return Response([tensor for response in call.exec(decoupled=True) for tensor in response.output_tensors()][:1])"""
+    found = streamed(server, "streams_to_caller", decoupled=HUNDRED, caller=calls)
     assert [value for value, _ in found if value is not None] == [2] * 100
+
+
+def test_decoupled_steps_of_two_ensembles_do_not_wait_for_each_other(server: RunningServer) -> None:
+    """Each model sends for one request what goes on to the other one, and has one instance."""
+    once = SENDS + "sender.send(plus(request, 1), flags=FINAL)"
+    with Gate() as there, Gate() as back, ThreadPoolExecutor(2) as pool:
+        begun = f"gate({there.port})\n" + HUNDRED, f"gate({back.port})\n" + HUNDRED
+        sent = [
+            pool.submit(streamed, server, "streams_on", decoupled=begun[0], decoupled_too=once),
+            pool.submit(streamed, server, "streams_back", decoupled_too=begun[1], decoupled=once),
+        ]
+        there.wait()
+        back.wait()
+        there.open()
+        back.open()
+        for stream in sent:
+            assert [value for value, _ in stream.result() if value is not None] == [2] * 100
 
 
 def test_an_ensemble_that_is_decoupled_needs_a_stream(server: RunningServer) -> None:

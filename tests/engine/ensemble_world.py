@@ -111,9 +111,6 @@ class Step:
     def release(self) -> None:
         self.holders -= 1
 
-    def executing(self) -> list[Step]:
-        return [self]
-
     async def says_ready(self) -> bool:
         self.questions += 1
         return self.is_ready and self.is_willing

@@ -14,7 +14,7 @@ client  ◀── its ticket: responses ─────┘  └───── o
   to the very queue that they enter.
 * An iteration is *closed* when everything in it has ended and the client has taken its response. Only then may the decoupled
   step that opened it send another one, so that no more of them are open than that step's model may have unread. But where
-  the model of that step is needed inside of its own iterations, it might wait for itself, and may send as much as it likes.
+  an iteration needs the instance that sends, the step would wait for itself: it is looked for, and not held up any more.
 * After the first error no step begins any more; the client hears it when those that run have ended. Decoupled ones are told
   that nobody wants their responses. A cancelled request does the same.
 """
@@ -25,7 +25,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from functools import partial
 from typing import Protocol
@@ -57,9 +57,6 @@ class Step(Servable, Protocol):
     def takes_device_inputs(self) -> bool:
         """Whether its inputs may be in memory of a device."""
 
-    def executing(self) -> Collection[object]:
-        """The versions whose instances execute its requests."""
-
     def hold(self) -> None:
         """Stay able to serve until `release`."""
 
@@ -76,6 +73,8 @@ class Ensemble(Protocol):
     statistics: ModelStatistics
     limits: dict[int, EnsembleLimit]
     """Limits of steps, by their numbers; none where there is no limit."""
+    unbounded: set[int]
+    """Numbers of decoupled steps that were found to wait for themselves, and that nothing holds up any more."""
     patience_s: float
     """How long a step waits for room."""
 
@@ -104,6 +103,7 @@ class _Iteration:
     __slots__ = (
         "around",
         "children",
+        "holds_up",
         "is_unread",
         "lacks_response",
         "opened_by",
@@ -129,6 +129,8 @@ class _Iteration:
         """Whether the ensemble's response is to be made from here, and has not been."""
         self.is_unread = False
         """Whether the client has the response before it."""
+        self.holds_up = True
+        """Whether the step that opened it may send another response when it is closed, and not before."""
         if self.around is not None:
             self.around.children[self] = None
 
@@ -195,6 +197,19 @@ class _StepCall:
     def begin(self) -> None:
         self._run.has_room(self)
 
+    def ways_on(self) -> Ways:
+        """Ways in which a decoupled step may send more (`Ticket.reader`)."""
+        return self._run.ways_to_send(self)
+
+    def lift(self) -> bool:
+        return self._run.let_send(self)
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether an instance executes it, and may have to wait until it may send more."""
+        batch = None if self.ticket is None else self.ticket.batch
+        return batch is not None and any(self in execution.needs for execution in batch.executor.executions())
+
     def on_response(self, response: Outcome | None, *, is_final: bool) -> None:
         try:
             self._run.on_response(self, response, is_final=is_final)
@@ -215,8 +230,6 @@ class EnsembleRun:
         self._loop = asyncio.get_running_loop()
         self._served: dict[int, Step] = {}
         """The versions of the steps that are needed, by the step's number; held until the end."""
-        self._unbounded: set[int] = set()
-        """The numbers of decoupled steps that are not held up by what becomes of their responses."""
         self._root: _Iteration | None = None
         """The iteration of the request itself."""
         self._calls: dict[_StepCall, None] = {}
@@ -226,6 +239,8 @@ class EnsembleRun:
         self._grown: dict[_Iteration, list[PlannedStep]] = {}
         """Iterations where steps may be able to begin, and which steps."""
         self._turn_is_due = False
+        self._next_look: asyncio.TimerHandle | None = None
+        """While a decoupled step sends, which may come to wait for itself."""
         self._unread: deque[_Iteration] = deque()
         """Iterations of the responses that the client has not taken yet, in order."""
         self._responses = 0
@@ -266,17 +281,6 @@ class EnsembleRun:
                 served = self._ensemble.find(step)
                 served.hold()
                 self._served[step.number] = served
-        for number in self._route.steps:
-            if number is not None:
-                own = set(self._served[number].executing())
-                if any(own.intersection(self._served[step.number].executing()) for step in self._inside(number)):
-                    self._unbounded.add(number)
-
-    def _inside(self, number: int) -> Iterator[PlannedStep]:
-        """The steps that run for each response of the decoupled step *number*, those of iterations in its own among them."""
-        for step in self._route.steps.get(number, ()):
-            yield step
-            yield from self._inside(step.number)
 
     def _given(self, tensor: Tensor) -> EnsembleTensor:
         """An input of the request, in the shape in which the steps get it."""
@@ -384,6 +388,8 @@ class EnsembleRun:
             logger.exception("a step of ensemble '%s' failed inside the server", self._ensemble.name)
             self._refused(call, InferenceError(ErrorCode.INTERNAL, BUG))
             return
+        if call.step.is_decoupled:
+            ticket.reader = call
         ticket.on_times = self._add_times
         if ticket.caller is not None:
             self._abort_if_stuck(call)
@@ -414,13 +420,57 @@ class EnsembleRun:
 
     def ways_on(self, ticket: Ticket) -> Ways:
         """One way on: all steps that run have to be answered, whatever else may begin."""
-        needed: list[Waited] = []
+        return [[waited for call in self._calls for waited in self._waited_by(call)]]
+
+    def _waited_by(self, call: _StepCall) -> list[Waited]:
+        if call.patience is not None:
+            return [self._ensemble.limits[call.step.number]]
+        return [] if call.ticket is None else [call.ticket]
+
+    # ------------------------------------------------------------------------------------------ steps that wait to send
+
+    def ways_to_send(self, sending: _StepCall) -> Ways:
+        """One for each iteration that *sending* has opened: all that runs in it has to end, and its response to be taken."""
+        needed: dict[_Iteration, list[Waited]] = {each: [] for each in self._opened_by(sending)}
         for call in self._calls:
-            if call.patience is not None:
-                needed.append(self._ensemble.limits[call.step.number])
-            elif call.ticket is not None:
-                needed.append(call.ticket)
-        return [needed]
+            iteration: _Iteration | None = call.iteration
+            while iteration is not None and iteration not in needed:
+                iteration = iteration.around
+            if iteration is not None:
+                needed[iteration] += self._waited_by(call)
+        reader = self._ticket.reader  # of an ensemble inside of another; else a client, or a model, reads
+        for iteration, waited in needed.items():
+            if reader is not None and any(inner.is_unread for inner in iteration.within()):
+                waited.append(reader)
+        return list(needed.values()) or [[]]
+
+    def let_send(self, call: _StepCall) -> bool:
+        """Hold *call*, and others of its step, up no more; whether something did."""
+        self._ensemble.unbounded.add(call.step.number)
+        opened = self._opened_by(call)
+        for iteration in opened:
+            iteration.holds_up = False
+            assert call.ticket is not None
+            call.ticket.consumed()
+        return bool(opened)
+
+    def _opened_by(self, call: _StepCall) -> list[_Iteration]:
+        """The iterations that are not closed and hold *call* up."""
+        return [each for each in call.iteration.children if each.opened_by is call and each.holds_up]
+
+    def _look_at_senders(self) -> None:
+        self._next_look = None
+        for call in list(self._calls):
+            if call.is_held_up:
+                is_stuck(call)  # which lifts it
+        if any(call.step.is_decoupled for call in self._calls):
+            self._look_later()
+
+    def _look_later(self) -> None:
+        if self._next_look is None and not self._is_ended:
+            self._next_look = self._loop.call_later(LOOK_AGAIN_S, self._look_at_senders)
+
+    # ------------------------------------------------------------------------------------------ requests of steps
 
     def _step_request(self, call: _StepCall) -> InferenceRequest:
         step = call.step
@@ -508,9 +558,13 @@ class EnsembleRun:
         except InferenceError as error:
             self._fail(self._framed(error))
             return
-        iteration = _Iteration(self._route, call) if step.is_decoupled else call.iteration
-        if step.number in self._unbounded and call.ticket is not None:
-            call.ticket.consumed()
+        iteration = call.iteration
+        if step.is_decoupled:
+            iteration = _Iteration(self._route, call)
+            if step.number in self._ensemble.unbounded and call.ticket is not None:
+                iteration.holds_up = False
+                call.ticket.consumed()
+            self._look_later()
         is_batched = self._served[step.number].config.max_batch_size > 0
         given = {tensor.name: tensor for tensor in response.outputs}
         for name, ensemble_name in step.outputs.items():
@@ -530,7 +584,7 @@ class EnsembleRun:
         while iteration.around is not None and iteration in iteration.around.children and iteration.is_closed:
             del iteration.around.children[iteration]
             assert iteration.opened_by is not None and iteration.opened_by.ticket is not None
-            if iteration.opened_by.step.number not in self._unbounded:
+            if iteration.holds_up:
                 iteration.opened_by.ticket.consumed()
             iteration = iteration.around
 
@@ -688,6 +742,8 @@ class EnsembleRun:
     def _end(self, response: InferenceResponse | None) -> None:
         """*response* is the last one, if there is one that was not delivered yet."""
         self._is_ended = True
+        if self._next_look is not None:
+            self._next_look.cancel()
         self._failure = self._failure or self._error_behind
         if self._failure is None and not self._responses and not self._ensemble.config.decoupled:
             text = "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"

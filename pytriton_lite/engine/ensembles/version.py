@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Protocol
 
@@ -73,6 +73,8 @@ class EnsembleVersion(ServedVersion):
         most = self.config.ensemble.max_inflight_requests
         self.limits = {step.number: EnsembleLimit(most) for step in plan.steps} if most else {}
         """Limits by the number of the step; none where there is no limit."""
+        self.unbounded: set[int] = set()
+        """Decoupled steps that were found to wait for themselves: since then they may send as much as they like."""
 
     # ------------------------------------------------------------------------------------------ requests
 
@@ -211,9 +213,6 @@ class EnsembleVersion(ServedVersion):
             pending += [served for served in steps if isinstance(served, EnsembleVersion) and served not in found]
             found.update(dict.fromkeys(steps))
         return [served for served in found if not isinstance(served, EnsembleVersion)]
-
-    def executing(self) -> Collection[ServedVersion]:
-        return self._composing() or ()
 
     @property
     def is_recovering(self) -> bool:

@@ -6,7 +6,8 @@ answered. So a queued request is *stuck* when nothing that could serve it can ev
 * a queued request is stuck if every instance that could take it is full of stuck batches
 * an instance that has room, or is about to, and lacks resources of the rate limiter, is as good as full of the batches that
   hold them; one that lacks none does not wait behind others where it would be for ever (`helpers_of`)
-* a batch is stuck if one of the requests that it waits for is
+* a batch is stuck if one of the requests that it waits for is, or if its model waits until it may send more responses, and
+  what they have to go through is
 * a request being executed is as stuck as its batch; one that was sent ahead is as good as queued, for an instance whose
   model calls others is asked to give it back
 * a request to an ensemble is stuck if one of its steps is; a step that waits because only so many may run at a time is, if all
@@ -31,12 +32,16 @@ LOOK_AGAIN_S = 1.0
 
 
 def is_stuck(waited: Waited) -> bool:
-    """Whether *waited*, which is queued, waits for itself."""
+    """Whether *waited*, which is queued, waits for itself, and will: what of that can be lifted is (`Bottleneck.lift`)."""
     if isinstance(waited, Ticket) and not waited.owner.may_be_stuck(waited):
         return False
     graph = _Graph()
     graph.add(waited)
-    return graph.solve(waited)
+    stuck = graph.solve()
+    if waited not in stuck:
+        return False
+    lifted = [known.lift() for known in stuck if not isinstance(known, Ticket)]
+    return not any(lifted)
 
 
 class Serving(Executor, Protocol):
@@ -50,8 +55,8 @@ class Serving(Executor, Protocol):
         """Whether it takes batches; if not, it is about to."""
 
     @property
-    def is_full_of_calls(self) -> bool:
-        """Whether it takes no batch at the moment, and its model has called others."""
+    def is_held_up(self) -> bool:
+        """Whether it takes no batch at the moment, and its model has called others, or waits until it may send more."""
 
 
 Instance = TypeVar("Instance", bound=Serving)
@@ -60,7 +65,7 @@ Instance = TypeVar("Instance", bound=Serving)
 def are_all_waiting(instances: Sequence[Instance], in_the_way_of: Callable[[Instance], Sequence[Executor]]) -> bool:
     """Whether each of *instances*, and there are some, waits for a call of its own, or for others that may."""
     return bool(instances) and all(
-        (instance.is_ready and instance.is_full_of_calls) or bool(in_the_way_of(instance)) for instance in instances
+        (instance.is_ready and instance.is_held_up) or bool(in_the_way_of(instance)) for instance in instances
     )
 
 
@@ -94,8 +99,8 @@ def helpers_of(holders: Iterable[Executor]) -> set[Executor]:
     graph = _Graph()
     for holder in holders:
         for execution in holder.executions():
-            for ticket in execution.needs:
-                graph.add(ticket)
+            for needed in execution.needs:
+                graph.add(needed)
     return {executor for ticket in graph.queued() if not ticket.is_over for executor in ticket.owner.servers_of(ticket)}
 
 
@@ -147,16 +152,17 @@ class _Graph:
         """Requests that no instance has begun with."""
         return [known for known in self._rules if isinstance(known, Ticket) and not is_begun(known)]
 
-    def solve(self, waited: Waited) -> bool:
-        stuck = dict.fromkeys(self._rules, True)
+    def solve(self) -> set[Waited]:
+        """Those that are stuck."""
+        stuck = set(self._rules)
         changed = True
         while changed:
             changed = False
             for known, alternatives in self._rules.items():
-                if stuck[known] and not all(any(stuck[n] for n in needed) for needed in alternatives):
-                    stuck[known] = False
+                if known in stuck and not all(any(n in stuck for n in needed) for needed in alternatives):
+                    stuck.discard(known)
                     changed = True
-        return stuck[waited]
+        return stuck
 
 
 def is_begun(ticket: Ticket) -> bool:

@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from pytriton_lite.config.model_config import ModelConfig
@@ -302,10 +302,6 @@ class ServedVersion(ABC):
     def instances(self) -> list[InstanceStatus]:
         """One for each instance that has not ended; none where nothing of its own executes."""
         return []
-
-    def executing(self) -> Collection[ServedVersion]:
-        """The versions whose instances execute its requests."""
-        return (self,)
 
     @property
     @abstractmethod

@@ -38,7 +38,7 @@ from pytriton_lite.ipc.channel import frame
 from pytriton_lite.ipc.messages import BatchResult, Fate, Kind, SegmentKind
 from pytriton_lite.ipc.start import ModelStart
 from pytriton_lite.scheduling.rate_limit import Claim
-from pytriton_lite.scheduling.ticket import Batch, Execution, Ticket
+from pytriton_lite.scheduling.ticket import Batch, Execution, Ticket, Waited
 
 logger = logging.getLogger(__name__)
 
@@ -337,13 +337,23 @@ class Instance:
         return self.worker is not None and batch.number <= self.worker.started_batch
 
     def executions(self) -> list[Execution]:
-        """What the worker has begun with, and which calls of the model must be answered before it can end."""
-        asking = self._asking
+        """What the worker has begun with, and what must come true before it can end."""
         return [
-            Execution(batch.tickets, asking.blocking(batch.number) if asking is not None else ())
-            for batch in self.in_flight.values()
-            if self.has_begun(batch)
+            Execution(batch.tickets, self._needs(batch)) for batch in self.in_flight.values() if self.has_begun(batch)
         ]
+
+    def _needs(self, batch: Batch) -> list[Waited]:
+        needs: list[Waited] = []
+        if self._asking is not None:
+            needs += self._asking.blocking(batch.number)
+        if self._waits_to_send:
+            # Which of them it waits for is not known here, nor whether it does so in `execute`.
+            needs += [ticket.reader for ticket in batch.tickets if ticket.reader is not None and ticket.unread]
+        return needs
+
+    @property
+    def _waits_to_send(self) -> bool:
+        return self.worker is not None and self.worker.waits_for_clients
 
     def _batch_at(self, number: int) -> Batch | None:
         return self.in_flight.get(number) or self.open.get(number)
@@ -448,9 +458,9 @@ class Instance:
     # ------------------------------------------------------------------------------------------ calls
 
     @property
-    def is_full_of_calls(self) -> bool:
-        """Whether it takes no batch at the moment, and its model has called others."""
-        return not self.has_room and self._asking is not None
+    def is_held_up(self) -> bool:
+        """Whether it takes no batch at the moment, and its model has called others, or waits until it may send more."""
+        return not self.has_room and (self._asking is not None or self._waits_to_send)
 
     def is_waited_for(self, batch: int) -> bool:
         """Whether the model may be waiting for another one that it has called in *batch*; in any for 0."""

@@ -48,7 +48,7 @@ class Instance:
     claim: None = None
 
     @property
-    def is_full_of_calls(self) -> bool:
+    def is_held_up(self) -> bool:
         return not self.has_room and self.calls is not None
 
     def executions(self) -> list[Execution]:
