@@ -27,6 +27,7 @@ _OWN_HEADERS = frozenset(
         "inference-header-content-length", "te", "transfer-encoding", "upgrade",
     }
 )  # fmt: skip
+"""Headers that the client writes itself, as they follow from what it sends and reads."""
 
 DEFAULT_PORTS = {Protocol.HTTP: 8000, Protocol.GRPC: 8001}
 
