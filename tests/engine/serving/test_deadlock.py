@@ -345,11 +345,17 @@ class Composed:
 class Room:
     """Something inside a limit that one of them may have at a time."""
 
-    def __init__(self, *inside: Ticket) -> None:
+    def __init__(self, *inside: Ticket, may_be_lifted: bool = False) -> None:
         self._inside = inside
+        self._may_be_lifted = may_be_lifted
+        self.lifts = 0
 
     def ways_on(self) -> Ways:
         return [[ticket] for ticket in self._inside]
+
+    def lift(self) -> bool:
+        self.lifts += self._may_be_lifted
+        return self._may_be_lifted
 
 
 def compose(ensemble: Ticket, *needed: Waited) -> None:
@@ -399,6 +405,16 @@ def test_a_step_that_waits_for_room_is_stuck_if_all_that_have_it_are() -> None:
     assert is_stuck(stuck_only)
     others = Room(queued, step(world, "b", taken_by="b0"))
     assert not is_stuck(others)
+
+
+def test_what_is_stuck_is_lifted_where_it_may_be_and_nothing_else_is() -> None:
+    world = World(a=1, b=1, ensemble=0)
+    queued = step(world, "a")
+    stuck = Room(queued, may_be_lifted=True)
+    free = Room(step(world, "b", taken_by="b0"), may_be_lifted=True)
+    compose(world.call("a0", world.client("a0"), "ensemble"), stuck, free)
+    assert not is_stuck(queued)
+    assert (stuck.lifts, free.lifts) == (1, 0)
 
 
 def test_the_chain_names_the_ensembles_between() -> None:
