@@ -569,7 +569,8 @@ def _tune(arguments: Arguments, name: str, levels: Sequence[Level], steadiness: 
         return sweep.results[0]
 
     for option in (
-        command_line.URL, command_line.HEADER, command_line.CACERT, command_line.INSECURE, _CSV, _PLOT, _BINARY
+        command_line.URL, command_line.HEADER, command_line.CACERT, command_line.CERT, command_line.KEY, command_line.INSECURE,
+        _CSV, _PLOT, _BINARY,
     ):  # fmt: skip
         if option.field in arguments.values:
             raise ClientError(f"--{option.flag} does not go with --tune, which starts a server of its own")

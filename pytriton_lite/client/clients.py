@@ -194,7 +194,7 @@ class HttpClient(_Connected):
         if answer is None and not is_fresh:  # the server had closed a connection that was idle
             answer = self._try(data)
         if answer is None:
-            raise Unreachable(f"{target.url} has closed the connection without an answer")
+            raise _without_answer(target)
         if answer.status != 200:
             raise Refused(http_codec.error_text(answer.body), str(answer.status))
         return answer
@@ -356,11 +356,11 @@ class GrpcClient(_Connected):
                 received = connection.recv(_RECEIVE_BYTES)
                 if not received:
                     self.close()
-                    if not wire.is_talking:
+                    if not wire.is_talking and not _may_lack_certificate(self.target):
                         raise Unreachable(
                             f"{self.target.url} closes connections of gRPC: is it another port's protocol?"
                         )
-                    raise Unreachable(f"{self.target.url} has closed the connection without an answer")
+                    raise _without_answer(self.target)
                 for event in wire.receive(received):
                     if event.stream != stream:
                         continue
@@ -379,6 +379,15 @@ class GrpcClient(_Connected):
         finally:
             if not is_over:
                 self.close()
+
+
+def _may_lack_certificate(target: Target) -> bool:
+    return target.uses_tls and target.certificate_file is None
+
+
+def _without_answer(target: Target) -> Unreachable:
+    hint = "; does it want the client's certificate, --cert?" if _may_lack_certificate(target) else ""
+    return Unreachable(f"{target.url} has closed the connection without an answer{hint}")
 
 
 def _refused(method: str, end: CallEnd) -> Refused:

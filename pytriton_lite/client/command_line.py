@@ -63,10 +63,12 @@ URL = own_option(
 PROTOCOL = own_option("protocol", choice("http", "grpc"), "What is spoken with the server.", shown_default="http")
 HEADER = own_option("header", Kind("<name>:<value>", str), "A header that every request has.", repeatable=True)
 CACERT = own_option("cacert", FILE, "Certificates of authorities to be trusted over TLS, PEM.")
+CERT = own_option("cert", FILE, "The client's certificate, for a server that asks for one over TLS, PEM.")
+KEY = own_option("key", FILE, "The key of --cert, PEM, where it is not in the same file.")
 INSECURE = own_option("insecure", SWITCH, "Trust any certificate.", default=False)
 TIMEOUT = own_option("timeout", SECONDS, "How long to wait for an answer.", default=60.0, shown_default="60")
 
-TARGET_OPTIONS = (MODEL_NAME, MODEL_VERSION, URL, PROTOCOL, HEADER, CACERT, INSECURE, TIMEOUT)
+TARGET_OPTIONS = (MODEL_NAME, MODEL_VERSION, URL, PROTOCOL, HEADER, CACERT, CERT, KEY, INSECURE, TIMEOUT)
 """What every command that asks a server takes; `target_of` reads them."""
 TARGET_LETTERS = {
     "m": MODEL_NAME.flag,
@@ -94,6 +96,8 @@ def target_of(arguments: Arguments) -> Target:
         Protocol(protocol),
         ca_file=arguments.value(CACERT),
         verifies=not arguments.value(INSECURE),
+        certificate_file=arguments.value(CERT),
+        key_file=arguments.value(KEY),
         headers=tuple(headers),
     )
 

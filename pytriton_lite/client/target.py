@@ -46,6 +46,9 @@ class Target:
     uses_tls: bool = False
     ca_file: str | None = None
     verifies: bool = True
+    certificate_file: str | None = None
+    """What the client shows a server that asks who it is, with the key behind it unless there is a file for that."""
+    key_file: str | None = None
     headers: tuple[tuple[str, str], ...] = field(default=())
     """Sent with every request. Names are in small letters."""
     virtual_host: str = ""
@@ -78,6 +81,8 @@ def parse_target(
     *,
     ca_file: str | None = None,
     verifies: bool = True,
+    certificate_file: str | None = None,
+    key_file: str | None = None,
     headers: tuple[tuple[str, str], ...] = (),
 ) -> Target:
     """The target that *url* names.
@@ -89,10 +94,14 @@ def parse_target(
     headers = tuple((name, value) for name, value in headers if name != "host")
     if own := [name for name, _ in headers if name in _OWN_HEADERS]:
         raise ClientError(f"-H {own[0]}: this header follows from what is sent, and cannot be given")
+    if key_file is not None and certificate_file is None:
+        raise ClientError("--key is the key of a certificate: say --cert, too")
+    files = {"--cacert": ca_file, "--cert": certificate_file, "--key": key_file}
+    of_tls = [flag for flag, file in files.items() if file is not None] + ["--insecure"] * (not verifies)
     text = f"localhost:{DEFAULT_PORTS[protocol]}" if url is None else url
     if text.startswith("unix:"):
-        if ca_file is not None or not verifies:
-            raise ClientError(f"-u {text}: --cacert and --insecure are for TLS, which Unix sockets are asked without")
+        if of_tls:
+            raise ClientError(f"-u {text}: {of_tls[0]} is for TLS, which Unix sockets are asked without")
         path = text.removeprefix("unix:")
         path = "/" + path.lstrip("/") if path.startswith("//") else path
         return Target(protocol, path, 0, headers=headers, virtual_host=virtual_host)
@@ -113,10 +122,11 @@ def parse_target(
     if not parts.hostname:
         raise ClientError(f"-u {text}: expected HOST:PORT, as in localhost:{DEFAULT_PORTS[protocol]}")
     uses_tls = parts.scheme.endswith("s")
-    if not uses_tls and (ca_file is not None or not verifies):
-        raise ClientError(f"-u {text}: --cacert and --insecure are for TLS, as in {protocol.value}s://{parts.netloc}")
-    if ca_file is not None and not Path(ca_file).is_file():
-        raise ClientError(f"--cacert {ca_file}: no such file")
+    if of_tls and not uses_tls:
+        raise ClientError(f"-u {text}: {of_tls[0]} is for TLS, as in {protocol.value}s://{parts.netloc}")
+    for flag, file in files.items():
+        if file is not None and not Path(file).is_file():
+            raise ClientError(f"{flag} {file}: no such file")
     prefix = parts.path.rstrip("/")
     if prefix and protocol is Protocol.GRPC:
         raise ClientError(f"-u {text}: gRPC has no paths, expected {protocol.value}://HOST:PORT")
@@ -128,6 +138,8 @@ def parse_target(
         uses_tls,
         ca_file,
         verifies,
+        certificate_file,
+        key_file,
         headers,
         virtual_host,
     )
@@ -148,6 +160,13 @@ def tls_context(target: Target) -> ssl.SSLContext | None:
         context = ssl.create_default_context(cafile=target.ca_file)
     except (OSError, ssl.SSLError) as error:
         raise ClientError(f"--cacert {target.ca_file}: no certificates in it ({error})") from None
+    if target.certificate_file is not None:
+        try:
+            # An encrypted key has a password, for which OpenSSL would ask at the terminal, for each of many processes.
+            context.load_cert_chain(target.certificate_file, target.key_file, password="")
+        except (OSError, ssl.SSLError) as error:
+            key = f" with --key {target.key_file}" if target.key_file is not None else ""
+            raise ClientError(f"--cert {target.certificate_file}{key}: no certificate and its key ({error})") from None
     if not target.verifies:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pytriton_lite.client import grpc_codec
-from pytriton_lite.client.clients import HttpClient, open_client
+from pytriton_lite.client.clients import Client, HttpClient, open_client
 from pytriton_lite.client.errors import ClientError, ForeignAnswer, Refused, Unreachable
 from pytriton_lite.client.messages import InferRequest, array_of, make_tensor
 from pytriton_lite.client.target import Protocol, Target, parse_target
@@ -324,3 +324,43 @@ def test_certificates_are_verified(repository: Path, tmp_path: Path, protocol: P
             assert client.metadata("echo_fp32").name == "echo_fp32"
         with open_client(parse_target(url, protocol)) as client, pytest.raises(Unreachable, match="no TLS"):
             client.extensions()
+
+
+@pytest.mark.parametrize("protocol", [Protocol.HTTP, Protocol.GRPC])
+def test_a_server_that_asks_who_its_client_is_gets_the_certificate(
+    repository: Path, tmp_path: Path, protocol: Protocol
+) -> None:
+    made = Certificates(tmp_path)
+    name = protocol.value
+    both = tmp_path / "both.pem"
+    both.write_bytes(made.client.read_bytes() + made.client_key.read_bytes())
+    use = ("--grpc-use-ssl=true",) if protocol is Protocol.GRPC else ("--http-use-ssl=true",)
+    with RunningServer(repository, flags=(*use, f"--{name}-use-ssl-mutual=true", *made.flags(name))) as running:
+        port = (running.http_url if protocol is Protocol.HTTP else running.grpc_url).rpartition(":")[2]
+
+        def client(**files: str) -> Client:
+            url = f"{name}s://localhost:{port}"
+            return open_client(parse_target(url, protocol, ca_file=str(made.root), **files))  # type: ignore[arg-type]
+
+        for files in (
+            {"certificate_file": str(made.client), "key_file": str(made.client_key)},
+            {"certificate_file": str(both)},
+        ):
+            with client(**files) as known:
+                assert known.metadata("echo_fp32").name == "echo_fp32"
+        with client() as unknown, pytest.raises(Unreachable, match="does it want the client's certificate, --cert"):
+            unknown.metadata("echo_fp32")
+        stranger = client(certificate_file=str(made.stranger), key_file=str(made.stranger_key))
+        with stranger, pytest.raises(Unreachable):
+            stranger.metadata("echo_fp32")
+
+
+def test_a_certificate_without_its_key_is_told(tmp_path: Path) -> None:
+    made = Certificates(tmp_path)
+    target = parse_target(
+        "https://localhost", Protocol.HTTP, certificate_file=str(made.client), key_file=str(made.server_key)
+    )
+    with pytest.raises(
+        ClientError, match=r"--cert \S+client\.pem with --key \S+server\.key: no certificate and its key"
+    ):
+        open_client(target).extensions()

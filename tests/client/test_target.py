@@ -62,3 +62,12 @@ def test_options_of_tls_without_tls_are_refused() -> None:
         parse_target("host:1", Protocol.HTTP, verifies=False)
     with pytest.raises(ClientError, match="Unix sockets"):
         parse_target("unix:/run/triton.sock", Protocol.HTTP, verifies=False)
+
+
+def test_files_of_tls_must_be_there_and_go_together() -> None:
+    with pytest.raises(ClientError, match="--cert /nowhere: no such file"):
+        parse_target("https://host", Protocol.HTTP, certificate_file="/nowhere")
+    with pytest.raises(ClientError, match="say --cert"):
+        parse_target("https://host", Protocol.HTTP, key_file="/nowhere.key")
+    with pytest.raises(ClientError, match="--cert is for TLS, as in https://host:1"):
+        parse_target("host:1", Protocol.HTTP, certificate_file="/nowhere.pem")
