@@ -288,7 +288,8 @@ class ModelLoader:
             )
             config = completed.config
         except InferenceError as error:
-            incomplete = error
+            # Its traceback refers to this frame, which refers to it: the files of the load would wait for a collection.
+            incomplete = error.with_traceback(None)
         definition = EnsembleDefinition(polled, config)
         try:
             plan = self._plan(known.id, definition, planned)
