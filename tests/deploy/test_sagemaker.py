@@ -36,6 +36,23 @@ TOO_LARGE = """
 NO_TENSORS = 'backend: "python"\ninput { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }\n' + (
     'output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }\n'
 )
+FOUR_TENSORS = NO_TENSORS.replace("INT32", "FP32").replace("[ 1 ]", "[ 4 ]")
+ENSEMBLE = """
+    platform: "ensemble"
+    input { name: "X" data_type: TYPE_FP32 dims: [ 4 ] }
+    output { name: "SUM" data_type: TYPE_FP32 dims: [ 4 ] }
+    ensemble_scheduling {
+        step {
+            model_name: "add_sub" model_version: -1
+            input_map { key: "INPUT0" value: "X" } input_map { key: "INPUT1" value: "X" }
+            output_map { key: "%s" value: "%s" }
+        }
+        %s
+    }
+"""
+LARGE_STEP = """step {
+    model_name: "large" model_version: -1 input_map { key: "IN" value: "Y" } output_map { key: "OUT" value: "SUM" }
+}"""
 ONE = {"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [1]}]}
 
 
@@ -119,21 +136,12 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "empty" / "model").mkdir(parents=True)
     for name in ("a", "b"):
         write_model(root / "several" / "model", name, GREEDY, NO_TENSORS)
-    shutil.copytree(MODEL_REPOSITORY / "add_sub", root / "ensemble" / "model" / "add_sub")
-    write_model(
-        root / "ensemble" / "model",
-        "whole",
-        config="""
-            platform: "ensemble"
-            input { name: "X" data_type: TYPE_FP32 dims: [ 4 ] }
-            output { name: "SUM" data_type: TYPE_FP32 dims: [ 4 ] }
-            ensemble_scheduling { step {
-                model_name: "add_sub" model_version: -1
-                input_map { key: "INPUT0" value: "X" } input_map { key: "INPUT1" value: "X" }
-                output_map { key: "OUTPUT0" value: "SUM" }
-            } }
-        """,
-    )
+    for key, output in (("ensemble", "OUTPUT0"), ("differences", "OUTPUT1"), ("sums again", "OUTPUT0")):
+        shutil.copytree(MODEL_REPOSITORY / "add_sub", root / key / "model" / "add_sub")
+        write_model(root / key / "model", "whole", config=ENSEMBLE % (output, "SUM", ""))
+    shutil.copytree(MODEL_REPOSITORY / "add_sub", root / "halved" / "model" / "add_sub")
+    write_model(root / "halved" / "model", "large", TOO_LARGE, FOUR_TENSORS)
+    write_model(root / "halved" / "model", "whole", config=ENSEMBLE % ("OUTPUT0", "Y", LARGE_STEP))
     return root
 
 
@@ -188,6 +196,13 @@ def test_an_ensemble_comes_with_what_it_is_made_of(many: CloudServer, archives: 
     reply = ask(many, "POST", "/models/ensemble/invoke", request)
     assert (reply.status, reply.json["outputs"][0]["data"]) == (200, [2.0, 4.0, 6.0, 8.0])
     assert ask(many, "DELETE", "/models/ensemble").status == 200
+    assert many.worker_pids("add_sub") == []
+
+
+def test_of_an_ensemble_that_does_not_load_nothing_is_left(many: CloudServer, archives: Path) -> None:
+    # What is made room for would be held by those of its models that did load.
+    reply = load(many, archives, "halved")
+    assert (reply.status, "no room for the weights" in reply.error) == (507, True)
     assert many.worker_pids("add_sub") == []
 
 

@@ -14,6 +14,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -107,6 +108,9 @@ class Archives:
             self._archives[key] = archive
         except BaseException:
             if archive is not None:
+                # What an ensemble is made of may serve, although the ensemble does not: its memory is what others need.
+                with suppress(InferenceError, asyncio.TimeoutError):
+                    await self._retire(archive)
                 await in_daemon_thread(self._unlink, archive)
             raise
         finally:
@@ -114,15 +118,12 @@ class Archives:
 
     async def unload(self, key: str) -> bool:
         """Unload the model with the hash *key*, and return when its last request has ended; False if there is none."""
-        assert self._server is not None
         archive = self._archives.pop(key, None)
         if archive is None:
             return False
         self._begun |= {archive.key, archive.url}
         try:
-            for name in archive.names:
-                await self._server.unload_model(name, unload_dependents=True)
-            await asyncio.wait_for(self._gone(set(archive.names)), _UNLOAD_S)
+            await self._retire(archive)
         except asyncio.TimeoutError:
             raise InferenceError(
                 ErrorCode.UNAVAILABLE, f"model '{archive.model}' still has requests after {_UNLOAD_S} s"
@@ -131,6 +132,13 @@ class Archives:
             self._begun -= {archive.key, archive.url}
             await in_daemon_thread(self._unlink, archive)
         return True
+
+    async def _retire(self, archive: Archive) -> None:
+        """Unload all that came with *archive*, and return when it has ended. Raises asyncio.TimeoutError."""
+        assert self._server is not None
+        for name in archive.names:
+            await self._server.unload_model(name, unload_dependents=True)
+        await asyncio.wait_for(self._gone(set(archive.names)), _UNLOAD_S)
 
     async def _gone(self, names: set[str]) -> None:
         assert self._server is not None
