@@ -206,6 +206,36 @@ def test_of_an_ensemble_that_does_not_load_nothing_is_left(many: CloudServer, ar
     assert many.worker_pids("add_sub") == []
 
 
+def test_ensembles_may_be_made_of_models_of_one_name(many: CloudServer, archives: Path) -> None:
+    # The last of them has its target's name for a part, too.
+    request = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [4], "data": [1.0, 2.0, 3.0, 4.0]}]}
+    targets = {"ensemble": "sums", "differences": "differences", "sums again": "add_sub"}
+    for key, target in targets.items():
+        assert load(many, archives, key, target).status == 200
+    assert "model 'add_sub' of the archive 'differences' is served as 'differences.add_sub'" in many.log
+    answers = [ask(many, "POST", f"/models/{key.replace(' ', '%20')}/invoke", request).json for key in targets]
+    assert [answer["outputs"][0]["data"] for answer in answers] == [
+        [2.0, 4.0, 6.0, 8.0],
+        [0.0, 0.0, 0.0, 0.0],
+        [2.0, 4.0, 6.0, 8.0],
+    ]
+    assert ask(many, "DELETE", "/models/ensemble").status == 200
+    assert ask(many, "POST", "/models/differences/invoke", request).json == answers[1]
+    assert ask(many, "DELETE", "/models/differences").status == 200
+    assert ask(many, "DELETE", "/models/sums%20again").status == 200
+    assert many.worker_pids() == []
+
+
+def test_an_archive_leaves_a_model_of_the_repository_alone(tmp_path: Path, archives: Path) -> None:
+    shutil.copytree(MODEL_REPOSITORY / "add_sub", tmp_path / "add_sub")
+    flags = (*FLAGS, "--model-control-mode=explicit", "--load-model=add_sub")
+    with CloudServer(tmp_path, flags=flags, environ={"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "add_sub"}) as server:
+        assert load(server, archives, "one", "add_sub").status == 200
+        assert ask(server, "POST", "/models/one/invoke", ADD_SUB).json["model_name"] == "one"
+        assert load(server, archives, "halved").status == 507
+        assert ask(server, "POST", "/invocations", ADD_SUB).json["model_name"] == "add_sub"
+
+
 def test_a_model_whose_memory_is_short_is_507(many: CloudServer, archives: Path) -> None:
     assert load(many, archives, "large").status == 507
     assert ask(many, "GET", "/ping").status == 200  # the others serve

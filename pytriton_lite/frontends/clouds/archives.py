@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ from pytriton_lite.daemon_threads import in_daemon_thread
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import Server
+
+logger = logging.getLogger(__name__)
 
 _CONFIG = "config.pbtxt"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
@@ -103,7 +106,9 @@ class Archives:
         self._begun |= {key, url}
         archive: Archive | None = None
         try:
-            archive = await in_daemon_thread(self._link, key, url, target)
+            # Models of the other repositories, too: to load one of their names would be ambiguous.
+            taken = {entry.name for entry in await self._server.repository_index()}
+            archive = await in_daemon_thread(self._link, key, url, target, taken)
             await self._server.load_model(archive.model, None, {})
             self._archives[key] = archive
         except BaseException:
@@ -149,10 +154,13 @@ class Archives:
                 return
             await asyncio.sleep(_LOOK_S)
 
-    def _link(self, key: str, url: str, target: str) -> Archive:
-        """Make the directories of links. Raises ArchiveTaken; InferenceError(INVALID_ARG) for what has no model."""
+    def _link(self, key: str, url: str, target: str, taken: Container[str]) -> Archive:
+        """Make the directories of links, called like nothing in *taken*.
+
+        Raises ArchiveTaken; InferenceError(INVALID_ARG) for what has no model.
+        """
         try:
-            return self._linked(key, url, target)
+            return self._linked(key, url, target, taken)
         except (OSError, ValueError) as error:  # a path that is none, a name that is too long
             is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
             raise InferenceError(
@@ -160,29 +168,42 @@ class Archives:
                 f"failed to register '{url}' as model '{key}': {error}",
             ) from None
 
-    def _linked(self, key: str, url: str, target: str) -> Archive:
+    def _linked(self, key: str, url: str, target: str, taken: Container[str]) -> Archive:
         folder = Path(os.path.realpath(url))
         if any(folder.is_relative_to(place) for place in _FORBIDDEN):
             raise _refused(f"invalid url '{url}': no model is loaded from {', '.join(_FORBIDDEN)}")
         if not folder.is_dir():
             raise _refused(f"failed to register '{url}', repository not found")
         main, others = _models_in(folder)
-        name = target if _PLAIN_NAME.fullmatch(target) and not (self.directory / target).exists() else key
         staged: list[str] = []
         try:
-            for called, model in ((name, main), *((other.name, other) for other in others)):
-                place = self.directory / called
-                try:
-                    place.mkdir()
-                except FileExistsError:
-                    raise ArchiveTaken(f"a model called '{called}' is there already, from another archive") from None
-                staged.append(called)
-                _link_model(model, place)
+            name = self._stage((target, key) if _PLAIN_NAME.fullmatch(target) else (key,), taken, staged)
+            parts = {part.name: self._stage((part.name, f"{key}.{part.name}"), taken, staged) for part in others}
+            _link_model(main, self.directory / name, parts)
+            for part in others:
+                _link_model(part, self.directory / parts[part.name], parts)
         except BaseException:
             for called in staged:
                 shutil.rmtree(self.directory / called, ignore_errors=True)
             raise
+        for part_name, called in parts.items():
+            if part_name != called:
+                logger.warning(
+                    "model '%s' of the archive '%s' is served as '%s', because there is another '%s'; the ensemble finds it, "
+                    "and a model that calls it by its own name finds the other one",
+                    *(part_name, target, called, part_name),
+                )
         return Archive(key, url, name, tuple(staged))
+
+    def _stage(self, names: Sequence[str], taken: Container[str], staged: list[str]) -> str:
+        """Make a directory called like the first of *names* that is free, and put its name into *staged*."""
+        for name in names:
+            if name not in taken:
+                with suppress(FileExistsError):
+                    (self.directory / name).mkdir()
+                    staged.append(name)
+                    return name
+        raise ArchiveTaken(f"a model called '{names[-1]}' is there already, from another archive or repository")
 
     def _unlink(self, archive: Archive) -> None:
         for name in archive.names:
@@ -221,11 +242,14 @@ def _is_ensemble(model: Path) -> bool:
         return False
 
 
-def _link_model(model: Path, place: Path) -> None:
-    """Links in *place* to all that *model* has; its configuration has the name *place* has, whatever it called itself."""
+def _link_model(model: Path, place: Path, parts: Mapping[str, str]) -> None:
+    """Links in *place* to all that *model* has; its configuration has the name *place* has, whatever it called itself.
+
+    *parts* are the names here of the models that an ensemble is made of, by those that it has for them.
+    """
     for entry in model.iterdir():
         if entry.name == _CONFIG:
-            (place / _CONFIG).write_text(_renamed(entry, place.name), "utf-8", "surrogateescape")
+            (place / _CONFIG).write_text(_renamed(entry, place.name, parts), "utf-8", "surrogateescape")
         else:
             (place / entry.name).symlink_to(entry)
 
@@ -235,14 +259,19 @@ def _read_text(path: Path) -> str:
     return read_regular_file(path).decode("utf-8", "surrogateescape")
 
 
-def _renamed(path: Path, name: str) -> str:
+def _renamed(path: Path, name: str, parts: Mapping[str, str]) -> str:
     text = _read_text(path)
     try:
         message = parse_model_config(text, source=str(path))
     except PollError:
         return text  # the load says what is wrong with it
-    if message.name in ("", name):
+    moved = [
+        step for step in message.ensemble_scheduling.step if parts.get(step.model_name, "") not in ("", step.model_name)
+    ]
+    if message.name in ("", name) and not moved:
         return text
     message.name = name
+    for step in moved:
+        step.model_name = parts[step.model_name]
     renamed: str = text_format.MessageToString(message)
     return renamed
