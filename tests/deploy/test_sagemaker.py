@@ -247,6 +247,30 @@ def test_a_model_whose_memory_is_short_is_507(many: CloudServer, archives: Path)
 
 
 @pytest.mark.parametrize(
+    "failure",
+    [
+        "os.kill(os.getpid(), signal.SIGKILL)",  # as the kernel does
+        "mmap.mmap(-1, 1 << 46)",
+        """raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 40000000000 bytes")""",
+    ],
+)
+def test_memory_that_is_short_has_many_words(many: CloudServer, tmp_path: Path, failure: str) -> None:
+    code = f"""
+        import mmap, os, signal
+
+        class TritonPythonModel:
+            def initialize(self, args):
+                {failure}
+
+            def execute(self, requests):
+                return []
+    """
+    write_model(tmp_path, "m", code, NO_TENSORS)
+    reply = ask(many, "POST", "/models", {"model_name": "short", "url": str(tmp_path)})
+    assert reply.status == 507, reply.error
+
+
+@pytest.mark.parametrize(
     ("key", "said"),
     [
         ("nowhere", "repository not found"),

@@ -46,11 +46,14 @@ _MOST_BYTES = 64 * 1024
 """Largest body of a request to load a model, which has two short texts."""
 _INSUFFICIENT_STORAGE = 507
 _OUT_OF_MEMORY = re.compile(
-    r"out of memory|out_of_memory|MemoryError|OutOfMemory|\bOOM\b|failed to allocate memory|CUDNN_STATUS_NOT_INITIALIZED"
-    r"|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)|No space left on device",
+    r"out of memory|out_of_memory|MemoryError|OutOfMemory|\bOOM\b|(?:failed to|cannot|can't) allocate memory"
+    r"|CUDNN_STATUS_NOT_INITIALIZED|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)|No space left on device",
     re.IGNORECASE,
 )
-"""How frameworks say that a model does not fit: what Triton looks for, some of it in other cases."""
+"""How frameworks say that a model does not fit: what Triton looks for, some of it in other cases, and the words of the C
+library and of PyTorch on a CPU."""
+_KILLED = "It was killed by signal 9"
+"""How a load ends whose worker the kernel killed, as it does where a container has no memory left."""
 
 
 @dataclass(frozen=True)
@@ -182,8 +185,11 @@ class _Routes:
         except ArchiveTaken as error:
             await send_error(send, 409, str(error))
         except InferenceError as error:
-            is_full = error.code is ErrorCode.RESOURCE_EXHAUSTED or _OUT_OF_MEMORY.search(error.message) is not None
-            await send_error(send, _INSUFFICIENT_STORAGE if is_full else 400, error.message)
+            text = error.message
+            is_full = (
+                error.code is ErrorCode.RESOURCE_EXHAUSTED or _OUT_OF_MEMORY.search(text) is not None or _KILLED in text
+            )
+            await send_error(send, _INSUFFICIENT_STORAGE if is_full else 400, text)
 
     async def _show(self, key: str, send: Send) -> None:
         if not key:
