@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -384,15 +385,13 @@ class ServedBySageMaker(CloudServer):
             **self.environ,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTRITON_LITE_HTTP_ADDRESS": "127.0.0.1",
-            "PYTRITON_LITE_HTTP_PORT": "0",
-            "PYTRITON_LITE_METRICS_PORT": "0",
             "SAGEMAKER_BIND_TO_PORT": "0",
         }
         command = [str(PROJECT / "deploy" / "sagemaker" / "serve")]
         return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0)
 
     def wait_until_it_serves(self, timeout_s: float) -> None:
-        self.wait_for_log("Started Metrics Service at", timeout_s=timeout_s)  # users' servers tell it nowhere else
+        self.wait_for_log("To stop: Ctrl-C", timeout_s=timeout_s)  # users' servers tell it nowhere else
 
 
 def test_the_script_serves_one_model(tmp_path: Path) -> None:
@@ -400,7 +399,7 @@ def test_the_script_serves_one_model(tmp_path: Path) -> None:
     write_model(tmp_path, "other", TOO_LARGE, NO_TENSORS)  # which would not load
     environ = {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "add_sub", "SAGEMAKER_MODEL_REPOSITORY": str(tmp_path)}
     with ServedBySageMaker(environ=environ) as server:
-        assert "Started GRPCInferenceService" not in server.log
+        assert re.findall(r"Started (\w+)", server.log) == ["Sagemaker"]  # a second container has the other ports
         assert ask(server, "GET", "/ping").status == 200
         assert ask(server, "POST", "/invocations", ADD_SUB).status == 200
     assert server.exit_code == 0
@@ -411,4 +410,28 @@ def test_the_script_serves_many_models(archives: Path) -> None:
         assert ask(server, "GET", "/ping").status == 200
         assert load(server, archives, "one").status == 200
         assert ask(server, "POST", "/models/one/invoke", ADD_SUB).status == 200
+    assert server.exit_code == 0
+
+
+def test_the_script_heeds_the_variables_of_tritons_image() -> None:
+    environ = {
+        "SAGEMAKER_MULTI_MODEL": "true",
+        "SAGEMAKER_TRITON_ALLOW_GRPC": "true",
+        "SAGEMAKER_TRITON_GRPC_PORT": "1",
+        "PYTRITON_LITE_GRPC_PORT": "0",  # ranks higher
+        "SAGEMAKER_TRITON_ALLOW_METRICS": "true",
+        "SAGEMAKER_TRITON_METRICS_PORT": "0",
+        "SAGEMAKER_TRITON_LOG_VERBOSE": "true",
+        "SAGEMAKER_TRITON_OVERRIDE_PING_MODE": "live",
+        "SAGEMAKER_TRITON_PING_MODE": "often",
+        "SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--id=one --allow-http=true --http-port=0",
+    }
+    with ServedBySageMaker(environ=environ) as server:
+        found = re.search(r"Started HTTPService at (\S+:\d+)", server.log)
+        assert found is not None
+        assert server.request("GET", f"http://{found[1]}/v2").json["name"] == "one"
+        assert server.request("GET", f"http://{found[1]}/v2/logging").json["log_verbose_level"] == 1
+        assert ask(server, "GET", "/ping").status == 200
+        started = set(re.findall(r"Started (\w+)", server.log))
+        assert started == {"HTTPService", "Sagemaker", "GRPCInferenceService", "Metrics"}
     assert server.exit_code == 0
