@@ -258,6 +258,16 @@ def test_services_and_monitors_find_the_pods() -> None:
     assert of_kind(manifests, "StatefulSet")["spec"]["serviceName"] in {one["metadata"]["name"] for one in services}
 
 
+@pytest.mark.parametrize("override", [{}, {"fullnameOverride": "serving"}, {"nameOverride": "serving"}], ids=str)
+def test_alerts_are_about_the_job_that_the_monitor_makes(override: dict[str, str]) -> None:
+    manifests = render({**override, "metrics": {"serviceMonitor": True, "alerts": True}})
+    (endpoint,) = of_kind(manifests, "ServiceMonitor")["spec"]["endpoints"]
+    (job,) = [entry["replacement"] for entry in endpoint["relabelings"] if entry["targetLabel"] == "job"]
+    asked = re.findall(r'job=~"([^"]+)"', str(of_kind(manifests, "PrometheusRule")["spec"]))
+    assert asked
+    assert all(re.fullmatch(pattern, job) for pattern in asked)
+
+
 def test_the_autoscaler_asks_for_what_the_adapter_has() -> None:
     autoscaler = of_kind(render({"autoscaling": {"type": "hpa"}}), "HorizontalPodAutoscaler")
     asked = {entry["pods"]["metric"]["name"] for entry in autoscaler["spec"]["metrics"]}
