@@ -1,6 +1,6 @@
 # pytriton-lite, built from this checkout as a wheel. Models are mounted at /models:
 #
-#   docker build -t pytriton-lite .                               or with --build-arg PYTHON=3.12
+#   docker build -t pytriton-lite .                               or with --build-arg PYTHON=3.12 --build-arg EXTRAS=gs,otel
 #   docker run --rm -p 8000-8002:8000-8002 -v "$PWD/model_repository:/models:ro" pytriton-lite
 #
 # Docker's 64 MB of /dev/shm are enough: tensors go through memory files.
@@ -19,8 +19,10 @@ RUN HATCH_BUILD_HOOKS_ENABLE=true python -m build --wheel --outdir /dist
 FROM python:${PYTHON}-slim
 RUN useradd --create-home --uid 1000 triton
 COPY --from=build /dist/*.whl /tmp/
-# The extra brings what the models of model_repository/ import; leave it out for models that need none of it.
-RUN pip install --no-cache-dir "$(ls /tmp/*.whl)[examples]" && rm /tmp/*.whl
+# Extras of pyproject.toml: this one brings what the models of model_repository/ import; s3, gs, azure and https are for remote
+# repositories.
+ARG EXTRAS=examples
+RUN pip install --no-cache-dir "$(ls /tmp/*.whl)[${EXTRAS}]" && rm /tmp/*.whl
 # By number: a cluster that wants containers to run as no root looks at that alone.
 USER 1000
 WORKDIR /home/triton

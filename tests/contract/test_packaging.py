@@ -128,6 +128,17 @@ def test_the_dockerfile_uses_a_slim_base_an_ordinary_user_and_the_wheel() -> Non
     assert "/v2/health/ready" in DOCKERFILE
 
 
+def test_the_dockerfile_takes_extras_that_there_are() -> None:
+    # Without theirs, remote repositories cannot be read, of which Vertex AI and the chart's values speak.
+    last_stage = DOCKERFILE.rpartition("\nFROM ")[2]
+    default = re.search(r"^ARG EXTRAS=(\S+)$", last_stage, re.MULTILINE)
+    suggested = re.search(r"--build-arg EXTRAS=(\S+)$", DOCKERFILE, re.MULTILINE)
+    assert default is not None and suggested is not None
+    assert "[${EXTRAS}]" in last_stage
+    known = set(re.findall(r"^(\w+) = \[", (PROJECT / "pyproject.toml").read_text(), re.MULTILINE))
+    assert {*default[1].split(","), *suggested[1].split(",")} <= known
+
+
 def test_the_wheel_holds_the_package_and_nothing_else(installed: Path) -> None:
     (wheel,) = (installed / "dist").glob("*.whl")
     listing = subprocess.run([sys.executable, "-m", "zipfile", "-l", str(wheel)], capture_output=True, text=True).stdout
