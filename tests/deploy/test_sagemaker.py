@@ -80,8 +80,9 @@ def test_a_container_answers_pings_and_invocations(single: CloudServer) -> None:
 
 def test_the_type_of_a_body_says_where_tensors_begin(single: CloudServer) -> None:
     body, size = binary_add_sub()
-    reply = ask(single, "POST", "/invocations", body, Content_Type=f"{MIME_TYPE}{size}")
-    assert binary_sum(reply, MIME_TYPE) == [2.0, 4.0, 6.0, 8.0]
+    for content_type in (f"{MIME_TYPE}{size}", f"{MIME_TYPE}{size}; charset=utf-8"):
+        reply = ask(single, "POST", "/invocations", body, Content_Type=content_type)
+        assert binary_sum(reply, MIME_TYPE) == [2.0, 4.0, 6.0, 8.0]
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,8 @@ def with_length(headers: Headers, mime_type: bytes) -> Headers:
             raise WrongType(
                 f"expect MIME type for binary data starts with '{mime_type.decode()}', got: {value.decode('latin-1')}"
             )
-        length = value[len(mime_type) :].strip()
+        # Clients add parameters of their own to it, as in "; charset=utf-8".
+        length = value[len(mime_type) :].partition(b";")[0].strip()
         if not length.isdigit():
             raise WrongType(f"Unable to parse inference header size, got: {length.decode('latin-1')}")
     if length is not None:
