@@ -281,6 +281,14 @@ def test_the_autoscaler_asks_for_what_the_adapter_has() -> None:
     assert asked == {rule["name"]["as"] for rule in adapter["rules"]["custom"]}
 
 
+def test_a_long_name_leaves_room_for_what_kubernetes_appends() -> None:
+    label = 63
+    for document in render({"kind": "StatefulSet"}, name="a" * 53):
+        # Pods have the name of a revision in a label, which is that of the set, a hyphen and a hash of at most ten digits.
+        room = label - len("-4294967295") if document["kind"] == "StatefulSet" else label
+        assert len(document["metadata"]["name"]) <= room
+
+
 def test_what_scales_has_no_fixed_number_of_pods() -> None:
     assert "replicas" not in of_kind(render({"autoscaling": {"type": "keda"}}), "Deployment")["spec"]
     assert of_kind(render(), "Deployment")["spec"]["replicas"] == 2

@@ -2,13 +2,14 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
 
+{{- /* At most 52 characters: pods of a StatefulSet have its name and a hash in a label, which has at most 63. */ -}}
 {{- define "pytriton-lite.fullname" -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 54 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" -}}
 {{- else if contains (include "pytriton-lite.name" .) .Release.Name -}}
-{{- .Release.Name | trunc 54 | trimSuffix "-" -}}
+{{- .Release.Name | trunc 52 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name (include "pytriton-lite.name" .) | trunc 54 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name (include "pytriton-lite.name" .) | trunc 52 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 
