@@ -272,6 +272,41 @@ def test_memory_that_is_short_has_many_words(many: CloudServer, tmp_path: Path, 
     assert reply.status == 507, reply.error
 
 
+def test_an_archive_may_have_directories_that_are_no_models(many: CloudServer, tmp_path: Path) -> None:
+    shutil.copytree(MODEL_REPOSITORY / "add_sub", tmp_path / "whatever")
+    (tmp_path / "__MACOSX" / "whatever").mkdir(parents=True)
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "helpers.py").touch()
+    reply = ask(many, "POST", "/models", {"model_name": "mixed", "url": str(tmp_path)})
+    assert reply.status == 200, reply.error
+    assert ask(many, "POST", "/models/mixed/invoke", ADD_SUB).status == 200
+    assert ask(many, "DELETE", "/models/mixed").status == 200
+
+
+def test_an_archive_is_about_the_outermost_ensemble(many: CloudServer, archives: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(archives / "ensemble" / "model", model)
+    write_model(
+        model,
+        "all",
+        config="""
+            platform: "ensemble"
+            input { name: "X" data_type: TYPE_FP32 dims: [ 4 ] }
+            output { name: "SUM" data_type: TYPE_FP32 dims: [ 4 ] }
+            ensemble_scheduling { step {
+                model_name: "whole" model_version: -1
+                input_map { key: "X" value: "X" } output_map { key: "SUM" value: "SUM" }
+            } }
+        """,
+    )
+    reply = ask(many, "POST", "/models", {"model_name": "outer", "url": str(model)})
+    assert reply.status == 200, reply.error
+    request = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [4], "data": [1.0, 2.0, 3.0, 4.0]}]}
+    answer = ask(many, "POST", "/models/outer/invoke", request).json
+    assert (answer["model_name"], answer["outputs"][0]["data"]) == ("outer", [2.0, 4.0, 6.0, 8.0])
+    assert ask(many, "DELETE", "/models/outer").status == 200
+
+
 @pytest.mark.parametrize(
     ("key", "said"),
     [

@@ -217,29 +217,40 @@ def _refused(text: str) -> InferenceError:
 def _models_in(folder: Path) -> tuple[Path, list[Path]]:
     """The model that *folder* is about, and the others that it is made of.
 
-    That is *folder* itself where it has a configuration or versions, else its only directory, else its only ensemble.
+    That is *folder* itself where it is a model, else its only model, else its only ensemble that no other is made of.
     """
-    entries = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    if (folder / _CONFIG).is_file() or any(entry.name.isdigit() for entry in entries):
+    if _is_model(folder):
         return folder, []
-    if len(entries) == 1:
-        return entries[0], []
-    ensembles = [entry for entry in entries if _is_ensemble(entry)]
-    if len(ensembles) == 1:
-        return ensembles[0], [entry for entry in entries if entry is not ensembles[0]]
-    names = ", ".join([*(entry.name for entry in entries[:_MOST_NAMED]), *["…"] * (len(entries) > _MOST_NAMED)])
+    models = sorted(entry for entry in folder.iterdir() if not entry.name.startswith(".") and _is_model(entry))
+    if len(models) == 1:
+        return models[0], []
+    steps = {model: _steps_of(model) for model in models}
+    ensembles = [model for model in models if steps[model]]
+    inner = {name for names in steps.values() for name in names}
+    outer = [model for model in ensembles if model.name not in inner]
+    if len(outer) == 1:
+        return outer[0], [model for model in models if model is not outer[0]]
+    names = ", ".join([*(model.name for model in models[:_MOST_NAMED]), *["…"] * (len(models) > _MOST_NAMED)])
     raise _refused(
-        f"'{folder}' has {len(entries)} models{f' ({names})' if names else ''}, {len(ensembles)} of which are ensembles: "
+        f"'{folder}' has {len(models)} models{f' ({names})' if names else ''}, {len(ensembles)} of which are ensembles: "
         "expected one model, or one ensemble and the models that it is made of"
     )
 
 
-def _is_ensemble(model: Path) -> bool:
+def _is_model(folder: Path) -> bool:
+    """Whether *folder* has a configuration or versions. Archives have other directories, too: libraries, what tools leave."""
+    return folder.is_dir() and (
+        (folder / _CONFIG).is_file() or any(entry.name.isdigit() and entry.is_dir() for entry in folder.iterdir())
+    )
+
+
+def _steps_of(model: Path) -> set[str]:
+    """Names of the models that an ensemble is made of; empty for what is none."""
     try:
-        text = _read_text(model / _CONFIG)
-        return parse_model_config(text, source=str(model / _CONFIG)).platform == "ensemble"
+        message = parse_model_config(_read_text(model / _CONFIG), source=str(model / _CONFIG))
     except (OSError, ValueError, PollError):
-        return False
+        return set()
+    return {step.model_name for step in message.ensemble_scheduling.step} if message.platform == "ensemble" else set()
 
 
 def _link_model(model: Path, place: Path, parts: Mapping[str, str]) -> None:
