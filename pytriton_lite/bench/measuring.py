@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pytriton_lite.bench.fleet import Fleet, together
 from pytriton_lite.bench.orders import Window
 from pytriton_lite.bench.settings import Distribution, Level, Pace, Steadiness, Traffic
 from pytriton_lite.client.clients import Client, Statistics
+from pytriton_lite.core.cores import usable_cores
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 BUSY_SHARE = 0.9
@@ -291,8 +291,4 @@ def _most_connections(level: Level, traffic: Traffic) -> int:
 
 
 def _most_processes(level: Level, traffic: Traffic) -> int:
-    return min(_cores(), _most_connections(level, traffic))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(usable_cores(), _most_connections(level, traffic))

@@ -6,7 +6,6 @@ and the best of them with batches. What is within 3 % of the best rate counts as
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from pytriton_lite.client.command_line import table
 from pytriton_lite.client.errors import ClientError, Refused, Unreachable
 from pytriton_lite.client.target import Protocol, Target, parse_target
 from pytriton_lite.commands import Arguments, own_option
+from pytriton_lite.core.cores import usable_cores
 from pytriton_lite.settings import INT32_MAX, SWITCH, Kind, parse_integer
 
 _EQUAL_SHARE = 0.97
@@ -217,8 +217,7 @@ def run(
         target = parse_target(url, Protocol(asked))
         trier = _Trier(server, control, target, model, measured, timeout_s=arguments.value(command_line.TIMEOUT))
         trials: list[Trial] = []
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        for setting in settings_to_try(cores, arguments.value(_INSTANCES), arguments.value(_THREADS)):
+        for setting in settings_to_try(usable_cores(), arguments.value(_INSTANCES), arguments.value(_THREADS)):
             trials.append(trier.try_setting(setting))
         best = best_of(trials, threshold_ms=threshold_ms, percentile=percentile)
         if trier.takes_batches:

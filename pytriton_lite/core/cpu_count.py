@@ -6,19 +6,18 @@ The least of what the scheduler lets it run on and the quotas of its cgroup and 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from pytriton_lite.core.cgroups import cgroup_texts
+from pytriton_lite.core.cores import usable_cores
 
 _PROC = Path("/proc/self")
 
 
 def cpu_count() -> int:
     """Cores, at least one; a part of one counts as one."""
-    known = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([known, *(math.ceil(quota) for quota in cgroup_quotas(_PROC))]))
+    return max(1, min([usable_cores(), *(math.ceil(quota) for quota in cgroup_quotas(_PROC))]))
 
 
 def cgroup_quotas(proc: Path) -> Iterator[float]:

@@ -132,7 +132,7 @@ def test_fewer_answers_than_the_rate_are_told_unless_it_is_chance(level: Level, 
 
 
 def test_wrong_answers_to_more_processes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "_cores", lambda: 2)
+    monkeypatch.setattr(measuring, "usable_cores", lambda: 2)
     clean, wrong = window([10] * 100), window([10] * 50)
     clean.cpu_s = wrong.cpu_s = 0.99  # the load generator is at its limit
     wrong.count_error("500: too much")
