@@ -36,7 +36,6 @@ class _Sender:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self.connection = Connection(ours.detach())
-        self.is_busy = False
         self.connection.send(plan)
 
     def close(self) -> None:
@@ -90,7 +89,6 @@ class Fleet:
         parts: dict[_Sender, list[Window]] = {sender: [] for sender in senders}
         for part, sender in enumerate(senders):
             sender.connection.send(Order(level, part, processes, warm_up_s, window_s))
-            sender.is_busy = True
         try:
             is_warm = False
             is_wanted = True
@@ -130,7 +128,6 @@ class Fleet:
                     pass
             except (EOFError, OSError):
                 pass  # it has ended; the cause was raised by whoever noticed
-            sender.is_busy = False
 
 
 def together(parts: list[Window]) -> Window:

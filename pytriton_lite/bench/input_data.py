@@ -327,7 +327,7 @@ def _joined(members: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     by_name = [{tensor.name: tensor for tensor in member} for member in members]
     if any(member.keys() != by_name[0].keys() for member in by_name):
         raise ClientError("rows of one batch have different tensors; use -b 1, or rows of the same tensors")
-    for position, first in enumerate(members[0]):
+    for first in members[0]:
         parts = [member[first.name] for member in by_name]
         if any(part.shape != first.shape for part in parts):
             raise ClientError(
@@ -335,5 +335,4 @@ def _joined(members: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
             )
         data = b"".join(bytes(part.content()) for part in parts)
         joined.append(Tensor(first.name, first.datatype, (len(members), *first.shape), data))
-        assert position == len(joined) - 1
     return tuple(joined)

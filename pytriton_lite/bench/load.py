@@ -53,7 +53,6 @@ class Load:
             else None
         )
         self._window = Window(time.monotonic_ns())
-        self._is_stopping = False
 
     def run(self) -> None:
         """Load the server. Raises ClientError where it is gone or is no server of the protocol."""
@@ -112,7 +111,6 @@ class Load:
                 look_at = now + round(_LONGEST_WAIT_S * 1e9)
                 self._look_for_stuck(now)
                 if self._is_over():
-                    self._is_stopping = True
                     return
 
     def _dispatch(self, timeout_s: float) -> None:
@@ -199,7 +197,7 @@ class Load:
                 self._begin(caller, self._late.popleft())
             else:
                 self._idle.append(caller)
-        elif not self._is_stopping:
+        else:
             self._begin(caller, time.monotonic_ns())
 
     def _look_for_stuck(self, now_ns: int) -> None:

@@ -114,8 +114,8 @@ class OwnServer:
 
         Fork servers without a worker, which earlier settings have left behind for half a minute, are not in it.
         """
-        sizes = [_pss_kib(pid) for pid in _without_idle(self._process.pid, _parents())]
-        return sum(sizes) / 1024 if sizes and sum(sizes) else None
+        kib = sum(map(_pss_kib, _without_idle(self._process.pid, _parents())))
+        return kib / 1024 if kib else None
 
     def cpu_s(self) -> float:
         """Processor time of all its processes; those that have ended meanwhile are not in it."""
