@@ -16,9 +16,9 @@ from typing import Protocol
 
 from pytriton_lite.bench.calls import Plan, Prepared, difference
 from pytriton_lite.client import grpc_codec, http_codec
-from pytriton_lite.client.errors import ClientError, Unreachable
+from pytriton_lite.client.errors import ClientError
 from pytriton_lite.client.grpc_codec import SERVICE
-from pytriton_lite.client.grpc_wire import STATUS_NAMES, CallEnd, GrpcWire
+from pytriton_lite.client.grpc_wire import CallEnd, GrpcWire, status_name
 from pytriton_lite.client.http_wire import HttpAnswer, HttpWire
 from pytriton_lite.client.messages import FINAL_RESPONSE
 from pytriton_lite.client.target import Protocol as Spoken
@@ -30,6 +30,8 @@ from pytriton_lite.proto.message import DecodeError
 _RECEIVE_BYTES = 1 << 18
 _ID_WITHIN_BYTES = 4096
 """Where ids stand: in the header of HTTP and in the first fields of a message."""
+
+_WRONG_ID = "the answer has not the request's id: it is that of another request"
 
 _WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -210,26 +212,20 @@ class HttpCaller(Caller):
         if self.is_idle:
             raise ClientError("the server has answered more often than it was asked")
         self._count_response(now_ns)
-        self._finish(now_ns, "" if answer.status == 200 and self._is_right(answer) else self._mistake(answer))
-
-    def _is_right(self, answer: HttpAnswer) -> bool:
-        request = self.request
-        if self.plan.checks_ids and answer.body.find(request.id, 0, _ID_WITHIN_BYTES) < 0:
-            return False
-        return not request.expected or not self._difference(answer)
-
-    def _difference(self, answer: HttpAnswer) -> str:
-        try:
-            return difference(http_codec.decode_response(answer.headers, answer.body), self.request.expected)
-        except ClientError as error:
-            return str(error)
+        self._finish(now_ns, self._mistake(answer))
 
     def _mistake(self, answer: HttpAnswer) -> str:
         if answer.status != 200:
             return f"{answer.status}: {http_codec.error_text(answer.body)}"
-        if self.plan.checks_ids and answer.body.find(self.request.id, 0, _ID_WITHIN_BYTES) < 0:
-            return "the answer has not the request's id: it is that of another request"
-        return self._difference(answer)
+        request = self.request
+        if self.plan.checks_ids and answer.body.find(request.id, 0, _ID_WITHIN_BYTES) < 0:
+            return _WRONG_ID
+        if not request.expected:
+            return ""
+        try:
+            return difference(http_codec.decode_response(answer.headers, answer.body), request.expected)
+        except ClientError as error:
+            return str(error)
 
 
 class GrpcCaller(Caller):
@@ -263,12 +259,12 @@ class GrpcCaller(Caller):
 
     def _mistake(self, end: CallEnd, answer: bytes | None) -> str:
         if end.status:
-            return f"{_status_name(end.status)}: {end.text}"
+            return f"{status_name(end.status)}: {end.text}"
         if answer is None:
             return "the call has ended without an answer"
         request = self.request
         if self.plan.checks_ids and answer.find(request.id, 0, _ID_WITHIN_BYTES) < 0:
-            return "the answer has not the request's id: it is that of another request"
+            return _WRONG_ID
         return _message_difference(answer, request.expected) if request.expected else ""
 
 
@@ -303,7 +299,7 @@ class StreamCaller(Caller):
                 self._is_over = True
                 if not self.is_idle:
                     text = (
-                        f"{_status_name(event.status)}: {event.text}"
+                        f"{status_name(event.status)}: {event.text}"
                         if event.status
                         else "the server has ended the stream"
                     )
@@ -331,17 +327,13 @@ class StreamCaller(Caller):
             return message.error_message
         response, expected = message.infer_response, self.request.expected
         if self.plan.checks_ids and response.id != self.request.id.decode():
-            return "the answer has not the request's id: it is that of another request"
+            return _WRONG_ID
         if is_final and not response.outputs:  # it says no more than that this is the end
             return difference(None, expected) if expected and not self.responses else ""
         self._count_response(now_ns)
         if expected and self.responses == 1:
             return _message_difference(response.SerializeToString(), expected)
         return ""
-
-
-def _status_name(status: int) -> str:
-    return STATUS_NAMES[status] if status < len(STATUS_NAMES) else str(status)
 
 
 def _message_difference(answer: bytes, expected: tuple[Tensor, ...]) -> str:
@@ -356,6 +348,3 @@ def kind_of(plan: Plan) -> type[Caller]:
     if plan.traffic.target.protocol is Spoken.HTTP:
         return HttpCaller
     return StreamCaller if plan.traffic.is_streaming else GrpcCaller
-
-
-__all__ = ["Caller", "Done", "Unreachable", "kind_of"]

@@ -11,7 +11,7 @@ from pytriton_lite.bench.settings import Sequences, Traffic
 from pytriton_lite.client import grpc_codec, http_codec
 from pytriton_lite.client.errors import ClientError
 from pytriton_lite.client.http_wire import request_head
-from pytriton_lite.client.messages import InferRequest, InferResponse, Parameter
+from pytriton_lite.client.messages import InferRequest, InferResponse, Parameter, array_of
 from pytriton_lite.client.target import Protocol
 from pytriton_lite.core.tensor import Tensor, format_shape
 
@@ -182,8 +182,6 @@ def _kind(tensor: Tensor) -> str:
 
 def check_response(response: InferResponse, names: Sequence[str]) -> None:
     """Look at a whole answer once, before the load. Raises ClientError where it is none of the model's."""
-    from pytriton_lite.client.messages import array_of
-
     for tensor in response.outputs:
         array_of(tensor)
     missing = [name for name in names if name not in {tensor.name for tensor in response.outputs}]

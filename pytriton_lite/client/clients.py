@@ -391,7 +391,7 @@ def _without_answer(target: Target) -> Unreachable:
 
 
 def _refused(method: str, end: CallEnd) -> Refused:
-    name = grpc_wire.STATUS_NAMES[end.status] if end.status < len(grpc_wire.STATUS_NAMES) else str(end.status)
+    name = grpc_wire.status_name(end.status)
     if end.status == grpc_wire.UNIMPLEMENTED and not end.text:
         return Refused(f"the server has no method {method}", name)
     return Refused(end.text or name, name)

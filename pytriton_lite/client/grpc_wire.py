@@ -30,7 +30,7 @@ _frame_head = struct.Struct(">BHBBL").pack
 _prefix = struct.Struct(">BL").pack
 _u32 = struct.Struct(">L").pack
 
-STATUS_NAMES = (
+_STATUS_NAMES = (
     "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED",
     "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE",
     "DATA_LOSS", "UNAUTHENTICATED",
@@ -56,6 +56,11 @@ class CallEnd(NamedTuple):
 
 
 Event = Message | CallEnd
+
+
+def status_name(status: int) -> str:
+    """Its name in gRPC; one that gRPC does not know is its number."""
+    return _STATUS_NAMES[status] if status < len(_STATUS_NAMES) else str(status)
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
