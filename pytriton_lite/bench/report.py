@@ -27,9 +27,7 @@ def milliseconds(us: float | None) -> str:
     return f"{ms:.2f}" if ms < 100 else f"{ms:,.0f}"
 
 
-def result_table(
-    results: Sequence[Result], traffic: Traffic, steadiness: Steadiness, *, columns: int | None = None
-) -> str:
+def result_table(results: Sequence[Result], traffic: Traffic, steadiness: Steadiness) -> str:
     """A row for each level; what a reader has to know of it stands below."""
     shows_server = any(result.server is not None and result.server.successes for result in results)
     heads = [_HEADS[results[0].level.pace], "requests/s"]
@@ -42,7 +40,7 @@ def result_table(
     if shows_server:
         heads += ["queue ms", "compute ms", "batch"]
     rows = [_row(result, traffic, points, shows_server=shows_server) for result in results]
-    lines = [table(heads, rows, right=[True] * len(heads), columns=columns)]
+    lines = [table(heads, rows, right=[True] * len(heads))]
     if shows_server:
         lines.append(f"({_SERVER_NOTE})")
     lines += [f"! {note}" for result in results for note in notes(result, steadiness)]
@@ -85,7 +83,7 @@ def notes(result: Result, steadiness: Steadiness) -> list[str]:
     name = f"{'concurrency' if result.level.pace is Pace.CONCURRENCY else 'rate'} {result.level.name}"
     found = []
     if result.failed:
-        found.append(f"{name}: {result.failed:,} of {result.failed + _answered(result):,} answers were wrong")
+        found.append(f"{name}: {result.failed:,} of {result.failed + figures.answered:,} answers were wrong")
         found += [f"{name}: {number:,} × {text}" for text, number in result.errors.items()]
     if not result.is_steady and figures.answered:
         found.append(
@@ -105,16 +103,12 @@ def notes(result: Result, steadiness: Steadiness) -> list[str]:
     if result.has_reloaded:
         found.append(f"{name}: the model was loaded anew meanwhile, so the server's own figures say nothing")
     server = result.server
-    if server is not None and not result.failed and server.successes + server.cache_hits < _answered(result):
+    if server is not None and not result.failed and server.successes + server.cache_hits < figures.answered:
         found.append(
-            f"{name}: the server has counted {server.successes:,} successes, and {_answered(result):,} answers came: something "
+            f"{name}: the server has counted {server.successes:,} successes, and {figures.answered:,} answers came: something "
             "between answers in its place"
         )
     return found
-
-
-def _answered(result: Result) -> int:
-    return result.figures.answered
 
 
 def heading() -> dict[str, Any]:

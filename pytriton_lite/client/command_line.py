@@ -7,7 +7,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TextIO
 
 from pytriton_lite.client.errors import ClientError
 from pytriton_lite.client.target import Protocol, Target, parse_target
@@ -46,7 +45,6 @@ def choice(*words: str) -> Kind:
 
 
 SECONDS = Kind("<seconds>", positive)
-NUMBER = Kind("<number>", positive)
 COUNT = Kind("<integer>", count_from(1))
 FILE = Kind("<file>", str)
 
@@ -120,16 +118,14 @@ def width() -> int:
     return shutil.get_terminal_size((120, 24)).columns
 
 
-def table(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[bool] = (), columns: int | None = None
-) -> str:
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[bool] = ()) -> str:
     """Rows under *heads*, if there are any, in columns as wide as they have to be.
 
     The last one gives way where the terminal is narrow. *right* says of each column whether it is aligned there.
     """
     cells = [list(row) for row in ((heads, *rows) if heads else rows)]
     widths = [max(len(row[index]) for row in cells) for index in range(len(cells[0]))]
-    room = (width() if columns is None else columns) - sum(widths[:-1]) - 2 * (len(widths) - 1)
+    room = width() - sum(widths[:-1]) - 2 * (len(widths) - 1)
     widths[-1] = max(min(widths[-1], room), min(widths[-1], _NARROWEST_CELL))
     lines = []
     for row in cells:
@@ -146,16 +142,15 @@ def table(
 class Progress:
     """One line at the bottom of a terminal, which says how far something is; nothing where stderr is no terminal."""
 
-    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream = sys.stderr if stream is None else stream
+    def __init__(self) -> None:
+        self._stream = sys.stderr
         self._is_shown = self._stream.isatty()
-        self._clock = clock
         self._drawn_at = 0.0
         self._is_drawn = False
 
     def show(self, text: str, share: float | None = None) -> None:
         """Put *text* there, with a bar where *share* says how much is done, 0 to 1; at most ten times a second."""
-        now = self._clock()
+        now = time.monotonic()
         if not self._is_shown or now - self._drawn_at < _REDRAW_S:
             return
         self._drawn_at = now

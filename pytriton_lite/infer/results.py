@@ -10,7 +10,7 @@ from typing import Any, Protocol, TextIO
 import numpy as np
 import orjson
 
-from pytriton_lite.client.command_line import table, width
+from pytriton_lite.client.command_line import table
 from pytriton_lite.client.errors import ClientError
 from pytriton_lite.client.messages import InferResponse, array_of, json_values, response_json
 from pytriton_lite.core import dtypes
@@ -109,7 +109,7 @@ class _Table(_Stream):
                 for tensor in response.outputs
             ]
             if rows:
-                self.stream.write(table((), rows, columns=width()) + "\n")
+                self.stream.write(table((), rows) + "\n")
             else:
                 self.stream.write("(a response without outputs)\n")
 
