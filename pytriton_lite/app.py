@@ -560,8 +560,8 @@ class Composition:
             if not self._settings.exit_on_error:
                 logger.error("%s: %s", error.code.label, error.message)
                 return
-        logs.log_table(logger, "backends", ("Backend", "Path", "Config"), engine.backend_table(), is_detail=True)
-        logs.log_table(logger, "models", ("Model", "Version", "Status"), engine.load_table(), is_detail=True)
+        logs.log_table(logger, "backends", ("Backend", "Path", "Config"), engine.backend_table())
+        logs.log_table(logger, "models", ("Model", "Version", "Status"), engine.load_table())
         if failure and self._settings.exit_on_error:
             raise StartError(failure, causes)
         engine.start_serving()

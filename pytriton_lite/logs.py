@@ -386,23 +386,15 @@ class Table:
         return table(self.headers, self.rows)
 
 
-def log_table(
-    logger: logging.Logger,
-    title: str,
-    headers: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    level: int = logging.INFO,
-    *,
-    is_detail: bool = False,
-) -> None:
+def log_table(logger: logging.Logger, title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Log *title* with a table under it, if it has rows; file and line are the caller's.
 
-    *is_detail*: a person at a terminal is told the same in fewer words.
+    A person at a terminal, who is told the same in fewer words, sees it where the log is verbose.
     """
     if not rows:
         return
     content = Table(tuple(headers), tuple(map(tuple, rows)))
-    logger.log(level, "%s", title, extra={"table": content, "is_detail": is_detail}, stacklevel=2)
+    logger.info("%s", title, extra={"table": content, "is_detail": True}, stacklevel=2)
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
