@@ -125,11 +125,11 @@ def _text_of(part: Json, param: str, model: str) -> str:
     return str(part[part["type"]])
 
 
-def read_tools(members: Members, name: str = "tools") -> list[Json]:
+def read_tools(members: Members) -> list[Json]:
     """The tools of a request; an empty list where there are none. Raises ApiError."""
-    tools = members.array(name, _MOST_TOOLS) or []
+    tools = members.array("tools", _MOST_TOOLS) or []
     for at, tool in enumerate(tools):
-        param = f"{members.param(name)}[{at}]"
+        param = f"tools[{at}]"
         one = Members.of(tool, param)
         kind = one.needed_text("type")
         if kind != "function":
@@ -141,13 +141,15 @@ def read_tools(members: Members, name: str = "tools") -> list[Json]:
     return tools
 
 
-def check_tool_choice(choice: object, tools: list[Json], param: str = "tool_choice") -> None:
+def check_tool_choice(choice: object, tools: list[Json]) -> None:
     """Raises ApiError for a choice that is none, or of a tool that is not there."""
     if isinstance(choice, str):
         if choice not in ("none", "auto", "required"):
-            refuse_value(param, f"expected 'none', 'auto', 'required' or an object, but got '{choice}' instead.")
+            refuse_value(
+                "tool_choice", f"expected 'none', 'auto', 'required' or an object, but got '{choice}' instead."
+            )
         return
-    function = Members.of(Members.of(choice, param).required("function"), f"{param}.function")
+    function = Members.of(Members.of(choice, "tool_choice").required("function"), "tool_choice.function")
     name = function.needed_text("name")
     if all(tool["function"]["name"] != name for tool in tools):
-        refuse_value(param, f"there is no tool '{name}' among the tools.")
+        refuse_value("tool_choice", f"there is no tool '{name}' among the tools.")
