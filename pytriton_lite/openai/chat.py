@@ -209,10 +209,7 @@ class _Answer:
 
 def of_chat(said: Json) -> Json:
     """The logprob of a token in the form of chat; the model says at least ``token`` and ``logprob``."""
-    token = str(said.get("token", ""))
-    found = {"token": token, "logprob": said.get("logprob"), "bytes": said.get("bytes", list(token.encode()))}
-    found["top_logprobs"] = [_alternative(one) for one in said_alternatives(said)]
-    return found
+    return {**_alternative(said), "top_logprobs": [_alternative(one) for one in said_alternatives(said)]}
 
 
 def said_alternatives(said: Json) -> list[Json]:

@@ -259,7 +259,7 @@ class _Answer:
         whole, texts, parts = Written(), list[str](), list[Json]()
         try:
             while piece is not None:
-                await self._send_piece(piece, is_first_text=not texts)
+                await self._send_piece(piece)
                 if piece.text:
                     texts.append(piece.text)
                 parts += piece.tool_calls
@@ -276,20 +276,23 @@ class _Answer:
         await self._send(f"response.{document['status']}", response=document)
         await self._exchange.end_events(b"")
 
-    async def _send_piece(self, piece: Piece, *, is_first_text: bool) -> None:
+    async def _send_piece(self, piece: Piece) -> None:
         if piece.text:
-            if is_first_text:
-                self._text_at = len(self._calls)
-                await self._send(
-                    "response.output_item.added", output_index=self._text_at, item=self._message(None, "in_progress")
-                )
-                await self._send("response.content_part.added", **self._place(), part=_part(""))
+            if self._text_at is None:
+                await self._begin_message()
             await self._send("response.output_text.delta", **self._place(), delta=piece.text, logprobs=[])
         for part in piece.tool_calls:
             await self._send_call(part)
 
     _text_at: int | None = None
     """Place of the message in the output of a stream; None where there is none yet."""
+
+    async def _begin_message(self) -> None:
+        """The message begins, behind the calls that have."""
+        self._text_at = len(self._calls)
+        item = self._message(None, "in_progress")
+        await self._send("response.output_item.added", output_index=self._text_at, item=item)
+        await self._send("response.content_part.added", **self._place(), part=_part(""))
 
     def _place(self) -> Json:
         return {"item_id": f"msg_{self._exchange.request_id}", "output_index": self._text_at, "content_index": 0}
@@ -311,7 +314,7 @@ class _Answer:
     async def _send_ends(self, whole: Written, calls: list[Json]) -> None:
         """The ends of all items. A message that has no text, where no call is in its place, begins and ends here."""
         if self._text_at is None and not calls:
-            await self._send_piece_of_nothing()
+            await self._begin_message()
         if self._text_at is not None:
             await self._send("response.output_text.done", **self._place(), text=whole.text, logprobs=[])
             await self._send("response.content_part.done", **self._place(), part=_part(whole.text))
@@ -323,11 +326,6 @@ class _Answer:
                 "response.function_call_arguments.done", **place, name=call["name"], arguments=call["arguments"]
             )
             await self._send("response.output_item.done", output_index=begun["output_index"], item=call)
-
-    async def _send_piece_of_nothing(self) -> None:
-        self._text_at = 0
-        await self._send("response.output_item.added", output_index=0, item=self._message(None, "in_progress"))
-        await self._send("response.content_part.added", **self._place(), part=_part(""))
 
     async def _send_failed(self, error: Exception) -> None:
         """The event for a response that fails; the caller's error is the last one, in the form of all routes."""
