@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
@@ -260,12 +260,7 @@ class GrpcClient(_Connected):
 
     def config(self, model: str, version: str = "") -> Mapping[str, Any]:
         message = self._config(model, version)
-        if message is None:
-            return {}
-        from google.protobuf.json_format import MessageToDict
-
-        document: dict[str, Any] = MessageToDict(message.config, preserving_proto_field_name=True)
-        return document
+        return {} if message is None else _as_json(message.config)
 
     def _config(self, model: str, version: str) -> pb.ModelConfigResponse | None:
         try:
@@ -280,34 +275,14 @@ class GrpcClient(_Connected):
             answer = self._unary("ModelStatistics", pb.ModelStatisticsRequest(name=model, version=version))
         except Refused:
             return None
-        rows = []
-        for entry in _parsed(pb.ModelStatisticsResponse, answer).model_stats:
-            durations = {
-                name: {"count": duration.count, "ns": duration.ns}
-                for name in _DURATIONS
-                for duration in (getattr(entry.inference_stats, name),)
-            }
-            rows.append(
-                {
-                    "inference_count": entry.inference_count,
-                    "execution_count": entry.execution_count,
-                    "inference_stats": durations,
-                }
-            )
-        return _sum_of(rows)
+        rows = _as_json(_parsed(pb.ModelStatisticsResponse, answer)).get("model_stats", ())
+        return _sum_of([{"inference_stats": {}, **row} for row in rows])
 
     def infer(self, request: InferRequest) -> InferResponse:
         return grpc_codec.decode_response(self._call("ModelInfer", grpc_codec.encode_request(request)))
 
     def stream(self, request: InferRequest) -> Iterator[InferResponse]:
-        request = InferRequest(
-            request.model,
-            request.inputs,
-            request.version,
-            request.id,
-            request.outputs,
-            {**request.parameters, grpc_codec.EMPTY_FINAL: True},
-        )
+        request = replace(request, parameters={**request.parameters, grpc_codec.EMPTY_FINAL: True})
         for data in self._messages("ModelStreamInfer", grpc_codec.encode_request(request)):
             response = grpc_codec.decode_stream_response(data)
             if isinstance(response, str):
@@ -404,7 +379,12 @@ def _parsed(kind: type[Any], data: bytes) -> Any:
         raise ForeignAnswer(f"the answer is no {kind.__name__}: {error}") from None
 
 
-_DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit")
+def _as_json(message: Any) -> dict[str, Any]:
+    """What *message* has in the names of the protocol's JSON; whole numbers of 64 bits are texts."""
+    from google.protobuf.json_format import MessageToDict  # which a request does not need
+
+    document: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True)
+    return document
 
 
 def _sum_of(rows: Any) -> Statistics:
