@@ -34,6 +34,7 @@ from pytriton_lite.core.request import (
     InferenceResponse,
     ParameterValue,
     PendingRequest,
+    only_response,
 )
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.core.timeline import CLIENT_GONE, Timeline
@@ -321,9 +322,7 @@ class SingleCall(Call):
         if not is_final:
             self.consumed(1)
             return
-        latest, self._latest = self._latest, None
-        if latest is None:
-            latest = InferenceError(ErrorCode.INTERNAL, "the request ended without a response")
+        latest, self._latest = only_response(self._latest), None
         if isinstance(latest, InferenceError):
             self._put(latest)
         else:
