@@ -222,18 +222,11 @@ def _steadiness(arguments: Arguments) -> Steadiness:
 
 
 def _data_options(arguments: Arguments) -> input_data.DataOptions:
-    shapes: dict[str, tuple[int, ...]] = {}
-    for text in arguments.value(_SHAPE):
-        name, colon, dims = text.rpartition(":")
-        try:
-            shape = tuple(int(dim) for dim in dims.split(",")) if dims else ()
-        except ValueError:
-            shape = (-1,)
-        if not colon or any(dim < 0 for dim in shape):
-            raise ClientError(f"--shape {text}: expected NAME:N,N with lengths from 0 on")
-        shapes[name] = shape
     return input_data.DataOptions(
-        arguments.value(_DATA), shapes, arguments.value(_STRING_LENGTH), arguments.value(_STRING_DATA)
+        arguments.value(_DATA),
+        command_line.shapes_of(arguments.value(_SHAPE)),
+        arguments.value(_STRING_LENGTH),
+        arguments.value(_STRING_DATA),
     )
 
 

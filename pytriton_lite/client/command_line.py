@@ -6,7 +6,7 @@ import functools
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pytriton_lite.client.errors import ClientError
 from pytriton_lite.client.target import Protocol, Target, parse_target
@@ -98,6 +98,21 @@ def target_of(arguments: Arguments) -> Target:
         key_file=arguments.value(KEY),
         headers=tuple(headers),
     )
+
+
+def shapes_of(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """Shapes by the names of inputs, of what ``--shape`` was given. Raises ClientError."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, colon, dims = text.rpartition(":")
+        try:
+            shape = tuple(int(dim) for dim in dims.split(",")) if dims else ()
+        except ValueError:
+            shape = (-1,)
+        if not colon or any(dim < 0 for dim in shape):
+            raise ClientError(f"--shape {text}: expected NAME:N,N with lengths from 0 on")
+        shapes[name] = shape
+    return shapes
 
 
 def reporting(run: Callable[[Arguments], int]) -> Callable[[Arguments], int]:

@@ -103,7 +103,7 @@ def _responses(client: Client, request: InferRequest, version: str) -> Iterator[
 
 def _inputs(arguments: Arguments, metadata: ModelMetadata, words: Sequence[str]) -> list[Tensor]:
     specs = {spec.name: spec for spec in metadata.inputs}
-    shapes = dict(map(_shape, arguments.value(_SHAPE)))
+    shapes = command_line.shapes_of(arguments.value(_SHAPE))
     given: dict[str, Tensor] = {}
     for name in shapes:
         if name not in specs:
@@ -122,17 +122,6 @@ def _inputs(arguments: Arguments, metadata: ModelMetadata, words: Sequence[str])
 
 def _names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
-
-
-def _shape(text: str) -> tuple[str, list[int]]:
-    name, colon, dims = text.rpartition(":")
-    try:
-        shape = [int(dim) for dim in dims.split(",")] if dims else []
-    except ValueError:
-        shape = [-1]
-    if not colon or any(dim < 0 for dim in shape):
-        raise ClientError(f"--shape {text}: expected NAME:N,N with lengths from 0 on")
-    return name, shape
 
 
 def _parameter(text: str) -> tuple[str, Parameter]:
