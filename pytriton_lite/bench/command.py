@@ -20,7 +20,7 @@ from pytriton_lite.bench.settings import Distribution, Level, Pace, Sequences, S
 from pytriton_lite.client import command_line
 from pytriton_lite.client.clients import Client, find_model, open_client
 from pytriton_lite.client.command_line import Progress
-from pytriton_lite.client.errors import ClientError, Refused
+from pytriton_lite.client.errors import ClientError, Refused, unwritable
 from pytriton_lite.client.messages import ModelMetadata, Parameter
 from pytriton_lite.client.target import Protocol, Target
 from pytriton_lite.commands import Arguments, Command, Words, own_option
@@ -510,18 +510,14 @@ def _check_writable(path: str) -> None:
         if not was_there:
             os.remove(os.path.realpath(path))
     except OSError as error:
-        raise _unwritable(path, error) from None
+        raise unwritable(path, error) from None
 
 
 def _save(path: str, text: str) -> None:
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise _unwritable(path, error) from None
-
-
-def _unwritable(path: str, error: OSError) -> ClientError:
-    return ClientError(f"cannot write {path}: {error.strerror or error}")
+        raise unwritable(path, error) from None
 
 
 def _write(

@@ -7,6 +7,11 @@ class ClientError(Exception):
     """Something that the user has to know; the text is one sentence and names what it is about."""
 
 
+def unwritable(path: str, error: OSError) -> ClientError:
+    """That there can be no results in a file."""
+    return ClientError(f"cannot write {path}: {error.strerror or error}")
+
+
 class Unreachable(ClientError):
     """No connection to the server, or one that broke."""
 

@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 
 from pytriton_lite.client.command_line import table
-from pytriton_lite.client.errors import ClientError
+from pytriton_lite.client.errors import ClientError, unwritable
 from pytriton_lite.client.messages import InferResponse, array_of, json_values, response_json
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.tensor import Tensor, format_shape
@@ -45,7 +45,7 @@ def open_writer(form: str, path: str | None, *, is_single: bool) -> Writer:
         try:
             stream = Path(path).open("w", encoding="utf-8")  # noqa: SIM115  # the writer closes it
         except OSError as error:
-            raise ClientError(f"cannot write {path}: {error.strerror or error}") from None
+            raise unwritable(path, error) from None
     if form == "table":
         return _Table(stream, is_single)
     return _Json(stream, is_indented=form == "json", is_single=is_single)
@@ -57,7 +57,7 @@ def _check_writable(path: str) -> None:
         with open(path, "ab"):
             pass
     except OSError as error:
-        raise ClientError(f"cannot write {path}: {error.strerror or error}") from None
+        raise unwritable(path, error) from None
 
 
 class _Stream:
@@ -155,7 +155,7 @@ class _Npz:
                 arrays: dict[str, Any] = self._arrays()
                 np.savez(file, **arrays)
         except OSError as error:
-            raise ClientError(f"cannot write {self._path}: {error.strerror or error}") from None
+            raise unwritable(self._path, error) from None
 
     def _arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         firsts = [responses[0] for _, responses in self._found if len(responses) == 1]
