@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
-from types import TracebackType
 
 from pytriton_lite.bench.calls import Plan
 from pytriton_lite.bench.orders import Failed, Order, Stop, Stopped, Window
@@ -61,9 +60,7 @@ class Fleet:
     def __enter__(self) -> Fleet:
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for sender in self._senders:
             sender.connection.close()  # all at once, so that they end together
         for sender in self._senders:

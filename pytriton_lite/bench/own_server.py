@@ -12,7 +12,6 @@ import threading
 from collections import deque
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 
 from pytriton_lite import owned_server
 from pytriton_lite.client.errors import ClientError
@@ -57,9 +56,7 @@ class OwnServer:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stack.close()
 
     def _copy_to(self, copy: Path) -> None:

@@ -12,7 +12,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pytriton_lite import logs
@@ -308,18 +307,14 @@ class Server:
     def __enter__(self: Self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._is_here:  # a process that was forked in the block leaves it, too, by sys.exit for instance
             self.stop()
 
     async def __aenter__(self: Self) -> Self:
         return await self.astart()
 
-    async def __aexit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         if self._is_here:
             await self.astop()
 

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 from pytriton_lite import owned_server
@@ -121,9 +120,7 @@ class RunningServer:
             raise AssertionError(f"the server has ended with status {self.process.returncode}:\n{self.log}")
         self._addresses = addresses
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def _read(self) -> None:
