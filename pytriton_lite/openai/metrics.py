@@ -120,7 +120,7 @@ class Counted:
         self._reasons.append(reason)
 
     def ended(self, usage: Usage | None, unfinished: int) -> None:
-        """All is over; *unfinished* choices are not whole: an error, or a client that has gone."""
+        """All is over; *unfinished* choices are not whole: an error, or a client that has gone. Once counts."""
         if not self._is_running:
             return
         self._is_running = False

@@ -53,8 +53,6 @@ async def ask_rows(exchange: Exchange, target: Target, asked: Asked, output: str
     """What the model says in the field *output* of the rows. Raises InferenceError and Disconnected."""
     counted = exchange.counted(target.name)
     counted.begun()
-    usage: Usage | None = None
-    unfinished = 1
     try:
         responses = await _answers(exchange, target, asked.requests)
         counted.wrote(0)
@@ -62,9 +60,9 @@ async def ask_rows(exchange: Exchange, target: Target, asked: Asked, output: str
         found = [row for part, count in zip(parts, asked.counts) for row in _rows(part, output, count)]
         usage = _usage(parts)
         counted.finished("stop")
-        unfinished = 0
+        counted.ended(usage, 0)
     finally:
-        counted.ended(usage, unfinished)
+        counted.ended(None, 1)  # unless it has
     return Found(found, usage)
 
 

@@ -93,20 +93,17 @@ async def _hear(exchange: Exchange, asked: _Asked) -> _Heard:
     """What the model says. Raises InferenceError and Disconnected."""
     counted = exchange.counted(asked.target.name)
     counted.begun()
-    usage: Usage | None = None
-    unfinished = 1
     try:
         # In no variable: an error that it has would have this frame, and so itself and the request.
         found = await while_connected(_begun(exchange, asked), exchange.receive)
         parts = [Outputs(response, asked.target.declared.outputs) for response in found]
         heard = _Heard.of(parts)
         counted.wrote(0)
-        usage = heard.usage
         counted.finished("stop")
-        unfinished = 0
+        counted.ended(heard.usage, 0)
         return heard
     finally:
-        counted.ended(usage, unfinished)
+        counted.ended(None, 1)  # unless it has
 
 
 def _begun(exchange: Exchange, asked: _Asked) -> AllResponses:
