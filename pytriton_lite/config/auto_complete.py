@@ -6,10 +6,10 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from pytriton_lite.config.errors import invalid
+from pytriton_lite.config.errors import invalid, raise_first
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.config.normalise import normalise
-from pytriton_lite.config.validate import validate_model
+from pytriton_lite.config.validate import broken_model
 from pytriton_lite.core import dtypes
 from pytriton_lite.proto import model_config_pb
 
@@ -40,7 +40,7 @@ def merge_completed(config: ModelConfig, completed: Mapping[str, Any]) -> ModelC
     if found.HasField("model_transaction_policy"):
         message.model_transaction_policy.decoupled = found.model_transaction_policy.decoupled
     normalise(message)
-    validate_model(message)
+    raise_first(broken_model(message))
     return ModelConfig.from_message(message)
 
 

@@ -18,7 +18,7 @@ from pytriton_lite.config.ensemble import EnsembleScheduling, EnsembleStep
 from pytriton_lite.config.errors import BrokenRule, invalid, raise_first
 from pytriton_lite.config.model_config import ModelConfig, TensorSpec
 from pytriton_lite.config.openai import check_openai
-from pytriton_lite.config.validate_tensors import validate_tensors
+from pytriton_lite.config.validate_tensors import broken_tensors
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.core.errors import BugError
 from pytriton_lite.core.tensor import format_shape
@@ -140,7 +140,7 @@ def check_ensemble_for_load(config: ModelConfig, *, model_dir: Path) -> ModelCon
     Raises InferenceError, the reason of a failed load.
     """
     raise_first(load_checks.broken_parameters(config.message))
-    validate_tensors(config.message)
+    raise_first(broken_tensors(config.message))
     labels = load_checks.read_labels(config.message, model_dir)
     raise_first(load_checks.broken_metric_tags(config.message))
     return replace(config, labels=labels, chat_template=check_openai(config.message, model_dir))

@@ -37,7 +37,7 @@ from pytriton_lite.config.regular_file import read_regular_file
 from pytriton_lite.config.sequence_state import SequenceState, initial_states, repeated_states, states_from_message
 from pytriton_lite.config.text import parse_model_config
 from pytriton_lite.config.validate import broken_model
-from pytriton_lite.config.validate_tensors import broken_tensors, validate_tensors
+from pytriton_lite.config.validate_tensors import broken_tensors
 from pytriton_lite.config.warm_up import WarmUpSample, samples_from_message
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.dtypes import DataType
@@ -471,7 +471,7 @@ def check_for_load(
     Raises InferenceError, the reason of a failed load.
     """
     config = resolve_for_load(config, model_dir=model_dir, gpu_ids=gpu_ids, backends=backends)
-    validate_tensors(config.message)
+    raise_first(broken_tensors(config.message))
     raise_first(broken_batch_tensors(config.message))
     labels = load_checks.read_labels(config.message, model_dir)
     raise_first(load_checks.broken_batching_library(config.message))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pytriton_lite.config.complete import ENSEMBLE, PLATFORMS
-from pytriton_lite.config.errors import BrokenRule, invalid, raise_first
+from pytriton_lite.config.errors import BrokenRule, invalid
 from pytriton_lite.config.preferred import broken_preferred_sizes
 from pytriton_lite.config.unknown_numbers import broken_enums
 from pytriton_lite.config.validate_ensemble import broken_ensemble
@@ -17,16 +17,8 @@ from pytriton_lite.config.validate_sequence import broken_sequence_batching
 from pytriton_lite.proto import model_config_pb
 
 
-def validate_model(message: model_config_pb.ModelConfig) -> None:
-    """Check a completed and normalised *message*.
-
-    Raises BrokenRule, with INVALID_ARG; while polling, the caller turns that into a `PollError`.
-    """
-    raise_first(broken_model(message))
-
-
 def broken_model(message: model_config_pb.ModelConfig) -> Iterator[BrokenRule]:
-    """Rules 1 to 10, and ours."""
+    """What is wrong with a completed and normalised *message*: rules 1 to 10, and ours."""
     yield from _broken_identity(message)
     if message.HasField("dynamic_batching"):
         yield from _broken_dynamic_batching(message.dynamic_batching, message.max_batch_size, message.name)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from pytriton_lite.config.errors import BrokenRule, invalid, raise_first
+from pytriton_lite.config.errors import BrokenRule, invalid
 from pytriton_lite.core.tensor import MAX_DIMENSIONS, element_count
 from pytriton_lite.proto import model_config_pb
 
@@ -17,30 +18,17 @@ _MOST_ELEMENTS = (1 << 63) - 1
 _Tensor = model_config_pb.ModelInput | model_config_pb.ModelOutput
 
 
-def validate_tensors(message: model_config_pb.ModelConfig) -> None:
-    """Raises BrokenRule, with INVALID_ARG, for the first rule that is broken."""
-    raise_first(broken_tensors(message))
-
-
 def broken_tensors(message: model_config_pb.ModelConfig) -> Iterator[BrokenRule]:
     """What is wrong with all inputs, then all outputs, then batch I/O; of each tensor the first thing."""
     for at, tensor in enumerate(message.input):
-        broken = _first(_broken_input(tensor, f"input[{at}]", message))
-        if broken is not None:
-            yield broken
+        yield from islice(_broken_input(tensor, f"input[{at}]", message), 1)
     for at, output in enumerate(message.output):
-        broken = _first(_broken_output(output, f"output[{at}]", message))
-        if broken is not None:
-            yield broken
+        yield from islice(_broken_output(output, f"output[{at}]", message), 1)
     yield from _broken_batch_inputs(message)
     yield from _broken_batch_outputs(message)
     # Triton loads a model whose tensors share a name, and nobody can ever call it (section 7).
     yield from _broken_names("input", message.input, message.name)
     yield from _broken_names("output", message.output, message.name)
-
-
-def _first(broken: Iterator[BrokenRule]) -> BrokenRule | None:
-    return next(broken, None)
 
 
 def _broken_input(

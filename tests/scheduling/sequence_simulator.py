@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from scheduling_simulator import MS, go_away, name_of
 
+from pytriton_lite.config.errors import raise_first
 from pytriton_lite.config.model_config import ModelConfig, SequenceBatching, parse_model_config
 from pytriton_lite.config.normalise import normalise
-from pytriton_lite.config.validate import validate_model
+from pytriton_lite.config.validate import broken_model
 from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import SEQUENCE_END, SEQUENCE_START, InferenceRequest
@@ -47,7 +48,7 @@ def config(sequence_batching: str = "", *, max_batch_size: int = 4) -> ModelConf
         source="config.pbtxt",
     )
     normalise(message)
-    validate_model(message)
+    raise_first(broken_model(message))
     return ModelConfig.from_message(message)
 
 
