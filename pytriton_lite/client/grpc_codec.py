@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from pytriton_lite.client.errors import ForeignAnswer
 from pytriton_lite.client.messages import InferRequest, InferResponse, ModelMetadata, Parameter, TensorSpec, make_tensor
 from pytriton_lite.core import dtypes
@@ -92,8 +94,6 @@ def _response(message: pb.ModelInferResponse) -> InferResponse:
 
 
 def _typed(output: Any, datatype: dtypes.DataType, shape: tuple[int, ...]) -> Tensor:
-    import numpy as np
-
     values = list(getattr(output.contents, _TYPED.get(datatype.name, "bytes_contents")))
     array = np.empty(len(values), dtype=object)
     array[:] = values

@@ -124,28 +124,25 @@ class GrpcWire:
         out, self._out = self._out, []
         return out[0] if len(out) == 1 else b"".join(out)
 
-    def call(self, path: str, message: bytes | None = None, *, ends: bool = True) -> int:
-        """Begin a call with its first *message*, None for none yet, and the end of the client's side if it *ends*."""
+    def call(self, path: str, message: bytes, *, ends: bool = True) -> int:
+        """Begin a call with its first *message*, and the end of the client's side if it *ends*."""
         stream = self._next_stream
         self._next_stream += 2
         self._calls[stream] = call = _Call(self._initial_window)
         block = self._header_block(path)
         self._out.append(_frame_head(0, len(block), _HEADERS, _END_HEADERS, stream) + block)
-        if message is not None:
-            call.ends = ends
-            length = len(message) + 5
-            if length <= self._max_frame and length <= self._window and length <= call.window:
-                self._window -= length
-                call.window -= length
-                flags = _END_STREAM if ends else 0
-                self._out.append(
-                    _frame_head(length >> 16, length & 0xFFFF, _DATA, flags, stream)
-                    + _prefix(0, len(message))
-                    + message
-                )
-            else:
-                self._queue(call, message)
-                self._flush(stream, call)
+        call.ends = ends
+        length = len(message) + 5
+        if length <= self._max_frame and length <= self._window and length <= call.window:
+            self._window -= length
+            call.window -= length
+            flags = _END_STREAM if ends else 0
+            self._out.append(
+                _frame_head(length >> 16, length & 0xFFFF, _DATA, flags, stream) + _prefix(0, len(message)) + message
+            )
+        else:
+            self._queue(call, message)
+            self._flush(stream, call)
         return stream
 
     def send(self, stream: int, message: bytes) -> None:
