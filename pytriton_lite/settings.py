@@ -1538,10 +1538,7 @@ class Settings:
 
     def backend_value(self, backend: str, key: str) -> str | None:
         """The last value given for *key* of *backend*; None if there is none."""
-        for setting in reversed(self.backend_config):
-            if setting.backend == backend and setting.key == key:
-                return setting.value
-        return None
+        return self.backend_settings.get(backend, {}).get(key)
 
 
 HONOURED_BACKEND_KEYS = frozenset(
