@@ -10,15 +10,8 @@ class PyTritonError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
-        self._message = message
-
-    def __str__(self) -> str:
-        return self._message
-
-    @property
-    def message(self) -> str:
+        self.message = message
         """What is wrong."""
-        return self._message
 
 
 class PyTritonValidationError(PyTritonError):
