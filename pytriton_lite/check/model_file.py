@@ -59,7 +59,7 @@ def _examine(tree: ast.Module, path: Path) -> ModelFile:
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == _CLASS]
     if classes:
         return ModelFile((), completes=_may_complete(classes[-1], tree))
-    if _CLASS in _bound_names(tree) or _writes_names(tree):
+    if _CLASS in _bindings(tree) or _writes_names(tree):
         return ModelFile((), completes=True)
     text = f"AttributeError: module '{path.parent.name}.{path.stem}' has no attribute '{_CLASS}'"
     near = next((node for node in tree.body if isinstance(node, ast.ClassDef)), None)
@@ -70,8 +70,7 @@ def _examine(tree: ast.Module, path: Path) -> ModelFile:
 
 def _may_complete(node: ast.ClassDef, tree: ast.Module) -> bool:
     """Whether the class has the method, or may have it from elsewhere."""
-    plain = {"object"}
-    is_plain = all(isinstance(base, ast.Name) and base.id in plain for base in node.bases)
+    is_plain = all(isinstance(base, ast.Name) and base.id == "object" for base in node.bases)
     if not is_plain or node.keywords or node.decorator_list or _writes_names(tree):
         return True
     # Also assigned later, in whatever way: the name is not an ordinary word.
@@ -86,12 +85,8 @@ def _name_of(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else ""
 
 
-def _bound_names(tree: ast.Module) -> set[str]:
-    """Names that the module may have when it has been run: classes, functions, assignments, imports, at any depth."""
-    return set(_bindings(tree))
-
-
 def _bindings(tree: ast.Module) -> Iterator[str]:
+    """Names that the module may have when it has been run: classes, functions, assignments, imports, at any depth."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             for alias in node.names:
