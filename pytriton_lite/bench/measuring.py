@@ -226,7 +226,7 @@ def measure(
     *processes* is None for as many as are needed: one, and twice as many as long as they are at their limit.
     Raises ClientError.
     """
-    most = _most_processes(level, traffic) if processes is None else min(processes, _most_connections(level, traffic))
+    most = min(usable_cores() if processes is None else processes, _most_connections(level, traffic))
     number = 1 if processes is None else most
     best: Result | None = None
     while True:
@@ -288,7 +288,3 @@ def _most_connections(level: Level, traffic: Traffic) -> int:
     if level.pace is Pace.CONCURRENCY:
         return max(1, round(level.value))
     return max(1, traffic.sequences.count if traffic.sequences is not None else traffic.max_connections)
-
-
-def _most_processes(level: Level, traffic: Traffic) -> int:
-    return min(usable_cores(), _most_connections(level, traffic))
