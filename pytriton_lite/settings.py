@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pytriton_lite import doors
 from pytriton_lite.core.cpu_count import cpu_count
@@ -32,6 +32,8 @@ from pytriton_lite.frontends.restriction import CATEGORIES, RestrictedGroup, che
 from pytriton_lite.frontends.tls import TlsOptions
 from pytriton_lite.remote.url import RemoteUrl, is_remote, parse_remote_url
 from pytriton_lite.scheduling.rate_limit import ResourceSize
+
+Value = TypeVar("Value")
 
 ENVIRONMENT_PREFIX = "PYTRITON_LITE_"
 
@@ -401,12 +403,13 @@ class Declaration:
     """What to write in its place, for a deprecated option that has a field of its own."""
 
 
-def _option(group: Group, kind: Kind, help: str, **more: Any) -> Mapping[str, Declaration]:
-    return {"option": Declaration(group, kind, help, **more)}
+def _option(group: Group, kind: Kind, help: str, *, default: Value, repr: bool = True, **more: Any) -> Value:
+    """A field of `Settings`, as `dataclasses.field`; *more* is for its `Declaration`."""
+    return field(default=default, repr=repr, metadata={"option": Declaration(group, kind, help, **more)})
 
 
-def _unused(group: Group, kind: Kind, help: str, note: str, **more: Any) -> Mapping[str, Declaration]:
-    return {"option": Declaration(group, kind, help, Standing.NO_EFFECT, note, **more)}
+def _unused(group: Group, kind: Kind, help: str, note: str, *, default: Value, **more: Any) -> Value:
+    return _option(group, kind, help, default=default, standing=Standing.NO_EFFECT, note=note, **more)
 
 
 # Why an option changes nothing here, where several share the reason.
@@ -423,950 +426,755 @@ class Settings:
     Raises UsageError with Triton's texts (CLI spec, section 1). Values, not texts, are expected: see each field's kind.
     """
 
-    id: str = field(default="triton", metadata=_option(Group.SERVER, TEXT, "Name of this server in its metadata."))
-    exit_timeout_secs: int = field(
+    id: str = _option(Group.SERVER, TEXT, "Name of this server in its metadata.", default="triton")
+    exit_timeout_secs: int = _option(
+        Group.SERVER,
+        COUNT,
+        "Seconds that a shutdown may take in all: closing connections, finishing requests, unloading models.",
         default=30,
-        metadata=_option(
-            Group.SERVER,
-            COUNT,
-            "Seconds that a shutdown may take in all: closing connections, finishing requests, unloading models.",
-        ),
     )
-    max_receiving_bytes: int | None = field(
+    max_receiving_bytes: int | None = _option(
+        Group.SERVER,
+        BYTE_SIZE,
+        "Bytes of requests that have begun to come in and are not yet whole, over all connections; what would go over it "
+        "is refused as --overload-status says. 0 is no limit.",
         default=None,
-        metadata=_option(
-            Group.SERVER,
-            BYTE_SIZE,
-            "Bytes of requests that have begun to come in and are not yet whole, over all connections; what would go over it "
-            "is refused as --overload-status says. 0 is no limit.",
-            shown_default="a quarter of the memory that the server may use",
-        ),
+        shown_default="a quarter of the memory that the server may use",
     )
-    max_unread_bytes: int | None = field(
+    max_unread_bytes: int | None = _option(
+        Group.SERVER,
+        BYTE_SIZE,
+        "Bytes of answers that clients may leave unread, over all connections. Above it connections are closed, first "
+        "those whose answers would take longest to be read at the rate of the last second. Not with "
+        "--grpc-transport=grpcio. 0 is no limit.",
         default=None,
-        metadata=_option(
-            Group.SERVER,
-            BYTE_SIZE,
-            "Bytes of answers that clients may leave unread, over all connections. Above it connections are closed, first "
-            "those whose answers would take longest to be read at the rate of the last second. Not with "
-            "--grpc-transport=grpcio. 0 is no limit.",
-            shown_default="a quarter of the memory that the server may use",
-        ),
+        shown_default="a quarter of the memory that the server may use",
     )
-    max_unanswered_requests: int | None = field(
+    max_unanswered_requests: int | None = _option(
+        Group.SERVER,
+        COUNT,
+        "Inference requests that may have been accepted and not yet answered, of all models; one more is refused as "
+        "--overload-status says. 0 is no limit. A model has half of it, or what its configuration says.",
         default=None,
-        metadata=_option(
-            Group.SERVER,
-            COUNT,
-            "Inference requests that may have been accepted and not yet answered, of all models; one more is refused as "
-            "--overload-status says. 0 is no limit. A model has half of it, or what its configuration says.",
-            shown_default="one for each 16 KiB of --max-unanswered-bytes",
-        ),
+        shown_default="one for each 16 KiB of --max-unanswered-bytes",
     )
-    max_unanswered_bytes: int | None = field(
+    max_unanswered_bytes: int | None = _option(
+        Group.SERVER,
+        BYTE_SIZE,
+        "Bytes of the inputs, parameters and ids of these requests. 0 is no limit. A model has half of it, or what its "
+        "configuration says.",
         default=None,
-        metadata=_option(
-            Group.SERVER,
-            BYTE_SIZE,
-            "Bytes of the inputs, parameters and ids of these requests. 0 is no limit. A model has half of it, or what its "
-            "configuration says.",
-            shown_default="a quarter of the memory that the server may use",
-        ),
+        shown_default="a quarter of the memory that the server may use",
     )
-    overload_status: OverloadStatus = field(
+    overload_status: OverloadStatus = _option(
+        Group.SERVER,
+        _choice("overload-status", OverloadStatus),
+        "Status of what is refused because too much waits: 503 and UNAVAILABLE, or 429 and RESOURCE_EXHAUSTED.",
         default=OverloadStatus.UNAVAILABLE,
-        metadata=_option(
-            Group.SERVER,
-            _choice("overload-status", OverloadStatus),
-            "Status of what is refused because too much waits: 503 and UNAVAILABLE, or 429 and RESOURCE_EXHAUSTED.",
-        ),
     )
-    drain_delay_secs: int = field(
+    drain_delay_secs: int = _option(
+        Group.SERVER,
+        COUNT,
+        "Seconds of a shutdown in which the server says that it is not ready and serves everything that comes, so that "
+        "balancers can take it out of their lists before it stops to listen. Part of --exit-timeout-secs.",
         default=0,
-        metadata=_option(
-            Group.SERVER,
-            COUNT,
-            "Seconds of a shutdown in which the server says that it is not ready and serves everything that comes, so that "
-            "balancers can take it out of their lists before it stops to listen. Part of --exit-timeout-secs.",
-        ),
     )
-    accept_before_load: bool = field(
+    accept_before_load: bool = _option(
+        Group.SERVER,
+        BOOL,
+        "Accept connections while the models of the start are still loading: the server is live then, not ready, and "
+        "serves what is loaded. If false, ports are taken at once, and refuse connections until all is loaded.",
         default=False,
-        metadata=_option(
-            Group.SERVER,
-            BOOL,
-            "Accept connections while the models of the start are still loading: the server is live then, not ready, and "
-            "serves what is loaded. If false, ports are taken at once, and refuse connections until all is loaded.",
-        ),
     )
 
-    frontends: int = field(
+    frontends: int = _option(
+        Group.SERVER,
+        Kind("<integer>|auto", _parse_front_ends),
+        "Processes that accept HTTP and gRPC before the engine, for machines with many cores; 0 is none: everything is in "
+        "one process. auto is a quarter of the cores, at most 8, and 0 below 8 cores.",
         default=0,
-        metadata=_option(
-            Group.SERVER,
-            Kind("<integer>|auto", _parse_front_ends),
-            "Processes that accept HTTP and gRPC before the engine, for machines with many cores; 0 is none: everything is in "
-            "one process. auto is a quarter of the cores, at most 8, and 0 below 8 cores.",
-        ),
     )
-    busy_poll_us: int = field(
+    busy_poll_us: int = _option(
+        Group.SERVER,
+        _integer(0, 1_000_000),
+        "Microseconds for which the server and workers that have just had something to do look for more before they sleep. "
+        "Few callers are answered sooner; it takes a core for each of these processes meanwhile. 0 is never.",
         default=0,
-        metadata=_option(
-            Group.SERVER,
-            _integer(0, 1_000_000),
-            "Microseconds for which the server and workers that have just had something to do look for more before they sleep. "
-            "Few callers are answered sooner; it takes a core for each of these processes meanwhile. 0 is never.",
-        ),
     )
-    execution_timeout_secs: float = field(
+    execution_timeout_secs: float = _option(
+        Group.SERVER,
+        Kind("<number>", _parse_interval),
+        "Seconds that an execution may take; over it, its requests end with an error, the worker's stacks are logged, and "
+        "the worker is replaced. 0 is no limit. EXECUTION_TIMEOUT_SECONDS of a model goes before it.",
         default=0.0,
-        metadata=_option(
-            Group.SERVER,
-            Kind("<number>", _parse_interval),
-            "Seconds that an execution may take; over it, its requests end with an error, the worker's stacks are logged, and "
-            "the worker is replaced. 0 is no limit. EXECUTION_TIMEOUT_SECONDS of a model goes before it.",
-        ),
     )
-    slow_execution_warning_secs: float = field(
+    slow_execution_warning_secs: float = _option(
+        Group.SERVER,
+        Kind("<number>", _parse_interval),
+        "Seconds after which the stacks of a worker are logged whose execution has not come to its end, and again "
+        "whenever it has taken twice as long. 0 is never.",
         default=30.0,
-        metadata=_option(
-            Group.SERVER,
-            Kind("<number>", _parse_interval),
-            "Seconds after which the stacks of a worker are logged whose execution has not come to its end, and again "
-            "whenever it has taken twice as long. 0 is never.",
-        ),
     )
 
-    log_verbose: int = field(
+    log_verbose: int = _option(
+        Group.LOGGING,
+        Kind("<integer>", _parse_verbosity),
+        "Verbosity: 0 (or false) is off, 1 (or true) and up is on.",
         default=0,
-        metadata=_option(
-            Group.LOGGING,
-            Kind("<integer>", _parse_verbosity),
-            "Verbosity: 0 (or false) is off, 1 (or true) and up is on.",
-        ),
     )
-    log_info: bool = field(default=True, metadata=_option(Group.LOGGING, BOOL, "Write lines of severity info."))
-    log_warning: bool = field(default=True, metadata=_option(Group.LOGGING, BOOL, "Write lines of severity warning."))
-    log_error: bool = field(default=True, metadata=_option(Group.LOGGING, BOOL, "Write lines of severity error."))
-    log_format: LogFormat = field(
+    log_info: bool = _option(Group.LOGGING, BOOL, "Write lines of severity info.", default=True)
+    log_warning: bool = _option(Group.LOGGING, BOOL, "Write lines of severity warning.", default=True)
+    log_error: bool = _option(Group.LOGGING, BOOL, "Write lines of severity error.", default=True)
+    log_format: LogFormat = _option(
+        Group.LOGGING,
+        _choice("log-format", LogFormat),
+        'How lines begin. default: "LMMDD hh:mm:ss.ssssss", ISO8601: "YYYY-MM-DDThh:mm:ssZ L", both in UTC and with '
+        "L the severity's letter; json: one object per line.",
         default=LogFormat.DEFAULT,
-        metadata=_option(
-            Group.LOGGING,
-            _choice("log-format", LogFormat),
-            'How lines begin. default: "LMMDD hh:mm:ss.ssssss", ISO8601: "YYYY-MM-DDThh:mm:ssZ L", both in UTC and with '
-            "L the severity's letter; json: one object per line.",
-        ),
     )
-    log_file: Path | None = field(
+    log_file: Path | None = _option(
+        Group.LOGGING,
+        PATH,
+        "File to which lines are appended. Without it they go to stderr. SIGHUP has it opened anew, for log rotation.",
         default=None,
-        metadata=_option(
-            Group.LOGGING,
-            PATH,
-            "File to which lines are appended. Without it they go to stderr. SIGHUP has it opened anew, for log rotation.",
-        ),
     )
-    access_log: bool = field(
+    access_log: bool = _option(
+        Group.LOGGING,
+        BOOL,
+        "Write one line for each inference request: its model, instance, ids, status, bytes and times. It is written in "
+        "the log's format, whatever severities are on.",
         default=False,
-        metadata=_option(
-            Group.LOGGING,
-            BOOL,
-            "Write one line for each inference request: its model, instance, ids, status, bytes and times. It is written in "
-            "the log's format, whatever severities are on.",
-        ),
     )
-    access_log_file: Path | None = field(
+    access_log_file: Path | None = _option(
+        Group.LOGGING,
+        PATH,
+        "File to which these lines are appended, instead of the log; the same as --access-log with a place of its own. "
+        "SIGHUP has it opened anew.",
         default=None,
-        metadata=_option(
-            Group.LOGGING,
-            PATH,
-            "File to which these lines are appended, instead of the log; the same as --access-log with a place of its own. "
-            "SIGHUP has it opened anew.",
-        ),
     )
 
-    model_repository: tuple[Path | RemoteUrl, ...] = field(
+    model_repository: tuple[Path | RemoteUrl, ...] = _option(
+        Group.REPOSITORY,
+        Kind("<path>", _parse_repository),
+        "Directory of models; the same as a REPOSITORY argument. A model that is found in two of them is unavailable. "
+        "Or s3://bucket/path, s3://host:port/bucket/path, gs://bucket/path, as://account/container/path, "
+        "https://host/path, hf://owner/name, or an archive on a web server; see --remote-cache-directory.",
         default=(),
-        metadata=_option(
-            Group.REPOSITORY,
-            Kind("<path>", _parse_repository),
-            "Directory of models; the same as a REPOSITORY argument. A model that is found in two of them is unavailable. "
-            "Or s3://bucket/path, s3://host:port/bucket/path, gs://bucket/path, as://account/container/path, "
-            "https://host/path, hf://owner/name, or an archive on a web server; see --remote-cache-directory.",
-            repeatable=True,
-            aliases=(
-                Alias(
-                    "model-store",
-                    Kind("<path>", _parse_repository),
-                    "The same as --model-repository.",
-                    Group.REPOSITORY,
-                ),
+        repeatable=True,
+        aliases=(
+            Alias(
+                "model-store",
+                Kind("<path>", _parse_repository),
+                "The same as --model-repository.",
+                Group.REPOSITORY,
             ),
         ),
     )
-    remote_cache_directory: Path | None = field(
+    remote_cache_directory: Path | None = _option(
+        Group.REPOSITORY,
+        PATH,
+        "Directory that keeps the files of remote repositories, for this server and others.",
         default=None,
-        metadata=_option(
-            Group.REPOSITORY,
-            PATH,
-            "Directory that keeps the files of remote repositories, for this server and others.",
-            shown_default="pytriton-lite/repositories in $XDG_CACHE_HOME or ~/.cache",
-        ),
+        shown_default="pytriton-lite/repositories in $XDG_CACHE_HOME or ~/.cache",
     )
-    exit_on_error: bool = field(
-        default=True,
-        metadata=_option(
-            Group.REPOSITORY, BOOL, "Exit when a start-up model does not load. If false, serve the others."
-        ),
+    exit_on_error: bool = _option(
+        Group.REPOSITORY, BOOL, "Exit when a start-up model does not load. If false, serve the others.", default=True
     )
-    disable_auto_complete_config: bool = field(
+    disable_auto_complete_config: bool = _option(
+        Group.REPOSITORY,
+        SWITCH,
+        "Require a complete config.pbtxt of every model; derive no missing field.",
         default=False,
-        metadata=_option(
-            Group.REPOSITORY,
-            SWITCH,
-            "Require a complete config.pbtxt of every model; derive no missing field.",
-            aliases=(
-                Alias(
-                    "strict-model-config",
-                    BOOL,
-                    "If true, the same as --disable-auto-complete-config.",
-                    Group.DEPRECATED,
-                    is_deprecated=True,
-                ),
+        aliases=(
+            Alias(
+                "strict-model-config",
+                BOOL,
+                "If true, the same as --disable-auto-complete-config.",
+                Group.DEPRECATED,
+                is_deprecated=True,
             ),
         ),
     )
-    strict_readiness: bool = field(
+    strict_readiness: bool = _option(
+        Group.REPOSITORY,
+        BOOL,
+        "If true, the server is ready when it answers and all its models are ready. If false, when it answers.",
         default=True,
-        metadata=_option(
-            Group.REPOSITORY,
-            BOOL,
-            "If true, the server is ready when it answers and all its models are ready. If false, when it answers.",
-        ),
     )
-    model_control_mode: ModelControlMode = field(
+    model_control_mode: ModelControlMode = _option(
+        Group.REPOSITORY,
+        _choice("model-control-mode", ModelControlMode),
+        "What is loaded: none, every model at the start, and no more; poll, every model, and what changes in the "
+        "repositories; explicit, what --load-model names, then what the model control API asks for.",
         default=ModelControlMode.NONE,
-        metadata=_option(
-            Group.REPOSITORY,
-            _choice("model-control-mode", ModelControlMode),
-            "What is loaded: none, every model at the start, and no more; poll, every model, and what changes in the "
-            "repositories; explicit, what --load-model names, then what the model control API asks for.",
-        ),
     )
-    watch: bool = field(
+    watch: bool = _option(
+        Group.REPOSITORY,
+        SWITCH,
+        "For development: load a model anew as soon as its files have changed, and follow in mode none what is added and "
+        "removed, too. What served before goes on when that fails.",
         default=False,
-        metadata=_option(
-            Group.REPOSITORY,
-            SWITCH,
-            "For development: load a model anew as soon as its files have changed, and follow in mode none what is added and "
-            "removed, too. What served before goes on when that fails.",
-        ),
     )
-    repository_poll_secs: int = field(
+    repository_poll_secs: int = _option(
+        Group.REPOSITORY,
+        COUNT,
+        "Seconds between two looks at the repositories in mode poll; 0 is never again.",
         default=15,
-        metadata=_option(
-            Group.REPOSITORY, COUNT, "Seconds between two looks at the repositories in mode poll; 0 is never again."
-        ),
     )
-    load_model: tuple[str, ...] = field(
+    load_model: tuple[str, ...] = _option(
+        Group.REPOSITORY,
+        TEXT,
+        "Model to load at start in mode explicit; * alone is all of them.",
         default=(),
-        metadata=_option(
-            Group.REPOSITORY, TEXT, "Model to load at start in mode explicit; * alone is all of them.", repeatable=True
-        ),
+        repeatable=True,
     )
-    model_config_name: str = field(
+    model_config_name: str = _option(
+        Group.REPOSITORY,
+        Kind("<string>", _parse_config_name),
+        "Use configs/<string>.pbtxt in a model's directory, where there is one, instead of config.pbtxt.",
         default="",
-        metadata=_option(
-            Group.REPOSITORY,
-            Kind("<string>", _parse_config_name),
-            "Use configs/<string>.pbtxt in a model's directory, where there is one, instead of config.pbtxt.",
-        ),
     )
-    model_load_thread_count: int = field(
+    model_load_thread_count: int = _option(
+        Group.REPOSITORY,
+        Kind("<integer>", _parse_thread_count),
+        "How many versions of models load at a time, at least 1.",
         default=4,
-        metadata=_option(
-            Group.REPOSITORY,
-            Kind("<integer>", _parse_thread_count),
-            "How many versions of models load at a time, at least 1.",
-        ),
     )
-    model_load_retry_count: int = field(
-        default=0,
-        metadata=_option(Group.REPOSITORY, COUNT, "How often a version that does not load is tried again."),
+    model_load_retry_count: int = _option(
+        Group.REPOSITORY, COUNT, "How often a version that does not load is tried again.", default=0
     )
-    model_namespacing: bool = field(
+    model_namespacing: bool = _option(
+        Group.REPOSITORY,
+        BOOL,
+        "Let several repositories have models of the same name. Clients reach only those whose name is unique.",
         default=False,
-        metadata=_option(
-            Group.REPOSITORY,
-            BOOL,
-            "Let several repositories have models of the same name. Clients reach only those whose name is unique.",
-        ),
     )
-    enable_peer_access: bool = field(
+    enable_peer_access: bool = _unused(
+        Group.REPOSITORY,
+        BOOL,
+        "Direct access of one GPU to another.",
+        "that is left to the models' own libraries",
         default=True,
-        metadata=_unused(
-            Group.REPOSITORY, BOOL, "Direct access of one GPU to another.", "that is left to the models' own libraries"
-        ),
     )
 
-    allow_http: bool = field(default=True, metadata=_option(Group.HTTP, BOOL, "Serve HTTP."))
-    http_address: str = field(
+    allow_http: bool = _option(Group.HTTP, BOOL, "Serve HTTP.", default=True)
+    http_address: str = _option(
+        Group.HTTP,
+        ADDRESS,
+        "Address that HTTP listens on; ::1 or ipv6:[::1] too, or unix:<path> of a Unix socket.",
         default="0.0.0.0",
-        metadata=_option(
-            Group.HTTP, ADDRESS, "Address that HTTP listens on; ::1 or ipv6:[::1] too, or unix:<path> of a Unix socket."
-        ),
     )
-    http_port: int = field(
-        default=8000, metadata=_option(Group.HTTP, PORT, "Port that HTTP listens on; 0 picks a free one and prints it.")
+    http_port: int = _option(
+        Group.HTTP, PORT, "Port that HTTP listens on; 0 picks a free one and prints it.", default=8000
     )
-    reuse_http_port: bool = field(
-        default=False, metadata=_option(Group.HTTP, BOOL, "Let several servers that all say so listen on this port.")
+    reuse_http_port: bool = _option(
+        Group.HTTP, BOOL, "Let several servers that all say so listen on this port.", default=False
     )
-    http_header_forward_pattern: str = field(
+    http_header_forward_pattern: str = _option(
+        Group.HTTP,
+        PATTERN,
+        "Headers of infer requests whose name this finds anywhere become parameters of the request. It ignores case "
+        "unless it begins with (?-i).",
         default="",
-        metadata=_option(
-            Group.HTTP,
-            PATTERN,
-            "Headers of infer requests whose name this finds anywhere become parameters of the request. It ignores case "
-            "unless it begins with (?-i).",
+    )
+    http_thread_count: int = _unused(Group.HTTP, COUNT, "Threads that handle HTTP requests.", _ONE_LOOP, default=8)
+    http_restricted_api: tuple[RestrictedGroup, ...] = _option(
+        Group.HTTP,
+        Kind(
+            "<api>,...:<header>=<value>",
+            lambda text: parse_group(text, flag="http-restricted-api", feature="api"),
         ),
-    )
-    http_thread_count: int = field(
-        default=8, metadata=_unused(Group.HTTP, COUNT, "Threads that handle HTTP requests.", _ONE_LOOP)
-    )
-    http_restricted_api: tuple[RestrictedGroup, ...] = field(
+        f"Answer requests to these APIs only where the header has the value. APIs: {_CATEGORIES}.",
         default=(),
-        metadata=_option(
-            Group.HTTP,
-            Kind(
-                "<api>,...:<header>=<value>",
-                lambda text: parse_group(text, flag="http-restricted-api", feature="api"),
-            ),
-            f"Answer requests to these APIs only where the header has the value. APIs: {_CATEGORIES}.",
-            repeatable=True,
-        ),
+        repeatable=True,
     )
-    http_max_input_size: int = field(
+    http_max_input_size: int = _option(
+        Group.HTTP,
+        Kind("<integer>", _parse_positive_size),
+        "Bytes that the JSON of a request, or a decompressed or raw body, may have.",
         default=64 << 20,
-        metadata=_option(
-            Group.HTTP,
-            Kind("<integer>", _parse_positive_size),
-            "Bytes that the JSON of a request, or a decompressed or raw body, may have.",
-        ),
     )
-    http_max_compression_ratio: int = field(
+    http_max_compression_ratio: int = _option(
+        Group.HTTP,
+        _integer(low=0),
+        "How many times its own size a compressed body may expand to, above 16 MiB; 0 is any.",
         default=100,
-        metadata=_option(
-            Group.HTTP,
-            _integer(low=0),
-            "How many times its own size a compressed body may expand to, above 16 MiB; 0 is any.",
-        ),
     )
-    http_stall_timeout_secs: int = field(
+    http_stall_timeout_secs: int = _option(
+        Group.HTTP,
+        _integer(low=0),
+        "Seconds in which a client has to send 1 KiB of the body that it owes, or to read 1 KiB of the answers that it has "
+        "got; then the connection is closed. 0 is no limit. Of metrics, too.",
         default=60,
-        metadata=_option(
-            Group.HTTP,
-            _integer(low=0),
-            "Seconds in which a client has to send 1 KiB of the body that it owes, or to read 1 KiB of the answers that it has "
-            "got; then the connection is closed. 0 is no limit. Of metrics, too.",
-        ),
     )
 
-    http_max_header_size: int = field(
+    http_max_header_size: int = _option(
+        Group.HTTP,
+        _integer(low=1024),
+        "Bytes that the request line and the headers of a request may have together. Of metrics, too.",
         default=64 << 10,
-        metadata=_option(
-            Group.HTTP,
-            _integer(low=1024),
-            "Bytes that the request line and the headers of a request may have together. Of metrics, too.",
-        ),
     )
-    http_header_timeout_secs: int = field(
+    http_header_timeout_secs: int = _option(
+        Group.HTTP,
+        _integer(low=1),
+        "Seconds that a request line and its headers may take to come; then the connection is closed. Of metrics, too.",
         default=60,
-        metadata=_option(
-            Group.HTTP,
-            _integer(low=1),
-            "Seconds that a request line and its headers may take to come; then the connection is closed. Of metrics, too.",
-        ),
     )
-    http_idle_timeout_secs: int = field(
+    http_idle_timeout_secs: int = _option(
+        Group.HTTP,
+        _integer(low=1),
+        "Seconds that a connection is kept at least when nothing is asked on it; twice as many at most. Of metrics, too.",
         default=620,
-        metadata=_option(
-            Group.HTTP,
-            _integer(low=1),
-            "Seconds that a connection is kept at least when nothing is asked on it; twice as many at most. Of metrics, too.",
-        ),
     )
-    http_max_connections: int | None = field(
+    http_max_connections: int | None = _option(
+        Group.HTTP,
+        _integer(low=1),
+        "Connections that may be open at a time; the one that is too many is closed at once.",
         default=None,
-        metadata=_option(
-            Group.HTTP,
-            _integer(low=1),
-            "Connections that may be open at a time; the one that is too many is closed at once.",
-            shown_default=f"three eighths of the files that the process may open, and at most {MOST_CONNECTIONS}",
-        ),
+        shown_default=f"three eighths of the files that the process may open, and at most {MOST_CONNECTIONS}",
     )
-    http_use_ssl: bool = field(default=False, metadata=_option(Group.HTTP, BOOL, "Encrypt HTTP with TLS."))
-    http_use_ssl_mutual: bool | None = field(
+    http_use_ssl: bool = _option(Group.HTTP, BOOL, "Encrypt HTTP with TLS.", default=False)
+    http_use_ssl_mutual: bool | None = _option(
+        Group.HTTP,
+        BOOL,
+        "TLS, and if true only for clients with a certificate that --http-root-cert has signed.",
         default=None,
-        metadata=_option(
-            Group.HTTP,
-            BOOL,
-            "TLS, and if true only for clients with a certificate that --http-root-cert has signed.",
-        ),
     )
-    http_server_cert: Path | None = field(
-        default=None, metadata=_option(Group.HTTP, PATH, "PEM file of the server's certificate.")
+    http_server_cert: Path | None = _option(Group.HTTP, PATH, "PEM file of the server's certificate.", default=None)
+    http_server_key: Path | None = _option(Group.HTTP, PATH, "PEM file of the server's key.", default=None)
+    http_root_cert: Path | None = _option(
+        Group.HTTP, PATH, "PEM file of the authority that signs clients.", default=None
     )
-    http_server_key: Path | None = field(
-        default=None, metadata=_option(Group.HTTP, PATH, "PEM file of the server's key.")
-    )
-    http_root_cert: Path | None = field(
-        default=None, metadata=_option(Group.HTTP, PATH, "PEM file of the authority that signs clients.")
-    )
-    http_cors_allow_origin: tuple[str, ...] = field(
+    http_cors_allow_origin: tuple[str, ...] = _option(
+        Group.HTTP,
+        Kind("<origin>", _parse_origin),
+        "Let the pages of this origin, https://example.com for instance, call the server from a browser; * is any. Without "
+        "it no header of CORS is sent.",
         default=(),
-        metadata=_option(
-            Group.HTTP,
-            Kind("<origin>", _parse_origin),
-            "Let the pages of this origin, https://example.com for instance, call the server from a browser; * is any. Without "
-            "it no header of CORS is sent.",
-            repeatable=True,
-        ),
+        repeatable=True,
     )
 
-    allow_openai: bool = field(
+    allow_openai: bool = _option(
+        Group.HTTP,
+        BOOL,
+        "Serve the routes of OpenAI's API on the HTTP port, for the models that declare themselves with OPENAI. See "
+        "docs/openai.md.",
         default=True,
-        metadata=_option(
-            Group.HTTP,
-            BOOL,
-            "Serve the routes of OpenAI's API on the HTTP port, for the models that declare themselves with OPENAI. See "
-            "docs/openai.md.",
-        ),
     )
-    openai_api_key: tuple[str, ...] = field(
+    openai_api_key: tuple[str, ...] = _option(
+        Group.HTTP,
+        Kind("<key>", parse_api_key),
+        "A key that requests of OpenAI's API must have; with several, one of them. Other users of the machine can see it: "
+        "better use --openai-api-key-file. Without a key nobody is asked for one.",
         default=(),
         repr=False,
-        metadata=_option(
-            Group.HTTP,
-            Kind("<key>", parse_api_key),
-            "A key that requests of OpenAI's API must have; with several, one of them. Other users of the machine can see it: "
-            "better use --openai-api-key-file. Without a key nobody is asked for one.",
-            repeatable=True,
-        ),
+        repeatable=True,
     )
-    openai_api_key_file: Path | None = field(
-        default=None,
-        metadata=_option(Group.HTTP, PATH, "File with more such keys, one on a line; read when the server starts."),
+    openai_api_key_file: Path | None = _option(
+        Group.HTTP, PATH, "File with more such keys, one on a line; read when the server starts.", default=None
     )
 
-    allow_console: bool = field(
+    allow_console: bool = _option(
+        Group.HTTP,
+        BOOL,
+        "Serve pages for people on the HTTP port: the console at / and the description of the API at /docs.",
         default=True,
-        metadata=_option(
-            Group.HTTP,
-            BOOL,
-            "Serve pages for people on the HTTP port: the console at / and the description of the API at /docs.",
-        ),
     )
 
-    allow_grpc: bool = field(default=True, metadata=_option(Group.GRPC, BOOL, "Serve gRPC."))
-    grpc_address: str = field(
+    allow_grpc: bool = _option(Group.GRPC, BOOL, "Serve gRPC.", default=True)
+    grpc_address: str = _option(
+        Group.GRPC,
+        ADDRESS,
+        "Address that gRPC listens on; ::1 or ipv6:[::1] too, or unix:<path> of a Unix socket.",
         default="0.0.0.0",
-        metadata=_option(
-            Group.GRPC, ADDRESS, "Address that gRPC listens on; ::1 or ipv6:[::1] too, or unix:<path> of a Unix socket."
-        ),
     )
-    grpc_port: int = field(
-        default=8001, metadata=_option(Group.GRPC, PORT, "Port that gRPC listens on; 0 picks a free one and prints it.")
+    grpc_port: int = _option(
+        Group.GRPC, PORT, "Port that gRPC listens on; 0 picks a free one and prints it.", default=8001
     )
-    reuse_grpc_port: bool = field(
-        default=False, metadata=_option(Group.GRPC, BOOL, "Let several servers that all say so listen on this port.")
+    reuse_grpc_port: bool = _option(
+        Group.GRPC, BOOL, "Let several servers that all say so listen on this port.", default=False
     )
-    grpc_transport: GrpcTransport = field(
+    grpc_transport: GrpcTransport = _option(
+        Group.GRPC,
+        _choice("grpc-transport", GrpcTransport),
+        "What carries gRPC: http2, this server's own transport, or grpcio, the slower library of the gRPC project.",
         default=GrpcTransport.HTTP2,
-        metadata=_option(
-            Group.GRPC,
-            _choice("grpc-transport", GrpcTransport),
-            "What carries gRPC: http2, this server's own transport, or grpcio, the slower library of the gRPC project.",
-        ),
     )
-    grpc_header_forward_pattern: str = field(
+    grpc_header_forward_pattern: str = _option(
+        Group.GRPC,
+        PATTERN,
+        "Metadata of inference calls whose key this finds anywhere become parameters of the requests. It ignores case "
+        "unless it begins with (?-i).",
         default="",
-        metadata=_option(
-            Group.GRPC,
-            PATTERN,
-            "Metadata of inference calls whose key this finds anywhere become parameters of the requests. It ignores case "
-            "unless it begins with (?-i).",
-        ),
     )
-    grpc_infer_allocation_pool_size: int = field(
-        default=8,
-        metadata=_unused(
-            Group.GRPC, COUNT, "Request objects kept for reuse.", "request objects are not kept for reuse"
-        ),
+    grpc_infer_allocation_pool_size: int = _unused(
+        Group.GRPC, COUNT, "Request objects kept for reuse.", "request objects are not kept for reuse", default=8
     )
-    grpc_infer_thread_count: int = field(
-        default=2, metadata=_unused(Group.GRPC, COUNT, "Threads that handle inference requests.", _ONE_LOOP)
+    grpc_infer_thread_count: int = _unused(
+        Group.GRPC, COUNT, "Threads that handle inference requests.", _ONE_LOOP, default=2
     )
-    grpc_max_response_pool_size: int = field(
+    grpc_max_response_pool_size: int = _option(
+        Group.GRPC,
+        _integer(low=1),
+        "Responses of a decoupled model to one request that may wait for the client; then the model waits.",
         default=64,  # Triton's own is no limit, so that a client that does not read takes all the memory there is
-        metadata=_option(
-            Group.GRPC,
-            _integer(low=1),
-            "Responses of a decoupled model to one request that may wait for the client; then the model waits.",
-        ),
     )
-    grpc_use_ssl: bool = field(default=False, metadata=_option(Group.GRPC, BOOL, "Encrypt gRPC with TLS."))
-    grpc_use_ssl_mutual: bool | None = field(
+    grpc_use_ssl: bool = _option(Group.GRPC, BOOL, "Encrypt gRPC with TLS.", default=False)
+    grpc_use_ssl_mutual: bool | None = _option(
+        Group.GRPC,
+        BOOL,
+        "TLS, and if true only for clients with a certificate that --grpc-root-cert has signed.",
         default=None,
-        metadata=_option(
-            Group.GRPC,
-            BOOL,
-            "TLS, and if true only for clients with a certificate that --grpc-root-cert has signed.",
-        ),
     )
-    grpc_server_cert: Path | None = field(
-        default=None, metadata=_option(Group.GRPC, PATH, "PEM file of the server's certificate.")
+    grpc_server_cert: Path | None = _option(Group.GRPC, PATH, "PEM file of the server's certificate.", default=None)
+    grpc_server_key: Path | None = _option(Group.GRPC, PATH, "PEM file of the server's key.", default=None)
+    grpc_root_cert: Path | None = _option(
+        Group.GRPC, PATH, "PEM file of the authority that signs clients.", default=None
     )
-    grpc_server_key: Path | None = field(
-        default=None, metadata=_option(Group.GRPC, PATH, "PEM file of the server's key.")
-    )
-    grpc_root_cert: Path | None = field(
-        default=None, metadata=_option(Group.GRPC, PATH, "PEM file of the authority that signs clients.")
-    )
-    grpc_max_message_size: int = field(
+    grpc_max_message_size: int = _option(
+        Group.GRPC,
+        _integer(low=SMALLEST_LIMIT_BYTES),
+        "Bytes that a message of a client may have, decompressed; a larger one is refused as RESOURCE_EXHAUSTED.",
         default=LARGEST_MESSAGE_BYTES,
-        metadata=_option(
-            Group.GRPC,
-            _integer(low=SMALLEST_LIMIT_BYTES),
-            "Bytes that a message of a client may have, decompressed; a larger one is refused as RESOURCE_EXHAUSTED.",
-        ),
     )
-    grpc_max_connections: int | None = field(
+    grpc_max_connections: int | None = _option(
+        Group.GRPC,
+        _integer(low=1),
+        "Connections that may be open at a time; the one that is too many is closed at once.",
         default=None,
-        metadata=_option(
-            Group.GRPC,
-            _integer(low=1),
-            "Connections that may be open at a time; the one that is too many is closed at once.",
-            shown_default=f"three eighths of the files that the process may open, and at most {MOST_CONNECTIONS}",
-        ),
+        shown_default=f"three eighths of the files that the process may open, and at most {MOST_CONNECTIONS}",
     )
-    grpc_handshake_timeout: int = field(
+    grpc_handshake_timeout: int = _option(
+        Group.GRPC,
+        _integer(low=1),
+        "Milliseconds that a client may take for TLS and the greeting of HTTP/2; then its connection is closed.",
         default=120_000,
-        metadata=_option(
-            Group.GRPC,
-            _integer(low=1),
-            "Milliseconds that a client may take for TLS and the greeting of HTTP/2; then its connection is closed.",
-        ),
     )
-    grpc_stall_timeout_secs: int = field(
+    grpc_stall_timeout_secs: int = _option(
+        Group.GRPC,
+        _integer(low=0),
+        "Seconds in which a client that has begun to send a message, or has an answer to read, must move a KiB of it, or "
+        "its call ends. 0 sets no limit. Not with --grpc-transport=grpcio.",
         default=60,
-        metadata=_option(
-            Group.GRPC,
-            _integer(low=0),
-            "Seconds in which a client that has begun to send a message, or has an answer to read, must move a KiB of it, or "
-            "its call ends. 0 sets no limit. Not with --grpc-transport=grpcio.",
-        ),
     )
-    grpc_max_unread_size: int = field(
+    grpc_max_unread_size: int = _option(
+        Group.GRPC,
+        _integer(low=1),
+        "Bytes of answers that a connection may leave unread; beyond them its new calls are refused, and its streams take "
+        "no requests. Not with --grpc-transport=grpcio.",
         default=256 << 20,
-        metadata=_option(
-            Group.GRPC,
-            _integer(low=1),
-            "Bytes of answers that a connection may leave unread; beyond them its new calls are refused, and its streams take "
-            "no requests. Not with --grpc-transport=grpcio.",
-        ),
     )
-    grpc_infer_response_compression_level: CompressionLevel = field(
+    grpc_infer_response_compression_level: CompressionLevel = _option(
+        Group.GRPC,
+        _choice("grpc_infer_response_compression_level", CompressionLevel),  # Triton's text has underscores
+        "How hard inference responses are compressed.",
         default=CompressionLevel.NONE,
-        metadata=_option(
-            Group.GRPC,
-            _choice("grpc_infer_response_compression_level", CompressionLevel),  # Triton's text has underscores
-            "How hard inference responses are compressed.",
-        ),
     )
-    grpc_keepalive_time: int = field(
-        default=7_200_000,
-        metadata=_option(Group.GRPC, MILLISECONDS, "Milliseconds after which a keepalive ping is sent."),
+    grpc_keepalive_time: int = _option(
+        Group.GRPC, MILLISECONDS, "Milliseconds after which a keepalive ping is sent.", default=7_200_000
     )
-    grpc_keepalive_timeout: int = field(
+    grpc_keepalive_timeout: int = _option(
+        Group.GRPC,
+        MILLISECONDS,
+        "Milliseconds that the answer to a keepalive ping may take before the connection is closed.",
         default=20_000,
-        metadata=_option(
-            Group.GRPC,
-            MILLISECONDS,
-            "Milliseconds that the answer to a keepalive ping may take before the connection is closed.",
-        ),
     )
-    grpc_keepalive_permit_without_calls: bool = field(
-        default=False, metadata=_option(Group.GRPC, BOOL, "Send keepalive pings on connections without calls too.")
+    grpc_keepalive_permit_without_calls: bool = _option(
+        Group.GRPC, BOOL, "Send keepalive pings on connections without calls too.", default=False
     )
-    grpc_http2_max_pings_without_data: int = field(
-        default=2,
-        metadata=_option(Group.GRPC, COUNT, "Pings that may be sent while there is nothing else to send; 0 is any."),
+    grpc_http2_max_pings_without_data: int = _option(
+        Group.GRPC, COUNT, "Pings that may be sent while there is nothing else to send; 0 is any.", default=2
     )
-    grpc_http2_min_recv_ping_interval_without_data: int = field(
+    grpc_http2_min_recv_ping_interval_without_data: int = _option(
+        Group.GRPC,
+        MILLISECONDS,
+        "Milliseconds between two pings of an idle client; a shorter time is a strike.",
         default=300_000,
-        metadata=_option(
-            Group.GRPC, MILLISECONDS, "Milliseconds between two pings of an idle client; a shorter time is a strike."
-        ),
     )
-    grpc_http2_max_ping_strikes: int = field(
-        default=2,
-        metadata=_option(Group.GRPC, COUNT, "Strikes after which a client's connection is closed; 0 is never."),
+    grpc_http2_max_ping_strikes: int = _option(
+        Group.GRPC, COUNT, "Strikes after which a client's connection is closed; 0 is never.", default=2
     )
-    grpc_max_connection_age: int = field(
-        default=0, metadata=_option(Group.GRPC, MILLISECONDS, "Milliseconds that a connection may live; 0 is for ever.")
+    grpc_max_connection_age: int = _option(
+        Group.GRPC, MILLISECONDS, "Milliseconds that a connection may live; 0 is for ever.", default=0
     )
-    grpc_max_connection_age_grace: int = field(
+    grpc_max_connection_age_grace: int = _option(
+        Group.GRPC,
+        MILLISECONDS,
+        "Milliseconds that the calls of a connection too old have left; 0 is any time.",
         default=0,
-        metadata=_option(
-            Group.GRPC, MILLISECONDS, "Milliseconds that the calls of a connection too old have left; 0 is any time."
-        ),
     )
-    grpc_restricted_protocol: tuple[RestrictedGroup, ...] = field(
+    grpc_restricted_protocol: tuple[RestrictedGroup, ...] = _option(
+        Group.GRPC,
+        Kind(
+            "<protocol>,...:<key>=<value>",
+            lambda text: parse_group(text, flag="grpc-restricted-protocol", feature="protocol"),
+        ),
+        "Answer calls of these protocols only where the metadata key triton-grpc-protocol-<key> has the value. Protocols: "
+        f"{_CATEGORIES}.",
         default=(),
-        metadata=_option(
-            Group.GRPC,
-            Kind(
-                "<protocol>,...:<key>=<value>",
-                lambda text: parse_group(text, flag="grpc-restricted-protocol", feature="protocol"),
-            ),
-            "Answer calls of these protocols only where the metadata key triton-grpc-protocol-<key> has the value. Protocols: "
-            f"{_CATEGORIES}.",
-            repeatable=True,
-        ),
+        repeatable=True,
     )
 
-    allow_sagemaker: bool = field(
+    allow_sagemaker: bool = _option(
+        Group.SAGEMAKER,
+        BOOL,
+        "Serve SageMaker's routes, at the address of HTTP. SAGEMAKER_TRITON_DEFAULT_MODEL_NAME, _PING_MODE and "
+        "_INFERENCE_TYPE in the environment mean what they do to Triton.",
         default=False,
-        metadata=_option(
-            Group.SAGEMAKER,
-            BOOL,
-            "Serve SageMaker's routes, at the address of HTTP. SAGEMAKER_TRITON_DEFAULT_MODEL_NAME, _PING_MODE and "
-            "_INFERENCE_TYPE in the environment mean what they do to Triton.",
-        ),
     )
-    sagemaker_port: int = field(default=8080, metadata=_option(Group.SAGEMAKER, PORT, "Port of SageMaker's routes."))
-    sagemaker_safe_port_range: str = field(
+    sagemaker_port: int = _option(Group.SAGEMAKER, PORT, "Port of SageMaker's routes.", default=8080)
+    sagemaker_safe_port_range: str = _unused(
+        Group.SAGEMAKER,
+        Kind("<integer>-<integer>", str),
+        "Ports that other listeners may have.",
+        "each other listener's port is given by its own flag",
         default="",
-        metadata=_unused(
-            Group.SAGEMAKER,
-            Kind("<integer>-<integer>", str),
-            "Ports that other listeners may have.",
-            "each other listener's port is given by its own flag",
-        ),
     )
-    sagemaker_thread_count: int = field(
-        default=8, metadata=_unused(Group.SAGEMAKER, COUNT, "Threads of SageMaker's routes.", _ONE_LOOP)
+    sagemaker_thread_count: int = _unused(
+        Group.SAGEMAKER, COUNT, "Threads of SageMaker's routes.", _ONE_LOOP, default=8
     )
 
-    allow_vertex_ai: bool = field(
+    allow_vertex_ai: bool = _option(
+        Group.VERTEX,
+        BOOL,
+        "Serve Vertex AI's routes, AIP_HEALTH_ROUTE and AIP_PREDICT_ROUTE of the environment, at the address of HTTP.",
         default=False,
-        metadata=_option(
-            Group.VERTEX,
-            BOOL,
-            "Serve Vertex AI's routes, AIP_HEALTH_ROUTE and AIP_PREDICT_ROUTE of the environment, at the address of HTTP.",
-            shown_default="true where AIP_MODE is PREDICTION",
-        ),
+        shown_default="true where AIP_MODE is PREDICTION",
     )
-    vertex_ai_port: int = field(
-        default=8080,
-        metadata=_option(Group.VERTEX, PORT, "Port of Vertex AI's routes.", shown_default="AIP_HTTP_PORT, or 8080"),
+    vertex_ai_port: int = _option(
+        Group.VERTEX, PORT, "Port of Vertex AI's routes.", default=8080, shown_default="AIP_HTTP_PORT, or 8080"
     )
-    vertex_ai_thread_count: int = field(
-        default=8, metadata=_unused(Group.VERTEX, COUNT, "Threads of Vertex AI's routes.", _ONE_LOOP)
-    )
-    vertex_ai_default_model: str = field(
-        default="",
-        metadata=_option(
-            Group.VERTEX, TEXT, "Model that the predict route asks; without one, the only model that is served."
-        ),
+    vertex_ai_thread_count: int = _unused(Group.VERTEX, COUNT, "Threads of Vertex AI's routes.", _ONE_LOOP, default=8)
+    vertex_ai_default_model: str = _option(
+        Group.VERTEX, TEXT, "Model that the predict route asks; without one, the only model that is served.", default=""
     )
 
-    allow_metrics: bool = field(default=True, metadata=_option(Group.METRICS, BOOL, "Serve Prometheus metrics."))
-    allow_gpu_metrics: bool = field(
+    allow_metrics: bool = _option(Group.METRICS, BOOL, "Serve Prometheus metrics.", default=True)
+    allow_gpu_metrics: bool = _option(
+        Group.METRICS,
+        BOOL,
+        "Export metrics of the GPUs, read through NVML: pip install 'pytriton-lite[gpu]'. Not if TRITON_SERVER_CPU_ONLY is "
+        "set.",
         default=True,
-        metadata=_option(
-            Group.METRICS,
-            BOOL,
-            "Export metrics of the GPUs, read through NVML: pip install 'pytriton-lite[gpu]'. Not if TRITON_SERVER_CPU_ONLY is "
-            "set.",
-        ),
     )
-    allow_cpu_metrics: bool = field(
-        default=True,
-        metadata=_option(Group.METRICS, BOOL, "Export the machine's use of processors and memory."),
+    allow_cpu_metrics: bool = _option(
+        Group.METRICS, BOOL, "Export the machine's use of processors and memory.", default=True
     )
-    metrics_address: str = field(
+    metrics_address: str = _option(
+        Group.METRICS,
+        ADDRESS,
+        "Address that metrics listen on, or unix:<path>.",
         default="",
-        metadata=_option(
-            Group.METRICS,
-            ADDRESS,
-            "Address that metrics listen on, or unix:<path>.",
-            shown_default="that of --http-address, unless that is a Unix socket",
-        ),
+        shown_default="that of --http-address, unless that is a Unix socket",
     )
-    metrics_use_ssl: bool = field(
+    metrics_use_ssl: bool = _option(
+        Group.METRICS,
+        BOOL,
+        "Encrypt metrics with TLS: with --http-server-cert and --http-server-key, and for the clients that "
+        "--http-use-ssl-mutual lets in.",
         default=False,
-        metadata=_option(
-            Group.METRICS,
-            BOOL,
-            "Encrypt metrics with TLS: with --http-server-cert and --http-server-key, and for the clients that "
-            "--http-use-ssl-mutual lets in.",
-        ),
     )
-    metrics_port: int = field(
-        default=8002,
-        metadata=_option(Group.METRICS, PORT, "Port that metrics listen on; 0 picks a free one and prints it."),
+    metrics_port: int = _option(
+        Group.METRICS, PORT, "Port that metrics listen on; 0 picks a free one and prints it.", default=8002
     )
-    metrics_interval_ms: float = field(
+    metrics_interval_ms: float = _option(
+        Group.METRICS,
+        Kind("<float>", _parse_interval),
+        "Least milliseconds between two readings of processors and GPUs. They are read when metrics are asked for.",
         default=2000.0,
-        metadata=_option(
-            Group.METRICS,
-            Kind("<float>", _parse_interval),
-            "Least milliseconds between two readings of processors and GPUs. They are read when metrics are asked for.",
-        ),
     )
-    metrics_config: tuple[MetricsSetting, ...] = field(
+    metrics_config: tuple[MetricsSetting, ...] = _option(
+        Group.METRICS,
+        Kind("<setting>=<value>", _parse_metrics_setting),
+        "Choice of families of latencies: counter_latencies (true), summary_latencies (false), summary_quantiles "
+        "(<quantile>:<error>,...; 0.5:0.05,0.9:0.01,0.95:0.001,0.99:0.001,0.999:0.001) and histogram_latencies (false). "
+        "See docs/metrics.md.",
         default=(),
-        metadata=_option(
-            Group.METRICS,
-            Kind("<setting>=<value>", _parse_metrics_setting),
-            "Choice of families of latencies: counter_latencies (true), summary_latencies (false), summary_quantiles "
-            "(<quantile>:<error>,...; 0.5:0.05,0.9:0.01,0.95:0.001,0.99:0.001,0.999:0.001) and histogram_latencies (false). "
-            "See docs/metrics.md.",
-            repeatable=True,
-        ),
+        repeatable=True,
     )
 
-    trace_config: tuple[TraceSetting, ...] = field(
+    trace_config: tuple[TraceSetting, ...] = _option(
+        Group.TRACING,
+        Kind("[<mode>,]<setting>=<value>", parse_trace_setting),
+        "What is traced, how often and to where. Settings are level (OFF, TIMESTAMPS, TENSORS; OFF), rate (1000), count "
+        "(-1, no limit), mode (triton, opentelemetry); triton,file and triton,log-frequency (0); opentelemetry,url "
+        f"({OpenTelemetryOptions.url}), resource (<key>=<value>), bsp_max_queue_size (2048), bsp_schedule_delay (5000) "
+        "and bsp_max_export_batch_size (512). See docs/tracing.md.",
         default=(),
-        metadata=_option(
-            Group.TRACING,
-            Kind("[<mode>,]<setting>=<value>", parse_trace_setting),
-            "What is traced, how often and to where. Settings are level (OFF, TIMESTAMPS, TENSORS; OFF), rate (1000), count "
-            "(-1, no limit), mode (triton, opentelemetry); triton,file and triton,log-frequency (0); opentelemetry,url "
-            f"({OpenTelemetryOptions.url}), resource (<key>=<value>), bsp_max_queue_size (2048), bsp_schedule_delay (5000) "
-            "and bsp_max_export_batch_size (512). See docs/tracing.md.",
-            repeatable=True,
-        ),
+        repeatable=True,
     )
-    trace_file: str = field(
+    trace_file: str = _option(
+        Group.DEPRECATED,
+        TEXT,
+        "Use --trace-config triton,file=<string>.",
         default="",
-        metadata=_option(
-            Group.DEPRECATED,
-            TEXT,
-            "Use --trace-config triton,file=<string>.",
-            instead="trace-config triton,file=<string>",
-        ),
+        instead="trace-config triton,file=<string>",
     )
-    trace_level: tuple[str, ...] = field(
+    trace_level: tuple[str, ...] = _option(
+        Group.DEPRECATED,
+        Kind("<string>", _parse_trace_level),
+        "Use --trace-config level=<string>.",
         default=(),
-        metadata=_option(
-            Group.DEPRECATED,
-            Kind("<string>", _parse_trace_level),
-            "Use --trace-config level=<string>.",
-            instead="trace-config level=<string>",
-            repeatable=True,
-        ),
+        instead="trace-config level=<string>",
+        repeatable=True,
     )
-    trace_rate: int = field(
+    trace_rate: int = _option(
+        Group.DEPRECATED,
+        COUNT,
+        "Use --trace-config rate=<integer>.",
         default=1000,
-        metadata=_option(
-            Group.DEPRECATED,
-            COUNT,
-            "Use --trace-config rate=<integer>.",
-            instead="trace-config rate=<integer>",
-        ),
+        instead="trace-config rate=<integer>",
     )
-    trace_count: int = field(
+    trace_count: int = _option(
+        Group.DEPRECATED,
+        _integer(low=-1),
+        "Use --trace-config count=<integer>; -1 is no limit.",
         default=-1,
-        metadata=_option(
-            Group.DEPRECATED,
-            _integer(low=-1),
-            "Use --trace-config count=<integer>; -1 is no limit.",
-            instead="trace-config count=<integer>",
-        ),
+        instead="trace-config count=<integer>",
     )
-    trace_log_frequency: int = field(
+    trace_log_frequency: int = _option(
+        Group.DEPRECATED,
+        COUNT,
+        "Use --trace-config triton,log-frequency=<integer>.",
         default=0,
-        metadata=_option(
-            Group.DEPRECATED,
-            COUNT,
-            "Use --trace-config triton,log-frequency=<integer>.",
-            instead="trace-config triton,log-frequency=<integer>",
-        ),
+        instead="trace-config triton,log-frequency=<integer>",
     )
 
-    backend_config: tuple[BackendSetting, ...] = field(
+    backend_config: tuple[BackendSetting, ...] = _option(
+        Group.BACKEND,
+        Kind("[<backend>,]<setting>=<value>", _parse_backend_setting),
+        "Setting of a backend, or of all. A Python-based backend is told of its own. Used are default-max-batch-size "
+        "(4; for models that batch and do not say how much, by onnxruntime), python,stub-timeout-seconds (30; until a "
+        "worker's first sign of life), python,ready-timeout-seconds (1800; until it is ready), "
+        "python,shm-default-byte-size (1048576; the arena's first size) and python,shm-region-prefix-name.",
         default=(),
-        metadata=_option(
-            Group.BACKEND,
-            Kind("[<backend>,]<setting>=<value>", _parse_backend_setting),
-            "Setting of a backend, or of all. A Python-based backend is told of its own. Used are default-max-batch-size "
-            "(4; for models that batch and do not say how much, by onnxruntime), python,stub-timeout-seconds (30; until a "
-            "worker's first sign of life), python,ready-timeout-seconds (1800; until it is ready), "
-            "python,shm-default-byte-size (1048576; the arena's first size) and python,shm-region-prefix-name.",
-            repeatable=True,
-        ),
+        repeatable=True,
     )
-    backend_directory: Path = field(
+    backend_directory: Path = _option(
+        Group.BACKEND,
+        Kind("<path>", _parse_directory),
+        "Directory of Python-based backends: <name>/model.py serves the models whose backend is <name>, and goes before "
+        "one of that name that comes with the server.",
         default=Path("/opt/tritonserver/backends"),
-        metadata=_option(
-            Group.BACKEND,
-            Kind("<path>", _parse_directory),
-            "Directory of Python-based backends: <name>/model.py serves the models whose backend is <name>, and goes before "
-            "one of that name that comes with the server.",
-        ),
     )
 
-    allow_requirements: bool = field(
+    allow_requirements: bool = _option(
+        Group.BACKEND,
+        BOOL,
+        "Give a model with a requirements.txt an environment of its own, built with uv or pip when it is first loaded. The "
+        "packages are downloaded, and what they run while they are built runs as this server's user.",
         default=False,
-        metadata=_option(
-            Group.BACKEND,
-            BOOL,
-            "Give a model with a requirements.txt an environment of its own, built with uv or pip when it is first loaded. The "
-            "packages are downloaded, and what they run while they are built runs as this server's user.",
-        ),
     )
-    environment_cache_directory: Path | None = field(
+    environment_cache_directory: Path | None = _option(
+        Group.BACKEND,
+        PATH,
+        "Directory that keeps the environments built for models.",
         default=None,
-        metadata=_option(
-            Group.BACKEND,
-            PATH,
-            "Directory that keeps the environments built for models.",
-            shown_default="pytriton-lite/environments in $XDG_CACHE_HOME or ~/.cache",
-        ),
+        shown_default="pytriton-lite/environments in $XDG_CACHE_HOME or ~/.cache",
     )
 
-    repoagent_directory: str = field(
-        default="/opt/tritonserver/repoagents",
-        metadata=_unused(Group.AGENT, TEXT, "Directory of repository agents.", _NO_PLUGINS),
+    repoagent_directory: str = _unused(
+        Group.AGENT, TEXT, "Directory of repository agents.", _NO_PLUGINS, default="/opt/tritonserver/repoagents"
     )
 
-    cache_config: tuple[CacheSetting, ...] = field(
+    cache_config: tuple[CacheSetting, ...] = _option(
+        Group.CACHE,
+        Kind("<cache>,<setting>=<value>", parse_cache_setting),
+        "Setting of the response cache, which models use that have response_cache { enable: true }. local,size=<bytes> "
+        "keeps it in this process; redis,host=<host> and redis,port=<port>, with user, password, db, connect_timeout, "
+        "socket_timeout, wait_timeout (milliseconds), pool_size, cert, key and cacert, in a Redis server.",
         default=(),
-        metadata=_option(
-            Group.CACHE,
-            Kind("<cache>,<setting>=<value>", parse_cache_setting),
-            "Setting of the response cache, which models use that have response_cache { enable: true }. local,size=<bytes> "
-            "keeps it in this process; redis,host=<host> and redis,port=<port>, with user, password, db, connect_timeout, "
-            "socket_timeout, wait_timeout (milliseconds), pool_size, cert, key and cacert, in a Redis server.",
-            repeatable=True,
-        ),
+        repeatable=True,
     )
-    cache_directory: str = field(
-        default="/opt/tritonserver/caches",
-        metadata=_unused(Group.CACHE, TEXT, "Directory of cache implementations.", _NO_PLUGINS),
+    cache_directory: str = _unused(
+        Group.CACHE, TEXT, "Directory of cache implementations.", _NO_PLUGINS, default="/opt/tritonserver/caches"
     )
-    response_cache_byte_size: int = field(
+    response_cache_byte_size: int = _option(
+        Group.DEPRECATED,
+        BYTE_SIZE,
+        "Bytes of the response cache in this process.",
         default=0,
-        metadata=_option(
-            Group.DEPRECATED,
-            BYTE_SIZE,
-            "Bytes of the response cache in this process.",
-            instead="cache-config local,size=<integer>",
-        ),
+        instead="cache-config local,size=<integer>",
     )
 
-    rate_limit: RateLimitMode = field(
+    rate_limit: RateLimitMode = _option(
+        Group.RATE_LIMIT,
+        _choice("rate-limit", RateLimitMode),
+        "Whether instances wait for the resources of their rate_limiter block before they execute: the one with the "
+        "smallest product of its executions and its priority comes first.",
         default=RateLimitMode.OFF,
-        metadata=_option(
-            Group.RATE_LIMIT,
-            _choice("rate-limit", RateLimitMode),
-            "Whether instances wait for the resources of their rate_limiter block before they execute: the one with the "
-            "smallest product of its executions and its priority comes first.",
-        ),
     )
-    rate_limit_resource: tuple[ResourceSize, ...] = field(
+    rate_limit_resource: tuple[ResourceSize, ...] = _option(
+        Group.RATE_LIMIT,
+        Kind("<name>:<count>[:<device>]", _parse_resource_size),
+        "How much of a resource there is, on one device or on each. Without this option there is as much as the instance "
+        "with the largest need asks for; with it, nothing of a resource that is not named.",
         default=(),
-        metadata=_option(
-            Group.RATE_LIMIT,
-            Kind("<name>:<count>[:<device>]", _parse_resource_size),
-            "How much of a resource there is, on one device or on each. Without this option there is as much as the instance "
-            "with the largest need asks for; with it, nothing of a resource that is not named.",
-            repeatable=True,
-        ),
+        repeatable=True,
     )
 
-    allow_client_shm: bool = field(
+    allow_client_shm: bool = _option(
+        Group.MEMORY,
+        BOOL,
+        "Let clients register shared memory regions. Whoever reaches the server's ports can then have it read and write "
+        "every segment that its user may open; see --client-shm-key-prefix.",
         default=False,
-        metadata=_option(
-            Group.MEMORY,
-            BOOL,
-            "Let clients register shared memory regions. Whoever reaches the server's ports can then have it read and write "
-            "every segment that its user may open; see --client-shm-key-prefix.",
-        ),
     )
-    client_shm_key_prefix: tuple[str, ...] = field(
+    client_shm_key_prefix: tuple[str, ...] = _option(
+        Group.MEMORY,
+        Kind("<string>", _parse_key_prefix),
+        "Clients may register only shared memory whose key, leading slashes aside, begins with this, or with one of these "
+        "if given several times. Every key if not given.",
         default=(),
-        metadata=_option(
-            Group.MEMORY,
-            Kind("<string>", _parse_key_prefix),
-            "Clients may register only shared memory whose key, leading slashes aside, begins with this, or with one of these "
-            "if given several times. Every key if not given.",
-            repeatable=True,
-        ),
+        repeatable=True,
     )
-    client_shm_max_byte_size: int = field(
+    client_shm_max_byte_size: int = _option(
+        Group.MEMORY,
+        BYTE_SIZE,
+        "How far into a segment a region of a client may reach: its offset and its byte size together are at most this. "
+        "0 is no limit.",
         default=0,
-        metadata=_option(
-            Group.MEMORY,
-            BYTE_SIZE,
-            "How far into a segment a region of a client may reach: its offset and its byte size together are at most this. "
-            "0 is no limit.",
-        ),
     )
-    pinned_memory_pool_byte_size: int = field(
-        default=256 << 20, metadata=_unused(Group.MEMORY, BYTE_SIZE, "Bytes of pinned memory.", _NO_GPU_POOLS)
+    pinned_memory_pool_byte_size: int = _unused(
+        Group.MEMORY, BYTE_SIZE, "Bytes of pinned memory.", _NO_GPU_POOLS, default=256 << 20
     )
-    cuda_memory_pool_byte_size: tuple[str, ...] = field(
+    cuda_memory_pool_byte_size: tuple[str, ...] = _unused(
+        Group.MEMORY,
+        Kind("<device>:<bytes>", str),
+        "Bytes of memory on a GPU.",
+        _NO_GPU_POOLS,
         default=(),
-        metadata=_unused(
-            Group.MEMORY,
-            Kind("<device>:<bytes>", str),
-            "Bytes of memory on a GPU.",
-            _NO_GPU_POOLS,
-            repeatable=True,
-        ),
+        repeatable=True,
     )
-    cuda_virtual_address_size: tuple[str, ...] = field(
+    cuda_virtual_address_size: tuple[str, ...] = _unused(
+        Group.MEMORY,
+        Kind("<device>:<bytes>", str),
+        "Bytes of address space that a growing state has on a GPU.",
+        _NO_GPU_POOLS,
         default=(),
-        metadata=_unused(
-            Group.MEMORY,
-            Kind("<device>:<bytes>", str),
-            "Bytes of address space that a growing state has on a GPU.",
-            _NO_GPU_POOLS,
-            repeatable=True,
-        ),
+        repeatable=True,
     )
-    min_supported_compute_capability: float = field(
-        default=6.0,
-        metadata=_unused(
-            Group.MEMORY, FLOAT, "Least compute capability of a GPU.", "models choose among all GPUs they see"
-        ),
+    min_supported_compute_capability: float = _unused(
+        Group.MEMORY, FLOAT, "Least compute capability of a GPU.", "models choose among all GPUs they see", default=6.0
     )
-    buffer_manager_thread_count: int = field(
-        default=0,
-        metadata=_unused(Group.MEMORY, COUNT, "Threads that copy tensors.", "tensors are copied without threads"),
+    buffer_manager_thread_count: int = _unused(
+        Group.MEMORY, COUNT, "Threads that copy tensors.", "tensors are copied without threads", default=0
     )
-    host_policy: tuple[str, ...] = field(
+    host_policy: tuple[str, ...] = _unused(
+        Group.MEMORY,
+        Kind("<policy>,<setting>=<value>", str),
+        "NUMA node and cores of instances.",
+        "instances are not bound to cores or nodes",
         default=(),
-        metadata=_unused(
-            Group.MEMORY,
-            Kind("<policy>,<setting>=<value>", str),
-            "NUMA node and cores of instances.",
-            "instances are not bound to cores or nodes",
-            repeatable=True,
-        ),
+        repeatable=True,
     )
-    model_load_gpu_limit: tuple[str, ...] = field(
+    model_load_gpu_limit: tuple[str, ...] = _unused(
+        Group.MEMORY,
+        Kind("<device>:<fraction>", str),
+        "Share of a GPU's memory above which models are not loaded.",
+        "the memory of GPUs is not watched",
         default=(),
-        metadata=_unused(
-            Group.MEMORY,
-            Kind("<device>:<fraction>", str),
-            "Share of a GPU's memory above which models are not loaded.",
-            "the memory of GPUs is not watched",
-            repeatable=True,
-        ),
+        repeatable=True,
     )
 
     def __post_init__(self) -> None:
