@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytriton_lite.settings import Group, Kind, Option, Standing
+from pytriton_lite.settings import Group, Kind, Option
 
 __all__ = ["Arguments", "Command", "CommandError", "Given", "Words", "own_option"]
 
@@ -87,14 +87,12 @@ def own_option(
 ) -> Option:
     """An option of one command alone. ``--output-file`` has its value in the field ``output_file``."""
     return Option(
+        Group.SERVER,
+        kind,
+        help,
         flag=flag,
         field=flag.replace("-", "_"),
-        kind=kind,
-        help=help,
-        group=Group.SERVER,
         default=() if repeatable else default,
         repeatable=repeatable,
-        standing=Standing.HONOURED,
-        note="",
         shown_default=shown_default,
     )

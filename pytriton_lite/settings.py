@@ -400,7 +400,7 @@ class Declaration:
     shown_default: str | None = None
     """What help prints where the default is worked out later."""
     instead: str = ""
-    """What to write in its place, for a deprecated option that has a field of its own."""
+    """What to use in its place, where it is deprecated: of an alias, the flag that has the same field."""
 
 
 def _option(group: Group, kind: Kind, help: str, *, default: Value, repr: bool = True, **more: Any) -> Value:
@@ -1365,22 +1365,13 @@ HONOURED_BACKEND_KEYS = frozenset(
 # Options, generated from the fields ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Option:
+@dataclass(frozen=True, kw_only=True)
+class Option(Declaration):
     """One flag: what the command line, the help and the environment know of a field."""
 
     flag: str
     field: str
-    kind: Kind
-    help: str
-    group: Group
     default: Any
-    repeatable: bool
-    standing: Standing
-    note: str
-    shown_default: str | None = None
-    instead: str = ""
-    """What to use, where this one is deprecated: mostly another flag of the same field."""
 
     @property
     def environment(self) -> str:
@@ -1394,32 +1385,14 @@ class Option:
             raise UsageError(f'Bad option: "--{self.flag}".\n{error}') from None
 
 
-def declaration_of(name: str) -> Declaration:
-    """The metadata of the field *name* of Settings."""
-    declaration: Declaration = Settings.__dataclass_fields__[name].metadata["option"]
-    return declaration
-
-
 def flag_of(name: str) -> str:
     """The flag of the field *name*, without its dashes in front."""
     return name.replace("_", "-")
 
 
 def _options_of(entry: dataclasses.Field[Any]) -> list[Option]:
-    declared = declaration_of(entry.name)
-    option = Option(
-        flag=flag_of(entry.name),
-        field=entry.name,
-        kind=declared.kind,
-        help=declared.help,
-        group=declared.group,
-        default=entry.default,
-        repeatable=declared.repeatable,
-        standing=declared.standing,
-        note=declared.note,
-        shown_default=declared.shown_default,
-        instead=declared.instead,
-    )
+    declared: Declaration = entry.metadata["option"]
+    option = Option(flag=flag_of(entry.name), field=entry.name, default=entry.default, **vars(declared))
     aliases = [
         dataclasses.replace(
             option,
@@ -1465,11 +1438,12 @@ def vertex_ai_values(given: Mapping[str, Any], environ: Mapping[str, str]) -> Ma
         return values
     for variable, name in (("AIP_HTTP_PORT", "vertex_ai_port"), ("AIP_STORAGE_URI", "model_repository")):
         if environ.get(variable) and name not in values:
+            option = BY_FLAG[flag_of(name)]
             try:
-                value = declaration_of(name).kind.parse(environ[variable])
+                value = option.kind.parse(environ[variable])
             except ValueError as error:
                 raise UsageError(f"Bad environment variable {variable}.\n{error}") from None
-            values[name] = (value,) if declaration_of(name).repeatable else value
+            values[name] = (value,) if option.repeatable else value
     return values
 
 
