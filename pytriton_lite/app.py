@@ -673,9 +673,9 @@ class Composition:
             raise StartError(str(error)) from None
 
         def make() -> AsgiApp:
-            from pytriton_lite.openai.app import openai_app  # when somebody asks
+            from pytriton_lite.openai.app import OpenAiApp  # when somebody asks
 
-            self._openai = openai_app(engine, options, large)
+            self._openai = OpenAiApp(engine, options, large)
             return self._openai
 
         return make

@@ -54,7 +54,7 @@ _BEARER = b"bearer "
 
 
 class OpenAiApp:
-    """The ASGI application, and what it has counted."""
+    """The ASGI application of ``/v1/`` and ``/rerank``, and what it has counted."""
 
     def __init__(self, server: Server, options: OpenAiOptions, large: LargeDocuments) -> None:
         self._around = Surroundings(server, options, large)
@@ -173,8 +173,3 @@ class OpenAiApp:
 def _not_allowed(method: str, allowed: bytes) -> ApiError:
     text = f"Not allowed to {method} here; {allowed.decode()} it"
     return ApiError(text, status=405, code="method_not_supported", headers=((b"allow", allowed),))
-
-
-def openai_app(server: Server, options: OpenAiOptions, large: LargeDocuments) -> OpenAiApp:
-    """The ASGI application of ``/v1/`` and ``/rerank``."""
-    return OpenAiApp(server, options, large)

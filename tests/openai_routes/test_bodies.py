@@ -15,7 +15,7 @@ from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.frontends.http.bodies import LargeDocuments
-from pytriton_lite.openai.app import openai_app
+from pytriton_lite.openai.app import OpenAiApp
 from pytriton_lite.openai.chat import chat
 from pytriton_lite.openai.completions import completions
 from pytriton_lite.openai.embeddings import embeddings
@@ -127,7 +127,7 @@ def test_a_body_that_is_refused_does_not_count_any_more(tmp_path: Path) -> None:
         engine = Engine(tmp_path, AGENT_CONFIG, answers)
         client = Client(engine, LargeDocuments(), LONG.encode())
         door: Any = engine
-        await openai_app(door, OpenAiOptions(), LargeDocuments())(client.exchange.scope, client.receive, client.send)
+        await OpenAiApp(door, OpenAiOptions(), LargeDocuments())(client.exchange.scope, client.receive, client.send)
         assert b"could not parse" in client.answer
         assert engine.receive_budget.taken == 0
 
