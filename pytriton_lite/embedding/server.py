@@ -40,6 +40,8 @@ __all__ = ["IndexEntry", "ModelMetadata", "Server", "Waiting"]
 logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
+Work = Callable[[], Coroutine[Any, Any, Answer]]
+"""What makes a coroutine for the server's loop, once it is known that this runs."""
 Self = TypeVar("Self", bound="Server")
 
 _LAST_S = 5.0
@@ -541,7 +543,7 @@ class Server:
         if self._has_stopped:
             raise RuntimeError("the server has been stopped")
         try:
-            self._do(self._bind(definition, _source(specification)))
+            self._do(lambda: self._engine.bind_model(definition, _source(specification)))
         except InferenceError as error:
             if error.code is ErrorCode.ALREADY_EXISTS:
                 raise ValueError(error.message) from None
@@ -557,9 +559,6 @@ class Server:
             self._waiting_to_bind[specification.name] = (definition, _source(specification))
             return True
 
-    async def _bind(self, definition: Definition, source: BoundSource) -> None:
-        await self._engine.bind_model(definition, source)
-
     def unbind(self, name: str) -> None:
         """Unload a model that was bound, and forget it; requests inside it are served. Raises ValueError for another name."""
         self._check_process()
@@ -569,14 +568,11 @@ class Server:
                     self._waiting_to_bind.pop(name)[1].close()
                     return
         try:
-            self._do(self._unbind(name))
+            self._do(lambda: self._engine.unbind_model(name))
         except InferenceError as error:
             if error.code is ErrorCode.NOT_FOUND:
                 raise ValueError(error.message) from None
             raise
-
-    async def _unbind(self, name: str) -> None:
-        await self._engine.unbind_model(name)
 
     # ------------------------------------------------------------------------------------------ models
 
@@ -593,7 +589,7 @@ class Server:
         their contents by path, ``{"1/model.py": b"…"}``. Raises InferenceError with the reason; what was served before is
         served on.
         """
-        self._do(self._load(model, config, files))
+        self._do(lambda: self._load(model, config, files))
 
     async def aload(
         self,
@@ -603,7 +599,7 @@ class Server:
         files: Mapping[str, bytes] | None = None,
     ) -> None:
         """`load`, for a coroutine."""
-        await self._ado(self._load(model, config, files))
+        await self._ado(lambda: self._load(model, config, files))
 
     async def _load(
         self, model: str, config: Mapping[str, Any] | str | None, files: Mapping[str, bytes] | None
@@ -616,33 +612,27 @@ class Server:
 
         *unload_dependents* unloads what was loaded only because the model is made of it, too.
         """
-        self._do(self._unload(model, unload_dependents))
+        self._do(lambda: self._engine.unload_model(model, unload_dependents))
 
     async def aunload(self, model: str, *, unload_dependents: bool = False) -> None:
         """`unload`, for a coroutine."""
-        await self._ado(self._unload(model, unload_dependents))
-
-    async def _unload(self, model: str, unload_dependents: bool) -> None:
-        await self._engine.unload_model(model, unload_dependents)
+        await self._ado(lambda: self._engine.unload_model(model, unload_dependents))
 
     def models(self) -> list[str]:
         """Names of the models that serve, sorted."""
-        return self._do(_soon(lambda: self._engine.served_names()))
+        return self._read(lambda: self._engine.served_names())
 
     def index(self, *, ready: bool = False) -> list[IndexEntry]:
         """The repository index: every model that there is, each version with its state and the reason; *ready* ones only."""
-        return self._do(self._index(ready))
-
-    async def _index(self, ready: bool) -> list[IndexEntry]:
-        return await self._engine.repository_index(ready=ready)
+        return self._do(lambda: self._engine.repository_index(ready=ready))
 
     def metadata(self, model: str, version: int | None = None) -> ModelMetadata:
         """Names, types and shapes of what goes in and comes out. Raises InferenceError for what does not serve."""
-        return self._do(_soon(lambda: self._engine.model_metadata(model, version)))
+        return self._read(lambda: self._engine.model_metadata(model, version))
 
     def config(self, model: str, version: int | None = None) -> dict[str, Any]:
         """The complete configuration of a model, in the JSON form of the protocol. The caller's own."""
-        return self._do(_soon(lambda: json.loads(self._engine.model_config(model, version).json_text)))
+        return self._read(lambda: json.loads(self._engine.model_config(model, version).json_text))
 
     # ------------------------------------------------------------------------------------------ health
 
@@ -654,7 +644,7 @@ class Server:
         if not self.is_running:
             return False
         try:
-            return self._do(self._is_ready(model, version))
+            return self._do(lambda: self._is_ready(model, version))
         except RuntimeError:  # stopped at this moment
             return False
 
@@ -663,7 +653,7 @@ class Server:
         if not self.is_running:
             return False
         try:
-            return await self._ado(self._is_ready(model, version))
+            return await self._ado(lambda: self._is_ready(model, version))
         except RuntimeError:
             return False
 
@@ -675,11 +665,11 @@ class Server:
 
         Times are nanoseconds. Raises InferenceError for a model that has none.
         """
-        return self._do(_soon(lambda: [statistics_json(row) for row in self._engine.statistics(model, version)]))
+        return self._read(lambda: [statistics_json(row) for row in self._engine.statistics(model, version)])
 
     def waiting(self, model: str = "") -> Waiting:
         """What has been accepted and not answered at this moment, of *model* or of all: what to scale by."""
-        return self._do(_soon(lambda: self._waiting(model)))
+        return self._read(lambda: self._waiting(model))
 
     def _waiting(self, model: str) -> Waiting:
         rows = [row for row in self._engine.loaded_statistics() if model in ("", row.name)]
@@ -687,7 +677,7 @@ class Server:
 
     def metrics_text(self) -> str:
         """The page for Prometheus, as the listener for metrics would answer with."""
-        return self._do(self._metrics_text())
+        return self._do(self._metrics_text)
 
     async def _metrics_text(self) -> str:
         assert self._parts is not None
@@ -780,36 +770,35 @@ class Server:
             raise RuntimeError(f"the server {text}")
         return calls
 
-    def _thread_for(self, work: Coroutine[Any, Any, Answer]) -> LoopThread:
-        """Where *work* is done. Raises RuntimeError where that cannot be waited for, and closes it."""
-        try:
-            calls = self._running()
-            if calls.thread.is_current:
-                raise RuntimeError("a method that waits for the server's own thread was called in it")
-            return calls.thread
-        except RuntimeError:
-            work.close()
-            raise
+    def _running_thread(self) -> LoopThread:
+        """The loop's thread. Raises RuntimeError where it does not run, or cannot be waited for."""
+        thread = self._running().thread
+        if thread.is_current:
+            raise RuntimeError("a method that waits for the server's own thread was called in it")
+        return thread
 
-    def _do(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+    def _do(self, work: Work[Answer]) -> Answer:
         """Do *work* in the loop, and wait. Raises what it raises."""
         try:
-            return self._thread_for(work).do(work)
+            return self._running_thread().do(work())
         except asyncio.CancelledError:
             raise RuntimeError("the server has been stopped") from None
 
-    async def _ado(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+    async def _ado(self, work: Work[Answer]) -> Answer:
         """`_do`, for a coroutine."""
-        return await outcome(asyncio.wrap_future(self._thread_for(work).begin(work)))
+        return await outcome(asyncio.wrap_future(self._running_thread().begin(work())))
+
+    def _read(self, read: Callable[[], Answer]) -> Answer:
+        """*read* the engine's state, in the loop that it belongs to."""
+
+        async def soon() -> Answer:
+            return read()
+
+        return self._do(soon)
 
 
 def _source(specification: Specification) -> BoundSource:
     return InProcess(specification) if specification.in_process else Template(specification)
-
-
-async def _soon(read: Callable[[], Answer]) -> Answer:
-    """*read* the engine's state, in the loop that it belongs to."""
-    return read()
 
 
 def _nothing() -> None:

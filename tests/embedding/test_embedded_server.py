@@ -597,7 +597,7 @@ def test_it_starts_and_stops_in_a_coroutine(repository: Path) -> None:
 def test_a_coroutine_is_told_of_the_end_and_not_cancelled_by_it() -> None:
     async def ask() -> None:
         async with Server() as server:
-            asking = asyncio.ensure_future(server._ado(asyncio.Event().wait()))
+            asking = asyncio.ensure_future(server._ado(asyncio.Event().wait))
             assert await server.ais_ready()  # behind the other in the server's loop
             await server.astop()
             with pytest.raises(RuntimeError, match="the server has been stopped"):
