@@ -107,7 +107,6 @@ _VARIATION = own_option(
     Kind("<percent>", _number(0, 100)),
     "By how much lengths of sequences differ from that.",
     default=20.0,
-    shown_default="20",
 )
 _ID_RANGE = own_option(
     "sequence-id-range",
@@ -136,9 +135,7 @@ _PROCESSES = own_option(
     "Processes that send.",
     shown_default="one, and more while they cannot send enough and there are cores",
 )
-_INTERVAL_OPTION = own_option(
-    "measurement-interval", _INTERVAL, "Length of a window of measurement.", default=5000.0, shown_default="5000"
-)
+_INTERVAL_OPTION = own_option("measurement-interval", _INTERVAL, "Length of a window of measurement.", default=5000.0)
 _MODE = own_option(
     "measurement-mode",
     command_line.choice("time_windows", "count_windows"),
@@ -153,7 +150,6 @@ _STABILITY = own_option(
     Kind("<percent>", _number(0.01, 1000)),
     "A level is steady when the rates and latencies of three windows are within that of their mean.",
     default=10.0,
-    shown_default="10",
 )
 _TRIALS = own_option(
     "max-trials", command_line.COUNT, "Windows after which a level ends without being steady.", default=10
@@ -164,13 +160,7 @@ _PERCENTILE = own_option(
     "The latency that has to be steady and is compared.",
     shown_default="the mean",
 )
-_WARM_UP = own_option(
-    "warmup-interval",
-    _MILLISECONDS,
-    "Load before the first window of each level.",
-    default=1000.0,
-    shown_default="1000",
-)
+_WARM_UP = own_option("warmup-interval", _MILLISECONDS, "Load before the first window of each level.", default=1000.0)
 _THRESHOLD = own_option("latency-threshold", _LIMIT, "A sweep ends with the level whose latency is above that.")
 _BINARY = own_option(
     "binary-search",

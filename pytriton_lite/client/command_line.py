@@ -64,7 +64,7 @@ CACERT = own_option("cacert", FILE, "Certificates of authorities to be trusted o
 CERT = own_option("cert", FILE, "The client's certificate, for a server that asks for one over TLS, PEM.")
 KEY = own_option("key", FILE, "The key of --cert, PEM, where it is not in the same file.")
 INSECURE = own_option("insecure", SWITCH, "Trust any certificate.", default=False)
-TIMEOUT = own_option("timeout", SECONDS, "How long to wait for an answer.", default=60.0, shown_default="60")
+TIMEOUT = own_option("timeout", SECONDS, "How long to wait for an answer.", default=60.0)
 
 TARGET_OPTIONS = (MODEL_NAME, MODEL_VERSION, URL, PROTOCOL, HEADER, CACERT, CERT, KEY, INSECURE, TIMEOUT)
 """What every command that asks a server takes; `target_of` reads them."""
