@@ -16,7 +16,7 @@ from pytriton_lite.client import values
 from pytriton_lite.client.errors import ClientError
 from pytriton_lite.client.messages import ModelMetadata, TensorSpec, make_tensor, read_json, same_count
 from pytriton_lite.core import bytes_tensor, dtypes
-from pytriton_lite.core.tensor import Tensor, element_count, format_shape
+from pytriton_lite.core.tensor import Tensor, element_count, format_shape, has_dims
 
 MOST_ROWS = 1024
 MOST_BYTES = 64 << 20
@@ -81,8 +81,7 @@ def _names(specs: Sequence[TensorSpec]) -> str:
 def _shape(spec: TensorSpec, options: DataOptions) -> tuple[int, ...]:
     given = (options.shapes or {}).get(spec.name)
     if given is not None:
-        fits = len(given) == len(spec.shape) and all(dim in (-1, length) for dim, length in zip(spec.shape, given))
-        if not fits:
+        if not has_dims(given, spec.shape):
             raise ClientError(
                 f"--shape {spec.name}:{','.join(map(str, given))}: the model expects {format_shape(spec.shape)}, "
                 "without the batch"

@@ -22,6 +22,7 @@ from pytriton_lite.binding.decorators import Outputs, named
 from pytriton_lite.binding.request import Array, Request
 from pytriton_lite.binding.specification import CURRENT, Specification, is_class
 from pytriton_lite.core import arrays, dtypes
+from pytriton_lite.core.tensor import has_dims
 from pytriton_lite.worker import pb_utils
 from pytriton_lite.worker.request import InferenceRequest
 from pytriton_lite.worker.response import InferenceResponse
@@ -222,7 +223,7 @@ class BoundModel:
         if found is not wanted and not (wanted is dtypes.BF16 and found is dtypes.FP32):  # numpy has no BF16
             told = found.name if found is not None else str(array.dtype)
             raise ValueError(f"{self._where(name)} is {told}, and is declared as {wanted.name}")
-        if len(dims) != len(tensor.shape) or any(want not in (-1, dim) for want, dim in zip(tensor.shape, dims)):
+        if not has_dims(dims, tensor.shape):
             of_row = " for each row" if model.batching else ""
             raise ValueError(
                 f"{self._where(name)} has shape {list(dims)}{of_row}, and is declared as {list(tensor.shape)}"

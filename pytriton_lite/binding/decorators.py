@@ -18,6 +18,7 @@ import numpy as np
 from pytriton_lite.binding.request import Array, Request
 from pytriton_lite.binding.specification import TAKES_REQUESTS, Specification, current
 from pytriton_lite.core import bytes_tensor
+from pytriton_lite.core.tensor import has_dims
 
 __all__ = [
     "ConstantPadder",
@@ -253,9 +254,7 @@ def _check_defaults(defaults: dict[str, Array], model: Specification) -> None:
         is_text = default.dtype.kind in "OSU"
         if not is_text and expected is not None and default.dtype != expected:
             raise ValueError(f"the default of input '{name}' is {default.dtype}, and the input {tensor.datatype.name}")
-        if len(default.shape) != len(tensor.shape) or any(
-            wanted not in (-1, dim) for wanted, dim in zip(tensor.shape, default.shape)
-        ):
+        if not has_dims(default.shape, tensor.shape):
             raise ValueError(
                 f"the default of input '{name}' has shape {list(default.shape)}, and the input {list(tensor.shape)}"
             )

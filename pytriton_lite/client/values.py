@@ -16,7 +16,7 @@ import numpy as np
 from pytriton_lite.client.errors import ClientError
 from pytriton_lite.client.messages import TensorSpec, make_tensor, read_json, same_count
 from pytriton_lite.core import dtypes
-from pytriton_lite.core.tensor import Tensor, format_shape
+from pytriton_lite.core.tensor import Tensor, format_shape, has_dims
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 _BASE64 = "b64"
@@ -281,9 +281,9 @@ def _fitting_shape(wanted: Sequence[int], array: np.ndarray[Any, Any]) -> tuple[
     An array may lack the dimension of the batch, and what is flat may be meant as any shape with one open dimension.
     """
     given: tuple[int, ...] = array.shape
-    if _is_of(wanted, given):
+    if has_dims(given, wanted):
         return given
-    if wanted and wanted[0] == -1 and _is_of(wanted[1:], given):
+    if wanted and wanted[0] == -1 and has_dims(given, wanted[1:]):
         return (1, *given)
     if array.ndim > 1:
         return None
@@ -294,7 +294,3 @@ def _fitting_shape(wanted: Sequence[int], array: np.ndarray[Any, Any]) -> tuple[
     if shape.count(-1) == 1 and known and array.size % known == 0:
         shape[shape.index(-1)] = array.size // known
     return tuple(shape) if -1 not in shape and math.prod(shape) == array.size else None
-
-
-def _is_of(wanted: Sequence[int], shape: Sequence[int]) -> bool:
-    return len(wanted) == len(shape) and all(dim in (-1, length) for dim, length in zip(wanted, shape, strict=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from pytriton_lite.core.dtypes import DataType
@@ -174,6 +174,11 @@ def element_count(shape: tuple[int, ...]) -> int:
     for dim in shape:
         count *= dim
     return count
+
+
+def has_dims(shape: Sequence[int], dims: Sequence[int]) -> bool:
+    """Whether *shape* is one of those that *dims* declare, in which -1 is any size."""
+    return len(shape) == len(dims) and all(dim in (-1, size) for dim, size in zip(dims, shape))
 
 
 def format_shape(shape: tuple[int, ...] | list[int]) -> str:
