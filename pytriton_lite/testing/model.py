@@ -24,7 +24,6 @@ from pytriton_lite.config.auto_complete import merge_completed
 from pytriton_lite.config.model_config import (
     InstanceSpec,
     ModelConfig,
-    TensorSpec,
     check_for_load,
     instance_names,
     read_model_config,
@@ -373,13 +372,9 @@ class ModelUnderTest:
         spec = self._config.inputs_by_name.get(tensor.name)
         if spec is None or spec.reshape is None:
             return tensor.shape
-        return self._reshaped(spec, tensor.shape)
-
-    def _reshaped(self, spec: TensorSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
-        assert spec.reshape is not None
-        batch = shape[:1] if self._config.max_batch_size else ()
-        inner = reshaped(spec.dims, spec.reshape, shape[len(batch) :])
-        return shape if inner is None else batch + inner
+        batch = tensor.shape[:1] if self._config.max_batch_size else ()
+        inner = reshaped(spec.dims, spec.reshape, tensor.shape[len(batch) :])
+        return tensor.shape if inner is None else batch + inner
 
 
 def _files(config: ModelConfig, version: int, folder: Path, backend: Backend | None) -> ModelFiles:
