@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pytriton_lite.binding.request import Array, Request
+from pytriton_lite.binding.request import Array
 from pytriton_lite.binding.specification import TAKES_REQUESTS, Specification, current
 from pytriton_lite.core import bytes_tensor
 from pytriton_lite.core.tensor import has_dims
@@ -426,6 +426,3 @@ class ConstantPadder:
         padded[...] = b"" if array.dtype.kind in "OS" else "" if array.dtype.kind == "U" else self.pad_value
         padded[tuple(map(slice, array.shape))] = array
         return padded
-
-
-Requests = Sequence[Request]

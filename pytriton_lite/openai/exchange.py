@@ -6,7 +6,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import orjson
 
@@ -25,7 +25,6 @@ from pytriton_lite.openai.templates import Templates
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import Server
 
-Json = dict[str, Any]
 Result = TypeVar("Result")
 
 REQUEST_ID = b"x-request-id"

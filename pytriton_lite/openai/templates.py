@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 import struct
 from typing import TYPE_CHECKING, Any
@@ -23,8 +22,6 @@ from pytriton_lite.openai.renderer import CPU_S, MOST_CHARACTERS
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.server import ServedVersion
-
-logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 
