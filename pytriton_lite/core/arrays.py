@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -142,8 +141,3 @@ def decoded(data: bytes | bytearray | memoryview, datatype: dtypes.DataType, sha
         return (halves << 16).view(np.float32).reshape(shape)
     elements: Array = np.frombuffer(data, datatype.numpy).reshape(shape)
     return elements
-
-
-def arrays_of(tensors: Iterable[Tensor]) -> dict[str, Array]:
-    """`array_of` each of *tensors*, by name."""
-    return {tensor.name: array_of(tensor) for tensor in tensors}

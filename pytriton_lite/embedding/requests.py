@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytriton_lite.core.arrays import Array, arrays_of, tensor_of
+from pytriton_lite.core.arrays import Array, array_of, tensor_of
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import (
     SEQUENCE_END,
@@ -382,7 +382,7 @@ def opened(thread: LoopThread, box: Box) -> Response:
     try:
         response = box[0]
         is_packed = response.packed is not None
-        return Response(arrays_of(response.outputs), response)
+        return Response({tensor.name: array_of(tensor) for tensor in response.outputs}, response)
     finally:
         if not is_packed:  # else there was no memory of the model's in it
             del response
