@@ -168,12 +168,9 @@ def summary(windows: Sequence[Figures], *, is_steady: bool) -> Figures:
 class _Trial:
     """One level with one number of processes."""
 
-    def __init__(
-        self, level: Level, traffic: Traffic, steadiness: Steadiness, on_window: Callable[[Figures, int], None]
-    ) -> None:
+    def __init__(self, traffic: Traffic, steadiness: Steadiness, on_window: Callable[[Figures, int], None]) -> None:
         self._steadiness = steadiness
         self._traffic = traffic
-        self._level = level
         self._on_window = on_window
         self._gathered: Window | None = None
         self.windows: list[Figures] = []
@@ -250,7 +247,7 @@ def _measure(
     on_window: Callable[[Figures, int], None],
     on_tick: Callable[[], None],
 ) -> Result:
-    trial = _Trial(level, traffic, steadiness, on_window)
+    trial = _Trial(traffic, steadiness, on_window)
     before = client.statistics(traffic.model, traffic.version)
     window_s = steadiness.window_s if steadiness.window_requests is None else 0.1
     fleet.run(
