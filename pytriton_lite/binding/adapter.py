@@ -84,12 +84,12 @@ class BoundModel:
         if isinstance(result, list):  # as most often
             return self._responses(given, result)
         if inspect.isawaitable(result):
-            return self._answer_later(requests, given, result)
+            return self._answer_later(given, result)
         if inspect.isgenerator(result) or inspect.isasyncgen(result):
             raise TypeError(f"model '{self._specification.name}' is a generator, and is not bound as decoupled")
         return self._responses(given, result)
 
-    async def _answer_later(self, requests: Sequence[InferenceRequest], given: list[Request], result: Any) -> Any:
+    async def _answer_later(self, given: list[Request], result: Any) -> Any:
         CURRENT.set(self._specification)
         try:
             return self._responses(given, await result)
