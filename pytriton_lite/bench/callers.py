@@ -61,7 +61,6 @@ class Caller(ABC):
         self.first_ns = 0
         """When the first response came."""
         self.responses = 0
-        self.reconnects = 0
         self.socket = self._open()
 
     def begin(self, request: Prepared, intended_ns: int) -> None:
@@ -123,7 +122,6 @@ class Caller(ABC):
 
     def _reopen(self) -> None:
         self.close()
-        self.reconnects += 1
         self.socket = self._open()
 
     def _write(self, data: bytes) -> None:

@@ -135,7 +135,6 @@ def together(parts: list[Window]) -> Window:
         whole.firsts.extend(part.firsts)
         whole.lags.extend(part.lags)
         whole.responses += part.responses
-        whole.reconnects += part.reconnects
         whole.waiting += part.waiting
         for text, number in part.errors.items():
             whole.count_error(text, number)

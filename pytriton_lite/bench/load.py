@@ -211,9 +211,6 @@ class Load:
         window = self._window
         window.ended_ns = now_ns
         window.waiting = len(self._late)
-        window.reconnects = sum(caller.reconnects for caller in self._callers)
-        for caller in self._callers:
-            caller.reconnects = 0
         cpu_s = time.process_time()
         window.cpu_s, self._cpu_s = cpu_s - self._cpu_s, cpu_s
         self._window = Window(now_ns)

@@ -25,7 +25,6 @@ class Window:
     responses: int = 0
     failed: int = 0
     errors: dict[str, int] = field(default_factory=dict)
-    reconnects: int = 0
     waiting: int = 0
     """Requests at the end of the window whose time has come and that no connection was free for."""
     cpu_s: float = 0.0
