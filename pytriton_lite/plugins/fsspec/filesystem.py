@@ -212,6 +212,8 @@ class ObjectStore(FilesystemSource):
 
     def models(self) -> dict[str, RemoteModel]:
         found = self._find(self._url.path)
+        if not found:
+            self.names()  # adlfs finds nothing, and raises nothing, in a container that is not there; its list does
         self._check_there(found)
         return self._models(found)
 
@@ -226,18 +228,26 @@ class ObjectStore(FilesystemSource):
     def _find(self, path: str) -> dict[str, dict[str, Any]]:
         with self.told():
             self._filesystem.invalidate_cache()
-            found: dict[str, dict[str, Any]] = self._filesystem.find(path, detail=True, withdirs=True)
-        return found
+            found = self._filesystem.find(path, detail=True, withdirs=True)
+        # adlfs has a list with that one name for what is no folder.
+        return found if isinstance(found, dict) else {}
 
     def _models(self, found: Mapping[str, dict[str, Any]]) -> dict[str, RemoteModel]:
         models: dict[str, RemoteModel] = {}
         for address, info in found.items():
             below = self._below(address)
-            if info["type"] == "directory":
+            if self._is_directory(address, info):
                 add_file(models, f"{below.rstrip('/')}/", None)
             else:
                 add_file(models, below, RemoteFile(address, identity_of(info), info.get("size")))
         return models
+
+    def _is_directory(self, address: str, info: Mapping[str, Any]) -> bool:
+        if self._url.scheme == "as" and info["type"] == "file" and not info["size"]:
+            # adlfs lists an empty object ``folder/`` as a file without the slash; asked for it alone, it knows better.
+            with self.told():
+                info = self.info(address)
+        return bool(info["type"] == "directory")
 
     def _below(self, address: str) -> str:
         return address[len(self._url.path) + 1 :]

@@ -1,0 +1,179 @@
+"""``as://``: the package that reads it, against a server here that answers as the store does. See `make docs`."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+
+from pytriton_lite.remote.repositories import RemoteRepositories
+from pytriton_lite.remote.url import parse_remote_url
+
+Objects = dict[str, bytes]
+Answer = tuple[int, dict[str, str], bytes]
+KEY = "c2VjcmV0"
+
+
+@contextmanager
+def serving(answer: Callable[[str, dict[str, str], str], Answer]) -> Iterator[str]:
+    """The address of a server that says what *answer* makes of a path, a query, and a range."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            split = urlsplit(self.path)
+            query = {name: values[0] for name, values in parse_qs(split.query).items()}
+            wanted = self.headers.get("x-ms-range") or self.headers.get("Range") or ""
+            status, headers, body = answer(unquote(split.path), query, wanted)
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def part(content: bytes, wanted: str) -> Answer:
+    """The answer to a GET of *content*, or of the bytes of it that are *wanted*."""
+    if not wanted or not content:
+        return (416, {}, b"") if wanted else (200, {}, content)
+    first, _, last = wanted.removeprefix("bytes=").partition("-")
+    found = content[int(first) : int(last) + 1 if last else None]
+    return 206, {"Content-Range": f"bytes {first}-{int(first) + len(found) - 1}/{len(content)}"}, found
+
+
+def listed(objects: Objects, prefix: str, delimiter: str) -> tuple[list[str], list[str]]:
+    """The names that begin with *prefix*, and what the others have up to the *delimiter* behind it."""
+    names = sorted(name for name in objects if name.startswith(prefix))
+    deeper = [name for name in names if delimiter and delimiter in name[len(prefix) :]]
+    folders = {prefix + name[len(prefix) :].partition(delimiter)[0] + delimiter for name in deeper}
+    return [name for name in names if name not in deeper], sorted(folders)
+
+
+def open_remote(url: str, folder: Path) -> RemoteRepositories:
+    return RemoteRepositories(
+        [parse_remote_url(url)], cache_directory=folder, environ=os.environ, clock=itertools.count().__next__
+    )
+
+
+def tree(remote: RemoteRepositories, url: str) -> list[str]:
+    root = remote.path_of(parse_remote_url(url))
+    return sorted(f"{path.relative_to(root)}{'/' if path.is_dir() else ''}" for path in root.rglob("*"))
+
+
+# Azure --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def azure(monkeypatch: pytest.MonkeyPatch) -> Iterator[Objects]:
+    """What the container ``box`` of the account ``acme`` has."""
+    pytest.importorskip("adlfs")
+    objects: Objects = {}
+
+    def properties(name: str) -> dict[str, str]:
+        return {
+            "ETag": f'"{hash(objects[name])}"',
+            "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT",
+            "Content-Length": str(len(objects[name])),
+            "x-ms-blob-type": "BlockBlob",
+        }
+
+    def answer(path: str, query: dict[str, str], wanted: str) -> Answer:
+        container, _, name = path.removeprefix("/acme/").partition("/")
+        if container != "box":
+            return 404, {"x-ms-error-code": "ContainerNotFound"}, b""
+        if query.get("comp") == "list":
+            names, folders = listed(objects, query.get("prefix", ""), query.get("delimiter", ""))
+            blobs = "".join(
+                f"<Blob><Name>{each}</Name><Properties><Last-Modified>{properties(each)['Last-Modified']}</Last-Modified>"
+                f"<Etag>{hash(objects[each])}</Etag><Content-Length>{len(objects[each])}</Content-Length>"
+                "<BlobType>BlockBlob</BlobType></Properties><Metadata /></Blob>"
+                for each in names
+            )
+            prefixes = "".join(f"<BlobPrefix><Name>{each}</Name></BlobPrefix>" for each in folders)
+            text = f"<EnumerationResults ContainerName='box'><Blobs>{blobs}{prefixes}</Blobs></EnumerationResults>"
+            return 200, {"Content-Type": "application/xml"}, text.encode()
+        if query.get("restype") == "container":
+            return 200, {"ETag": '"0"', "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}, b""
+        if name not in objects:
+            return 404, {"x-ms-error-code": "BlobNotFound"}, b""
+        status, headers, body = part(objects[name], wanted)
+        return (
+            status,
+            {**properties(name), **headers, "Content-Length": str(len(body) if wanted else len(objects[name]))},
+            body,
+        )
+
+    with serving(answer) as address:
+        monkeypatch.setenv(
+            "AZURE_STORAGE_CONNECTION_STRING", f"AccountName=acme;AccountKey={KEY};BlobEndpoint={address}/acme;"
+        )
+        yield objects
+
+
+def test_a_folder_that_is_an_empty_object_is_a_folder_on_azure(azure: Objects, tmp_path: Path) -> None:
+    azure.update({"repo/pipeline/config.pbtxt": b"ensemble", "repo/pipeline/1/": b""})
+    azure.update({"repo/m/1/model.py": b"code", "repo/m/1/empty.txt": b"", "repo/readme.txt": b"beside"})
+    url = "as://acme/box/repo"
+    remote = open_remote(url, tmp_path)
+    try:
+        found = remote.refresh()
+        assert (found.repositories, found.models) == ([], {})
+        assert tree(remote, url) == [
+            "m/",
+            "m/1/",
+            "m/1/empty.txt",
+            "m/1/model.py",
+            "pipeline/",
+            "pipeline/1/",
+            "pipeline/config.pbtxt",
+        ]
+        azure["repo/m/1/model.py"] = b"other code"
+        remote.refresh_model("m")
+        assert (remote.path_of(parse_remote_url(url)) / "m/1/model.py").read_text() == "other code"
+    finally:
+        remote.close()
+
+
+def test_the_name_of_an_object_beside_the_models_is_no_model_on_azure(azure: Objects, tmp_path: Path) -> None:
+    azure.update({"repo/m/1/model.py": b"code", "repo/readme.txt": b"beside"})
+    remote = open_remote("as://acme/box/repo", tmp_path)
+    try:
+        remote.refresh_model("readme.txt")
+        assert tree(remote, "as://acme/box/repo") == []
+    finally:
+        remote.close()
+
+
+def test_a_container_that_is_not_there_is_no_empty_repository(azure: Objects, tmp_path: Path) -> None:
+    remote = open_remote("as://acme/bocks", tmp_path)
+    try:
+        (text,) = remote.refresh().repositories
+        assert "model repository 'as://acme/bocks': " in text
+        azure.clear()
+        empty = open_remote("as://acme/box", tmp_path)
+        assert empty.refresh().repositories == []
+        empty.close()
+    finally:
+        remote.close()
