@@ -1,9 +1,12 @@
-"""``as://``: the package that reads it, against a server here that answers as the store does. See `make docs`."""
+"""``as://`` and ``gs://``: the packages that read them, against servers here that answer as the stores do. See `make docs`."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +22,7 @@ from pytriton_lite.remote.url import parse_remote_url
 Objects = dict[str, bytes]
 Answer = tuple[int, dict[str, str], bytes]
 KEY = "c2VjcmV0"
+MIB = 1 << 20
 
 
 @contextmanager
@@ -177,3 +181,79 @@ def test_a_container_that_is_not_there_is_no_empty_repository(azure: Objects, tm
         empty.close()
     finally:
         remote.close()
+
+
+# Google -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[Objects]:
+    """What the public bucket ``box`` has; nobody has credentials."""
+    pytest.importorskip("gcsfs")
+    objects: Objects = {}
+
+    def described(name: str) -> dict[str, str]:
+        generation = str(abs(hash(objects[name])))
+        return {"name": name, "bucket": "box", "size": str(len(objects[name])), "generation": generation}
+
+    def answer(path: str, query: dict[str, str], wanted: str) -> Answer:
+        _, _, place = path.partition("/storage/v1/b/box/o")
+        name = place.removeprefix("/")
+        if not name:
+            names, folders = listed(objects, query.get("prefix", ""), query.get("delimiter", ""))
+            body = json.dumps({"items": [described(each) for each in names], "prefixes": folders})
+        elif name not in objects:
+            return 404, {}, json.dumps({"error": {"code": 404, "message": f"No such object: {name}"}}).encode()
+        elif query.get("alt") == "media":
+            return part(objects[name], wanted)
+        else:
+            body = json.dumps(described(name))
+        return 200, {"Content-Type": "application/json"}, body.encode()
+
+    with serving(answer) as address:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
+        monkeypatch.setenv("NO_GCE_CHECK", "true")
+        monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+        yield objects
+
+
+READ = """
+import itertools, logging, os, pathlib, resource, sys
+from pytriton_lite.remote.repositories import RemoteRepositories
+from pytriton_lite.remote.url import parse_remote_url
+
+logging.basicConfig(level=logging.WARNING)
+url = parse_remote_url("gs://box/repo")
+remote = RemoteRepositories(
+    [url], cache_directory=pathlib.Path(sys.argv[1]), environ=os.environ, clock=itertools.count().__next__
+)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+found = remote.refresh()
+print(found.repositories, found.models, remote.refresh().models)
+print(sorted(str(path.relative_to(remote.path_of(url))) for path in remote.path_of(url).rglob("*")))
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+remote.close()
+"""
+
+
+def read_in_a_process(folder: Path) -> tuple[list[str], str]:
+    """The lines that `READ` prints, and its log. The address of a stand-in is read as gcsfs is imported."""
+    done = subprocess.run([sys.executable, "-c", READ, str(folder)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines(), done.stderr
+
+
+def test_a_public_bucket_of_google_is_read_without_a_warning_for_each_file(google: Objects, tmp_path: Path) -> None:
+    google.update({"repo/pipeline/config.pbtxt": b"ensemble", "repo/pipeline/1/": b"", "repo/m/1/model.py": b"code"})
+    lines, log = read_in_a_process(tmp_path)
+    assert lines[0] == "[] {} {}"
+    assert lines[1] == str(["m", "m/1", "m/1/model.py", "pipeline", "pipeline/1", "pipeline/config.pbtxt"])
+    assert "bucket type" not in log
+    assert log.count("WARNING") <= 3, "what is said once, where credentials are looked for"
+
+
+def test_large_objects_of_google_are_streams_and_not_parts_in_memory(google: Objects, tmp_path: Path) -> None:
+    google.update({f"repo/m/1/{number}.bin": bytes(150 * MIB) for number in range(2)})
+    lines, _ = read_in_a_process(tmp_path)
+    assert lines[0] == "[] {} {}"
+    assert int(lines[2]) < 100, "MiB for 300 MiB"

@@ -48,7 +48,13 @@ def open_filesystem(url: RemoteUrl, access: Access) -> Any:
             options["anon"] = True
         if access.azure_identity:
             options["credential"] = _azure_credential(access)
-        return fsspec.filesystem(access.protocol, use_listings_cache=False, skip_instance_cache=True, **options)
+        options.update(use_listings_cache=False, skip_instance_cache=True)
+        filesystem = fsspec.filesystem(access.protocol, **options)
+        if url.scheme == "gs" and filesystem.credentials.credentials is None:
+            # In front of each request gcsfs asks of which kind the bucket is. Without credentials that never succeeds, and is a
+            # search for some, and a warning, each time. The class below does not ask.
+            return importlib.import_module("gcsfs.core").GCSFileSystem(**{**options, "token": "anon"})
+        return filesystem
 
 
 def _has_no_aws_credentials(profile: str | None) -> bool:
@@ -147,8 +153,10 @@ class FilesystemSource:
         return info
 
     def fetch(self, file: RemoteFile, destination: Path, is_closing: Callable[[], bool]) -> None:
+        # gcsfs reads large objects in parts that it keeps in memory, four at a time, unless it has headers to send.
+        options: dict[str, Any] = {"headers": {}} if self._url.scheme == "gs" else {}
         with self.told():
-            self._filesystem.get_file(file.address, str(destination), callback=_callback(is_closing))
+            self._filesystem.get_file(file.address, str(destination), callback=_callback(is_closing), **options)
             # Large objects come in pieces, and the name may have got another content between two of them.
             if identity_of(self.info(file.address)) != file.identity:
                 raise SourceError(f"{file.address} changed while it was copied")
