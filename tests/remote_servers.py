@@ -97,7 +97,7 @@ def _record(server: Any, requests: list[tuple[str, str]], answers: threading.Eve
 class WebServer(ThreadingHTTPServer):
     """Serves the files of a folder and lists them. ``requests`` are (method, path, Authorization).
 
-    ``redirects`` are places by path.
+    ``redirects`` are places by path, and ``refused`` the paths that nobody may read.
     """
 
     daemon_threads = True
@@ -105,6 +105,7 @@ class WebServer(ThreadingHTTPServer):
     def __init__(self, folder: Path) -> None:
         self.requests: list[tuple[str, str, str]] = []
         self.redirects: dict[str, str] = {}
+        self.refused: set[str] = set()
         super().__init__(("127.0.0.1", 0), functools.partial(_Handler, directory=str(folder)))
         self.is_tls = False
 
@@ -118,6 +119,9 @@ class _Handler(SimpleHTTPRequestHandler):
 
     def send_head(self) -> Any:
         self.server.requests.append((self.command, self.path, self.headers.get("Authorization", "")))
+        if self.path in self.server.refused:
+            self.send_error(403)
+            return None
         place = self.server.redirects.get(self.path)
         if place is None:
             return super().send_head()

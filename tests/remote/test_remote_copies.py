@@ -693,6 +693,18 @@ def test_a_page_without_links_and_a_page_that_is_not_there_are_told(
     ]
 
 
+def test_a_file_that_a_web_server_refuses_keeps_its_own_model_out(
+    web: WebServer, tmp_path: Path, open_remote: Open
+) -> None:
+    write(tmp_path / "www", {"a/1/model.py": "code a", "b/1/model.py": "code b", "c/1/model.py": "code c"})
+    web.refused.add("/b/1/model.py")
+    remote = open_remote(web.url)
+    result = remote.refresh()
+    assert result.repositories == [] and list(result.models) == ["b"]
+    assert result.models["b"].startswith(f"cannot copy model 'b' of {web.url}: 403, message='Forbidden'")
+    assert {name for name in tree(root(remote, web.url)) if name.endswith(".py")} == {"a/1/model.py", "c/1/model.py"}
+
+
 def test_names_in_a_listing_may_begin_with_a_dot_and_a_slash(web: WebServer, tmp_path: Path, open_remote: Open) -> None:
     """As Caddy writes them."""
     page = '<a href="..">up</a> <a href="./">here</a> <a href="./a/">a</a> <a href="./?sort=size">size</a>'

@@ -288,8 +288,11 @@ class WebDirectory(FilesystemSource):
         add_file(models, f"{name}/", None)
         paths: list[str] = []
         self._walk(models, f"{name}/", paths, depth=0)
-        for path, file in zip(paths, self._executor.map(self._file, paths), strict=True):
-            add_file(models, path, file)
+        try:
+            for path, file in zip(paths, self._executor.map(self._file, paths), strict=True):
+                add_file(models, path, file)
+        except SourceError as error:  # a file that may not be read keeps its own model out, and no other
+            models[name].problem = str(error)
 
     def _walk(self, models: dict[str, RemoteModel], folder: str, paths: list[str], depth: int) -> None:
         if depth > _DEEPEST:
