@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from pytriton_lite.remote.url import RemoteUrl
+from pytriton_lite.repository.index import is_model_name
 
 
 class SourceError(Exception):
@@ -67,14 +68,14 @@ class Source(Protocol):
 def add_file(models: dict[str, RemoteModel], path: str, file: RemoteFile | None) -> None:
     """Put *file*, or for None a directory, with *path* in the repository, into *models*.
 
-    What lies beside the models is passed over, and what is hidden, as in a repository on disk.
+    What lies beside the models is passed over, and what no model is called, as in a repository on disk.
     """
     name, slash, rest = path.partition("/")
-    if not slash or name.startswith(".") or not name:
+    if not slash or not is_model_name(name):
         return
     model = models.setdefault(name, RemoteModel())
     parts = rest.removesuffix("/").split("/") if rest else []
-    if any(part in ("", ".", "..") or "\0" in part for part in (name, *parts)):
+    if any(part in ("", ".", "..") or "\0" in part for part in parts):
         model.problem = f"the name '{path}' leads out of the model's directory"
         return
     is_directory = file is None or path.endswith("/")

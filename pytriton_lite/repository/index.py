@@ -14,8 +14,8 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 
 # The last two are pytest's, of tests that lie in the model's folder; Triton warns of them.
 _NO_VERSIONS = frozenset({"warmup", "initial_state", "configs", "__pycache__", ".pytest_cache"})
-_NO_MODELS = frozenset({"lost+found", "__pycache__"})
-"""What appears by itself beside models: at the root of a volume with ext2 to ext4, and beside tests and other code."""
+_NO_MODELS = frozenset({"lost+found", "__pycache__", "__MACOSX"})
+"""What appears by itself beside models: at the root of a volume with ext2 to ext4, beside tests and code, in a Mac's zip."""
 _LARGEST_VERSION = (1 << 63) - 1
 
 

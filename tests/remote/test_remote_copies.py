@@ -796,6 +796,22 @@ def test_an_archive_is_a_repository(web: WebServer, tmp_path: Path, open_remote:
     assert "SECRET" not in text and len(tree(path)) == 9
 
 
+def test_an_archive_of_a_mac_and_one_of_windows_are_repositories(
+    web: WebServer, tmp_path: Path, open_remote: Open
+) -> None:
+    write_zip(tmp_path / "www/mac.zip", {"a/1/model.py": "code a", "__MACOSX/a/1/._model.py": "x", "__MACOSX/._a": "x"})
+    with zipfile.ZipFile(tmp_path / "www/windows.zip", "w") as archive:
+        for name in ("b\\1\\model.py", "b\\config.pbtxt", "e\\1\\"):
+            info = zipfile.ZipInfo(name)
+            info.create_system = 0
+            archive.writestr(info, "")
+    mac, windows = f"{web.url}/mac.zip", f"{web.url}/windows.zip"
+    remote = open_remote(mac, windows)
+    assert remote.show() == [] and remote.refresh() == Refreshed()
+    assert list(tree(root(remote, mac))) == ["a", "a/1", "a/1/model.py"]
+    assert list(tree(root(remote, windows))) == ["b", "b/1", "b/1/model.py", "b/config.pbtxt", "e", "e/1"]
+
+
 def test_what_is_no_file_or_leads_elsewhere_in_an_archive_is_refused(
     web: WebServer, tmp_path: Path, open_remote: Open
 ) -> None:

@@ -94,7 +94,7 @@ def test_hidden_directories_are_no_models_and_the_log_says_so(tmp_path: Path) ->
     assert scan.notices == (Notice(logging.INFO, f"skipping hidden directory '.git' of model repository {tmp_path}"),)
 
 
-@pytest.mark.parametrize("name", ["lost+found", "__pycache__"])
+@pytest.mark.parametrize("name", ["lost+found", "__pycache__", "__MACOSX"])
 def test_what_appears_by_itself_beside_models_is_none(tmp_path: Path, name: str) -> None:
     make(tmp_path, name, "m/1")
     scan = scan_repositories([tmp_path])

@@ -21,6 +21,9 @@ from pytriton_lite.remote.cache import link
 from pytriton_lite.remote.source import Closing, RemoteFile, RemoteModel, SourceError, add_file
 from pytriton_lite.remote.url import RemoteUrl
 
+_WINDOWS = 0
+"""What a zip file says of where it was made."""
+
 Member = tuple[str, IO[bytes] | None]
 """The path of a file, and the file; None for a directory, whose path ends with a slash."""
 
@@ -78,7 +81,9 @@ def _zip_members(packed: Path) -> Iterator[Member]:
             mode = entry.external_attr >> 16  # of those that were made on Unix
             if stat.S_ISLNK(mode):
                 raise SourceError(f"'{entry.filename}' in the archive is a link")
-            yield entry.filename, None if entry.is_dir() else archive.open(entry)
+            # Windows PowerShell writes its own separator, which is a letter of names elsewhere.
+            path = entry.filename.replace("\\", "/") if entry.create_system == _WINDOWS else entry.filename
+            yield path, None if path.endswith("/") else archive.open(entry)
 
 
 def _tar_members(packed: Path) -> Iterator[Member]:
