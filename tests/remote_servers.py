@@ -97,7 +97,8 @@ def _record(server: Any, requests: list[tuple[str, str]], answers: threading.Eve
 class WebServer(ThreadingHTTPServer):
     """Serves the files of a folder and lists them. ``requests`` are (method, path, Authorization).
 
-    ``redirects`` are places by path, and ``refused`` the paths that nobody may read.
+    ``redirects`` are places by path, and ``refused`` the paths that nobody may read. ``breaking`` says how many more answers
+    of a path break off in the middle.
     """
 
     daemon_threads = True
@@ -106,6 +107,7 @@ class WebServer(ThreadingHTTPServer):
         self.requests: list[tuple[str, str, str]] = []
         self.redirects: dict[str, str] = {}
         self.refused: set[str] = set()
+        self.breaking: dict[str, int] = {}
         super().__init__(("127.0.0.1", 0), functools.partial(_Handler, directory=str(folder)))
         self.is_tls = False
 
@@ -130,6 +132,13 @@ class _Handler(SimpleHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
         return None
+
+    def copyfile(self, source: Any, outputfile: Any) -> None:
+        if self.server.breaking.get(self.path, 0) == 0:
+            super().copyfile(source, outputfile)
+        else:
+            self.server.breaking[self.path] -= 1
+            outputfile.write(source.read(1))  # and the connection ends
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing."""

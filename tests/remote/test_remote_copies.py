@@ -705,6 +705,20 @@ def test_a_file_that_a_web_server_refuses_keeps_its_own_model_out(
     assert {name for name in tree(root(remote, web.url)) if name.endswith(".py")} == {"a/1/model.py", "c/1/model.py"}
 
 
+def test_a_file_from_a_web_server_that_breaks_off_is_fetched_once_more(
+    web: WebServer, tmp_path: Path, open_remote: Open
+) -> None:
+    write(tmp_path / "www/models", {"a/1/model.py": "code a", "b/1/model.py": "code b"})
+    write_zip(tmp_path / "www/m.zip", {"c/1/model.py": "code c"})
+    web.breaking.update({"/models/a/1/model.py": 1, "/models/b/1/model.py": 2, "/m.zip": 1})
+    folder, archive = f"{web.url}/models", f"{web.url}/m.zip"
+    remote = open_remote(folder, archive)
+    result = remote.refresh()
+    assert result.repositories == [] and list(result.models) == ["b"]
+    assert (root(remote, folder) / "a/1/model.py").read_text() == "code a"
+    assert (root(remote, archive) / "c/1/model.py").read_text() == "code c"
+
+
 def test_names_in_a_listing_may_begin_with_a_dot_and_a_slash(web: WebServer, tmp_path: Path, open_remote: Open) -> None:
     """As Caddy writes them."""
     page = '<a href="..">up</a> <a href="./">here</a> <a href="./a/">a</a> <a href="./?sort=size">size</a>'

@@ -153,16 +153,26 @@ class FilesystemSource:
         return info
 
     def fetch(self, file: RemoteFile, destination: Path, is_closing: Callable[[], bool]) -> None:
-        # gcsfs reads large objects in parts that it keeps in memory, four at a time, unless it has headers to send.
-        options: dict[str, Any] = {"headers": {}} if self._url.scheme == "gs" else {}
+        try:
+            self._get(file, destination, is_closing)
+        except SourceError:
+            if self._url.scheme != "https":
+                raise
+            # Over HTTP fsspec gives up when the connection breaks off; what reads the stores goes on by itself.
+            self._get(file, destination, is_closing)
         with self.told():
-            self._filesystem.get_file(file.address, str(destination), callback=_callback(is_closing), **options)
             # Large objects come in pieces, and the name may have got another content between two of them.
             if identity_of(self.info(file.address)) != file.identity:
                 raise SourceError(f"{file.address} changed while it was copied")
         size = destination.stat().st_size
         if file.size is not None and size != file.size:
             raise SourceError(f"{file.address}: expected {file.size} bytes, got {size}")
+
+    def _get(self, file: RemoteFile, destination: Path, is_closing: Callable[[], bool]) -> None:
+        # gcsfs reads large objects in parts that it keeps in memory, four at a time, unless it has headers to send.
+        options: dict[str, Any] = {"headers": {}} if self._url.scheme == "gs" else {}
+        with self.told():
+            self._filesystem.get_file(file.address, str(destination), callback=_callback(is_closing), **options)
 
     def close(self) -> None:
         """Close the connections; the loop that they belong to is a thread of fsspec, and goes on."""
