@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
+from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.remote.repositories import RemoteRepositories
 from pytriton_lite.remote.url import parse_remote_url
 
@@ -257,3 +258,14 @@ def test_large_objects_of_google_are_streams_and_not_parts_in_memory(google: Obj
     lines, _ = read_in_a_process(tmp_path)
     assert lines[0] == "[] {} {}"
     assert int(lines[2]) < 100, "MiB for 300 MiB"
+
+
+def test_a_file_of_google_without_credentials_is_told_and_not_passed_over(
+    google: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "key.json").write_text("{}")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
+    with pytest.raises(
+        InferenceError, match="GOOGLE_APPLICATION_CREDENTIALS: the file has no credentials that can be used"
+    ):
+        open_remote("gs://box/repo", tmp_path / "cache")

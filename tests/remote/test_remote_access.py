@@ -86,9 +86,12 @@ def test_secrets_are_not_shown(credential_file: CredentialFile) -> None:
 def test_google_is_left_to_its_own_ways_or_gets_the_file_of_the_file(
     credential_file: CredentialFile, tmp_path: Path
 ) -> None:
-    assert access("gs://bucket/a", {"GOOGLE_APPLICATION_CREDENTIALS": "key.json"}) == Access("gs", {})
     key = tmp_path / "key.json"
     key.touch()
+    assert access("gs://bucket/a", {}) == Access("gs", {}, may_be_public=True)
+    assert access("gs://bucket/a", {"GOOGLE_APPLICATION_CREDENTIALS": str(key)}) == Access("gs", {})
+    with pytest.raises(ValueError, match=r"^GOOGLE_APPLICATION_CREDENTIALS: /no/such.json does not exist$"):
+        access("gs://bucket/a", {"GOOGLE_APPLICATION_CREDENTIALS": "/no/such.json"})
     environ = credential_file({"gs": {"": str(key), "gs://open": ""}})
     assert options("gs://bucket/a", environ) == {"token": str(key)}
     assert options("gs://open/a", environ) == {}

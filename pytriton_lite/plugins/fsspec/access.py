@@ -14,6 +14,7 @@ from typing import Any
 from pytriton_lite.remote.url import RemoteUrl
 
 CREDENTIAL_FILE = "TRITON_CLOUD_CREDENTIAL_PATH"
+GOOGLE_FILE = "GOOGLE_APPLICATION_CREDENTIALS"
 
 _CONNECT_S = 10
 _READ_S = 30
@@ -33,7 +34,7 @@ class Access:
     """What a filesystem of fsspec is made with.
 
     ``options`` go to its constructor. ``azure_identity`` is how Azure is to be asked for a token, where no key is given.
-    ``may_be_public``: without credentials of its own, S3 is asked unsigned.
+    ``may_be_public``: where nobody has any credentials, S3 and Google are asked without.
     """
 
     protocol: str
@@ -52,7 +53,7 @@ def find_access(url: RemoteUrl, environ: Mapping[str, str]) -> Access:
     if url.scheme == "s3":
         return _s3(url, {} if entry is None else _texts(entry, url, _S3_FIELDS), environ)
     if url.scheme == "gs":
-        return _gs(entry, url)
+        return _gs(entry, url, environ.get(GOOGLE_FILE, ""))
     return _azure(url, _azure_environment(environ) if entry is None else _texts(entry, url, _AZURE_FIELDS))
 
 
@@ -115,16 +116,18 @@ def _s3(url: RemoteUrl, entry: Mapping[str, str], environ: Mapping[str, str]) ->
     return Access("s3", options, may_be_public=True)
 
 
-def _gs(entry: object, url: RemoteUrl) -> Access:
-    """Access to Google. Without an entry gcsfs tries GOOGLE_APPLICATION_CREDENTIALS, the machine's own account, nobody."""
+def _gs(entry: object, url: RemoteUrl, default: str) -> Access:
+    """Access to Google. Without an entry gcsfs tries the file *default*, the machine's own account, nobody."""
     if entry is None:
-        return Access("gs", {})
+        if default and not Path(default).is_file():
+            raise ValueError(f"{GOOGLE_FILE}: {default} does not exist")
+        return Access("gs", {}, may_be_public=not default)
     if not isinstance(entry, str):
         raise ValueError(f"{CREDENTIAL_FILE}: expected the path of a file for {url}")
     if entry and not Path(entry).is_file():
         # gcsfs would take the text for a token, and quote it.
         raise ValueError(f"{CREDENTIAL_FILE}: the file of credentials for {url} does not exist")
-    return Access("gs", {"token": entry} if entry else {})
+    return Access("gs", {"token": entry} if entry else {}, may_be_public=True)
 
 
 def _azure_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from pytriton_lite.plugins.fsspec.access import Access
+from pytriton_lite.plugins.fsspec.access import GOOGLE_FILE, Access
 from pytriton_lite.remote.source import Closing, RemoteFile, RemoteModel, SourceError, add_file
 from pytriton_lite.remote.url import RemoteUrl, redact
 
@@ -44,13 +44,15 @@ def open_filesystem(url: RemoteUrl, access: Access) -> Any:
     with _told(access.secrets):
         if url.scheme == "https":
             options.update(_web_options(url))
-        if access.may_be_public and _has_no_aws_credentials(options.get("profile")):
+        if url.scheme == "s3" and access.may_be_public and _has_no_aws_credentials(options.get("profile")):
             options["anon"] = True
         if access.azure_identity:
             options["credential"] = _azure_credential(access)
         options.update(use_listings_cache=False, skip_instance_cache=True)
         filesystem = fsspec.filesystem(access.protocol, **options)
         if url.scheme == "gs" and filesystem.credentials.credentials is None:
+            if not access.may_be_public:
+                raise SourceError(f"{GOOGLE_FILE}: the file has no credentials that can be used")
             # In front of each request gcsfs asks of which kind the bucket is. Without credentials that never succeeds, and is a
             # search for some, and a warning, each time. The class below does not ask.
             return importlib.import_module("gcsfs.core").GCSFileSystem(**{**options, "token": "anon"})
