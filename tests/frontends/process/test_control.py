@@ -41,6 +41,8 @@ async def asked(app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> list[
     control = Control(Answers(app, {}, {}, lambda: None), to_front_end)
     questions = Questions(to_engine, room, ReceiveBudget(1 << 20))
     await asyncio.wait_for(questions.app(dict(SCOPE), receive, send), 20)
+    for _ in range(10):  # turns of the loop: the engine's end of it is some behind
+        await asyncio.sleep(0)
     assert not control._requests
     return sent
 
