@@ -220,6 +220,7 @@ class _TlsPieces:
         "_is_paused",
         "_left",
         "_transport",
+        "_unsent",
         "can_write_eof",
         "get_extra_info",
         "pause_reading",
@@ -237,6 +238,8 @@ class _TlsPieces:
         self._is_lost = False
         self._farewell: asyncio.TimerHandle | None = None
         """Until the client has had its time to end TLS, then to read; None before the transport is closed."""
+        self._unsent = (0, 0.0)
+        """Bytes that the closed transport still had to send, and since when so many."""
         self.can_write_eof = transport.can_write_eof
         self.get_extra_info = transport.get_extra_info
         self.pause_reading = transport.pause_reading
@@ -294,8 +297,16 @@ class _TlsPieces:
         known = self.get_extra_info("socket")
         if known is None:  # the loop has closed the descriptor, and somebody else may have its number
             return
-        if self._transport.get_write_buffer_size():
-            self._wait_for_client()
+        unsent = self._transport.get_write_buffer_size()
+        if unsent:
+            # asyncio of Python 3.10 counts what the client has not read yet, and perhaps never will.
+            now = asyncio.get_running_loop().time()
+            if unsent != self._unsent[0]:
+                self._unsent = (unsent, now)
+            if now - self._unsent[1] < _CLOSE_S:
+                self._wait_for_client()
+            else:
+                self._transport.abort()
             return
         connection = socket.socket(fileno=known.fileno())  # that of uvloop's transport has no such method
         try:
