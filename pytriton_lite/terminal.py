@@ -90,7 +90,7 @@ class _Lasting:
         return getattr(self._stream, name)
 
 
-class _Handler(logging.StreamHandler[TextIO]):
+class _Handler(logging.StreamHandler):  # type: ignore[type-arg]  # it has arguments from Python 3.11 on
     """Writes through the console, which knows what is drawn below."""
 
     def __init__(self, console: Console, stream: TextIO) -> None:
