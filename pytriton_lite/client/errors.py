@@ -8,7 +8,7 @@ class ClientError(Exception):
 
 
 def unwritable(path: str, error: OSError) -> ClientError:
-    """That there can be no results in a file."""
+    """The error that tells why the results cannot be written into the file *path*."""
     return ClientError(f"cannot write {path}: {error.strerror or error}")
 
 

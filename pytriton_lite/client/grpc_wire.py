@@ -80,7 +80,7 @@ class _Call:
         self.ends = False
         """The client has said all."""
         self.body = bytearray()
-        """Of a message that is not complete. It grows in place: a large one comes in thousands of frames."""
+        """What has come of a message that is not complete. It grows in place: a large message comes in thousands of frames."""
         self.received = 0
         """Bytes of data that its window has not got back."""
 

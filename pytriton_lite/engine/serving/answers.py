@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -65,7 +65,7 @@ class Answers:
         self._statistics = statistics
         self._listener = listener
         self._preserves_ordering = preserve_ordering
-        self._orders: dict[Instance | None, AnswerOrder] = {}
+        self._orders: defaultdict[Instance | None, AnswerOrder] = defaultdict(AnswerOrder)
         """By instance where requests are bound to them, so that nobody waits for another one; else there is one, of None."""
         self._is_decoupled = is_decoupled
         self._keeps_sequences = keeps_sequences
@@ -95,14 +95,11 @@ class Answers:
         """The requests of *batches* leave the queue now: their answers leave in this order."""
         if self._preserves_ordering:
             for instance, tickets in batches:
-                order = self._order_of(instance if self._keeps_sequences else None)
+                order = self._orders[instance if self._keeps_sequences else None]
                 waiting = [ticket for ticket in tickets if _is_in_order(ticket)]
                 for ticket in waiting:
                     ticket.order = order
                 order.taken(waiting)
-
-    def _order_of(self, instance: Instance | None) -> AnswerOrder:
-        return self._orders.setdefault(instance, AnswerOrder())
 
     def forget(self, instance: Instance) -> None:
         """*instance* has ended, and so has everything that it had."""
@@ -123,7 +120,7 @@ class Answers:
         if not self._preserves_ordering:
             deliver()
         else:
-            order, place = self._order_of(None), object()
+            order, place = self._orders[None], object()
             order.taken([place])
             order.finished(place, deliver)
 

@@ -153,7 +153,7 @@ class _Graph:
         return [known for known in self._rules if isinstance(known, Ticket) and not is_begun(known)]
 
     def solve(self) -> set[Waited]:
-        """Those that are stuck."""
+        """Those of the graph that wait for themselves: no alternative of theirs can come true."""
         stuck = set(self._rules)
         changed = True
         while changed:

@@ -100,7 +100,10 @@ class Folder:
         )
 
     def _pooling(self) -> str:
-        """As sentence-transformers writes it: a truth for each mode, in newer versions the mode itself. The mean elsewhere."""
+        """How tokens become one vector, as 1_Pooling of sentence-transformers says: the mean where there is no such file.
+
+        A member for each mode is true or false; newer versions write the mode itself.
+        """
         try:
             pooling = json.loads((self.path / "1_Pooling" / "config.json").read_text())
         except (OSError, ValueError):
