@@ -104,29 +104,30 @@ class Folder:
 
         A member for each mode is true or false; newer versions write the mode itself.
         """
-        try:
-            pooling = json.loads((self.path / "1_Pooling" / "config.json").read_text())
-        except (OSError, ValueError):
+        pooling = self._document("1_Pooling/config.json")
+        if pooling is None:
             return "mean"
         said = [key.removeprefix(_MODE) for key, is_on in pooling.items() if is_on and key.startswith(_MODE)]
         modes = pooling.get("pooling_mode") or [mode.removesuffix("s").removesuffix("_token") for mode in said]
         return modes if isinstance(modes, str) else " and ".join(modes) or "mean"
 
+    def _document(self, name: str) -> Any:
+        """A JSON document of sentence-transformers; None where it is not there, or is none."""
+        try:
+            return json.loads((self.path / name).read_text())
+        except (OSError, ValueError):
+            return None
+
     def _modules(self) -> list[str]:
         """What sentence-transformers does with a text, one after another; nothing elsewhere."""
-        try:
-            modules = json.loads((self.path / "modules.json").read_text())
-        except (OSError, ValueError):
-            return []
-        return [module.get("type", "").rpartition(".")[2] for module in modules]
+        modules = self._document("modules.json")
+        return [] if modules is None else [module.get("type", "").rpartition(".")[2] for module in modules]
 
     @property
     def longest(self) -> int:
         """Tokens at which sentence-transformers cuts a text off."""
-        try:
-            most = json.loads((self.path / "sentence_bert_config.json").read_text()).get("max_seq_length")
-        except (OSError, ValueError):
-            return _NO_LIMIT
+        settings = self._document("sentence_bert_config.json")
+        most = None if settings is None else settings.get("max_seq_length")
         return most if isinstance(most, int) else _NO_LIMIT
 
     def outputs(self) -> list[tuple[str, str, int]]:
