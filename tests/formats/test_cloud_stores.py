@@ -7,10 +7,8 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -19,9 +17,9 @@ import pytest
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.remote.repositories import RemoteRepositories
 from pytriton_lite.remote.url import parse_remote_url
+from tests.answering_server import Answer, answering_server
 
 Objects = dict[str, bytes]
-Answer = tuple[int, dict[str, str], bytes]
 KEY = "c2VjcmV0"
 MIB = 1 << 20
 
@@ -30,33 +28,13 @@ MIB = 1 << 20
 def serving(answer: Callable[[str, dict[str, str], str], Answer]) -> Iterator[str]:
     """The address of a server that says what *answer* makes of a path, a query, and a range."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def of_request(target: str, headers: Mapping[str, str]) -> Answer:
+        split = urlsplit(target)
+        query = {name: values[0] for name, values in parse_qs(split.query).items()}
+        return answer(unquote(split.path), query, headers.get("x-ms-range") or headers.get("Range") or "")
 
-        def do_GET(self) -> None:
-            split = urlsplit(self.path)
-            query = {name: values[0] for name, values in parse_qs(split.query).items()}
-            wanted = self.headers.get("x-ms-range") or self.headers.get("Range") or ""
-            status, headers, body = answer(unquote(split.path), query, wanted)
-            self.send_response(status)
-            for name, value in {"Content-Length": str(len(body)), **headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        do_HEAD = do_GET
-
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering_server(of_request) as address:
+        yield address
 
 
 def part(content: bytes, wanted: str) -> Answer:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ pytest.importorskip("huggingface_hub")
 from pytriton_lite.config.model_config import read_model_config  # after the check that it is there
 from pytriton_lite.remote.source import SourceError, SourceTools
 from pytriton_lite.remote.url import parse_remote_url
+from tests.answering_server import answering_server
 from tests.harness import RunningServer, tensor
 
 CODE = """
@@ -114,32 +113,8 @@ def _is_large(path: str) -> bool:
 def running_hub() -> Iterator[Hub]:
     hub = Hub()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            status, headers, body = hub.answer(self.path, self.headers.get("Authorization", ""))
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        do_HEAD = do_GET
-
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-        try:
-            yield hub
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering_server(lambda target, headers: hub.answer(target, headers.get("Authorization", ""))) as hub.url:
+        yield hub
 
 
 @pytest.fixture
