@@ -48,7 +48,8 @@ class InferenceRequest:
     is there for a request that is traced or logged. ``on_device`` says whether an input, or the place of an output, is memory
     of a device; ``region_text_bytes``, how much was read of clients' shared memory for its BYTES inputs; ``device_outputs``,
     where it is not None, which outputs may stay on one. ``origin`` is `Origin.CLIENT` unless the engine made it itself.
-    ``packed`` has the inputs as another process has sent them, where one has and all of them are small.
+    ``packed`` has the inputs as a message between processes has them, where they came so, or others like them are known; all
+    of them are small.
     """
 
     __slots__ = (
@@ -122,6 +123,11 @@ class InferenceRequest:
     def inputs(self, inputs: list[Tensor]) -> None:
         self._inputs = inputs
         self.packed = None
+
+    def take_packed(self, packed: PackedTensors) -> None:
+        """Have *packed* for its inputs."""
+        self.packed = packed
+        self._inputs = None
 
     @property
     def input_count(self) -> int:

@@ -21,7 +21,7 @@ from pytriton_lite.core.request import (
     InferenceResponse,
     ParameterValue,
 )
-from pytriton_lite.core.tensor import Buffer, PackedForm, Tensor, element_count, format_shape
+from pytriton_lite.core.tensor import Buffer, PackedForm, PackedTensors, Tensor, element_count, format_shape
 from pytriton_lite.engine.workers.intake import home_of
 from pytriton_lite.frontends.http import json_dialect
 from pytriton_lite.frontends.http.json_slices import LargeArray
@@ -33,12 +33,14 @@ from pytriton_lite.frontends.http.json_tensors import (
     NOT_UNSIGNED,
     UINT64_END,
     number_code,
+    read_numbers,
     read_tensor,
     refuse,
     refuse_type,
     write_data,
     write_numbers,
 )
+from pytriton_lite.ipc.messages import form_of
 
 if TYPE_CHECKING:
     from pytriton_lite.engine.workers.regions import Regions
@@ -46,6 +48,9 @@ if TYPE_CHECKING:
 _ABSENT: Any = object()
 _MAX_CORRELATION_ID = 128
 _MOST_TEMPLATES = 64
+_MOST_KNOWN = 512
+_LONGEST_NAMES = 2048
+"""Bytes of what tensors of a document that is remembered have for names and shapes, at most."""
 MAX_ENTRIES = 4096
 """Inputs, requested outputs and parameters that a request may have, each: every one of them takes its time on the loop."""
 
@@ -139,6 +144,80 @@ class _AnswerTemplate:
         return b"".join(parts), behind
 
 
+class KnownDocuments:
+    """Documents seen lately: forms of inputs whose numbers are all in them, and of the outputs that they want.
+
+    A document whose inputs have the names, data types and shapes of an earlier one's is like it but for the numbers, and
+    its outputs are written as that one's are. Emptied when full.
+    """
+
+    def __init__(self) -> None:
+        self._inputs: dict[tuple[object, ...], tuple[PackedForm, list[int]]] = {}
+        """Form, and number of elements of each input."""
+        self._outputs: dict[tuple[object, ...], OutputForms] = {}
+
+    def read(self, items: list[Any]) -> PackedTensors | None:
+        """The inputs that *items* are; None where they are like none that were kept. Raises InferenceError."""
+        alike = _what_is_alike(items)
+        known = None if alike is None else self._inputs.get(alike)
+        if known is None:
+            return None
+        form, counts = known
+        pieces: list[Buffer] = []
+        for at, (_, datatype, _) in enumerate(form.tensors):
+            pieces.append(read_numbers(datatype, counts[at], items[at]["data"]))
+        return form.pack(pieces)
+
+    def keep(self, items: list[Any], inputs: list[Tensor]) -> None:
+        """Remember of which form *inputs* are, which were read from *items*, if others of it can be read in one go."""
+        counts: list[int] = []
+        for tensor in inputs:
+            count = element_count(tensor.shape) if tensor.shape else 0  # of none the data are not looked at
+            if not count or number_code(tensor.datatype, tensor.nbytes) is None:
+                return
+            counts.append(count)
+        alike = _what_is_alike(items)
+        form = None if alike is None else form_of(inputs)
+        if alike is None or form is None or form.length - form.nbytes > _LONGEST_NAMES:
+            return
+        if len(self._inputs) >= _MOST_KNOWN:
+            self._inputs.clear()
+        self._inputs[alike] = form, counts
+
+    def output_forms(self, model_name: str, default: bool, listed: dict[str, bool | None]) -> OutputForms:
+        """Forms like those of an earlier document for *model_name*, which know what its answers have in common."""
+        key = (model_name, default, *listed.items())
+        found = self._outputs.get(key)
+        if found is None:
+            found = OutputForms(default=default, listed=listed)
+            if sum(map(len, listed)) <= _LONGEST_NAMES:
+                if len(self._outputs) >= _MOST_KNOWN:
+                    self._outputs.clear()
+                self._outputs[key] = found
+        return found
+
+
+def _what_is_alike(items: list[Any]) -> tuple[object, ...] | None:
+    """Names, data types and shapes of *items*; None where one is unusual, or its data are elsewhere."""
+    alike: list[object] = []
+    for item in items:
+        if type(item) is not dict or len(item) != 4:
+            return None
+        name, datatype, shape = item.get("name"), item.get("datatype"), item.get("shape")
+        if (
+            type(name) is not str
+            or type(datatype) is not str
+            or type(shape) is not list
+            or type(item.get("data")) is not list
+        ):
+            return None
+        for dim in shape:
+            if type(dim) is not int:  # True and 1.0 equal 1
+                return None
+        alike += name, datatype, tuple(shape)
+    return tuple(alike)
+
+
 def decode(
     document: Buffer,
     *,
@@ -148,12 +227,13 @@ def decode(
     binary: memoryview | None,
     max_input_size: int,
     regions: Regions,
+    known: KnownDocuments | None = None,
 ) -> tuple[InferenceRequest, OutputForms]:
     """The request in *document*, the JSON part of a body, and how its outputs are to be written.
 
     *available* is the number of bytes behind the JSON part, None where that is not known yet. *binary* are those
     bytes; where it is None, binary tensors get their declared ``nbytes`` and no data, until `attach` brings them.
-    *regions* are the clients' shared memory.
+    *regions* are the clients' shared memory. *known* are documents for which *max_input_size* was the same.
     Raises InferenceError.
     """
     root = json_dialect.loads(document)
@@ -167,9 +247,18 @@ def decode(
         request.request_id = valid_text(request_id.partition("\0")[0])
     parameters = root.get("parameters", _ABSENT)
     default_binary = parameters is not _ABSENT and _read_parameters(parameters, request)
-    _read_inputs(root, request, available, binary, max_input_size, regions)
+    items: Any = root.get("inputs")
+    packed = known.read(items) if known is not None and type(items) is list and not available else None
+    if packed is not None:
+        request.take_packed(packed)
+    else:
+        _read_inputs(root, request, available, binary, max_input_size, regions)
+        if known is not None and not available:
+            known.keep(items, request.inputs)
     outputs = root.get("outputs", _ABSENT)
     listed = {} if outputs is _ABSENT else _read_outputs(outputs, request, regions)
+    if known is not None:
+        return request, known.output_forms(model_name, default_binary, listed)
     return request, OutputForms(default=default_binary, listed=listed)
 
 

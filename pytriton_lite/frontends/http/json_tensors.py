@@ -96,11 +96,17 @@ def read_tensor(
     assert type(data) is list
     if datatype is dtypes.BYTES:
         return bytes_tensor.tensor_of(name, shape, _strings(data))
-    leaves = _leaves(data, "Unable to parse 'data': ")
-    values = _pack(leaves if len(leaves) <= count else leaves[:count], datatype)
-    if len(leaves) != count:
-        refuse_type("data", "Shape does not match true shape of 'data' field")
-    return Tensor(name, datatype, shape, values)
+    return Tensor(name, datatype, shape, read_numbers(datatype, count, data))
+
+
+def read_numbers(datatype: DataType, count: int, data: list[Any]) -> Buffer:
+    """The bytes of *count* numbers or booleans, which *data* hold, nested in any way. Raises InferenceError."""
+    leaves, kinds = _leaves(data, "Unable to parse 'data': ")
+    if len(leaves) == count:
+        return _pack(leaves, kinds, datatype)
+    leaves = leaves[:count]
+    _pack(leaves, set(map(type, leaves)), datatype)
+    refuse_type("data", "Shape does not match true shape of 'data' field")
 
 
 def _read_slices(name: str, datatype: DataType, shape: tuple[int, ...], count: int, data: LargeArray) -> Tensor:
@@ -116,8 +122,10 @@ def _read_slices(name: str, datatype: DataType, shape: tuple[int, ...], count: i
         tensor.elements = Elements(read, tensor.nbytes)
         return tensor
     for elements in data.slices():
-        leaves = _leaves(elements, "Unable to parse 'data': ")
-        packed += _pack(leaves[: count - read], datatype)
+        leaves, kinds = _leaves(elements, "Unable to parse 'data': ")
+        if len(leaves) > count - read:
+            kinds = set(map(type, leaves[: count - read]))
+        packed += _pack(leaves[: count - read], kinds, datatype)
         read += len(leaves)
         if read > count:
             break
@@ -126,17 +134,18 @@ def _read_slices(name: str, datatype: DataType, shape: tuple[int, ...], count: i
     return Tensor(name, datatype, shape, packed)
 
 
-def _leaves(data: list[Any], depth_prefix: str) -> list[Any]:
-    """The scalars of nested lists in document order; the nesting may be of any shape, even ragged."""
+def _leaves(data: list[Any], depth_prefix: str) -> tuple[list[Any], set[type]]:
+    """The scalars of nested lists in document order, and their types; the nesting may be of any shape, even ragged."""
     depth = 1
     while list in (kinds := set(map(type, data))):
         if len(kinds) > 1:
-            return _ragged_leaves(data, depth, depth_prefix)
+            data = _ragged_leaves(data, depth, depth_prefix)
+            return data, set(map(type, data))
         depth += 1
         if depth >= _MAX_NESTING:
             _refuse_nesting(depth_prefix)
         data = list(chain.from_iterable(data))
-    return data
+    return data, kinds
 
 
 def _ragged_leaves(data: list[Any], depth: int, depth_prefix: str) -> list[Any]:
@@ -160,10 +169,13 @@ def _refuse_nesting(prefix: str) -> NoReturn:
     refuse(f"{prefix}JSON nesting depth exceeds maximum allowed limit ({_MAX_NESTING})")
 
 
-def _pack(leaves: list[Any], datatype: DataType) -> Buffer:
-    """The bytes of *leaves*. Integers too large for the type wrap around, as Triton's do; FP32 goes to infinity."""
+def _pack(leaves: list[Any], kinds: set[type], datatype: DataType) -> Buffer:
+    """The bytes of *leaves*, whose types are *kinds*.
+
+    Integers too large for the type wrap around, as Triton's do; FP32 goes to infinity.
+    """
     allowed, phrase = _LEAF_RULES[datatype]
-    if not set(map(type, leaves)) <= allowed:
+    if not kinds <= allowed:
         refuse_type("data", phrase)
     if datatype is dtypes.BOOL:
         return bytes(leaves)
@@ -182,8 +194,8 @@ def _pack_wrapped(leaves: list[int], datatype: DataType, phrase: str) -> Buffer:
 
 
 def _strings(data: list[Any]) -> list[bytes]:
-    leaves = _leaves(data, "")
-    if not set(map(type, leaves)) <= _ONLY_STR:
+    leaves, kinds = _leaves(data, "")
+    if not kinds <= _ONLY_STR:
         raise InferenceError(ErrorCode.INTERNAL, f"Unable to parse JSON bytes array: {NOT_STRING}")
     return [leaf.encode("utf-8", "surrogateescape") for leaf in leaves]
 

@@ -277,7 +277,7 @@ class OrdinaryRequests:
         headers = self.headers
         if json_bytes >= 0:  # those of a known head are other requests', too
             headers = {**headers, JSON_LENGTH: b"%d" % json_bytes}
-        reading = Reading(self._server, served, model, version, headers, self._limit)
+        reading = Reading(self._server, served, model, version, headers, self._limit, self._templates.documents)
         request, forms = reading.whole(body)
         self._forms = forms
         if document:

@@ -24,7 +24,7 @@ from pytriton_lite.frontends.http.bodies import (
     next_piece,
     read_up_to,
 )
-from pytriton_lite.frontends.http.codec import OutputForms, check_limit
+from pytriton_lite.frontends.http.codec import KnownDocuments, OutputForms, check_limit
 from pytriton_lite.frontends.http.json_slices import weight
 from pytriton_lite.frontends.http.raw import decode_raw
 from pytriton_lite.frontends.http.routes import parse_version
@@ -57,10 +57,17 @@ def find_served(server: Door, model: str, version_text: str | None) -> tuple[Ser
 class Reading:
     """Turns one request's body into an InferenceRequest, in one of three ways."""
 
-    __slots__ = ("_headers", "_length_header", "_limit", "_model", "_served", "_server", "_version")
+    __slots__ = ("_headers", "_known", "_length_header", "_limit", "_model", "_served", "_server", "_version")
 
     def __init__(
-        self, server: Door, served: Servable, model: str, version: int | None, headers: Headers, limit: int
+        self,
+        server: Door,
+        served: Servable,
+        model: str,
+        version: int | None,
+        headers: Headers,
+        limit: int,
+        known: KnownDocuments | None = None,
     ) -> None:
         self._server = server
         self._served = served
@@ -68,6 +75,7 @@ class Reading:
         self._version = version
         self._headers = headers
         self._limit = limit
+        self._known = known
         self._length_header = headers.get(b"inference-header-content-length")
 
     def whole(self, body: bytes | bytearray | memoryview) -> Decoded:
@@ -167,6 +175,7 @@ class Reading:
             binary=binary,
             max_input_size=self._limit,
             regions=self._server.regions,
+            known=self._known,
         )
 
     def _content_length(self) -> int | None:

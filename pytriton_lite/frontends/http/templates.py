@@ -9,7 +9,7 @@ import re
 
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.core.tensor import Buffer, PackedTensors, Tensor
-from pytriton_lite.frontends.http.codec import OutputForms
+from pytriton_lite.frontends.http.codec import KnownDocuments, OutputForms
 from pytriton_lite.ipc.messages import form_of
 
 LONGEST_HEAD = 4096
@@ -289,6 +289,8 @@ class Templates:
 
     def __init__(self) -> None:
         self._by_rest: dict[bytes, Template] = {}
+        self.documents = KnownDocuments()
+        """What is known of documents that are parsed, since their numbers are in them."""
 
     def read(
         self, document: bytes, model_name: str, version: int | None, body: bytes

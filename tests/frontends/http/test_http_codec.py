@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pytriton_lite.core import bytes_tensor, dtypes
@@ -19,7 +19,7 @@ from pytriton_lite.core.request import SEQUENCE_END, SEQUENCE_START, InferenceRe
 from pytriton_lite.core.tensor import PackedForm, Tensor, element_count
 from pytriton_lite.engine.workers.regions import Regions
 from pytriton_lite.frontends.http import codec, json_slices
-from pytriton_lite.frontends.http.codec import OutputForms
+from pytriton_lite.frontends.http.codec import KnownDocuments, OutputForms
 from pytriton_lite.ipc.messages import form_of
 
 LIMIT = 64 << 20
@@ -666,6 +666,100 @@ def test_a_large_binary_output_is_not_copied() -> None:
         InferenceResponse("M", 1, "", [Tensor("Y", dtypes.UINT8, (1 << 20,), data)], {}), BINARY_FORMS
     )
     assert parts[0] is data
+
+
+# Documents like those before
+
+
+@given(
+    documents=st.lists(
+        st.fixed_dictionaries(
+            {
+                "inputs": st.lists(
+                    st.fixed_dictionaries(
+                        {
+                            "name": st.sampled_from(["A", "B", "Ä"]),
+                            "datatype": st.sampled_from(["BOOL", "UINT8", "INT32", "FP32", "FP16", "BYTES", "FP"]),
+                            "shape": st.sampled_from([[2], [1, 2], [True, 2], [1.0, 2], [0], [], [-1], 2, "2", None]),
+                            "data": st.sampled_from(
+                                [
+                                    *(
+                                        [1, 2],
+                                        [3, 4],
+                                        [[5, 6]],
+                                        [7, [8]],
+                                        [True, False],
+                                        [1.5, 2],
+                                        [300, -1],
+                                        [1],
+                                        [1, 2, 3],
+                                    ),
+                                    *([1, 2, True], ["a", "b"], [], [1 << 70, 1], {}, None),
+                                ]
+                            ),
+                        },
+                        optional={"parameters": st.sampled_from([{}, {"x": 1}, {"binary_data_size": 2}])},
+                    ),
+                    max_size=2,
+                )
+            },
+            optional={
+                "id": st.sampled_from(["one", "two", 3]),
+                "parameters": st.sampled_from([{"binary_data_output": True}, {"x": 1}, {"triton_x": 1}]),
+                "outputs": st.sampled_from(
+                    [[], [{"name": "Y"}], [{"name": "Y", "parameters": {"binary_data": True}}], [{"name": 1}]]
+                ),
+            },
+        ),
+        min_size=2,
+        max_size=6,
+    )
+)
+@example(documents=[{"inputs": [tensor([1, 2], datatype="INT32", shape=[1, 2])]}] * 2)
+@example(documents=[{"inputs": [tensor([1, 2], datatype="INT32", shape=shape)]} for shape in ([1, 2], [True, 2])])
+def test_a_document_like_one_before_is_read_as_if_it_were_the_first(documents: list[dict[str, Any]]) -> None:
+    """The same request and forms of outputs, or the same refusal, in whatever they differ."""
+    known = KnownDocuments()
+    for document in documents:
+        assert outcome(document, known) == outcome(document, None)
+
+
+def test_documents_that_differ_in_their_numbers_have_inputs_of_one_form() -> None:
+    """So that neither the engine nor what writes to a worker looks at them anew; their answers have a template, too."""
+    known = KnownDocuments()
+    requests = [decode_known(one([at] * 4), known) for at in range(3)]
+    assert requests[0][0].packed is None
+    forms = {id(request.packed.form) for request, _ in requests[1:] if request.packed is not None}
+    assert len(forms) == 1
+    assert [np.frombuffer(request.inputs[0].content(), np.float32).tolist() for request, _ in requests] == [
+        [0.0] * 4,
+        [1.0] * 4,
+        [2.0] * 4,
+    ]
+    assert requests[0][1] is requests[1][1] is requests[2][1]
+
+
+def decode_known(document: Any, known: KnownDocuments | None) -> tuple[InferenceRequest, OutputForms]:
+    return codec.decode(
+        json.dumps(document).encode(),
+        model_name="M",
+        version=None,
+        available=0,
+        binary=None,
+        max_input_size=LIMIT,
+        regions=NO_REGIONS,
+        known=known,
+    )
+
+
+def outcome(document: Any, known: KnownDocuments | None) -> object:
+    try:
+        request, forms = decode_known(document, known)
+    except InferenceError as error:
+        return error.code, error.message
+    inputs = [(t.name, t.datatype, t.shape, bytes(t.content())) for t in request.inputs]
+    asked = request.request_id, request.parameters, request.requested_outputs
+    return inputs, asked, forms.default, forms.listed
 
 
 # Answers like those before
