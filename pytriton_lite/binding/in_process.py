@@ -23,6 +23,7 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.workers.fork_server import ShowsStacks, Spawned, WorkerExit
 from pytriton_lite.ipc import messages
+from pytriton_lite.ipc.channel import socket_of
 from pytriton_lite.ipc.messages import CONTROL_BYTES
 from pytriton_lite.worker.beginning import greet, hear_of_torch_threads
 from pytriton_lite.worker.mailbox import EngineGone
@@ -55,8 +56,8 @@ class _Thread(threading.Thread):
         super().__init__(name=f"{specification.name} in process", daemon=True)
         self._specification = specification
         channel, more, control, *_ = descriptors
-        self._channel = socket.socket(fileno=os.dup(channel))
-        self._descriptors = socket.socket(fileno=os.dup(more))
+        self._channel = socket_of(os.dup(channel))
+        self._descriptors = socket_of(os.dup(more))
         self._control_fd = os.dup(control)
         self._exited = exited
         self._loop = asyncio.get_running_loop()

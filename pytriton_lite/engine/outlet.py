@@ -15,9 +15,10 @@ _SOCKET_BUFFER_BYTES = 1 << 20
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected ends with buffers for many frames. The caller closes them."""
+    """Two connected ends that block, with buffers for many frames. The caller closes them."""
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
+        end.setblocking(True)  # socket.setdefaulttimeout of the program would hold for them, and for whoever gets one
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
     return ours, theirs
 

@@ -72,6 +72,13 @@ class FrameReader:
         return not self._pieces
 
 
+def socket_of(fd: int) -> socket.socket:
+    """The socket that *fd* is, which blocks, whatever `socket.setdefaulttimeout` says in this process."""
+    sock = socket.socket(fileno=fd)
+    sock.setblocking(True)
+    return sock
+
+
 def frame(kind: int, parts: list[bytes]) -> bytes:
     """One frame from the parts of its body."""
     body = b"".join(parts)

@@ -254,6 +254,7 @@ def _kill_group(pid: int) -> None:
 def _live_as_worker(descriptors: list[int], blas: Sequence[ThreadSetter]) -> float:
     import mmap
 
+    from pytriton_lite.ipc.channel import socket_of
     from pytriton_lite.ipc.line_mark import LineMark
     from pytriton_lite.ipc.messages import CONTROL_BYTES, CONTROL_LINE_MARK, STACKS_SIGNAL
     from pytriton_lite.worker import main, stdio
@@ -265,7 +266,7 @@ def _live_as_worker(descriptors: list[int], blas: Sequence[ThreadSetter]) -> flo
     stdio.show_stacks_on(STACKS_SIGNAL)
     sys.argv = [""]
     _restore_blas_threads(blas)
-    return main.run(socket.socket(fileno=channel_fd), socket.socket(fileno=descriptors_fd), control)
+    return main.run(socket_of(channel_fd), socket_of(descriptors_fd), control)
 
 
 def _main() -> None:

@@ -30,7 +30,7 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.libc import libc
 from pytriton_lite.core.sharing import InstanceSharing
 from pytriton_lite.ipc import cuda, messages
-from pytriton_lite.ipc.channel import wait_descriptor
+from pytriton_lite.ipc.channel import socket_of, wait_descriptor
 from pytriton_lite.ipc.line_mark import LineMark
 from pytriton_lite.ipc.messages import CONTROL_BYTES, CONTROL_LINE_MARK, STACKS_SIGNAL, Kind
 from pytriton_lite.ipc.start import ModelStart
@@ -154,7 +154,7 @@ class SharedProcess(Worker):
         """The life of an instance that is a thread."""
         channel_fd, descriptors_fd, control_fd, *stdio_fds = descriptors
         status = 1
-        with socket.socket(fileno=channel_fd) as channel, socket.socket(fileno=descriptors_fd) as more:
+        with socket_of(channel_fd) as channel, socket_of(descriptors_fd) as more:
             try:
                 control = memoryview(mmap.mmap(control_fd, CONTROL_BYTES)).cast("Q")
                 os.close(control_fd)
@@ -245,8 +245,8 @@ class SharedProcess(Worker):
             stdio.redirect_fork(self._streams, stdout_fd, stderr_fd, LineMark(control[CONTROL_LINE_MARK]))
             stdio.show_stacks_on(STACKS_SIGNAL)
             background_s = beginning.run_branch(
-                socket.socket(fileno=channel_fd),
-                socket.socket(fileno=descriptors_fd),
+                socket_of(channel_fd),
+                socket_of(descriptors_fd),
                 control,
                 self._model,
                 enter=install,

@@ -471,6 +471,24 @@ def test_decoupled_answers_come_from_all_instances(server: RunningServer, folder
     assert sorted(found) == [(str(number), value) for number in range(8) for value in range(3)]
 
 
+@BOTH
+def test_a_timeout_that_initialize_gives_all_sockets_is_not_that_of_the_channel(
+    server: RunningServer, folder: Path, sharing: str
+) -> None:
+    config = DECOUPLED.replace("kind: KIND_CPU", "count: COUNT kind: KIND_CPU")
+    initialize = "__import__('socket').setdefaulttimeout(0.2)"
+    Model(server, f"patient_{sharing}", folder, sharing, count=1, config=config, initialize=initialize)
+    code = """
+        sender = request.get_response_sender()
+        for number in range(200):
+            sender.send(response(number))
+        sender.send(flags=FINAL)
+    """
+    with Stream(server) as stream:
+        stream.send(f"patient_{sharing}", code)
+        assert [message.value for message in stream.rest()] == list(range(200))
+
+
 def test_coroutines_of_threads_have_the_instance_of_their_execute(server: RunningServer, folder: Path) -> None:
     Model(server, "called_coroutine", folder, "threads", count=1)
     model = Model(server, "coroutines", folder, "threads", count=2)

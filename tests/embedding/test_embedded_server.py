@@ -11,6 +11,7 @@ import logging
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -545,6 +546,17 @@ def test_clients_reach_the_ports_that_were_chosen(server: Server) -> None:
 
 
 # Life ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_timeout_that_the_program_gives_all_its_sockets_is_not_the_servers(repository: Path) -> None:
+    socket.setdefaulttimeout(0.5)
+    try:
+        with Server(repository, http_port=0, grpc_port=0, metrics_port=0) as server:
+            assert len(list(server.stream("count", {"LIMIT": [200]}))) == 200
+            numbers = np.arange(1000, dtype=np.float32)
+            assert server.infer("echo", {"NUMBERS": numbers})["NUMBERS_OUT"].tolist() == numbers.tolist()
+    finally:
+        socket.setdefaulttimeout(None)
 
 
 def test_nothing_is_left_behind_and_nothing_of_the_process_is_changed(repository: Path) -> None:

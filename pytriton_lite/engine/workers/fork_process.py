@@ -120,6 +120,7 @@ class ForkProcess(BegunProcess):
         self.libraries = libraries
         with ExitStack() as kept, ExitStack() as given:
             self.control, theirs = socket.socketpair()
+            theirs.setblocking(True)  # whatever socket.setdefaulttimeout says here
             kept.callback(self.control.close)
             given.callback(theirs.close)
             self.errors_fd, errors_write = os.pipe()
@@ -145,6 +146,7 @@ class ForkedHere(BegunProcess):
             if stream is not None:
                 stream.flush()  # what lies there would be written by both
         self.control, theirs = socket.socketpair()
+        theirs.setblocking(True)  # whatever socket.setdefaulttimeout says here
         self.errors_fd, errors_write = os.pipe()
         try:
             with warnings.catch_warnings():
