@@ -271,8 +271,10 @@ def _live_as_worker(descriptors: list[int], blas: Sequence[ThreadSetter]) -> flo
 
 def _main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
-    # Python put our own folder first; a model sees the current directory there (model API, 1.2).
-    sys.path[0] = ""
+    # Python put our own folder first; a model sees the current directory there (model API, 1.2). With PYTHONSAFEPATH, or -P, it
+    # has put nothing there, and what is first is one of the folders that the model imports from.
+    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):  # Python 3.10 has no safe path
+        sys.path[0] = ""
     if sys.argv[2]:
         _forget_libraries()
     # Bytecode beside model.py would look like a changed model (repository spec, 3.1).

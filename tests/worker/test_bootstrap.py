@@ -1,11 +1,11 @@
-"""The fork server where the system has less than Linux."""
+"""The fork server where the system has less than Linux, and where Python begins otherwise than by default."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from tests.harness import RunningServer, until, write_model
+from tests.harness import PROJECT, RunningServer, until, write_model
 
 CONFIG = """
     backend: "python"
@@ -21,6 +21,12 @@ EXITS_AND_LEAVES_A_PROGRAM = """
             child = subprocess.Popen(["/bin/sh", "-c", shell], stdout=subprocess.PIPE)
             child.stdout.readline()
             os._exit(3)
+"""
+IMPORTS = """
+    import beside_nothing
+
+    class TritonPythonModel:
+        pass
 """
 WITHOUT_WAITID = """
 import os
@@ -47,3 +53,13 @@ def test_ends_of_workers_are_seen_where_python_has_no_waitid(tmp_path: Path) -> 
             os.set_blocking(pipe.fileno(), True)
             assert pipe.read() == b"", "its end, which is that of what the worker has started"
         until(lambda: server.get("/v2/models/m/ready").status == 200)
+
+
+def test_every_folder_of_the_python_path_is_seen_with_a_safe_path(tmp_path: Path) -> None:
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "beside_nothing.py").touch()
+    path = os.pathsep.join(filter(None, (str(tmp_path / "path"), str(PROJECT), os.environ.get("PYTHONPATH"))))
+    write_model(tmp_path / "models", "m", IMPORTS, CONFIG)
+    environ = {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    with RunningServer(tmp_path / "models", environ=environ, started=True) as server:
+        assert server.get("/v2/models/m/ready").status == 200
