@@ -16,6 +16,7 @@ import numpy as np
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.ipc import messages
+from pytriton_lite.ipc.channel import LARGEST_FRAME
 from pytriton_lite.ipc.messages import (
     INLINE_BYTES,
     STAYS_ON_DEVICE,
@@ -37,6 +38,10 @@ from pytriton_lite.worker.device_tensors import DeviceTensors
 from pytriton_lite.worker.execute import keep_wanted
 from pytriton_lite.worker.response import InferenceResponse, Windows
 from pytriton_lite.worker.tensor import Tensor
+
+_MOST_PARTS = 3 * (LARGEST_FRAME // 4) // 4096
+"""Parts of a message, three for each tensor that lies in it, beyond which small ones go into the arena, too. The server takes
+a message of more than `LARGEST_FRAME` for garbage, and a batch of hundreds may have a thousand outputs for each request."""
 
 _MOST_SELECTIONS = 1024
 """Sets of requested outputs that are remembered."""
@@ -320,13 +325,13 @@ class Placement:
             self._put_bytes(parts, spec, tensor._buffer())  # BYTES, or memory of a DLPack producer
             return
         array = np.asarray(tensor._array)  # a subclass has bytes of its own making
-        if array.nbytes <= INLINE_BYTES:
+        if array.nbytes <= INLINE_BYTES and len(parts) < _MOST_PARTS:
             messages.put_inline(parts, spec, array.tobytes())
         else:
             self.outputs.put(parts, spec, array)
 
     def _put_bytes(self, parts: list[bytes], spec: bytes, data: Any) -> None:
-        if len(data) <= INLINE_BYTES:
+        if len(data) <= INLINE_BYTES and len(parts) < _MOST_PARTS:
             messages.put_inline(parts, spec, bytes(data))
         else:
             self.outputs.put_bytes(parts, spec, data)
