@@ -112,6 +112,8 @@ class ForkServer:
         for number in forked.ENDING_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        # Blocked signals are inherited: SIGCHLD from a program that starts a server, and any of them by the workers.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
 
     def serve(self) -> None:

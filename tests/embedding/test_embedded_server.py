@@ -28,6 +28,7 @@ import tritonclient.http
 
 from pytriton_lite import Server, access_log
 from pytriton_lite.embedding import AsyncStream, ErrorCode, InferenceError, Response, StartError, Stream
+from tests.embedding.conftest import COUNT_CONFIG
 from tests.harness import LOADS_ON, PROJECT, descriptors, is_running, open_descriptors, until, write_model
 
 
@@ -582,6 +583,25 @@ def test_nothing_is_left_behind_and_nothing_of_the_process_is_changed(repository
         server.infer("echo", {"NUMBERS": [1]})
     with pytest.raises(RuntimeError, match="a Server is started once"):
         server.start()
+
+
+LEAVES = """
+    import os, signal
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            os._exit(3 + len(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+"""
+
+
+def test_signals_that_the_program_blocks_are_not_blocked_in_workers(tmp_path: Path) -> None:
+    write_model(tmp_path, "leaves", LEAVES, COUNT_CONFIG)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGUSR1})
+    try:
+        with Server(tmp_path) as server, pytest.raises(InferenceError, match="exited with code 3"):
+            list(server.stream("leaves", {"LIMIT": [1]}))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def test_two_at_a_time_do_not_know_each_other(repository: Path, server: Server) -> None:
