@@ -155,6 +155,17 @@ def test_the_request_in_hand_fails_with_the_exit_code_and_the_next_one_is_served
         assert (again.status, again.json["outputs"][0]["data"]) == (200, [5])
 
 
+def test_the_log_says_of_which_model_and_version_a_worker_died_and_is_back(tmp_path: Path) -> None:
+    """Instances of two versions have the same names; the latest one is asked."""
+    config = ONE_INPUT + "version_policy { all {} }"
+    write_model(tmp_path, "m", dies_on_demand(), config)
+    write_model(tmp_path, "m", dies_on_demand(), config, version=2)
+    with RunningServer(tmp_path) as server:
+        assert server.infer("m", [tensor("IN", "INT32", [1], [-7])]).status == 503
+        server.wait_for_log(r"worker of instance 'm_0' \(pid \d+\) exited with code 7; restarting it\" \[m:2 m_0\]")
+        server.wait_for_log(r"instance 'm_0' is back \(pid \d+\)\" \[m:2 m_0\]")
+
+
 def test_a_model_that_dies_before_it_ever_served_becomes_not_ready_with_the_reason(tmp_path: Path) -> None:
     gate, starts = Gate(tmp_path / "gate"), tmp_path / "starts"
     # The fourth worker, behind which the version is ready again, comes up when everything has been looked at.

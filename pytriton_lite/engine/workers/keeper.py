@@ -240,7 +240,8 @@ class WorkerKeeper:
         elif self.state is InstanceState.STARTING:
             self.last_error = f"Internal: Stub process '{self._name}' is not healthy. It {how} after the warm-up."
         elif self._is_retired:
-            logger.error("worker of instance '%s' (pid %d), which was to go, %s", self._name, worker.pid, how)
+            text = "worker of instance '%s' (pid %d), which was to go, %s"
+            logger.error(text, self._name, worker.pid, how, extra=self._start.log_fields)
             self.move(InstanceState.STOPPED)
         elif self.state is InstanceState.OVERDUE:
             # Its requests kept it, not its start: so it is no reason to believe that the next worker dies as well.
@@ -254,7 +255,8 @@ class WorkerKeeper:
         self._instance.report_lost(how)
 
     def _begin_restart(self, worker: WorkerProcess, how: WorkerExit, *, at_once: bool) -> None:
-        logger.error("worker of instance '%s' (pid %d) %s; restarting it", self._name, worker.pid, how)
+        text = "worker of instance '%s' (pid %d) %s; restarting it"
+        logger.error(text, self._name, worker.pid, how, extra=self._start.log_fields)
         self.move(InstanceState.BACKING_OFF)
         self._restart = self._loop.create_task(self._restart_until_ready(at_once=at_once))
 
@@ -274,10 +276,12 @@ class WorkerKeeper:
                 self.deaths_in_a_row += 1
                 self.last_error = f"{known.code.label}: {known.message}" if known else f"Internal: {error!r}"
                 trace = None if known else error
-                logger.error("instance '%s' did not come back: %s", self._name, error, exc_info=trace)
+                text = "instance '%s' did not come back: %s"
+                logger.error(text, self._name, error, exc_info=trace, extra=self._start.log_fields)
                 self.move(InstanceState.BACKING_OFF)
                 continue
-            logger.info("instance '%s' is back (pid %s)", self._name, None if self.worker is None else self.worker.pid)
+            pid = None if self.worker is None else self.worker.pid
+            logger.info("instance '%s' is back (pid %s)", self._name, pid, extra=self._start.log_fields)
             self._instance.on_room()
             return
 

@@ -170,7 +170,8 @@ class SharedProcess(_Process):
 
     def _end_hanging(self, number: int) -> None:
         if number in self._asked:
-            logger.error("the process (pid %d) that has loaded the model hangs, killing it", self.pid)
+            text = "the process (pid %d) that has loaded the model hangs, killing it"
+            logger.error(text, self.pid, extra=self.start.log_fields)
             self.kill()
 
     def _count(self, exited: asyncio.Future[WorkerExit]) -> None:

@@ -188,7 +188,7 @@ def test_a_request_whose_mere_arrival_kills_workers_ends(tmp_path: Path, monkeyp
 
     async def scenario() -> None:
         backs: asyncio.Queue[str] = asyncio.Queue()
-        monkeypatch.setattr(keeper.logger, "info", lambda text, *values: backs.put_nowait(text % values))
+        monkeypatch.setattr(keeper.logger, "info", lambda text, *values, **_: backs.put_nowait(text % values))
         server = Server(ServerOptions((tmp_path,), WORKERS))
         try:
             assert await server.load_all()
