@@ -716,22 +716,33 @@ FLAG_FINAL = 1
 """The last that comes for this request, or call."""
 FLAG_EMPTY = 2
 """No response, only the end."""
+FLAG_FAILED = 4
+"""An error that the model did not send: its ``execute`` failed, or has left nobody who could answer."""
 
 
-def response_frame(batch: int, index: int, *, is_final: bool, infer_ns: int, sent_ns: int, parts: list[bytes]) -> bytes:
+def response_frame(
+    batch: int,
+    index: int,
+    *,
+    is_final: bool,
+    infer_ns: int,
+    sent_ns: int,
+    parts: list[bytes],
+    is_failure: bool = False,
+) -> bytes:
     """One response of request *index* of *batch*; *parts* from `put_answer` or `put_error`, empty for an end alone.
 
-    *sent_ns* is when the model sent it (CLOCK_MONOTONIC), *infer_ns* what it took until then.
+    *sent_ns* is when the model sent it (CLOCK_MONOTONIC), *infer_ns* what it took until then. *is_failure* for `FLAG_FAILED`.
     """
-    flags = FLAG_FINAL * is_final | FLAG_EMPTY * (not parts)
+    flags = FLAG_FINAL * is_final | FLAG_EMPTY * (not parts) | FLAG_FAILED * is_failure
     return frame(Kind.RESPONSE, [_RESPONSE.pack(batch, index, flags, infer_ns, sent_ns), *parts])
 
 
-def read_response(body: memoryview, specs: SpecTable) -> tuple[int, int, Answer | None, bool, int, int]:
-    """(batch, request, what it is answered, whether that was the last, infer_ns, sent_ns)"""
+def read_response(body: memoryview, specs: SpecTable) -> tuple[int, int, Answer | None, bool, int, int, bool]:
+    """(batch, request, what it is answered, whether that was the last, infer_ns, sent_ns, whether it is a failure)"""
     batch, index, flags, infer_ns, sent_ns = _RESPONSE.unpack_from(body)
     answer = None if flags & FLAG_EMPTY else _take_answer(bytes(body), _RESPONSE.size, specs)[0]
-    return batch, index, answer, bool(flags & FLAG_FINAL), infer_ns, sent_ns
+    return batch, index, answer, bool(flags & FLAG_FINAL), infer_ns, sent_ns, bool(flags & FLAG_FAILED)
 
 
 def reply_frame(call: int, *, is_final: bool, parts: list[bytes]) -> bytes:

@@ -241,13 +241,14 @@ class Senders:
     # ------------------------------------------------------------------------------------------ ends
 
     def end(self, answering: Answering, error: str = "") -> None:
-        """End a request that is deferred with an error or with nothing. Takes no lock."""
+        """End a request that is deferred with *error*, which is a failure of the model, or with nothing. Takes no lock."""
         parts: list[bytes] = []
         if error:
             messages.put_error(parts, ErrorCode.INTERNAL, error)
         # In this order: who finds the batch open names its inputs in a frame that leaves before this one.
         self.close(answering)
-        self._conversation.outbox.post(self._frame(answering, parts, is_final=True, sent_ns=monotonic_ns()))
+        end = self._frame(answering, parts, is_final=True, sent_ns=monotonic_ns(), is_failure=bool(error))
+        self._conversation.outbox.post(end)
 
     def close(self, answering: Answering) -> None:
         """Let nothing more be sent through *answering*."""
@@ -258,7 +259,9 @@ class Senders:
         self._batches.end_one(answering.batch, answering.index)
         self._finish_all(answering)
 
-    def _frame(self, answering: Answering, parts: list[bytes], *, is_final: bool, sent_ns: int) -> bytes:
+    def _frame(
+        self, answering: Answering, parts: list[bytes], *, is_final: bool, sent_ns: int, is_failure: bool = False
+    ) -> bytes:
         return messages.response_frame(
             answering.batch,
             answering.index,
@@ -266,4 +269,5 @@ class Senders:
             infer_ns=max(0, sent_ns - answering.since_ns),  # another thread may have sent one meanwhile
             sent_ns=sent_ns,
             parts=parts,
+            is_failure=is_failure,
         )

@@ -396,6 +396,79 @@ def test_a_model_in_default_mode_gives_one_response_to_each_request(server: Runn
     assert series(page(server)["pytriton_lite_responses"], "fails") == [before + 3]
 
 
+ENDS_BADLY = """
+    import os
+    import threading
+
+    class TritonPythonModel:
+        async def run(self, word):
+            if word == "raise":
+                raise ValueError("boom")
+            os._exit(7)
+
+        def execute(self, requests):
+            request, = requests
+            self.senders = [request.get_response_sender()]
+            word = request.inputs()[0].as_numpy().reshape(-1)[0].decode()
+            if word == "leave":
+                self.senders.clear()
+                return None
+            if word == "die":
+                threading.Timer(0.01, os._exit, [7]).start()
+                return None
+            return self.run(word)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"), [("late", "raise"), ("late", "exit"), ("late", "die"), ("held", "leave"), ("held", "die")]
+)
+def test_what_fails_behind_its_execute_is_a_failure_and_has_one_response(tmp_path: Path, kind: str, word: str) -> None:
+    """A coroutine that raises in decoupled mode, a worker that dies, a sender that is dropped: its client hears of an error."""
+    config = identity_config("STRING", "1", more="model_transaction_policy { decoupled: true }" * (kind == "late"))
+    write_model(tmp_path, "ends_badly", ENDS_BADLY, config)
+    with RunningServer(tmp_path) as server:
+        reply = server.post("/v2/models/ends_badly/generate", {"INPUT0": word})
+        assert reply.status in (500, 503), reply.body
+        families = page(server)
+        failures = {
+            dict(labels)["reason"]: value
+            for (_, labels), value in families["nv_inference_request_failure"].samples.items()
+        }
+        assert failures == {"BACKEND": 1, "CANCELED": 0, "OTHER": 0, "REJECTED": 0}
+        assert series(families["pytriton_lite_responses"], "ends_badly") == [1]
+        assert statistics(server, "ends_badly")["inference_stats"]["fail"]["count"] == 1
+
+
+AGAIN = """
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.executions = 0
+
+        def execute(self, requests):
+            request, = requests
+            self.executions += 1
+            if self.executions < 3:
+                request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+                return [None]
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", request.inputs()[0].as_numpy())])]
+"""
+
+
+def test_a_request_that_its_model_wants_again_has_one_response(tmp_path: Path) -> None:
+    """As in Triton each of its executions is a success."""
+    write_model(
+        tmp_path, "again", AGAIN, identity_config("STRING", "1", more="sequence_batching { iterative_sequence: true }")
+    )
+    with RunningServer(tmp_path) as server:
+        assert server.infer("again", [tensor("INPUT0", "BYTES", [1], ["x"])]).status == 200
+        families = page(server)
+        assert series(families["nv_inference_request_success"], "again") == [3]
+        assert series(families["pytriton_lite_responses"], "again") == [1]
+
+
 def test_rejections_are_counted_by_their_reason(server: RunningServer, tmp_path: Path) -> None:
     def rejected() -> dict[str, float]:
         family = page(server)["pytriton_lite_rejected_requests"]

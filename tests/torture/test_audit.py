@@ -152,6 +152,16 @@ def test_a_request_of_a_dead_worker_counts_as_a_failure(ledger: Ledger) -> None:
     ]
 
 
+@pytest.mark.parametrize("successes", [0, 1])
+def test_a_request_that_a_dead_worker_was_still_to_answer_counts_as_a_failure_too(
+    ledger: Ledger, successes: int
+) -> None:
+    ledger.fail(ledger.begin("gRPC", "count"), "UNAVAILABLE", DIED)
+    after = counters(count=successes)
+    after.models["count"].fail = after.models["count"].metric_fail = 1
+    assert audit.check_counters(Counters(), after, ledger.records.values()) == []
+
+
 def test_metrics_that_tell_something_else_than_the_statistics_are_seen() -> None:
     after = counters(storm_a=5)
     after.models["storm_a"].metric_success = 4

@@ -204,13 +204,16 @@ def expect(records: Iterable[Record]) -> dict[str, Expected]:
             continue
         is_executed = record.outcome is Outcome.ERROR and record.cause in (Cause.WORKER_DIED, Cause.MODEL_RAISED)
         # An error that a model returns counts as a success of the model; one that an ensemble passes on as a failure.
-        is_leaf = not MODELS[record.model].asks and not MODELS[record.model].defers
+        # A model that answers when ``execute`` has returned may fail then: that is a success, and a failure behind it.
+        defers = MODELS[record.model].defers
+        is_leaf = not MODELS[record.model].asks and not defers
         own.success.add(0, 0 if is_executed and is_leaf else 1)
         own.fail.add(1 if is_executed and is_leaf else 0, 1)
-        own.ended.add(1 if is_executed else 0, 1)
+        own.ended.add(1 if is_executed else 0, 2 if defers else 1)
         for callee, count in inner.items():
-            for known in (expected[callee].success, expected[callee].fail, expected[callee].ended):
-                known.add(0, count)
+            expected[callee].success.add(0, count)
+            expected[callee].fail.add(0, count)
+            expected[callee].ended.add(0, count * (2 if MODELS[callee].defers else 1))
     return expected
 
 

@@ -171,6 +171,8 @@ class ModelStatistics:
     """Responses of a decoupled model, by their place in the request, up to `MOST_RESPONSES`."""
     streamed: int = 0
     """Responses that a decoupled model gave, errors included."""
+    unanswered_executions: int = 0
+    """Those of ``success`` that answered nothing: the model wanted the request again, or it failed afterwards."""
     cancellations: int = 0
     """Requests that their clients gave up, wherever they were."""
     refusals: dict[Refusal, int] = field(default_factory=lambda: dict.fromkeys(Refusal, 0))
@@ -198,7 +200,7 @@ class ModelStatistics:
     def responses_given(self) -> int:
         """Responses to whomever, a client or another model; errors included, but not those of cancelled requests."""
         failed = sum(self.failures.values()) - self.failures[FailureReason.CANCELED]
-        return failed + (self.streamed if self.is_decoupled else self.success.count)
+        return failed + (self.streamed if self.is_decoupled else self.success.count - self.unanswered_executions)
 
     @property
     def has_summaries(self) -> bool:

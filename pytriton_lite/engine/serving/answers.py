@@ -181,6 +181,7 @@ class Answers:
             elif ticket.is_null:
                 self.end(ticket, cancelled())
             else:
+                statistics.unanswered_executions += 1
                 ticket.leave_batch()
                 ticket.source = None
                 self._listener.reschedule(ticket, now_ns)
@@ -205,6 +206,8 @@ class Answers:
                 ticket.withheld += 1
                 batch.executor.credit(batch, ticket)
             return
+        if sent.is_failure:
+            self._count_late_failure(ticket)
         if not self._is_decoupled:
             if sent.response is not None:
                 ticket.held = sent.response
@@ -260,6 +263,9 @@ class Answers:
             kind = ResponseKind.CANCEL
         elif sent.response is None:
             kind = ResponseKind.EMPTY
+        elif sent.is_failure:
+            self._observe_first_response(ticket)
+            return
         else:
             kind = ResponseKind.FAIL if isinstance(sent.response, InferenceError) else ResponseKind.SUCCESS
             statistics.streamed += 1
@@ -277,10 +283,18 @@ class Answers:
                     ticket.request.timeline.instance = instance.name  # nobody will tell more of it
             unhold(batch.tickets)
             self._fail_batch(batch, batch.error or error, now_ns)
-        for batch in deferred:  # counted when their execute returned
+        for batch in deferred:
             for ticket in batch.tickets:
                 if ticket.batch is batch:
+                    if ticket.held is None and not ticket.is_null:
+                        self._count_late_failure(ticket)
                     self.end(ticket, ticket.held or batch.error or error)
+
+    def _count_late_failure(self, ticket: Ticket) -> None:
+        """*ticket* fails behind its ``execute``, which counts as a success: its coroutine has raised, or its worker died."""
+        if not ticket.is_cancelled:
+            self._statistics.add_failure(FailureReason.BACKEND, self._clock() - ticket.accepted_ns)
+            self._statistics.unanswered_executions += 1
 
     # ------------------------------------------------------------------------------------------ ends
 

@@ -60,18 +60,25 @@ _CANNOT_ENCODE = "internal error of the server: the request cannot be handed to 
 class Sent:
     """What a sender gave: a response, or None for an end alone.
 
-    ``infer_ns`` went by since the one before, or since the execution began, when the model sent it, at ``sent_ns``.
+    ``infer_ns`` went by since the one before, or since the execution began, when the model sent it, at ``sent_ns``. An error
+    that ``is_failure`` was not sent by the model: its ``execute`` failed after it had returned.
     """
 
-    __slots__ = ("infer_ns", "is_final", "response", "sent_ns")
+    __slots__ = ("infer_ns", "is_failure", "is_final", "response", "sent_ns")
 
     def __init__(
-        self, response: InferenceResponse | InferenceError | None, is_final: bool, infer_ns: int, sent_ns: int
+        self,
+        response: InferenceResponse | InferenceError | None,
+        is_final: bool,
+        infer_ns: int,
+        sent_ns: int,
+        is_failure: bool = False,
     ) -> None:
         self.response = response
         self.is_final = is_final
         self.infer_ns = infer_ns
         self.sent_ns = sent_ns
+        self.is_failure = is_failure
 
 
 class InstanceOwner(Protocol):
@@ -420,7 +427,7 @@ class Instance:
 
     def _respond(self, body: memoryview) -> None:
         wire = self.wire
-        number, index, answer, is_final, infer_ns, sent_ns = messages.read_response(body, wire.specs)
+        number, index, answer, is_final, infer_ns, sent_ns, is_failure = messages.read_response(body, wire.specs)
         batch = self._batch_at(number)
         if batch is None or batch.tickets[index].batch is not batch:
             # The end that a destructor sends takes no lock: ``execute`` may fail, and end the whole batch, meanwhile.
@@ -434,7 +441,7 @@ class Instance:
             outcome = wire.outcome(answer, batch, ticket)
             assert not isinstance(outcome, Fate), "a RESPONSE carries outputs or an error"
             response = outcome if isinstance(outcome, InferenceError) else wire.response(ticket, outcome, answer)
-        self._owner.on_response(self, batch, ticket, Sent(response, is_final, infer_ns, sent_ns))
+        self._owner.on_response(self, batch, ticket, Sent(response, is_final, infer_ns, sent_ns, is_failure))
         if not batch.open and self.open.pop(number, None) is not None:
             self._owner.on_room(self)
 
