@@ -172,6 +172,15 @@ def test_a_model_that_fails_has_its_text_in_the_line(server: RunningServer) -> N
     assert line["instance"] == "script_0_0"
 
 
+def test_generate_of_a_model_with_two_responses_has_the_text_that_its_client_gets(server: RunningServer) -> None:
+    """Its status is 200, as in Triton."""
+    code = "sender = request.get_response_sender()\nsender.send(response(1))\nsender.send(response(2), 1)"
+    reply = server.post("/v2/models/decoupled/generate", {"id": "two", "IN": code})
+    assert reply.status == 200
+    assert reply.error.startswith("generate expects model to produce exactly 1 response")
+    assert line_of(server, request_id="two")["error"] == reply.error
+
+
 def test_a_request_that_died_with_its_worker_has_the_instance_in_the_line(repository: Path) -> None:
     with RunningServer(repository, flags=("--access-log=true", "--log-format=json")) as server:
         reply = run(server, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", model="script", id="killer")

@@ -303,6 +303,7 @@ async def _send_object(start: Start, send: Send, responses: _Responses) -> None:
     if answer is not None:
         responses.consumed()
     if answer is None or await responses.next() is not None:
-        answer = _Answer(200 if answer is None else answer.status, error_body(generate_codec.NOT_ONE_RESPONSE))
+        responses.error_text = generate_codec.NOT_ONE_RESPONSE
+        answer = _Answer(200 if answer is None else answer.status, error_body(responses.error_text))
     await start(answer.status, _JSON_TYPE)
     await send({"type": "http.response.body", "body": answer.body})
