@@ -25,6 +25,7 @@ and reads ``I1121 01:27:47.282570 1234 model.py:12] "hello" [add_sub:1 add_sub_0
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -66,11 +67,34 @@ def configure(settings: Settings, stream: TextIO | None = None, screen: Screen |
         handler = screen.handler
     elif path is not None:
         # A model may print any bytes; a line that cannot be encoded is no reason to lose it.
-        handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+        handler = _FileHandler(path, encoding="utf-8", errors="backslashreplace")
     else:
         handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     _attach_everywhere(handler)
     return Log(handler, _started_with(settings), screen)
+
+
+class _FileHandler(logging.FileHandler):
+    """Says once on stderr that a full disk takes no lines, where the library writes a traceback for each of them."""
+
+    _lost = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        before = self._lost
+        super().emit(record)
+        if before and before == self._lost:
+            self._lost = 0
+            LOGGER.error("the log is written again; %d lines may be lost", before)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # the library's name
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        self._lost += 1
+        if self._lost == 1 and sys.stderr is not None:
+            with contextlib.suppress(OSError):
+                print(f"the log '{self.baseFilename}' cannot be written, lines are lost: {error}", file=sys.stderr)
 
 
 def _started_with(settings: Settings) -> LogSettings:
@@ -165,9 +189,12 @@ class Log:
         Raises OSError where it cannot be opened; the old one is written on then.
         """
         if isinstance(self._handler, logging.FileHandler):
-            earlier = self._handler.setStream(self._handler._open())
+            opened = self._handler._open()
+            with self._handler.lock:  # type: ignore[union-attr]  # as below
+                earlier, self._handler.stream = self._handler.stream, opened
             if earlier is not None:
-                earlier.close()
+                with contextlib.suppress(OSError):  # what the old file's disk has not taken: it is full
+                    earlier.close()
 
     def write(self, lines: str) -> None:
         """Write *lines*, which have their form already, between those of the loggers. Any thread; may raise OSError."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -248,6 +250,30 @@ def test_a_log_file_is_appended_to_and_takes_text_that_utf8_has_not(tmp_path: Pa
     logs.LOGGER.info("%s", "lone \udc80 surrogate")
     assert log.read_text().splitlines()[0] == "before"
     assert log.read_text().splitlines()[1].endswith(r'"lone \udc80 surrogate"')
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
+def test_a_full_disk_is_said_once_on_stderr_and_the_next_file_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place, file = tmp_path / "server.log", tmp_path / "elsewhere.log"
+    place.symlink_to("/dev/full")
+    log = logs.configure(Settings(log_file=place))
+    for _ in range(3):
+        logs.LOGGER.info("hello")
+    told = f"the log '{place}' cannot be written, lines are lost: {OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))}\n"
+    assert capsys.readouterr().err == told
+    place.unlink()
+    place.symlink_to(file)
+    log.reopen()
+    logs.LOGGER.info("here")
+    logs.LOGGER.info("and here")
+    assert [text.partition("] ")[2] for text in file.read_text().splitlines()] == [
+        '"here"',
+        '"the log is written again; 3 lines may be lost"',
+        '"and here"',
+    ]
+    assert capsys.readouterr().err == ""
 
 
 def test_a_log_file_that_cannot_be_opened_leaves_the_log_as_it_was(tmp_path: Path) -> None:
