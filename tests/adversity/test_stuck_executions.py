@@ -197,7 +197,7 @@ def test_the_longest_execution_is_on_the_metrics_page(tmp_path: Path) -> None:
 
         def longest() -> float:
             page = server.get(server.metrics_url).body.decode()
-            found = re.search(r'longest_execution_secs\{instance="m_0",model="m",version="1"\} (\S+)', page)
+            found = re.search(r'longest_execution_secs\{model="m",model_instance="m_0",version="1"\} (\S+)', page)
             assert found is not None, page
             return float(found[1])
 

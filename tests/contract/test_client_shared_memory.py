@@ -539,10 +539,8 @@ def test_where_one_output_does_not_fit_none_is_written_and_nothing_is_left_reser
             client.infer("two_outputs", [given], outputs=[first, too_small])
     assert not target.floats(LARGE).any()
     page = server.get(server.metrics_url).body.decode()
-    reserved = (
-        'pytriton_lite_shared_memory_bytes{instance="two_outputs_0_0",model="two_outputs",version="1",writer="worker"}'
-    )
-    (value,) = [line.rpartition(" ")[2] for line in page.splitlines() if line.startswith(reserved)]
+    start = 'pytriton_lite_shared_memory_bytes{model="two_outputs",model_instance="two_outputs_0_0",version="1",writer="worker"'
+    (value,) = [line.rpartition(" ")[2] for line in page.splitlines() if line.startswith(start)]
     assert int(value) <= 2 * nbytes
 
 

@@ -171,6 +171,13 @@ def test_labels_that_the_dashboard_groups_by_are_there(families: dict[str, PageF
             ]
 
 
+def test_no_series_has_a_label_that_prometheus_gives_to_its_target(families: dict[str, PageFamily]) -> None:
+    """Prometheus would call it ``exported_instance``, and the dashboard would show the address of the server."""
+    labels = {key for family in families.values() for _, pairs in family.samples for key, _ in pairs}
+    assert "model_instance" in labels
+    assert not labels & {"instance", "job"}
+
+
 def test_panels_do_not_lie_on_each_other() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:

@@ -710,7 +710,7 @@ def test_a_thread_that_was_left_running_may_call(server: RunningServer, tmp_path
 
 def held_slots(server: RunningServer, instance: str) -> int:
     model = instance.rpartition("_0_")[0]
-    return int(metric(server, "pytriton_lite_shared_memory_slots", model, instance=instance))
+    return int(metric(server, "pytriton_lite_shared_memory_slots", model, model_instance=instance))
 
 
 def slots_of(server: RunningServer, *instances: str) -> dict[str, int]:
@@ -724,7 +724,7 @@ def hold_more_slots(server: RunningServer, before: dict[str, int]) -> bool:
 
 def reserved(server: RunningServer, model: str, writer: str, instance: str = "") -> int:
     instance = instance or f"{model}_0_0"
-    return int(metric(server, "pytriton_lite_shared_memory_bytes", model, instance=instance, writer=writer))
+    return int(metric(server, "pytriton_lite_shared_memory_bytes", model, model_instance=instance, writer=writer))
 
 
 def assert_is_held_once(

@@ -154,7 +154,7 @@ def read_counters(statistics: Mapping[str, object], page: str) -> Counters:
         elif name == "pytriton_lite_requests":
             counters.grpc[labels["code"]] += int(float(value))
         elif name == "pytriton_lite_shared_memory_slots":
-            counters.slots[labels["instance"]] += int(float(value))
+            counters.slots[labels["model_instance"]] += int(float(value))
         elif name == "pytriton_lite_unanswered_requests":
             counters.unanswered += int(float(value))
         elif name == "pytriton_lite_unanswered_bytes":

@@ -100,20 +100,20 @@ def _queue_depths(row: ModelStatistics) -> Iterable[Sample]:
 
 def _memory_bytes(row: ModelStatistics) -> Iterable[Sample]:
     for memory in row.shared_memory:
-        yield Sample(memory.server_bytes, {"instance": memory.instance, "writer": "server"})
-        yield Sample(memory.worker_bytes, {"instance": memory.instance, "writer": "worker"})
+        yield Sample(memory.server_bytes, {"model_instance": memory.instance, "writer": "server"})
+        yield Sample(memory.worker_bytes, {"model_instance": memory.instance, "writer": "worker"})
 
 
 def _device_bytes(row: ModelStatistics) -> Iterable[Sample]:
-    return [Sample(memory.device_bytes, {"instance": memory.instance}) for memory in row.shared_memory]
+    return [Sample(memory.device_bytes, {"model_instance": memory.instance}) for memory in row.shared_memory]
 
 
 def _longest_executions(row: ModelStatistics) -> Iterable[Sample]:
-    return [Sample(seconds, {"instance": instance}) for instance, seconds in row.longest_executions.items()]
+    return [Sample(seconds, {"model_instance": instance}) for instance, seconds in row.longest_executions.items()]
 
 
 def _memory_slots(row: ModelStatistics) -> Iterable[Sample]:
-    return [Sample(memory.slots, {"instance": memory.instance}) for memory in row.shared_memory]
+    return [Sample(memory.slots, {"model_instance": memory.instance}) for memory in row.shared_memory]
 
 
 def _first_responses(row: ModelStatistics) -> Iterable[Sample]:

@@ -88,14 +88,14 @@ pytriton_lite_responses{model="add_sub",version="1"} 2
 pytriton_lite_worker_restarts{model="add_sub",version="1"} 2
 # HELP pytriton_lite_shared_memory_bytes Shared memory reserved for tensors of an instance, by the process that writes them
 # TYPE pytriton_lite_shared_memory_bytes gauge
-pytriton_lite_shared_memory_bytes{instance="add_sub_0",model="add_sub",version="1",writer="server"} 1048576
-pytriton_lite_shared_memory_bytes{instance="add_sub_0",model="add_sub",version="1",writer="worker"} 0
+pytriton_lite_shared_memory_bytes{model="add_sub",model_instance="add_sub_0",version="1",writer="server"} 1048576
+pytriton_lite_shared_memory_bytes{model="add_sub",model_instance="add_sub_0",version="1",writer="worker"} 0
 # HELP pytriton_lite_shared_memory_slots Places in shared memory of an instance whose tensors are still referred to
 # TYPE pytriton_lite_shared_memory_slots gauge
-pytriton_lite_shared_memory_slots{instance="add_sub_0",model="add_sub",version="1"} 5
+pytriton_lite_shared_memory_slots{model="add_sub",model_instance="add_sub_0",version="1"} 5
 # HELP pytriton_lite_device_memory_bytes Memory of devices reserved for tensors that an instance writes; what the model itself has is not in it
 # TYPE pytriton_lite_device_memory_bytes gauge
-pytriton_lite_device_memory_bytes{instance="add_sub_0",model="add_sub",version="1"} 8388608
+pytriton_lite_device_memory_bytes{model="add_sub",model_instance="add_sub_0",version="1"} 8388608
 # HELP pytriton_lite_device_host_bytes Bytes of tensors that were copied between a device and the host, in either direction
 # TYPE pytriton_lite_device_host_bytes counter
 pytriton_lite_device_host_bytes{model="add_sub",version="1"} 96
