@@ -21,9 +21,20 @@ class LatencyMetrics:
     has_histograms: bool = False
 
 
+_SWITCHES = "counter_latencies", "summary_latencies", "histogram_latencies"
+
+
 def read_latency_metrics(settings: Iterable[tuple[str, str]]) -> LatencyMetrics:
-    """Read (key, value) pairs; the last of a key wins. As in Triton texts are literal, and unknown keys are passed over."""
+    """Read (key, value) pairs; the last of a key wins. As in Triton texts are literal, and unknown keys are passed over.
+
+    What has no effect is warned of.
+    """
     given = dict(settings)
+    for key, value in given.items():
+        if key not in (*_SWITCHES, "summary_quantiles"):
+            logger.warning("--metrics-config %s=%s has no effect: there is no setting of this name", key, value)
+        elif key in _SWITCHES and value not in ("true", "false"):
+            logger.warning("--metrics-config %s=%s has no effect: expected 'true' or 'false'", key, value)
     text = given.get("summary_quantiles")
     quantiles = DEFAULT_QUANTILES if text is None else _read_quantiles(text)
     return LatencyMetrics(

@@ -45,6 +45,21 @@ def test_settings_are_taken_literally_and_the_last_one_wins(
 
 
 @pytest.mark.parametrize(
+    ("pairs", "told"),
+    [
+        ([("histogram_latency", "true")], "histogram_latency=true has no effect: there is no setting of this name"),
+        ([("summary_latencies", "True")], "summary_latencies=True has no effect: expected 'true' or 'false'"),
+        ([("counter_latencies", "false"), ("histogram_latencies", "true")], ""),
+    ],
+)
+def test_a_setting_without_effect_is_warned_of(
+    pairs: list[tuple[str, str]], told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    read_latency_metrics(pairs)
+    assert caplog.messages == [f"--metrics-config {told}"] * bool(told)
+
+
+@pytest.mark.parametrize(
     "bad", ["", "0.5", "0.5:", ":0.1", "a:b", "1.5:0.1", "0.5:0", "0.5:0.00001", "0.5:1", "0.5:0.1:2"]
 )
 def test_a_malformed_pair_is_left_out_with_an_error(bad: str, caplog: pytest.LogCaptureFixture) -> None:
