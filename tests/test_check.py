@@ -213,6 +213,11 @@ def test_what_polling_refuses_hides_what_a_load_would_refuse(tmp_path: Path) -> 
         ("instance_group { kind: CPU }", "did you mean KIND_CPU?"),
         ('input { data_type: "TYPE_FP32" }', "names of values stand without quotes: TYPE_FP32"),
         ("version_policy { newest { } }", "its fields are latest, all, specific"),
+        ('parameters { key: "A" value: "8" }', "braces belong here"),
+        ("dynamic_batching: true", "braces belong here"),
+        ('parameters: { "A": "8" }', "not JSON"),
+        ("input { dims: 4, 5 }", "several values stand in brackets"),
+        ("name: “a”", "save the file as UTF-8; quotes are straight"),
     ],
 )
 def test_a_hint_names_what_was_meant(tmp_path: Path, written: str, hint: str) -> None:
