@@ -185,9 +185,9 @@ def url_of(scheme: str, host: str, port: int, path: str) -> str:
     return f"{scheme}{format_address('localhost' if host in _ANYWHERE else host, port)}{path}"
 
 
-def _listed(verb: str, names: Sequence[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return f"{verb} {len(names)} {'model' if len(names) == 1 else 'models'}: {', '.join(names[:_MOST_NAMED])}{more}"
+    return f"{', '.join(names[:_MOST_NAMED])}{more}"
 
 
 class Composition:
@@ -915,9 +915,10 @@ class App:
         rows = self._parts.engine.load_table()
         ready = list(dict.fromkeys(model for model, _, status in rows if status == VersionState.READY.value))
         others = list(dict.fromkeys(model for model, _, _ in rows if model not in ready))
-        lines = [_listed("Serving", ready) if ready else "; ".join(["Serving no model", *self._parts.causes([])])]
+        served = f"Serving {len(ready)} {'model' if len(ready) == 1 else 'models'}: {_listed(ready)}"
+        lines = [served if ready else "; ".join(["Serving no model", *self._parts.causes([])])]
         if others:
-            lines[0] += f"; not loaded: {', '.join(others[:_MOST_NAMED])}"
+            lines[0] += f"; not loaded: {_listed(others)}"
         lines.append(", ".join(f"{name} {url}" for name, url in self._parts.urls()))
         if not self._is_debugging:
             lines.append(f"To stop: Ctrl-C, or kill {os.getpid()}; what is under way is finished first")

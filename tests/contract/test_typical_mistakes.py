@@ -187,6 +187,13 @@ def test_of_many_causes_ten_are_named(tmp_path: Path) -> None:
     assert output.splitlines()[-1].startswith("model 'm09': ")
 
 
+def test_of_many_models_that_are_not_loaded_eight_are_named_and_the_others_counted(tmp_path: Path) -> None:
+    for number in range(10):
+        write_model(tmp_path, f"m{number}", CODE, "nonsense")
+    with RunningServer(tmp_path, flags=("--exit-on-error=false",)) as server:
+        server.wait_for_log("Serving no model.*not loaded: m0, m1, m2, m3, m4, m5, m6, m7 and 2 more")
+
+
 # Requests -----------------------------------------------------------------------------------------------------------
 
 
