@@ -588,6 +588,21 @@ def test_a_sample_without_a_batch_size_is_a_warning(tmp_path: Path) -> None:
             "minimum_slot_utilization without max_queue_delay_microseconds has no effect",
             "a batch waits, at most for the delay, until so many of its rows are taken",
         ),
+        (
+            'parameters { key: "BATCH_ANY_SHAPES" value { string_value: "yes" } }',
+            "BATCH_ANY_SHAPES without dynamic_batching or sequence_batching has no effect",
+            "",
+        ),
+        (
+            'parameters { key: "BATCH_TENSORS" value { string_value: "yes" } }',
+            "BATCH_TENSORS without batch_input or batch_output has no effect",
+            "",
+        ),
+        (
+            'batch_input { kind: BATCH_ELEMENT_COUNT target_name: "N" data_type: TYPE_INT32 source_input: "I" }',
+            "field 'batch_input' has no effect for Python models",
+            'parameters { key: "BATCH_TENSORS" value { string_value: "yes" } } gives it one',
+        ),
     ],
 )
 def test_what_does_nothing_without_something_else_is_a_warning(
@@ -605,6 +620,9 @@ def test_what_does_nothing_without_something_else_is_a_warning(
         "dynamic_batching { priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 1 value { } } }",
         "sequence_batching { direct { max_queue_delay_microseconds: 1 minimum_slot_utilization: 0.5 } }",
         "sequence_batching { oldest { max_queue_delay_microseconds: 1 } }",
+        'dynamic_batching { } parameters { key: "BATCH_ANY_SHAPES" value { string_value: "yes" } }',
+        'sequence_batching { } parameters { key: "BATCH_ANY_SHAPES" value { string_value: "yes" } }',
+        'parameters { key: "BATCH_ANY_SHAPES" value { string_value: "no" } }',
     ],
 )
 def test_what_has_all_that_it_needs_is_no_warning(tmp_path: Path, written: str) -> None:

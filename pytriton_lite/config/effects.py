@@ -62,7 +62,7 @@ def batches_nothing(message: model_config_pb.ModelConfig) -> bool:
 
 
 def in_vain(message: model_config_pb.ModelConfig) -> Iterator[tuple[str, str]]:
-    """The path of what does nothing because something else is missing, and what is said of it; nor does it in Triton."""
+    """The path of what does nothing because something else is missing, and what is said of it."""
     for at, sample in enumerate(message.model_warmup):
         if not sample.batch_size:
             yield f"model_warmup[{at}]", f"warmup sample '{sample.name}' has no batch_size and is skipped"
@@ -81,6 +81,11 @@ def in_vain(message: model_config_pb.ModelConfig) -> Iterator[tuple[str, str]]:
     for field, other in (waits, waits[::-1]):
         if _is_set(direct, field) and not _is_set(direct, other):
             yield f"sequence_batching.direct.{field}", _lone(field, other)
+    batches = message.HasField("dynamic_batching") or message.HasField("sequence_batching")
+    if BATCH_ANY_SHAPES.given(message) and not batches:
+        yield BATCH_ANY_SHAPES.place, _lone(BATCH_ANY_SHAPES.name, "dynamic_batching or sequence_batching")
+    if BATCH_TENSORS.given(message) and not any(_is_set(message, path) for path in _BATCH_TENSORS):
+        yield BATCH_TENSORS.place, _lone(BATCH_TENSORS.name, "batch_input or batch_output")
 
 
 def _lone(field: str, other: str) -> str:
@@ -96,15 +101,7 @@ def without_effect(message: model_config_pb.ModelConfig) -> tuple[str, ...]:
     for name in _OPTIMIZATION_ON:
         if message.HasField("optimization") and not getattr(message.optimization, name).enable:
             paths.append(f"optimization.{name}.enable")
-    return (*paths, *_parameters_without_effect(message))
-
-
-def _parameters_without_effect(message: model_config_pb.ModelConfig) -> Iterator[str]:
-    batches = message.HasField("dynamic_batching") or message.HasField("sequence_batching")
-    if BATCH_ANY_SHAPES.given(message) and not batches:
-        yield "parameters.BATCH_ANY_SHAPES"
-    if BATCH_TENSORS.given(message) and not any(_is_set(message, path) for path in _BATCH_TENSORS):
-        yield "parameters.BATCH_TENSORS"
+    return tuple(paths)
 
 
 def _is_set(message: Any, path: str) -> bool:

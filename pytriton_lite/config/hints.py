@@ -221,6 +221,10 @@ _TABLE: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = tup
             r"^(max_queue_delay_microseconds|minimum_slot_utilization) without",
             "a batch waits, at most for the delay, until so many of its rows are taken",
         ),
+        (
+            r"^field 'batch_(?:in|out)put.*' has no effect",
+            'parameters { key: "BATCH_TENSORS" value { string_value: "yes" } } gives it one',
+        ),
         (r"^warmup sample '.*' has no batch_size and is skipped$", "write batch_size: 1"),
         (r"^dynamic_batching without max_batch_size", "give the model a max_batch_size and a batch dimension"),
         (

@@ -115,11 +115,6 @@ def test_what_cannot_be_is_refused(load: Load, text: str, message: str) -> None:
         (COUNT, ("batch_input",)),
         (COUNT + parameter("BATCH_TENSORS", "no"), ("batch_input",)),
         (COUNT + parameter("BATCH_TENSORS"), ()),
-        (parameter("BATCH_TENSORS"), ("parameters.BATCH_TENSORS",)),
-        (parameter("BATCH_ANY_SHAPES"), ("parameters.BATCH_ANY_SHAPES",)),
-        (BATCHING + parameter("BATCH_ANY_SHAPES"), ()),
-        ("sequence_batching { }" + parameter("BATCH_ANY_SHAPES"), ()),
-        (parameter("BATCH_ANY_SHAPES", "no"), ()),
     ],
 )
 def test_what_does_nothing_is_known(load: Load, text: str, without_effect: tuple[str, ...]) -> None:

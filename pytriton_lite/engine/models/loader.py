@@ -426,9 +426,8 @@ def _report_completed(model: ModelId, config: ModelConfig, directory: Path) -> N
 
 
 def _report_fields(model: ModelId, config: ModelConfig) -> None:
-    for path in config.without_effect:
-        logger.warning("model '%s': field '%s' has no effect for Python models", model, path)
-    for _, text in in_vain(config.message):
+    unused = [f"field '{path}' has no effect for Python models" for path in config.without_effect]
+    for text in (*unused, *(text for _, text in in_vain(config.message))):
         hint = hint_for(text)
         logger.warning("model '%s': %s%s", model, text, f" ({hint})" if hint else "")
     for key in sorted(config.parameters):
