@@ -159,19 +159,19 @@ class Watchdog:
 
 
 class StartError(Exception):
-    """The server cannot start; the text is the reason, ``causes`` say on a line each what has to be mended."""
+    """The server cannot start. ``causes`` say on a line each what has to be mended; the text has the first ten of them."""
 
-    def __init__(self, text: str, causes: Sequence[str] = ()) -> None:
-        super().__init__(text)
+    def __init__(self, reason: str, causes: Sequence[str] = ()) -> None:
         self.causes = tuple(causes)
+        shown = list(causes[:_MOST_CAUSES])
+        if len(causes) > len(shown):
+            shown.insert(0, f"{len(causes)} did not load; the first {len(shown)} of them:")
+        super().__init__("\n".join([reason, *shown]))
 
 
 def _say_failed(error: StartError | InferenceError) -> None:
-    causes = error.causes if isinstance(error, StartError) else ()
-    shown = list(causes[:_MOST_CAUSES])
-    if len(causes) > len(shown):
-        shown.insert(0, f"{len(causes)} did not load; the first {len(shown)} of them:")
-    logger.error("error: creating server: %s", error, extra={"explanation": "\n".join(shown)} if shown else None)
+    reason, _, explanation = str(error).partition("\n") if isinstance(error, StartError) else (str(error), "", "")
+    logger.error("error: creating server: %s", reason, extra={"explanation": explanation} if explanation else None)
 
 
 def _scheme(tls: TlsOptions | None) -> str:

@@ -275,7 +275,7 @@ class Triton:
                 self._usable().start()
             except StartError as error:
                 self._has_stopped = True
-                raise PyTritonRuntimeError("\n".join([str(error), *error.causes])) from error
+                raise PyTritonRuntimeError(str(error)) from error
             self._is_connected = True
         for model_name in self._server.models():
             self._tell(model_name)

@@ -49,9 +49,8 @@ class Replica:
             if instances is not None:
                 await self._set_instances(instances)
         except (StartError, InferenceError) as error:
-            causes = "".join(f"\n  {cause}" for cause in getattr(error, "causes", ()))
             await self._server.astop()
-            raise RuntimeError(f"models of {repository} do not load: {error}{causes}") from None
+            raise RuntimeError(f"models of {repository} do not load: {error}") from None
         self._expected = frozenset(await self._in_thread(self._server.models))
         """Models that serve since the start: the replica is ill when one of them does not."""
         self._http = self._server.asgi()

@@ -892,6 +892,7 @@ def test_a_model_that_does_not_load_ends_the_start_and_says_why(tmp_path: Path) 
     with pytest.raises(StartError, match="failed to load all models") as failure:
         Server(tmp_path).start()
     assert "no weights" in "\n".join(failure.value.causes)
+    assert "no weights" in str(failure.value), "a traceback shows no more than the text"
     assert set(threading.enumerate()) == before
     assert (tmp_path / "fine" / "1" / "finalized").exists()
     with Server(tmp_path, exit_on_error=False) as server:
