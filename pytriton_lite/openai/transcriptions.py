@@ -28,6 +28,8 @@ Json = dict[str, Any]
 
 _FORMATS = ("json", "text", "verbose_json", "srt", "vtt")
 _FILE = "file"
+_MOST_CHUNKS = 1024
+"""Chunks of a WAV file, of which most have three. `wave` takes a microsecond or two for each, and 64 MiB have millions."""
 
 
 async def transcriptions(exchange: Exchange) -> None:
@@ -238,6 +240,7 @@ def _audio(data: bytes, values: Values) -> Json:
 
 def _samples(data: bytes) -> tuple[Array, int]:
     """The samples of a WAV file as one channel from -1 to 1, and how many there are in a second. Raises ApiError."""
+    _check_chunks(data)
     try:
         with wave.open(io.BytesIO(data)) as file:
             channels, width, rate, frames = file.getparams()[:4]
@@ -256,3 +259,14 @@ def _samples(data: bytes) -> tuple[Array, int]:
     if channels == 1:
         return samples, rate
     return samples[: count // channels * channels].reshape(-1, channels).mean(axis=1, dtype=np.float32), rate
+
+
+def _check_chunks(data: bytes) -> None:
+    """Raises ApiError where the samples of a WAV file come behind more chunks than any file has."""
+    at = len(b"RIFF....WAVE")
+    for _ in range(_MOST_CHUNKS):
+        if data[at : at + 4] in (b"data", b""):
+            return
+        nbytes = int.from_bytes(data[at + 4 : at + 8], "little")
+        at += 8 + nbytes + nbytes % 2
+    refuse_value(_FILE, f"the file has more than {_MOST_CHUNKS} chunks in front of its samples.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import struct
 import wave
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -201,6 +202,17 @@ def test_samples_of_a_wav_file_are_the_models(server: RunningServer, width: int,
     assert reply.json == {"text": "0.50 0.25 "}
 
 
+def test_a_wav_file_with_more_chunks_than_any_has_is_refused_unread(server: RunningServer) -> None:
+    def padded(count: int) -> bytes:
+        data = sound()
+        chunks = b"JUNK\x01\0\0\0..JUNK\0\0\0\0" * (count // 2)
+        return b"RIFF" + struct.pack("<I", len(data) - 8 + len(chunks)) + b"WAVE" + chunks + data[12:]
+
+    assert transcribe(server, padded(1000)).json == {"text": "0.50 0.25 "}
+    reply = transcribe(server, padded(1100))
+    assert (reply.status, reply.json["error"]["param"]) == (400, "file") and "chunks" in reply.json["error"]["message"]
+
+
 def test_a_model_that_takes_files_gets_them_as_they_are(server: RunningServer) -> None:
     data = bytes(range(256)) * 300 + b"\r\n--edg"
     assert transcribe(server, data, "file_reader").json == {"text": str(len(data))}
@@ -256,6 +268,7 @@ FORM = "multipart/form-data; boundary=edge"
     [
         (b"{}", "application/json", 415),
         (b"{}", "multipart/form-data", 415),
+        (b"nonsense", FORM + ";" * 1024, 415),
         (b"nonsense", FORM, 400),
         (PART + b'"model"\r\n\r\nlistener', FORM, 400),
         (PART + b'"x"\r\n\r\n\xff\r\n--edge--', FORM, 400),
