@@ -565,18 +565,18 @@ class Call:
         budget = self._endpoint.receive_budget
         more = nbytes - self._taken_bytes
         if more > 0:
-            if nbytes < LARGE_BYTES:
-                return True
             if not budget.try_take(more):
                 self._fail(budget.refusal(nbytes))
                 return False
             self._taken_bytes = nbytes
         return True
 
-    def _give_back_budget(self) -> None:
-        """The request was handed on, or nobody wants it any more."""
-        taken, self._taken_bytes = self._taken_bytes, 0
-        self._endpoint.receive_budget.give_back(taken)
+    def _give_back_budget(self, kept: int = 0) -> None:
+        """The request was handed on, or nobody wants it any more; *kept* bytes of the next one are here."""
+        more = self._taken_bytes - kept
+        if more > 0:
+            self._taken_bytes = kept
+            self._endpoint.receive_budget.give_back(more)
 
     def _parse(self, message: bytes | memoryview, then: Callable[[Parsed | Exception], None]) -> None:
         """Hand the request, or why it is none, to *then*, unless the call has ended meanwhile."""
@@ -756,8 +756,12 @@ class UnaryCall(Call):
         elif len(body) >= PREFIX_BYTES:
             size = _read_prefix(body)[1]
             self._check_sizes(size, len(body) - PREFIX_BYTES)
-            if size >= LARGE_BYTES and not self.is_ended:
+            if self.is_ended:
+                return
+            if size >= LARGE_BYTES:
                 self._make_room(size, body)
+            else:
+                self._take_budget(len(body))
 
     def _make_room(self, size: int, body: bytearray) -> None:
         """Memory for a message of *size* bytes, that a client which sends nothing more does not cost us."""
@@ -1067,6 +1071,8 @@ class StreamCall(Call):
             return
         if not self._is_waiting:
             self._read_messages()
+        if len(body) > self._taken_bytes:  # what is left; nothing where the call has ended
+            self._take_budget(len(body))
 
     def _read_messages(self) -> None:
         """Take the messages that are complete, as long as there is room for requests, and the slice of time lasts."""
@@ -1140,7 +1146,7 @@ class StreamCall(Call):
             parsed = parse_quickly(message)
             if parsed is not None and TextCounting.of(parsed) is None:
                 if self._taken_bytes:
-                    self._give_back_budget()
+                    self._give_back_budget(len(self._body))
                 self._inference.take(parsed, len(message))
                 return
         except Exception as error:
@@ -1158,7 +1164,7 @@ class StreamCall(Call):
         if isinstance(parsed, Exception) and not isinstance(parsed, InferenceError):
             self._fail(parsed)
             return
-        self._give_back_budget()
+        self._give_back_budget(len(self._body))
         self._inference.take(parsed, nbytes)
         self.on_room()
 
@@ -1269,7 +1275,7 @@ class ServiceStreamCall(StreamCall):
 
     def _take(self, message: bytes | memoryview) -> None:
         if self._taken_bytes:
-            self._give_back_budget()
+            self._give_back_budget(len(self._body))
         try:
             self._service.take(bytes(message))
         except Exception as error:

@@ -1681,6 +1681,37 @@ class TestUnfinishedRequests:
             other.answer(5)
         assert engine.receive_budget.taken == 0
 
+    @pytest.mark.parametrize("path", [INFER, STREAM])
+    def test_parts_of_small_messages_count_as_those_of_large_ones(
+        self, engine: FakeServer, peer: Http2Peer, path: str
+    ) -> None:
+        """A connection may have a thousand calls, each with a part of a message."""
+        engine.receive_budget.limit = 40_000
+        body = prefixed(infer_message(size=20_000))
+        for stream in (1, 3, 5):
+            peer.send(peer.headers(stream, headers_of(path)), frame(DATA, 0, stream, body[:15_000]))
+        trailers = peer.answer(5).trailers
+        assert trailers["grpc-status"] == "14" and "(--max-receiving-bytes)" in trailers["grpc-message"]
+        assert engine.receive_budget.taken == 30_000
+        peer.send(*(frame(DATA, END_STREAM, stream, body[15_000:]) for stream in (1, 3)))
+        for stream in (1, 3):
+            assert peer.answer(stream).trailers["grpc-status"] == "0"
+        assert engine.receive_budget.taken == 0
+
+    def test_budget_keeps_the_part_of_a_message_that_came_behind_a_whole_one(
+        self, engine: FakeServer, peer: Http2Peer
+    ) -> None:
+        body = prefixed(infer_message(size=10_000))
+        peer.send(peer.headers(1, headers_of(STREAM)))
+        for data in (body[:5_000], body[5_000:] + body[:3_000]):
+            peer.send(frame(DATA, 0, 1, data))
+        assert peer.next(DATA, 1).payload
+        assert engine.receive_budget.taken == 3_000
+        peer.send(reset(1))
+        peer.request(3, b"", LIVE)
+        peer.answer(3)
+        assert engine.receive_budget.taken == 0
+
     def test_budget_is_given_back_when_the_request_is_handed_on(self, engine: FakeServer, peer: Http2Peer) -> None:
         body = prefixed(infer_message("waiting", size=300_000))
         peer.send(peer.headers(1, headers_of()))
