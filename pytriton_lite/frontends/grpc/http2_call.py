@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from pytriton_lite.core.byte_budget import ByteBudget
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import only_response
 from pytriton_lite.core.tensor import Buffer
@@ -63,7 +64,7 @@ _THREADS = 2
 with asyncio's six, messages of 2 MB that are all fields kept health waiting for twice as long."""
 _TASKS_PER_TURN = 16
 """Tasks begun in a turn: each takes some 50 us in the next."""
-_UNREAD_RETRY_AFTER_S = 1.0
+_REFUSED_RETRY_AFTER_S = 1.0
 _CONTENT_TYPE = field(b"content-type", b"application/grpc")
 _PLAIN_OPENING = STATUS_200 + _CONTENT_TYPE
 _TIMEOUT_UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
@@ -124,6 +125,8 @@ class Head(NamedTuple):
     """Whether the client of a stream asks for errors as a status (``triton_grpc_error``, exactly ``true``)."""
     content_length: int | None = None
     """What the client says that its DATA frames hold, of a request that is accepted."""
+    nbytes: int = 0
+    """Memory of the list, where that is more than usual."""
 
 
 class Link(Protocol):
@@ -194,6 +197,8 @@ class Endpoint:
         self.observation = servicer.observation
         self.counts = servicer.counts
         self.receive_budget = servicer.receive_budget
+        self.open_calls = ByteBudget(servicer.receive_budget.limit)
+        """For the memory of open calls without their messages. Idle streams stay, and would leave no room for those."""
         self.intake = servicer.intake
         self.max_message_bytes = options.max_message_bytes
         self._max_unread_bytes = options.max_unread_bytes
@@ -286,7 +291,17 @@ class Endpoint:
             else "and all connections have more than they may together (--max-unread-bytes)"
         )
         text = f"{unread} bytes of answers on this connection are unread, {reason}"
-        failure = failure_of("", InferenceError(ErrorCode.UNAVAILABLE, text, retry_after_s=_UNREAD_RETRY_AFTER_S))
+        return self._refuse_for_now(text)
+
+    def refuse_open_calls(self) -> Head:
+        """The head of a call for whose memory there is no room."""
+        budget = self.open_calls
+        text = f"the calls that are open take {budget.taken} bytes, the limit is {budget.limit} (--max-receiving-bytes)"
+        return self._refuse_for_now(text)
+
+    @staticmethod
+    def _refuse_for_now(text: str) -> Head:
+        failure = failure_of("", InferenceError(ErrorCode.UNAVAILABLE, text, retry_after_s=_REFUSED_RETRY_AFTER_S))
         return Head(None, error_block(failure), failure.status)
 
     def new_call(self, link: Link, stream_id: int, head: Head, *, receive_window: int) -> Call:
@@ -414,6 +429,7 @@ class Call:
         "_timer",
         "closing",
         "content_left",
+        "head_bytes",
         "is_ended",
         "is_filling",
         "is_received",
@@ -432,6 +448,8 @@ class Call:
 
     def __init__(self, link: Link, endpoint: Endpoint, stream_id: int, head: Head, receive_window: int) -> None:
         self.stream_id = stream_id
+        self.head_bytes = head.nbytes
+        """See `Head`."""
         self.send_credit = 0
         """What its window has over the initial one of the connection's streams, or less."""
         self.receive_window = receive_window

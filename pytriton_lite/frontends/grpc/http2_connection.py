@@ -109,7 +109,7 @@ class Http2Connection:
         self.state = ConnectionState.EXPECTING_PREFACE
         self._wariness = Wariness(options, self._loop.time)
         self._headers = HeaderBlocks(endpoint, self._wariness)
-        self._streams = Streams(self._wariness)
+        self._streams = Streams(self._wariness, endpoint.open_calls)
         self._sender = Sender(self, self._wariness, unread, options.max_unread_bytes)
         self._keepalive: Keepalive | None = None
         """None before the connection is made."""
@@ -582,8 +582,10 @@ class Http2Connection:
         else:
             if self._sender.has_too_much_unread():
                 head = self._endpoint.refuse_unread(self._sender.unread_answers)
+            elif not head.refusal and not self._streams.has_room(head.nbytes):
+                head = self._endpoint.refuse_open_calls()
             call = self._endpoint.new_call(self._sender, stream_id, head, receive_window=STREAM_WINDOW)
-            self._streams.calls[stream_id] = call
+            self._streams.add(call)
             call.is_received = is_whole
             call.begin()
             if is_whole:
@@ -724,7 +726,7 @@ class Http2Connection:
 
     def finish(self, call: Call) -> None:
         """Forget *call*, of which everything was given to the transport."""
-        del self._streams.calls[call.stream_id]
+        self._streams.remove(call)
         if not call.is_received:
             self._streams.cut_off(call.stream_id)
         if call.timeline is not None:  # everything was given to the transport
@@ -740,7 +742,7 @@ class Http2Connection:
 
     def _forget(self, call: Call) -> None:
         """Send no answer to *call*, or no more of it."""
-        del self._streams.calls[call.stream_id]
+        self._streams.remove(call)
         self._sender.forget(call)
         call.cancel()
         if self.state is _DRAINING and not self.has_calls:
@@ -899,8 +901,7 @@ class Http2Connection:
             self._transport.abort()
 
     def _drop_calls(self) -> None:
-        calls = list(self._streams.calls.values())
-        self._streams.calls.clear()
+        calls = self._streams.clear()
         self._sender.close()
         for call in calls:
             call.unlink()

@@ -13,6 +13,10 @@ MAX_HEADER_LIST_BYTES = 16 << 10
 _MAX_HEADER_FRAMES = 32
 _FREE_BLOCK_BYTES = 4 << 10
 _FREE_FIELDS = 64
+_SMALL_BLOCK_BYTES = 1 << 10
+_SMALL_LIST_FIELDS = 32
+_FIELD_BYTES = 160
+"""What a field takes beside its characters: two objects, and a place in a dictionary."""
 _LONGEST_CACHED_BLOCK = 256
 _MAX_CACHED_BLOCKS = 64
 
@@ -82,6 +86,8 @@ class HeaderBlocks:
             head = self._endpoint.read_head(headers)
         except MalformedRequest:
             return None
+        if len(block) > _SMALL_BLOCK_BYTES or len(headers) > _SMALL_LIST_FIELDS:
+            head = head._replace(nbytes=sum(_FIELD_BYTES + len(name) + len(value) for name, value in headers))
         if keeps_table and len(block) <= _LONGEST_CACHED_BLOCK:
             if len(self._heads) >= _MAX_CACHED_BLOCKS:
                 self._heads.clear()

@@ -1698,6 +1698,37 @@ class TestUnfinishedRequests:
             assert peer.answer(stream).trailers["grpc-status"] == "0"
         assert engine.receive_budget.taken == 0
 
+    def test_open_calls_beyond_the_first_of_a_connection_have_a_limit_of_memory(
+        self, engine: FakeServer, start: Started
+    ) -> None:
+        """Streams may be idle for as long as their clients like, and each takes 4 KiB."""
+        engine.receive_budget.limit = 3 * 64 << 10
+        listener = start()
+        with Http2Peer.connect(listener) as peer, Http2Peer.connect(listener) as other:
+            streams = range(1, 2 * 65, 2)
+            for stream in streams:
+                peer.send(peer.headers(stream, headers_of(STREAM)))
+            trailers = peer.answer(streams[-1]).trailers
+            assert (trailers["grpc-status"], "grpc-status-details-bin" in trailers) == ("14", True)
+            assert "the calls that are open take 196608 bytes" in trailers["grpc-message"]
+            for stream in range(1, 33, 2):
+                other.send(other.headers(stream, headers_of(STREAM)), frame(DATA, 0, stream, prefixed(infer_message())))
+                assert other.next(DATA, stream).payload
+            peer.send(*map(reset, streams[:-1]))
+            other.request(33, infer_message())
+            assert other.answer(33).trailers["grpc-status"] == "0"
+
+    def test_long_header_lists_of_open_calls_count_in_their_limit(self, engine: FakeServer, start: Started) -> None:
+        engine.receive_budget.limit = 1000
+        with Http2Peer.connect(start()) as peer:
+            streams = range(1, 25, 2)
+            for stream in streams:
+                peer.send(peer.headers(stream, headers_of(STREAM, a="a" * 5_000)))
+            assert "the limit is 1000 (--max-receiving-bytes)" in peer.answer(streams[-1]).trailers["grpc-message"]
+            peer.send(*map(reset, streams[:3]))
+            peer.request(25, infer_message(), a="a" * 5_000)
+            assert peer.answer(25).trailers["grpc-status"] == "0"
+
     def test_budget_keeps_the_part_of_a_message_that_came_behind_a_whole_one(
         self, engine: FakeServer, peer: Http2Peer
     ) -> None:
