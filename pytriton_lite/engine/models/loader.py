@@ -97,13 +97,13 @@ class ModelLoader:
             logger.info("successfully loaded '%s'", known.id)
         finally:
             # A failure, too, can have ended something: a generation whose workers kept dying.
-            self.refresh_dependents(known.id.name, later=later)
+            self._refresh_dependents(known.id.name, later=later)
 
     def unload(self, model: ModelId) -> None:
         """Retire every version, and the ensembles that cannot be without it. Requests inside them go on."""
         self._models.forget(model)
         self._retire_all(model)
-        self.refresh_dependents(model.name)
+        self._refresh_dependents(model.name)
 
     def _check_selection(self, model: ModelId, polled: Polled) -> None:
         for version in polled.selection.missing:
@@ -347,7 +347,7 @@ class ModelLoader:
     def _refuse(self, known: Known, definition: EnsembleDefinition, error: InferenceError) -> None:
         """What serves serves on; where nothing does, the ensemble waits for its models."""
         if self._models.serving(known.id):
-            self.refresh(known)
+            self._refresh(known)
             return
         known.ensemble = definition
         known.problem = error.message
@@ -370,13 +370,20 @@ class ModelLoader:
                 failed.fail_load(error)
         return self._failed(known.id, dict.fromkeys(definition.polled.selection.selected, reason))
 
-    def refresh_dependents(self, name: str, *, later: Collection[ModelId] = ()) -> None:
+    def refresh(self, model: ModelId, *, later: Collection[ModelId]) -> None:
+        """Look again at *model*, whose turn has come and which is not loaded, and then at the ensembles that it is in."""
+        known = self._models.known.get(model)
+        if known is not None:
+            self._refresh(known)
+            self._refresh_dependents(model.name, later=later)
+
+    def _refresh_dependents(self, name: str, *, later: Collection[ModelId] = ()) -> None:
         """Look again at the ensembles that models called *name* are in, but for those whose turn comes *later*."""
         for known in self._models.dependents_of(name):
             if known.id not in later:
-                self.refresh(known)
+                self._refresh(known)
 
-    def refresh(self, known: Known) -> None:
+    def _refresh(self, known: Known) -> None:
         """Make an ensemble anew where its models have changed, or unload it where it cannot be without one that is gone."""
         definition = known.ensemble
         if definition is None:

@@ -378,11 +378,15 @@ class ModelStore:
         directory = plan.directories[model]
         async with self._turns.turn(model, takes_slot=is_counted) as turn:
             later.discard(model)
-            polled = await self._poll_one(model, directory, override, plan.problems.get(model, ""))
+            try:
+                polled = await self._poll_one(model, directory, override, plan.problems.get(model, ""))
+            except PollFailed:
+                self._loader.refresh(model, later=later)
+                raise
             known = self.models.know(model)
             known.is_explicit |= is_wanted
             if polled is None:
-                self._loader.refresh(known)
+                self._loader.refresh(model, later=later)
                 return
             known.directory = directory
             for notice in polled.directory.notices:
@@ -412,8 +416,6 @@ class ModelStore:
             earlier = known.loaded.times if known is not None and known.loaded is not None else None
             return await self._in_thread(self._reader.poll, model, directory, override, unless, earlier)
         except PollError as error:
-            if known is not None:
-                self._loader.refresh(known)
             reason = self._log_poll_error(model.name, None if override or problem else directory, error)
             raise PollFailed(model.name, reason) from None
 

@@ -95,6 +95,20 @@ def test_ensembles_move_in_the_same_moment_as_their_model(repository: Path) -> N
     run(repository, scenario)
 
 
+def test_a_load_of_an_ensemble_whose_model_has_changed_reaches_those_that_it_is_in(repository: Path) -> None:
+    """*outer* is no part of the load of *e*, and *e* itself is as it was on disk."""
+    write_model(repository, "outer", config=ensemble("e"))
+
+    async def scenario(server: Server) -> None:
+        await load(server, "outer")
+        write_model(repository, "a", config=ADDER_CONFIG + "model_transaction_policy { decoupled: true }")
+        await load(server, "e")
+        assert server.find("outer", None).config.decoupled
+        assert await server.is_model_ready("outer", None)
+
+    run(repository, scenario)
+
+
 def test_what_does_not_change_for_an_ensemble_leaves_it_alone(repository: Path) -> None:
     async def scenario(server: Server) -> None:
         await load(server, "outer")
