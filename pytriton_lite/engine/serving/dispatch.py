@@ -389,8 +389,11 @@ class Dispatcher:
 
     def send(self, instance: Instance, batches: list[list[Ticket]]) -> None:
         """Give *batches* to *instance* in one message. What cannot be sent ends."""
-        for tickets, error in self._dispatch(instance, batches):
+        refused = self._dispatch(instance, batches)
+        for tickets, error in refused:
             self._answers.fail(tickets, error, FailureReason.BACKEND)
+        if refused:  # nothing comes back of them that would say so
+            self._report_drained()
 
     def _dispatch(
         self, instance: Instance, batches: list[list[Ticket]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.server import Server, ServerOptions
+from pytriton_lite.engine.serving.resource_grants import ResourceGrants
 from pytriton_lite.engine.workers.settings import WorkerSettings
 from pytriton_lite.frontends.pending_answer import PendingAnswer
-from tests.engine.version_kit import World, wait_until
+from tests.engine.version_kit import WAIT_S, World, wait_until
 from tests.harness import write_model
 
 ECHO = """
@@ -133,6 +135,23 @@ def test_a_request_that_cannot_be_sent_while_answers_are_about_to_leave_ends(tmp
             (error,) = receiver.heard
             check_refused(error)
             assert model.served.unanswered.requests == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("grants", [None, ResourceGrants], ids=["", "with a rate limiter"])
+def test_an_unload_ends_whose_last_request_cannot_be_sent(
+    tmp_path: Path, grants: Callable[[], ResourceGrants] | None
+) -> None:
+    async def run() -> None:
+        async with World(tmp_path, grants=grants and grants()) as world:
+            model = await world.load("max_batch_size: 4 dynamic_batching { max_queue_delay_microseconds: 100000 }")
+            receiver = Receiver()
+            model.served.infer(InferenceRequest("m", None, request_id=NO_UNICODE, inputs=model.inputs("bad")), receiver)
+            model.served.begin_unload()
+            await asyncio.wait_for(model.served.unload(), WAIT_S)
+            (error,) = receiver.heard
+            check_refused(error)
 
     asyncio.run(run())
 
