@@ -80,9 +80,14 @@ class NotQueued:
         go_on: Callable[[Ticket, Any], bool],
         task: asyncio.Task[Any],
     ) -> None:
-        version = self._waited_for
-        version.unanswered.give_back(request, nbytes)
-        version.release()
+        self._waited_for.unanswered.give_back(request, nbytes)
+        try:
+            self._on_ended(ticket, go_on, task)
+        finally:
+            # Not before: an ensemble that ends lets go of its steps' versions with this, which the request may need.
+            self._waited_for.release()
+
+    def _on_ended(self, ticket: Ticket, go_on: Callable[[Ticket, Any], bool], task: asyncio.Task[Any]) -> None:
         # Looked at in any case: asyncio complains of an exception that nobody has seen.
         failure = None if task.cancelled() else task.exception()
         if self._under_way.pop(ticket, None) is None:

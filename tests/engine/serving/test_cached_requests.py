@@ -20,16 +20,20 @@ from pytriton_lite.core.errors import BUG, ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse, ResponseReceiver
 from pytriton_lite.core.states import VersionState
 from pytriton_lite.core.tensor import Tensor
-from pytriton_lite.engine.cache.response_cache import CachedOutput, CacheSpace, copied
+from pytriton_lite.engine.cache.response_cache import CachedOutput, CacheSpace, ResponseCache, copied
 from pytriton_lite.engine.counting.statistics import FailureReason, ModelStatistics, Refusal
 from pytriton_lite.engine.counting.unanswered import Unanswered, UnansweredLimits, UnansweredTotal
+from pytriton_lite.engine.server import Server
 from pytriton_lite.engine.serving.cached_requests import CachedRequests
 from pytriton_lite.engine.tracing.tensors import QUEUE_INPUT, copies
 from pytriton_lite.frontends.pending_answer import PendingAnswer
 from pytriton_lite.ipc.region import ClientSegment
 from pytriton_lite.scheduling.ticket import Caller, Executor, Ticket, Ways
 from tests.engine.answering import answer_of
+from tests.engine.store_scenarios import ADDER_CONFIG, adder, ensemble, run, value_of
+from tests.engine.store_scenarios import request as request_to
 from tests.engine.version_kit import WAIT_S, World, wait_until
+from tests.harness import write_model
 
 CONFIG = ModelConfig.from_message(
     parse_model_config(
@@ -63,6 +67,18 @@ class Space(CacheSpace):
         self.kept.clear()
 
 
+class _Counted(Unanswered):
+    """Tells *version* when a request is not waited for any more, before anything becomes of it."""
+
+    def __init__(self, version: Version) -> None:
+        super().__init__("m", UnansweredTotal(UnansweredLimits()))
+        self._version = version
+
+    def give_back(self, request: InferenceRequest, nbytes: int) -> None:
+        super().give_back(request, nbytes)
+        self._version.on_counted_out()
+
+
 class Version:
     """As much of a version as is asked; ``executing`` are the waiters of what was submitted."""
 
@@ -70,7 +86,8 @@ class Version:
 
     def __init__(self) -> None:
         self.statistics = ModelStatistics("m", 1, {})
-        self.unanswered = Unanswered("m", UnansweredTotal(UnansweredLimits()))
+        self.on_counted_out: Callable[[], object] = bool
+        self.unanswered = _Counted(self)
         self.holders = 0
         self.state = VersionState.READY
         self.refusal: InferenceError | None = None
@@ -469,13 +486,7 @@ def test_a_cache_that_fails_is_a_miss(data: bytes, is_at_once: bool, caplog: pyt
 def test_a_request_that_is_cancelled_when_its_lookup_has_just_ended_is_counted(found: Any, is_streamed: bool) -> None:
     async def act(scene: Scene) -> None:
         request = scene.stream()[0] if is_streamed else scene.infer()
-        release = scene.version.release
-
-        def release_and_cancel() -> None:
-            release()
-            request.cancel()
-
-        scene.version.release = release_and_cancel  # type: ignore[method-assign]
+        scene.version.on_counted_out = request.cancel
         await asyncio.sleep(0)  # it waits for its lookup
         await scene.looked_up(found)
         await scene.settled()
@@ -582,6 +593,33 @@ def without_collections() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+def test_a_request_to_an_ensemble_is_served_that_is_unloaded_with_its_model_while_its_cache_is_asked(
+    tmp_path: Path,
+) -> None:
+    cache = _OneSpace()
+    write_model(tmp_path, "a", adder(1), ADDER_CONFIG)
+    write_model(tmp_path, "e", config=ensemble("a") + "response_cache { enable: true }")
+
+    async def scenario(server: Server) -> None:
+        await server.load_model("e", None, {})
+        answer = PendingAnswer.to(server, server.find("e", None), request_to("e", IN=0))
+        await cache.only.asked.wait()
+        await server.unload_model("e", unload_dependents=True)
+        cache.only.lookups[0].set_result(None)
+        assert await value_of(answer) == 1
+
+    run(tmp_path, scenario, cache=cache)
+
+
+class _OneSpace(ResponseCache):
+    def __init__(self) -> None:
+        self.only: Space
+
+    def space(self, config: ModelConfig, version: int, directory: Path) -> Space:
+        self.only = Space()
+        return self.only
 
 
 def test_a_request_that_is_refused_at_once_needs_no_collection() -> None:
