@@ -20,6 +20,7 @@ from pytriton_lite.cli import help, reading
 from pytriton_lite.cli.table import COMMANDS, SERVER_OF_DEBUG
 from pytriton_lite.commands import CommandError
 from pytriton_lite.core.build import build_kind
+from pytriton_lite.core.standard_streams import hold_standard_descriptors
 from pytriton_lite.settings import BY_FLAG, UsageError, nearest
 
 _ASKING_FOR_HELP = ("-h", "help")
@@ -60,14 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _open_streams() -> None:
     """Have all three standard streams; one that was closed by whoever has started this, as scripts do, is empty."""
-    for fd in (0, 1, 2):
-        try:
-            os.fstat(fd)
-        except OSError:
-            # It gets the lowest number that is free, which is this one. Otherwise a socket of ours would get it, and lose it to
-            # what a child has there.
-            os.open(os.devnull, os.O_RDWR)
-            os.set_inheritable(fd, True)
+    hold_standard_descriptors()
     if sys.stdin is None:
         sys.stdin = os.fdopen(0, closefd=False)
     if sys.stdout is None:

@@ -21,6 +21,7 @@ from pytriton_lite.binding.specification import DynamicBatcher, Said, Specificat
 from pytriton_lite.binding.template import Template
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import ParameterValue
+from pytriton_lite.core.standard_streams import hold_standard_descriptors
 from pytriton_lite.embedding.loop_thread import LOOK_S, LoopThread
 from pytriton_lite.embedding.options import read_options, writes_log
 from pytriton_lite.embedding.requests import AsyncStream, Box, Calls, Response, SingleCall, Stream, Wanted, fulfiller
@@ -166,6 +167,7 @@ class Server:
         return self
 
     def _begin_start(self) -> LoopThread:
+        hold_standard_descriptors()
         self._log = logs.configure(self._settings) if self._writes_log else logs.pass_on(self._settings)
         self._thread = LoopThread("pytriton-lite")
         self._work = OpenWork(self._thread)

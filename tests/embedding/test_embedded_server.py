@@ -1041,6 +1041,19 @@ def test_a_server_that_nobody_has_any_more_is_stopped_when_the_program_ends(tmp_
     assert (tmp_path / "fine" / "1" / "finalized").exists()
 
 
+@pytest.mark.parametrize("closed", ["<&-", "<&- >&- 2>&-"])
+def test_a_program_without_standard_streams_has_a_server(repository: Path, tmp_path: Path, closed: str) -> None:
+    code = (
+        "from pytriton_lite import Server\n"
+        f"with Server({str(repository)!r}, http_port=0, load_model='count') as server:\n"
+        "    answers = list(server.stream('count', {'LIMIT': [3]}))\n"
+        f"open({str(tmp_path / 'answers')!r}, 'w').write(str(len(answers)))\n"
+    )
+    command = ["/bin/sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", code]
+    subprocess.run(command, check=True, cwd=PROJECT, timeout=120)
+    assert (tmp_path / "answers").read_text() == "3"
+
+
 def test_importing_the_package_imports_nothing_else() -> None:
     code = (
         "import sys; before = set(sys.modules); import pytriton_lite; new = set(sys.modules) - before\n"
