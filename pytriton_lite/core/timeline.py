@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pytriton_lite.core.tensor import Tensor
 
@@ -33,6 +33,19 @@ class Trace(Protocol):
         """A response with *outputs* is about to be handed to the front end."""
 
 
+class Execution(NamedTuple):
+    """Stations of one execution, as the `Timeline` has them of the last one."""
+
+    enqueued_ns: int
+    compute_start_ns: int
+    inputs_ns: int
+    executed_ns: int
+    compute_end_ns: int
+
+
+MOST_EARLIER = 1024
+
+
 class Timeline:
     """Stations of a request, in ns of CLOCK_MONOTONIC, 0 for those not (yet) reached.
 
@@ -54,6 +67,7 @@ class Timeline:
         "bytes_sent",
         "compute_end_ns",
         "compute_start_ns",
+        "earlier",
         "enqueued_ns",
         "error",
         "executed_batch_size",
@@ -123,6 +137,8 @@ class Timeline:
         """``execute`` returned."""
         self.compute_end_ns = 0
         """Outputs were placed."""
+        self.earlier: list[Execution] = []
+        """Executions before the last one, of a traced request that its model wanted again; the first `MOST_EARLIER`."""
         self.first_response_ns = 0
         self.answered_ns = 0
         """The engine handed over the last response, or the error."""
@@ -191,6 +207,15 @@ class Timeline:
         self.batch_size = batch_size
         if self.trace is not None:
             self.trace.on_accepted(inputs)
+
+    def executed(self, instance: str, batch_size: int, execution: Execution) -> None:
+        """*instance* has executed the request, in a batch of *batch_size*."""
+        if self.compute_start_ns and self.trace is not None and len(self.earlier) < MOST_EARLIER:
+            before = self.enqueued_ns, self.compute_start_ns, self.inputs_ns, self.executed_ns, self.compute_end_ns
+            self.earlier.append(Execution(*before))
+        self.instance = instance
+        self.executed_batch_size = batch_size
+        self.enqueued_ns, self.compute_start_ns, self.inputs_ns, self.executed_ns, self.compute_end_ns = execution
 
     def hold(self) -> None:
         """A worker is given the request: `release` will follow."""

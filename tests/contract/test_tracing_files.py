@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2_grpc
 
-from tests.contract.scripted_model import run, write_scripted_model
+from tests.contract.scripted_model import ITERATIVE, run, write_scripted_model
 from tests.contract.wire_models import grpc_channel, infer_message, wait_until
 from tests.harness import RunningServer
 
@@ -70,6 +70,23 @@ def test_a_file_has_requests_of_both_protocols_and_calls_with_their_parent(repos
         assert stations(entries, number) == [f"{first}_START", f"{first}_END", *core, *ends]
     times = [stamp["ns"] for entry in entries if entry["id"] == 1 for stamp in entry.get("timestamps", ())]
     assert times == sorted(times)
+
+
+def test_each_execution_of_a_request_that_its_model_wants_again_is_there(repository: Path) -> None:
+    code = """
+        model.executions = getattr(model, "executions", 0) + 1
+        if model.executions < 3:
+            request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+            returned = [None]
+        else:
+            answer(1)
+    """
+    write_scripted_model(repository, "iterative", config=ITERATIVE)
+    with traced(repository, *TIMESTAMPS) as server:
+        assert run(server, code, model="iterative").status == 200
+    entries = read(repository)
+    execution = ["QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
+    assert stations(entries, 1)[2:-4] == ["REQUEST_START", *execution * 3]
 
 
 def test_tensors_are_shown_with_their_elements(repository: Path) -> None:

@@ -21,7 +21,7 @@ from pytriton_lite.core.request import InferenceResponse
 from pytriton_lite.core.request_ids import described
 from pytriton_lite.core.states import RequestState
 from pytriton_lite.core.tensor import PackedTensors
-from pytriton_lite.core.timeline import Clock, Timeline
+from pytriton_lite.core.timeline import Clock, Execution, Timeline
 from pytriton_lite.engine.counting.statistics import FailureReason, ModelStatistics, ResponseKind
 from pytriton_lite.engine.counting.unanswered import Unanswered, UnansweredLimits, UnansweredTotal
 from pytriton_lite.engine.serving.places import Batches
@@ -407,13 +407,9 @@ def _is_in_order(ticket: Ticket) -> bool:
 def _note_execution(timeline: Timeline, ticket: Ticket, instance: Instance, batch: Batch, result: BatchResult) -> None:
     is_skipped = bool(result.answers) and result.answers[0].fate is Fate.SKIPPED
     if not is_skipped:
-        timeline.instance = instance.name
-        timeline.enqueued_ns = ticket.enqueued_ns  # an answer that nobody waits for any more says nothing of it
-        timeline.executed_batch_size = batch.batch_size
-        timeline.compute_start_ns = result.taken_ns
-        timeline.inputs_ns = result.inputs_ns
-        timeline.executed_ns = result.executed_ns
-        timeline.compute_end_ns = result.placed_ns
+        times = result.taken_ns, result.inputs_ns, result.executed_ns, result.placed_ns
+        # With when it was enqueued: an answer that nobody waits for any more says nothing of that.
+        timeline.executed(instance.name, batch.batch_size, Execution(ticket.enqueued_ns, *times))
     timeline.release()
 
 

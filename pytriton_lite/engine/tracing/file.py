@@ -198,7 +198,7 @@ def _objects(timeline: Timeline, trace: FileTrace) -> list[_Object]:
             found.append((timeline.accepted_ns or timeline.receiving_ns, (_description(timeline, trace), None)))
         reached = stations.start(timeline) | stations.compute(timeline) | stations.end(timeline)
         reached |= stations.front_end(timeline)
-        for name, ns in reached.items():
+        for name, ns in (*stations.earlier(timeline), *reached.items()):
             if ns:
                 found.append((ns, ({"id": number, "timestamps": [{"name": name, "ns": ns}]}, None)))
     for tensor in trace.tensors:

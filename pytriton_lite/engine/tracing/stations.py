@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pytriton_lite.core.timeline import Timeline
 
 _FRONT_ENDS = {"http": ("HTTP_RECV", "HTTP_SEND"), "grpc": ("GRPC_WAITREAD", "GRPC_SEND")}
@@ -24,6 +26,13 @@ def front_end(timeline: Timeline) -> dict[str, int]:
 
 def start(timeline: Timeline) -> dict[str, int]:
     return {"REQUEST_START": timeline.accepted_ns, "QUEUE_START": timeline.enqueued_ns}
+
+
+def earlier(timeline: Timeline) -> Iterator[tuple[str, int]]:
+    """Those of the executions before the last one, of a request that its model wanted again."""
+    names = "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"
+    for execution in timeline.earlier:
+        yield from zip(names, execution)
 
 
 def compute(timeline: Timeline) -> dict[str, int]:
