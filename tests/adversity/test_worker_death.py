@@ -178,6 +178,7 @@ def test_a_model_that_dies_before_it_ever_served_becomes_not_ready_with_the_reas
         assert [reply.status for reply in seen] == [503, 503, 503]
         row = server.post("/v2/repository/index").json[0]
         assert row["state"] == "UNAVAILABLE"
+        server.wait_for_log(r"model 'm' version 1 is not ready: .*\" \[m:1\]")
         assert row["reason"].startswith("Internal: Stub process 'm_0' is not healthy.")
         assert server.get("/v2/models/m/ready").status == 400
         assert server.get("/v2/health/ready").status == 400

@@ -369,7 +369,8 @@ def test_a_constructor_with_an_argument_fails(server: RunningServer) -> None:
 
 def test_failures_are_in_the_start_up_log(server: RunningServer) -> None:
     assert re.search(
-        r"E.*\"failed to load 'value_error' version 1: Internal: ValueError: init boom\"\n  At:\n    /", server.log
+        r"E.*\"failed to load 'value_error' version 1: Internal: ValueError: init boom\" \[value_error:1\]\n  At:\n    /",
+        server.log,
     )
     assert re.search(r"^\| value_error +\| 1 +\| UNAVAILABLE: Internal: ValueError: init boom +\|$", server.log, re.M)
 

@@ -180,8 +180,7 @@ class ModelLoader:
                 logger.error("failed to load '%s' version %d", served.id, version, extra={"explanation": told})
             else:
                 told = advice(served.reason, polled.directory.path)
-                extra = {"explanation": f"  {told}"} if told else None
-                logger.error("failed to load '%s' version %d: %s", served.id, version, served.reason, extra=extra)
+                _report_failure(served.id, version, served.reason, f"  {told}" if told else None)
 
     async def _attempt(self, version: int, polled: Polled, fresh: dict[int, ServedVersion], see: See) -> ServedVersion:
         directory = polled.directory.path
@@ -245,7 +244,7 @@ class ModelLoader:
                 return await adoptions.enter_async_context(served.adopting(regrouped))
             except InferenceError as error:
                 reason = f"{error.code.label}: {error.message}"
-                logger.error("failed to load '%s' version %d: %s", served.id, served.version, reason)
+                _report_failure(served.id, served.version, reason)
         return reason
 
     def _failed(self, model: ModelId, reasons: Mapping[int, str]) -> LoadFailed:
@@ -361,7 +360,7 @@ class ModelLoader:
         reason = f"{error.code.label}: {error.message}"
         for version in definition.polled.selection.selected:
             logger.info("loading: %s:%d", known.id, version)
-            logger.error("failed to load '%s' version %d: %s", known.id, version, reason)
+            _report_failure(known.id, version, reason)
             current = model.versions.get(version)
             if current is None or not current.is_loaded:
                 failed = self._make_version(known.id, definition, plan, version)
@@ -430,6 +429,11 @@ def _report_completed(model: ModelId, config: ModelConfig, directory: Path) -> N
         logger.warning("model '%s': %s (%s)", model, NO_TENSORS, advice(NO_TENSORS, directory))
     if batches_nothing(config.message):
         logger.warning("model '%s': %s (%s)", model, NOT_BATCHED, hint_for(NOT_BATCHED))
+
+
+def _report_failure(model: ModelId, version: int, reason: str, explanation: str | None = None) -> None:
+    fields = {"model": model.name, "version": version, "explanation": explanation}
+    logger.error("failed to load '%s' version %d: %s", model, version, reason, extra=fields)
 
 
 def _report_fields(model: ModelId, config: ModelConfig) -> None:

@@ -571,7 +571,8 @@ class WorkerVersion(ServedVersion):
             if self.state is VersionState.READY:
                 reason = self._instances[0].keeper.last_error
                 self._move(VersionState.UNAVAILABLE, reason)
-                logger.error("model '%s' version %d is not ready: %s", self.name, self.version, reason)
+                fields = {"model": self.name, "version": self.version}
+                logger.error("model '%s' version %d is not ready: %s", self.name, self.version, reason, extra=fields)
             self._dispatcher.fail_queued(self.not_ready_error())
 
 
