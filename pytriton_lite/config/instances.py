@@ -14,6 +14,10 @@ from pytriton_lite.proto import model_config_pb
 
 _Group = model_config_pb.ModelInstanceGroup
 
+MOST_INSTANCES = 4096
+"""Instances of one version, each a process or a thread. To make a million objects for them, which no machine could start, holds
+up everybody else for minutes."""
+
 
 class InstanceKind(enum.Enum):
     """The value is what a model is told as ``model_instance_kind``."""
@@ -137,6 +141,13 @@ def broken_instance_groups(message: model_config_pb.ModelConfig, gpu_ids: Sequen
                 "models",
                 f"{where}.profile",
             )
+    sizes = [group.count * max(1, len(group.gpus)) for group in message.instance_group]
+    if sum(sizes) > MOST_INSTANCES:
+        yield invalid(
+            f"instance groups of model {message.name} ask for {sum(sizes)} instances together, expected at most "
+            f"{MOST_INSTANCES}",
+            f"instance_group[{sizes.index(max(sizes))}].count",
+        )
 
 
 def _resolve(group: _Group, default_name: str, gpu_ids: Sequence[int], *, platform: str) -> None:

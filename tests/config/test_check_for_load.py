@@ -428,6 +428,27 @@ def test_instance_group_that_cannot_be(load: Load, group: str, gpu_ids: tuple[in
 
 
 @pytest.mark.parametrize(
+    ("groups", "instances"),
+    [
+        pytest.param("instance_group { count: 1000000 }", 1_000_000, id="a typing error"),
+        pytest.param("instance_group { kind: KIND_GPU count: 2000 }", 6000, id="on three GPUs"),
+        pytest.param(
+            "instance_group { kind: KIND_CPU count: 4000 } instance_group { kind: KIND_CPU count: 97 }",
+            4097,
+            id="two groups",
+        ),
+    ],
+)
+def test_more_instances_than_any_machine_can_start(load: Load, groups: str, instances: int) -> None:
+    with pytest.raises(InferenceError) as caught:
+        load(PYTHON + groups, gpu_ids=(0, 1, 2) if "GPU" in groups else ())
+    assert (
+        caught.value.message
+        == f"instance groups of model m ask for {instances} instances together, expected at most 4096"
+    )
+
+
+@pytest.mark.parametrize(
     ("first", "then"),
     [
         pytest.param('backend: "nosuch"', "instance_group { kind: KIND_GPU }", id="backend before instances"),

@@ -216,6 +216,9 @@ def test_an_instance_that_cannot_be_created_leaves_everything_as_it_was(server: 
     text = model.load("instance_group { kind: KIND_CPU gpus: [ 0 ] }", status=400)
     assert "instance group refused_0 of model refused has kind KIND_CPU but specifies one or more GPUs" in text
     assert (model.count, model.infer()) == (1, "refused_0_0")
+    text = model.load("instance_group [ { count: 4000 }, { count: 97 } ]", status=400)
+    assert "instance groups of model refused ask for 4097 instances together, expected at most 4096" in text
+    assert (model.count, model.infer()) == (1, "refused_0_0")
     model.load("instance_group { count: 2 }")
     assert model.count == 2
 
