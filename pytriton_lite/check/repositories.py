@@ -16,7 +16,7 @@ from pytriton_lite.config.complete import BACKEND_FILE, PYTHON
 from pytriton_lite.config.effects import NO_TENSORS, NOT_BATCHED, batches_nothing, in_vain, without_effect
 from pytriton_lite.config.ensemble import EnsembleStep
 from pytriton_lite.config.ensemble_plan import plan_ensemble
-from pytriton_lite.config.errors import BrokenRule, cannot_open
+from pytriton_lite.config.errors import BrokenRule, cannot_look, cannot_open
 from pytriton_lite.config.every_rule import (
     Surroundings,
     broken_after_completion,
@@ -195,7 +195,10 @@ def _check_alone(directory: ModelDirectory, rules: Rules) -> _Model:
             Finding(Severity.ERROR, directory.name, str(model.file), error.problem, error.line, error.column, "", hint)
         )
     if not text.errors:
-        _check_message(model, text.message, rules)
+        try:
+            _check_message(model, text.message, rules)
+        except OSError as error:  # no reason to check no other model
+            model.add_about(directory.path, cannot_look(error))
     return model
 
 

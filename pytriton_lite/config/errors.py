@@ -43,6 +43,11 @@ def cannot_open(path: Path, error: OSError | ValueError) -> str:
     return f"failed to open text file for read {path}: {reason}"
 
 
+def cannot_look(error: OSError) -> str:
+    """Why it is not known what lies in a model's directory."""
+    return f"failed to look at {error.filename}: {error.strerror}"
+
+
 def invalid(text: str, field: str = "") -> BrokenRule:
     """A broken rule as shape B. Where the rule is checked while polling, the caller turns it into a `PollError`."""
     return BrokenRule(ErrorCode.INVALID_ARG, text, field)

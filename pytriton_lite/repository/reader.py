@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pytriton_lite.config.ensemble import ensemble_from_message
-from pytriton_lite.config.errors import PollError
+from pytriton_lite.config.errors import PollError, cannot_look
 from pytriton_lite.config.model_config import ModelConfig, config_path, parse_model_config, read_model_config
 from pytriton_lite.config.override import parse_config_override
 from pytriton_lite.config.regular_file import read_regular_file
@@ -359,9 +359,11 @@ class ModelReader:
                 versions=found.versions,
                 override=message,
             )
-        except BaseException:
+        except BaseException as error:
             if files is not None:
                 files.remove()
+            if isinstance(error, OSError):  # of this model alone: one of its directories may not be entered, say
+                raise PollError(cannot_look(error)) from error
             raise
         selection = select_versions(config, found.versions)
         return Polled(model, found, config, selection, _times_to_remember(times, override, earlier), files)

@@ -6,6 +6,7 @@ Nine of them end a start, or should have been told there, and `check` tells them
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -185,6 +186,26 @@ def test_of_many_causes_ten_are_named(tmp_path: Path) -> None:
     *_, first, last = [line for line in output.splitlines() if not line.startswith("model 'm0")]
     assert first == "12 did not load; the first 10 of them:" or last == "12 did not load; the first 10 of them:"
     assert output.splitlines()[-1].startswith("model 'm09': ")
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="nothing takes root's privileges away")
+def test_a_version_that_may_not_be_entered_keeps_no_other_model_from_being_served_or_checked(tmp_path: Path) -> None:
+    write_model(tmp_path, "shut", CODE, "")
+    write_model(tmp_path, "double", CODE, CONFIG)
+    unprivileged = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.geteuid() == 0 else ()
+    (tmp_path / "shut" / "1").chmod(0)
+    try:
+        with RunningServer(
+            tmp_path, flags=("--exit-on-error=false",), python=(*unprivileged, sys.executable)
+        ) as server:
+            server.wait_for_log(f"Poll failed for model directory 'shut': .*{tmp_path}/shut/1.*Permission denied")
+            server.wait_for_log("Serving 1 model: double; not loaded: shut")
+        command = [*unprivileged, sys.executable, "-m", "pytriton_lite", "check", str(tmp_path)]
+        found = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60).stdout
+    finally:
+        (tmp_path / "shut" / "1").chmod(0o755)
+    assert f"{tmp_path}/shut: error: failed to look at {tmp_path}/shut/1" in found
+    assert "2 models, 1 error, 0 warnings" in found
 
 
 def test_of_many_models_that_are_not_loaded_eight_are_named_and_the_others_counted(tmp_path: Path) -> None:
