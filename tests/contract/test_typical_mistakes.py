@@ -179,6 +179,14 @@ def test_a_port_in_use_is_named_with_its_flag(tmp_path: Path) -> None:
     )
 
 
+def test_packages_that_cannot_be_installed_are_told_with_the_reason(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "double", CODE, CONFIG)
+    (folder / "requirements.txt").write_text("numpy\n")
+    flags = ("--allow-requirements=true", "--environment-cache-directory=/proc/nowhere")
+    last = serve_to_its_end(str(tmp_path), *PORTS, *flags).splitlines()[-1]
+    assert "No such file or directory '/proc/nowhere'; --environment-cache-directory chooses another place" in last
+
+
 def test_of_many_causes_ten_are_named(tmp_path: Path) -> None:
     for number in range(12):
         write_model(tmp_path, f"m{number:02}", CODE, CONFIG + "instance_groups [{ count: 2 }]\n")

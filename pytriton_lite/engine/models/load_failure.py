@@ -38,6 +38,8 @@ class LoadFailure:
         """The cause on one line: where it is, what it is, and what to do."""
         place, error, _ = _read(self.reason, self.directory)
         error, *more = error.splitlines() or [""]
+        if more and error.endswith(":"):  # the words of an installer, say, which has perhaps warned of something before
+            error += " " + next((line for line in more if line.lower().startswith("error")), more[0]).strip()
         name = f"model '{self.model}'" if self.version is None else f"model '{self.model}' version {self.version}"
         text = f"{name}: {f'{place}: ' if place else ''}{error}{' …' if more else ''}"
         hint = advice(error, self.directory)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytriton_lite.engine.models.load_failure import explain_failure
+from pytriton_lite.engine.models.load_failure import LoadFailure, explain_failure
 
 
 def write(path: Path, text: str) -> Path:
@@ -59,3 +59,12 @@ def test_what_has_no_place_stays_as_it_is(tmp_path: Path) -> None:
         explain_failure("the model's worker ended with signal 11", tmp_path)
         == "the model's worker ended with signal 11"
     )
+
+
+def test_the_summary_of_what_an_installer_says_has_its_error(tmp_path: Path) -> None:
+    def summary(*lines: str) -> str:
+        return LoadFailure("m", 1, "\n".join(["Internal: the installer exited with code 1:", *lines]), tmp_path).summary
+
+    told = "model 'm' version 1: the installer exited with code 1:"
+    assert summary("WARNING: slow", "ERROR: no package x", "pip: exited") == f"{told} ERROR: no package x …"
+    assert summary("  × no package x", "pip: exited") == f"{told} × no package x …"
