@@ -1,10 +1,10 @@
-"""The access log: one line for each request, written behind the requests' backs.
+"""The access log: one line for each request, written while no request waits for it.
 
     event loop    `AccessLog.ended` puts the finished timeline into a queue. A timer formats what has come, a few lines at a
                   time, so that a burst of requests does not hold up the next one
     thread        writes what was formatted; a disk or a reader of stderr that is slow stops nobody else
 
-Both queues are bounded. What does not fit is dropped and counted; the count is a line of the log, and one of this one.
+Both queues are bounded. What does not fit is dropped and counted; the server's log and this one both say how much.
 """
 
 from __future__ import annotations

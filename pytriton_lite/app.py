@@ -304,7 +304,7 @@ class Composition:
         await self._load(self.engine)
 
     async def wait_front_ends(self) -> None:
-        """Wait until `listen` need not wait for processes any more. Raises StartError."""
+        """Wait until the front ends' processes are ready, so that `listen` need not. Raises StartError."""
         if self._front_ends is not None:
             try:
                 await self._front_ends.wait_ready()

@@ -574,7 +574,7 @@ def _tune(arguments: Arguments, name: str, levels: Sequence[Level], steadiness: 
 
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
-"""Signals that end --tune; the other one may follow at once."""
+"""Signals that end --tune. After one of them the other may follow at once."""
 
 
 def _exit(number: int, frame: object) -> None:

@@ -61,7 +61,7 @@ class _Begun(ForkedHere):
     """A template that nobody has asked for a worker yet."""
 
     def __init__(self, name: str, make_model: Callable[[], Any]) -> None:
-        """Fork it, here and now. Raises OSError where there can be no more processes or descriptors."""
+        """Fork the template, here and now. Raises OSError where there can be no more processes or descriptors."""
         self.executable = f"of bound model '{name}'"
         if "grpc" in sys.modules and os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "").lower() not in ("0", "false", "no"):
             self.advice = _GRPC_ADVICE

@@ -184,7 +184,7 @@ def declaration_of(message: model_config_pb.ModelConfig) -> Declaration | None:
 
 
 def check_openai(message: model_config_pb.ModelConfig, model_dir: Path) -> ChatTemplate | None:
-    """The chat template of a model that is to be loaded; None where it needs none. Raises the first of `broken_openai`."""
+    """The chat template of a model that is to be loaded; None for none. Raises the first error of `broken_openai`."""
     raise_first(_broken_declaration(message))
     declared = declaration_of(message)
     return _needed_template(message, model_dir) if declared is not None and declared.needs_template else None

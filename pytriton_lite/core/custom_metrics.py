@@ -62,7 +62,7 @@ class Number:
 
 
 class Histogram:
-    """How many observations were at most each of *bounds*, which are ascending; +Inf is always there beyond them."""
+    """Counts of observations that were at most each of *bounds*, which ascend; a last count, +Inf, has all of them."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds

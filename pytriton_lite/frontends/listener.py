@@ -679,7 +679,7 @@ class ListenerProtocol(HttpToolsProtocol):
         self._share.wait(self, is_new=is_new)
 
     def go_on(self) -> None:
-        """Work on what was kept; called by the share, where the connection may have ended meanwhile."""
+        """Work on the bytes that were kept. The `WorkShare` calls it, perhaps after the connection has ended."""
         self._is_waiting = False
         if self.is_refused or self.flow.read_paused:
             return

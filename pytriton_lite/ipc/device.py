@@ -58,7 +58,7 @@ def visible_uuids() -> tuple[bytes, ...]:
 
 
 def visible_device_uuids() -> tuple[str, ...]:
-    """What NVML calls these devices, ``8a5c…-…`` without the ``GPU-`` or ``MIG-`` in front."""
+    """The devices that this process may use, by NVML's names: ``8a5c…-…``, without the ``GPU-`` or ``MIG-`` in front."""
     return tuple(map(text_of, visible_uuids()))
 
 

@@ -109,7 +109,7 @@ class Place(enum.IntEnum):
     """Where a tensor's bytes are."""
 
     INLINE = 0
-    """Behind the spec, in this message."""
+    """The bytes follow the tensor's description in this message."""
     SLOT = 1
     """The bytes are in a slot of the sender's arena."""
     INPUT = 2

@@ -52,7 +52,7 @@ class ModelStart:
     response_window: int = DEFAULT_RESPONSE_WINDOW
     """Responses of one request that may be unread before its sender waits."""
     response_window_bytes: int = 64 << 20
-    """The same in bytes; one response is always let through, however large."""
+    """Bytes of such responses; one response is always let through, however large."""
     concurrency: int = 1
     """Coroutines of ``execute`` that may run at a time in default mode."""
     cancels_coroutines: bool = False

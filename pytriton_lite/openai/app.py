@@ -70,7 +70,7 @@ class OpenAiApp:
         await (self._answer if is_inference else self._others)(scope, receive, send)
 
     def families(self, taken: Iterable[str] = ()) -> Iterable[Family]:
-        """Metrics of the models that were asked and still declare themselves; without *taken*, which models export."""
+        """Metrics of the models that were asked and still declare themselves, without those of names *taken* by models' own."""
         metrics = self._around.metrics
         metrics.forget_others(set(self._declared()))
         return metrics.families(set(taken))

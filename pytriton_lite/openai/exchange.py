@@ -142,7 +142,7 @@ class Exchange:
         await self.send_written(lambda: orjson.dumps(document), weight=weight)
 
     async def send_written(self, write: Callable[[], bytes], *, weight: int) -> None:
-        """The answer, which *write* writes as JSON; *weight* as above."""
+        """The answer, which *write* writes as JSON; *weight* is that of `send_json`."""
         body = await self.around.large.run(weight, write, self.scope)
         await self._start(200, _JSON_TYPE, (b"content-length", b"%d" % len(body)))
         await self._write(body)

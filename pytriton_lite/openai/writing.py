@@ -58,7 +58,7 @@ class Piece:
 
 @dataclass
 class _Arrival:
-    """A response as it came; ``error`` in its place."""
+    """A response as it came, or the ``error`` that came in its place."""
 
     data: bytes = b""
     logprobs: list[Json] = field(default_factory=list)

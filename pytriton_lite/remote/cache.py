@@ -64,7 +64,7 @@ class Cache:
             yield
 
     def find(self, key: str) -> Path | None:
-        """The content of *key*, unless somebody has written into it since: names of a file share what is written."""
+        """The content of *key*, unless somebody has written into it since, through any link to the file."""
         path = self._known.get(key)
         if path is None or path.stat().st_mtime_ns == int(path.name.rpartition("-")[2]):
             return path

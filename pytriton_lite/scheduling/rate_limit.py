@@ -170,7 +170,7 @@ class RateLimiter:
             self._waiting.remove(claim)
 
     def ready(self) -> Claim | None:
-        """The one who may `take` now. Who does not want to has to `leave`, for nobody is served past it."""
+        """The claim that may `take` now. If it does not want to it has to `leave`, for no other claim is served before it."""
         first = self.first()
         return first if first is not None and not self.missing(first) else None
 

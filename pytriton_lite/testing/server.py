@@ -109,7 +109,7 @@ class RunningServer:
         )
 
     def wait_until_it_serves(self, timeout_s: float) -> None:
-        """Return when clients may come. Fails with the log where it ends, or takes longer."""
+        """Return when clients may come. Fails, and shows the log, where the server ends before that or takes longer."""
         try:
             addresses = owned_server.addresses_of(self._channel, timeout_s)
         except TimeoutError:

@@ -100,9 +100,9 @@ class Mailbox:
             self._leave(waiter)
 
     def fill(self, inbox: deque[Any]) -> bool:
-        """Read until `on_frame` has put something into *inbox*: `wait` for the thread that most often reads, with less ado.
+        """Read until `on_frame` has put something into *inbox*: a cheaper `wait`, for the thread that reads most often.
 
-        False when another thread reads, and maybe puts something there. Raises EngineGone on end-of-file.
+        False when another thread reads already, which may put something there. Raises EngineGone on end-of-file.
         """
         with self._mutex:
             if self._reader is not None:

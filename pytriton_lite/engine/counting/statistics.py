@@ -188,7 +188,7 @@ class ModelStatistics:
     host_bytes: int = 0
     """Bytes of its tensors that the server's helpers copied from a device to the host, or back."""
     worker_host_bytes: int = 0
-    """The same, of what its workers copied themselves."""
+    """Bytes of its tensors that its workers copied themselves between a device and the host."""
     first_response: Histogram | None = None
     """Whole milliseconds from a request's acceptance to its first response; None where histograms are off."""
 

@@ -44,7 +44,7 @@ class StepServices(Protocol):
 
 
 class EnsembleVersion(ServedVersion):
-    """Has neither workers nor a queue: a request of it is under way at once, and waits in the queues of the steps."""
+    """A version without workers and queue: a request of it is under way at once, and waits in the queues of the steps."""
 
     def __init__(
         self,

@@ -566,12 +566,12 @@ class ModelStore:
         await self._generations.wait_retired(timeout_s)
 
     def stop_loading(self) -> None:
-        """No more loads, those under way included."""
+        """Cancel the loads that are under way."""
         for task in self._tasks:
             task.cancel()
 
     def stop_accepting(self) -> None:
-        """No new requests; those inside are served."""
+        """Take no new requests; those inside are served."""
         for model in self.models.by_id.values():
             for served in model.versions.values():
                 served.stop_accepting()

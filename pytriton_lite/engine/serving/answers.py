@@ -299,7 +299,7 @@ class Answers:
     # ------------------------------------------------------------------------------------------ ends
 
     def _fail_batch(self, batch: Batch, error: InferenceError, now_ns: int) -> None:
-        """End what of *batch* has not ended. A response that a sender gave stands, also when it did not say that it was all."""
+        """End what of *batch* has not ended. A response of a sender stands, even without the flag of the last one."""
         for ticket in batch.tickets:
             if ticket.is_null:
                 self.end(ticket, error)
@@ -372,7 +372,7 @@ class Answers:
             ticket.deliver(outcome, is_final=True)
 
     def drop(self, ticket: Ticket, outcome: InferenceError, reason: FailureReason, now_ns: int) -> None:
-        """End *ticket*, which waits in no queue any more and was not taken from it."""
+        """End *ticket*, which has left its queue without being executed."""
         self._statistics.add_failure(reason, now_ns - ticket.accepted_ns)
         ticket.held = None
         self.resolve(ticket, outcome)

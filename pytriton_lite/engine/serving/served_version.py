@@ -340,7 +340,7 @@ class ServedVersion(ABC):
         self.step = step
 
     def fail_load(self, error: InferenceError) -> None:
-        """UNAVAILABLE, with the reason in the index."""
+        """Make the version UNAVAILABLE, with the reason in the index."""
         self._move(VersionState.UNAVAILABLE, f"{error.code.label}: {error.message}")
 
     @abstractmethod

@@ -328,7 +328,7 @@ class ForkServer:
         return ForkServerStuck(ErrorCode.UNAVAILABLE, text)
 
     def _watch_end(self, pid: int) -> None:
-        """Hear of the end of worker *pid* from the kernel, too. Where it does not tell, the fork server alone does."""
+        """Hear of the end of worker *pid* from the kernel, too; from the fork server alone where the kernel cannot tell."""
         if not hasattr(os, "pidfd_open"):
             return
         try:

@@ -66,7 +66,7 @@ class Oversight:
         overlaps: bool,
         clock: Callable[[], int],
     ) -> None:
-        """*overlaps*: executions of the instance may. *clock* is the one that the worker reads."""
+        """*overlaps* is whether executions of the instance may overlap. *clock* is the one that the worker reads."""
         self._instance = instance
         self._start = start
         self._overlaps = overlaps

@@ -266,7 +266,7 @@ def _link_model(model: Path, place: Path, parts: Mapping[str, str]) -> None:
 
 
 def _read_text(path: Path) -> str:
-    """A configuration. Bytes that are no UTF-8 do no harm in a comment; elsewhere the load refuses them."""
+    """The text of a configuration. Bytes that are no UTF-8 do no harm in a comment; elsewhere the load refuses them."""
     return read_regular_file(path).decode("utf-8", "surrogateescape")
 
 

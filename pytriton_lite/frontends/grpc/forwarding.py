@@ -9,14 +9,14 @@ from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.frontends.header_forwarding import compile_pattern, forward_header
 
 Forwarded = tuple[tuple[str, str], ...]
-"""Names and values."""
+"""Names and values of the metadata that a model gets as parameters."""
 
 _OF_THE_TRANSPORT = (":", "grpc-")
 _ALSO_OF_THE_TRANSPORT = frozenset({"te", "content-type", "content-length", "host"})
 
 
 class HeaderForwarding:
-    """Picks what `compile_pattern` finds. Raises ValueError for a pattern that is no regular expression."""
+    """Picks the metadata whose names match a pattern. Raises ValueError for a pattern that is no regular expression."""
 
     def __init__(self, pattern: str) -> None:
         self._find = compile_pattern(pattern).search

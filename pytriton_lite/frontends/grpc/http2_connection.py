@@ -812,8 +812,8 @@ class Http2Connection:
         """Ask the peer to take its next calls elsewhere, and take those that are on their way.
 
         So GOAWAY goes twice: the first names no stream, and the second follows when the peer has seen the first, which its
-        answer to a ping shows, or after *timeout_s*. From then on `is_told`. The peer reads *text*. One that is asked already
-        is waited for no longer than it is here.
+        answer to a ping shows, or after *timeout_s*. From then on `is_told`. The peer reads *text*. A second
+        drain of the same connection can only shorten the wait.
         """
         if self.state in (_DRAINING, _CLOSED):
             return

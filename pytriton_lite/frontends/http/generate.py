@@ -263,7 +263,7 @@ class _Responses:
 
 
 async def _while_connected(receive: Receive, responses: _Responses, answering: Awaitable[None]) -> str:
-    """Wait for *answering*; give up when the client goes away. What to note as the request's error."""
+    """Wait for *answering*; give up when the client goes away. Returns what to note as the request's error."""
     gone = asyncio.ensure_future(wait_disconnected(receive))
     gone.add_done_callback(lambda _: responses.abandon())
     try:

@@ -133,7 +133,7 @@ class InferProtocol(ListenerProtocol):
         self._reading = move(_TRANSITIONS, self._reading, state)
 
     def _remember_head(self, data: bytes, body_bytes: int) -> None:
-        """*data* was one ordinary request from its first byte to its last, or to the end of its head."""
+        """Remember the head of *data*, which was one ordinary request: all of it, or its head alone."""
         end = len(data) - body_bytes
         ordinary = self._ordinary
         ordinary.misses += 1

@@ -110,7 +110,7 @@ def read_numbers(datatype: DataType, count: int, data: list[Any]) -> Buffer:
 
 
 def _read_slices(name: str, datatype: DataType, shape: tuple[int, ...], count: int, data: LargeArray) -> Tensor:
-    """The same, slice by slice: of Python's objects there are only those of one of them. Raises DocumentError, too."""
+    """Read *data* slice by slice, so that Python's objects exist for one slice at a time. Raises DocumentError."""
     packed = bytearray()
     read = 0
     if datatype is dtypes.BYTES:
