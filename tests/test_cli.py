@@ -453,6 +453,7 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         ([], f"Error: no command given; the commands are: {', '.join(COMMANDS)}"),
         (["sevre"], "Unexpected argument: sevre; the nearest known command is 'serve'"),
         (["tests"], "Unexpected argument: tests; to serve the models in it: pytriton-lite serve tests"),
+        (["version"], "Unexpected argument: version; the nearest known command is '--version'"),
         (["help", "sevre"], "Unexpected argument: sevre; the nearest known command is 'serve'"),
         (["--vresion"], "unrecognized option '--vresion'; the nearest known one is '--version'"),
         (

@@ -137,4 +137,4 @@ def _columns() -> int:
 def _no_command(word: str) -> str:
     if Path(word).is_dir():
         return f"Unexpected argument: {word}; to serve the models in it: pytriton-lite serve {word}"
-    return f"Unexpected argument: {word}; the nearest known command is '{nearest(word, COMMANDS)}'"
+    return f"Unexpected argument: {word}; the nearest known command is '{nearest(word, (*COMMANDS, '--version'))}'"
